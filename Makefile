@@ -1,0 +1,47 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench up lock clean prerequisites
+
+help:  ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+prerequisites:
+	@PYTHON='$(PYTHON)' sh scripts/prerequisites.sh
+
+$(READY): requirements.lock pyproject.toml
+	@$(MAKE) --no-print-directory prerequisites
+	@echo "setting up $(VENV) (once; about a minute)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@$(BIN)/python -m game_events.stack.jars
+	@touch $(READY)
+
+setup: prerequisites $(READY)  ## Make .venv and fetch the Java parts (every other target does this by itself)
+
+demo: setup  ## The main job on real parts: broker, registry, producer, Spark, Delta, Dagster
+	@$(BIN)/game-events demo
+
+test: setup  ## All tests (they start their own broker and registry)
+	@$(BIN)/python -m pytest
+
+lint: setup  ## ruff (style, format) and mypy (types)
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+bench: setup  ## Benchmarks: ratios measured in one run; table and JSON in benchmarks/results
+	@$(BIN)/python -m benchmarks.run
+
+up: setup  ## Local stack and Dagster UI; prints the address, Ctrl-C stops it
+	@$(BIN)/game-events up
+
+lock:  ## Resolve requirements.lock anew from pyproject.toml
+	@$(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet uv
+	@$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \
+	  --no-header --no-annotate --quiet -o requirements.lock
+
+clean:  ## Remove what the targets made (.venv, local stack's data, tables of the demo)
+	@rm -rf $(VENV) .game_events lakehouse .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -1,0 +1,25 @@
+"""The one root of this project's errors, and the classes that decide what happens next.
+
+A message says what happened, where (``topic[partition]@offset``, ``table@version``) and what to do about it. Whether
+trying again can help is a type, not a flag to parse. All of them pickle: they travel back from Spark's workers.
+"""
+
+
+class GameEventsError(Exception):
+    """Root of every error this project raises on purpose."""
+
+
+class ConfigurationError(GameEventsError):
+    """A setting, a missing program or wrong credentials: a person has to change something first."""
+
+
+class TransientError(GameEventsError):
+    """The broker, registry or storage did not answer in time: the same call may succeed later."""
+
+
+class DataError(GameEventsError):
+    """The data cannot be processed safely (a registry that was reset, a topic that was re-created)."""
+
+
+class ConflictError(TransientError):
+    """A rival run committed first; nothing of ours is visible. Planning again from the table's own progress helps."""

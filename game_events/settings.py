@@ -1,0 +1,140 @@
+"""Every setting of the system, typed and frozen.
+
+Sources, first wins: arguments, environment ``GAME_EVENTS_*``, ``.env``, a YAML file (``game_events.yaml``, or the one named
+by ``GAME_EVENTS_CONFIG``), the addresses of a running local stack, defaults.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    YamlConfigSettingsSource,
+)
+
+from game_events.errors import ConfigurationError
+
+ENV_PREFIX = "GAME_EVENTS_"
+#: What the local stack writes about itself, below ``state_dir``.
+STACK_STATE_FILE = "stack/stack.json"
+
+
+class LocalStackSource(PydanticBaseSettingsSource):
+    """Addresses of the local stack (``game-events stack up``) for whoever names no Kafka and registry of their own."""
+
+    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:  # noqa: ANN401, ARG002
+        """Unused: this source answers as a whole."""
+        return None, field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        """The two addresses, or nothing if no stack was started from here."""
+        state_dir = self.current_state.get("state_dir") or Path(".game_events")
+        try:
+            state = json.loads((Path(state_dir) / STACK_STATE_FILE).read_text())
+        except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
+            return {}
+        return {key: state[key] for key in ("kafka_bootstrap_servers", "schema_registry_url") if state.get(key)}
+
+
+class Settings(BaseSettings):
+    """Settings of one pipeline; see the table in the README for what each one does."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, env_file=".env", extra="ignore", frozen=True, validate_default=True, hide_input_in_errors=True
+    )
+
+    # --- sources
+    kafka_bootstrap_servers: str = Field("localhost:9092", description="host:port[,host:port...] of the brokers")
+    kafka_topic: str = Field("game_events", min_length=1, max_length=249, description="topic that all games share")
+    kafka_options: dict[str, SecretStr] = Field(
+        default_factory=dict,
+        description="any further Kafka client option without its `kafka.` prefix (security.protocol, sasl.*, ssl.*), as JSON",
+    )
+    schema_registry_url: str = Field("http://localhost:8081", description="Confluent-compatible registry")
+    schema_registry_user: str | None = Field(None, description="user of the registry's basic authentication")
+    schema_registry_password: SecretStr | None = Field(None, description="its password")
+    starting_offsets: Literal["earliest", "latest"] = Field("earliest", description="where a new bronze table starts")
+    max_records_per_batch: int = Field(2_000_000, ge=1, description="records of one bronze commit, all partitions together")
+
+    # --- tables
+    lakehouse: str = Field("lakehouse", min_length=1, description="root path or URI of the tables")
+    games: Annotated[tuple[str, ...], NoDecode] = Field((), description="allow list, comma separated; empty: every game")
+    max_games: int = Field(2_000, ge=1, description="past so many games a new name needs `new_game_min_rows` or the allow list")
+    new_game_min_rows: int = Field(1_000, ge=1, description="rows in one batch that admit a new name past `max_games`")
+    keep_raw: Literal["all", "failures"] = Field("all", description="keep every record's raw value in bronze, or none")
+
+    # --- the domain: which columns of the message mean what
+    entity_column: str = Field("game_name", description="column that names the game: one silver and gold table for each")
+    key_column: str = Field("gamer_id", description="column that gold aggregates by")
+    time_column: str = Field("event_timestamp", description="column whose minimum and maximum gold keeps")
+
+    # --- Spark
+    spark_master: str = Field("local[*]", description="Spark master, unless `spark_remote` is set")
+    spark_remote: str | None = Field(None, description="sc://host:port of a Spark Connect server")
+    spark_conf: dict[str, str] = Field(default_factory=dict, description="further Spark settings, as JSON")
+    spark_driver_memory: str = Field("1g", pattern=r"^\d+[mg]$", description="heap of the Spark driver's JVM")
+
+    # --- this machine
+    state_dir: Path = Field(Path(".game_events"), description="local stack's data and Dagster's storage")
+
+    @field_validator("games", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        """``a, b`` from the environment, or a list from YAML."""
+        if isinstance(value, str):
+            return tuple(name.strip() for name in value.split(",") if name.strip())
+        return value
+
+    @field_validator("spark_remote", "schema_registry_user", mode="before")
+    @classmethod
+    def _empty_is_none(cls, value: object) -> object:
+        return value or None
+
+    @field_validator("schema_registry_url")
+    @classmethod
+    def _http(cls, value: str) -> str:
+        if not value.startswith(("http://", "https://", "mock://")):
+            raise ValueError("must start with http:// or https://")
+        return value.rstrip("/")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The order of the module's docstring."""
+        yaml = YamlConfigSettingsSource(settings_cls, os.environ.get(ENV_PREFIX + "CONFIG", "game_events.yaml"))
+        return init_settings, env_settings, dotenv_settings, yaml, LocalStackSource(settings_cls)
+
+
+def load_settings(**overrides: Any) -> Settings:  # noqa: ANN401
+    """Read and validate the settings.
+
+    Raises:
+        ConfigurationError: names each bad key, what is wrong with it and where to change it. Values are not repeated,
+            as they may be secrets.
+    """
+    named = os.environ.get(ENV_PREFIX + "CONFIG")
+    if named and not Path(named).is_file():
+        raise ConfigurationError(f"{ENV_PREFIX}CONFIG names {named!r}, which is not a file")
+    try:
+        return Settings(**overrides)
+    except ValidationError as error:
+        lines = [
+            f"  {ENV_PREFIX}{'.'.join(str(part) for part in e['loc']).upper()}: {e['msg']}"
+            for e in error.errors(include_input=False, include_url=False)
+        ]
+        where = "environment, .env or game_events.yaml"
+        raise ConfigurationError("\n".join([f"bad settings (from {where}):", *lines])) from None
