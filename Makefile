@@ -41,7 +41,7 @@ up: setup  ## Local stack and Dagster UI; prints the address, Ctrl-C stops it
 lock:  ## Resolve requirements.lock anew from pyproject.toml
 	@$(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet uv
 	@$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \
-	  --no-header --no-annotate --quiet -o requirements.lock
+	  --no-strip-extras --no-header --no-annotate --quiet -o requirements.lock
 
 clean:  ## Remove what the targets made (.venv, local stack's data, tables of the demo)
 	@rm -rf $(VENV) .game_events lakehouse .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
