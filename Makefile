@@ -16,7 +16,7 @@ $(READY): requirements.lock pyproject.toml
 	@$(MAKE) --no-print-directory prerequisites
 	@echo "setting up $(VENV) (once; about a minute)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@$(BIN)/python -m game_events.stack.jars
 	@touch $(READY)
