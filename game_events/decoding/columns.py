@@ -1,0 +1,226 @@
+"""Which column a message's field lands in, for ever.
+
+Identity is (message full name, path of field NUMBERS, kind): a renamed field stays one column, a number that is used again
+with another kind never lands in the old one. The first name wins; a name that is taken becomes ``name__kind``. The map is
+kept in the metadata of the Delta table's own columns, so it lives exactly as long as the data it describes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+
+#: Key of the column metadata that holds the column's share of the map.
+METADATA_KEY = "game_events.fields"
+#: uint64 as Spark and Delta can hold it.
+UINT64 = pa.decimal128(20, 0)
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a message type as the decoder delivers it.
+
+    Attributes:
+        number: the field's number.
+        name: its name in this version.
+        type: Arrow type after `storage_type`, in this version's own names.
+        children: fields of the message, for a message, a list of messages or a map of messages.
+    """
+
+    number: int
+    name: str
+    type: pa.DataType
+    children: tuple[Field, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """Spark's name of the type, nested structure left out: what must stay the same for the column to stay."""
+        return kind_of(self.type)
+
+
+@dataclass(frozen=True)
+class ColumnMap:
+    """The map, and the Arrow type of each column.
+
+    Attributes:
+        columns: column name -> type, in table order.
+        names: field key (see `field_key`) -> name, at its own level.
+        owners: field key -> the top-level column it belongs to.
+    """
+
+    columns: Mapping[str, pa.DataType] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+    owners: Mapping[str, str] = field(default_factory=dict)
+
+    def with_message(self, message: str, fields: Iterable[Field]) -> ColumnMap:
+        """This map with a message type added; the same again if it is known already."""
+        columns, names, owners = dict(self.columns), dict(self.names), dict(self.owners)
+        used: set[str] = set()
+        fields = list(fields)
+        for item in fields:
+            key = field_key(message, (item.number,), item.kind)
+            if key in names:
+                used.add(names[key])
+        for item in fields:
+            key = field_key(message, (item.number,), item.kind)
+            if key not in names:
+                names[key] = _free_name(item, columns, _taken_by(message, names) | used)
+                used.add(names[key])
+            column = names[key]
+            owners[key] = column
+            known = columns.get(column)
+            target = _named_type(item, message, (item.number,), names, owners, column, known)
+            columns[column] = target if known is None else merge_types(known, target)
+        return replace(self, columns=columns, names=names, owners=owners)
+
+    def metadata(self, column: str) -> dict[str, str]:
+        """What is stored in the metadata of a column."""
+        mine = {key: name for key, name in sorted(self.names.items()) if self.owners[key] == column}
+        return {METADATA_KEY: json.dumps(mine, separators=(",", ":"))}
+
+    @classmethod
+    def from_metadata(cls, columns: Iterable[tuple[str, pa.DataType, Mapping[str, object]]]) -> ColumnMap:
+        """Read the map back from (name, type, metadata) of a table's columns; others than decoded ones are ignored."""
+        types: dict[str, pa.DataType] = {}
+        names: dict[str, str] = {}
+        owners: dict[str, str] = {}
+        for column, kind, metadata in columns:
+            stored = metadata.get(METADATA_KEY)
+            if stored is None:
+                continue
+            types[column] = kind
+            for key, name in json.loads(str(stored)).items():
+                names[key], owners[key] = name, column
+        return cls(types, names, owners)
+
+
+def field_key(message: str, path: tuple[int, ...], kind: str) -> str:
+    """Identity of a field: ``pkg.Message#5.1:string``."""
+    return f"{message}#{'.'.join(map(str, path))}:{kind}"
+
+
+def kind_of(kind: pa.DataType) -> str:
+    """Spark's name of an Arrow type without what is nested in structs; containers name their element."""
+    if pa.types.is_struct(kind):
+        return "struct"
+    if pa.types.is_map(kind):
+        return f"map<{kind_of(kind.key_type)},{kind_of(kind.item_type)}>"
+    if pa.types.is_list(kind):
+        return f"array<{kind_of(kind.value_type)}>"
+    simple = {pa.int64(): "bigint", pa.float32(): "float", pa.float64(): "double", pa.bool_(): "boolean"}
+    simple |= {pa.string(): "string", pa.binary(): "binary", pa.date32(): "date", UINT64: "decimal"}
+    return simple.get(kind, "timestamp" if pa.types.is_timestamp(kind) else str(kind))
+
+
+def storage_type(kind: pa.DataType) -> pa.DataType:
+    """The type a decoded Arrow type is stored as.
+
+    Integers are 64 bits from the start (a later int32 -> int64 changes nothing), uint64 is decimal(20,0), durations and
+    times of day are microseconds, everything is nullable.
+    """
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(f.name, storage_type(f.type)) for f in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(storage_type(kind.key_type), storage_type(kind.item_type))
+    if pa.types.is_list(kind):
+        return pa.list_(storage_type(kind.value_type))
+    if kind == pa.uint64():
+        return UINT64
+    if pa.types.is_integer(kind) or pa.types.is_duration(kind) or pa.types.is_time(kind):
+        return pa.int64()
+    return kind
+
+
+def merge_types(old: pa.DataType, new: pa.DataType) -> pa.DataType:
+    """The old type with what the new one adds inside structs; kinds are equal by construction of the key."""
+    if pa.types.is_struct(old):
+        merged = {f.name: f.type for f in old}
+        for item in new:
+            merged[item.name] = merge_types(merged[item.name], item.type) if item.name in merged else item.type
+        return pa.struct([pa.field(name, kind) for name, kind in merged.items()])
+    if pa.types.is_map(old):
+        return pa.map_(old.key_type, merge_types(old.item_type, new.item_type))
+    if pa.types.is_list(old):
+        return pa.list_(merge_types(old.value_type, new.value_type))
+    return old
+
+
+def _named_type(
+    item: Field,
+    message: str,
+    path: tuple[int, ...],
+    names: dict[str, str],
+    owners: dict[str, str],
+    column: str,
+    known: pa.DataType | None,
+) -> pa.DataType:
+    """The field's type with the names that the map gives to nested fields; adds new ones to the map."""
+    if not item.children:
+        return item.type
+    taken = _struct_of(known)
+    members: list[pa.Field] = []
+    for child in item.children:
+        child_path = (*path, child.number)
+        key = field_key(message, child_path, child.kind)
+        if key not in names:
+            names[key] = _free_name(child, {f.name: f.type for f in taken} | {f.name: f.type for f in members}, None)
+        owners[key] = column
+        inner = next((f.type for f in taken if f.name == names[key]), None)
+        members.append(pa.field(names[key], _named_type(child, message, child_path, names, owners, column, inner)))
+    return _with_struct(item.type, pa.struct(members))
+
+
+def _struct_of(kind: pa.DataType | None) -> list[pa.Field]:
+    if kind is None:
+        return []
+    if pa.types.is_list(kind):
+        return _struct_of(kind.value_type)
+    if pa.types.is_map(kind):
+        return _struct_of(kind.item_type)
+    return list(kind) if pa.types.is_struct(kind) else []
+
+
+def _with_struct(kind: pa.DataType, struct: pa.DataType) -> pa.DataType:
+    if pa.types.is_list(kind):
+        return pa.list_(_with_struct(kind.value_type, struct))
+    if pa.types.is_map(kind):
+        return pa.map_(kind.key_type, _with_struct(kind.item_type, struct))
+    return struct
+
+
+def _taken_by(message: str, names: Mapping[str, str]) -> set[str]:
+    """Columns that other fields of this message own: two fields of one message never share a column."""
+    return {name for key, name in names.items() if key.startswith(message + "#") and "." not in _path_of(key)}
+
+
+def _path_of(key: str) -> str:
+    return key.rsplit("#", 1)[1].split(":", 1)[0]
+
+
+def _free_name(item: Field, columns: Mapping[str, pa.DataType], taken: set[str] | None) -> str:
+    """A name for a new field.
+
+    Args:
+        item: the field.
+        columns: names in use at this level, with their types.
+        taken: those that may not be shared even with the same kind; None: none may be shared.
+    """
+    # A leading underscore is ours (`_kafka_offset`); Spark compares names without case.
+    wanted = f"field{item.name}" if item.name.startswith("_") else item.name
+    in_use = {name.lower(): name for name in columns}
+    barred = {name.lower() for name in (columns if taken is None else taken)}
+    simple = item.kind.split("<", 1)[0]
+    candidates = [wanted, f"{wanted}__{simple}", f"{wanted}__{item.number}", f"{wanted}__{simple}_{item.number}"]
+    for candidate in candidates:
+        lower = candidate.lower()
+        if lower not in in_use and lower not in barred:
+            return candidate
+        if lower not in barred and kind_of(columns[in_use[lower]]) == item.kind:
+            return in_use[lower]
+    number = 2
+    while f"{candidates[-1]}_{number}".lower() in in_use:
+        number += 1
+    return f"{candidates[-1]}_{number}"

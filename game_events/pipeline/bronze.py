@@ -1,0 +1,237 @@
+"""Kafka -> `bronze_events` and `quarantine_events`, slice by slice.
+
+Guarantee: every record of a committed slice is in exactly one of the two tables, once, through any crash and beside any
+rival. Each commit carries the next offset of every partition it read and lands only if these still are the slice's start.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+
+from game_events.decoding.columns import ColumnMap
+from game_events.decoding.decoder import TypeKey
+from game_events.errors import ConflictError
+from game_events.lakehouse import crash_points
+from game_events.lakehouse.commits import Commit, Landed, commit
+from game_events.lakehouse.reading import read_arrow
+from game_events.lakehouse.staging import REPORT_SCHEMA, discard
+from game_events.lakehouse.tables import Table
+from game_events.pipeline.bronze_stage import (
+    OWN_COLUMNS,
+    QUARANTINE_COLUMNS,
+    SOURCE_COLUMNS,
+    BronzeTask,
+    StageResult,
+)
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.report import RunReport, TableReport
+from game_events.sources.kafka import Offsets, Slice, TopicOffsets, plan_slice
+
+#: `txn` with the number of bronze's last batch.
+BATCH_APP = "batch"
+#: Records of one task: fewer tasks for small slices, as each costs ~100 ms of its own.
+TASK_RECORDS = 250_000
+#: Times a slice is planned again after rivals won.
+RIVAL_ATTEMPTS = 50
+#: A frame's default path: planned for before any record is seen.
+FIRST_MESSAGE = (0,)
+
+
+def partition_app(topic: str, topic_id: str, partition: int) -> str:
+    """Name of the `txn` that holds the next offset of a partition."""
+    return f"kafka:{topic}:{topic_id}:{partition}"
+
+
+def next_offsets(handle: DeltaTable | None, topic: TopicOffsets) -> Offsets:
+    """Partition -> next offset, as a table's own progress has it; partitions it never saw are left out."""
+    found: Offsets = {}
+    if handle is not None:
+        for partition in topic.latest:
+            offset = handle.transaction_version(partition_app(topic.topic, topic.topic_id, partition))
+            if offset is not None:
+                found[partition] = offset
+    return found
+
+
+def column_map(handle: DeltaTable) -> ColumnMap:
+    """Where fields land, from the metadata of the table's columns."""
+    schema = pa.schema(handle.schema())
+    return ColumnMap.from_metadata((f.name, schema.field(f.name).type, f.metadata) for f in handle.schema().fields)
+
+
+def load_bronze(pipeline: Pipeline, report: RunReport, until: TopicOffsets | None = None) -> int:
+    """Read the topic up to the offsets seen now (or given) into bronze, slice by slice.
+
+    Returns:
+        the highest batch of bronze afterwards; 0 if it is empty.
+    """
+    began = time.monotonic()
+    target = until or pipeline.topic.offsets()
+    handle = _open_or_create(pipeline, target)
+    pipeline.catalog.ids_of(f"{target.topic}-value")
+    rivals = 0
+    while True:
+        handle = pipeline.bronze.open() or handle
+        now = target if not report.batches and rivals == 0 else pipeline.topic.offsets()
+        part = plan_slice(now, next_offsets(handle, now), target.latest, pipeline.settings.max_records_per_batch)
+        if part is None:
+            report.lag = {p: max(0, now.latest[p] - o) for p, o in next_offsets(handle, now).items()}
+            break
+        pipeline.on_progress(f"bronze: {part.records:,} records, {sum(part.lag.values()):,} behind them")
+        try:
+            _load_slice(pipeline, handle, now, part, report)
+        except ConflictError:
+            rivals += 1
+            if rivals >= RIVAL_ATTEMPTS:
+                raise
+    report.seconds["bronze"] = report.seconds.get("bronze", 0.0) + time.monotonic() - began
+    return int(handle.transaction_version(BATCH_APP) or 0)
+
+
+def _open_or_create(pipeline: Pipeline, topic: TopicOffsets) -> DeltaTable:
+    """Bronze's handle; a new table is made with the offsets it starts from."""
+    handle = pipeline.bronze.open()
+    if handle is not None:
+        return handle
+    start = topic.earliest if pipeline.settings.starting_offsets == "earliest" else topic.latest
+    apps = {partition_app(topic.topic, topic.topic_id, p): o for p, o in start.items()}
+    plan = Commit(
+        pipeline.bronze,
+        OWN_COLUMNS,
+        [],
+        expected={},
+        advance=apps | {BATCH_APP: 0},
+        table_id=None,
+        description="Every decodable record of the topic, once, decoded by its writer's schema",
+    )
+    try:
+        commit(plan)
+    except ConflictError:
+        pass  # a rival made it: its start offsets hold for us too
+    made = pipeline.bronze.open()
+    if made is None:
+        raise ConflictError(f"{pipeline.bronze.name} was removed right after it was made")
+    return made
+
+
+def _load_slice(pipeline: Pipeline, handle: DeltaTable, now: TopicOffsets, part: Slice, report: RunReport) -> None:
+    """Stage one slice in the workers, then commit quarantine, then bronze."""
+    batch = int(handle.transaction_version(BATCH_APP) or 0) + 1
+    quarantine = pipeline.quarantine.open()
+    decided_until = next_offsets(quarantine, now)
+    decided = _decided(pipeline.quarantine, quarantine, part, decided_until)
+    task, staged = _stage(pipeline, handle, part, batch, decided)
+    crash_points.reach("bronze_staged")
+
+    seen = pipeline.catalog.message_columns(column_map(handle), staged.types)
+    pipeline.catalog.archive(i for i, _ in staged.types)
+    if staged.quarantine:
+        held = _commit_quarantine(pipeline, quarantine, part, decided_until, staged)
+        _note(report, "quarantine", pipeline.quarantine, held, batch, QUARANTINE_COLUMNS)
+        crash_points.reach("quarantine_committed")
+    schema = pa.schema([*OWN_COLUMNS, *(pa.field(n, t, metadata=seen.metadata(n)) for n, t in seen.columns.items())])
+    known = {f.name for f in handle.schema().fields}
+    plan = Commit(
+        pipeline.bronze,
+        schema,
+        staged.bronze,
+        expected={_app(part, p): handle.transaction_version(_app(part, p)) for p in part.end} | {BATCH_APP: batch - 1},
+        advance={_app(part, p): end for p, end in part.end.items()} | {BATCH_APP: batch},
+        table_id=str(handle.metadata().id),
+        info={
+            "batch": str(batch),
+            "offsets": ", ".join(f"{part.topic}[{p}]@{part.start[p]}..{part.end[p]}" for p in sorted(part.end)),
+        },
+    )
+    landed = commit(plan)
+    crash_points.reach("bronze_committed")
+    entry = _note(report, "bronze", pipeline.bronze, landed, batch, schema)
+    entry.new_columns += [f.name for f in schema if f.name not in known]
+    report.add_read(part.start, part.end)
+    report.batches.append(batch)
+    report.schema_ids |= {i for i, _ in staged.types}
+    report.rejected += staged.reasons
+    del task
+
+
+def _stage(
+    pipeline: Pipeline, handle: DeltaTable, part: Slice, batch: int, decided: dict[int, frozenset[int]]
+) -> tuple[BronzeTask, StageResult]:
+    """Run the slice through the workers; once more with whatever types turned up that were not planned for."""
+    columns = column_map(handle)
+    wanted: set[TypeKey] = {(i, FIRST_MESSAGE) for i in pipeline.catalog.ids_of(f"{part.topic}-value")}
+    while True:
+        task = BronzeTask(
+            pipeline.bronze,
+            pipeline.quarantine,
+            pipeline.catalog.plan(columns, wanted),
+            part.topic,
+            part.topic_id,
+            batch,
+            pipeline.settings.keep_raw == "all",
+            decided,
+        )
+        records = pipeline.topic.read(pipeline.spark, part).select(*SOURCE_COLUMNS)
+        records = records.coalesce(max(1, -(-part.records // TASK_RECORDS)))
+        rows = records.mapInArrow(task, REPORT_SCHEMA).collect()
+        staged = StageResult.read((r["kind"], r["body"]) for r in rows)
+        if not staged.unknown - wanted:
+            return task, staged
+        discard(pipeline.bronze, staged.bronze)
+        discard(pipeline.quarantine, staged.quarantine)
+        wanted |= staged.unknown
+
+
+def _decided(table: Table, handle: DeltaTable | None, part: Slice, until: Offsets) -> dict[int, frozenset[int]]:
+    """Offsets of the slice that quarantine holds already: only after a crash between its commit and bronze's."""
+    ahead = [p for p in part.end if until.get(p, 0) > part.start[p]]
+    if handle is None or not ahead:
+        return {}
+    rows = read_arrow(table, handle, ["_kafka_topic_id", "_kafka_partition", "_kafka_offset", "layer"])
+    mine = pc.and_(pc.equal(rows.column("_kafka_topic_id"), part.topic_id), pc.equal(rows.column("layer"), "bronze"))
+    rows = rows.filter(mine)
+    found: dict[int, frozenset[int]] = {}
+    for partition in ahead:
+        offsets = rows.filter(pc.equal(rows.column("_kafka_partition"), partition)).column("_kafka_offset")
+        found[partition] = frozenset(o for o in offsets.to_pylist() if o >= part.start[partition])
+    return found
+
+
+def _commit_quarantine(
+    pipeline: Pipeline, handle: DeltaTable | None, part: Slice, decided_until: Offsets, staged: StageResult
+) -> Landed:
+    """Quarantine's own commit, before bronze's; if it does not land, bronze's files go too."""
+    plan = Commit(
+        pipeline.quarantine,
+        QUARANTINE_COLUMNS,
+        staged.quarantine,
+        expected={_app(part, p): decided_until.get(p) for p in part.end},
+        advance={_app(part, p): max(end, decided_until.get(p, 0)) for p, end in part.end.items()},
+        table_id=str(handle.metadata().id) if handle is not None else None,
+        description="Every record that is not in bronze, with the reason; an append-only log that can be replayed",
+    )
+    try:
+        return commit(plan)
+    except ConflictError:
+        discard(pipeline.bronze, staged.bronze)
+        raise
+
+
+def _app(part: Slice, partition: int) -> str:
+    return partition_app(part.topic, part.topic_id, partition)
+
+
+def _note(report: RunReport, layer: str, table: Table, landed: Landed, batch: int, schema: Iterable[pa.Field]) -> TableReport:
+    entry = next((t for t in report.tables if t.table == table.name), None)
+    if entry is None:
+        entry = TableReport(layer, table.name, table.uri, new=landed.version <= 1)
+        report.tables.append(entry)
+    entry.rows += landed.rows
+    entry.version, entry.batch = landed.version, batch
+    entry.columns = [(f.name, str(f.type)) for f in schema]
+    return entry

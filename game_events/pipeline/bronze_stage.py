@@ -1,0 +1,199 @@
+"""What Spark's workers do for bronze: Kafka records -> decoded Parquet files, and quarantine files beside them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import numpy as np
+import pyarrow as pa
+
+from game_events.decoding.decoder import BatchDecoder, DecodedBatch, DecodePlan, Rejected, TypeKey
+from game_events.decoding.frames import Rows
+from game_events.lakehouse.staging import StagedFile, StagedWriter, report
+from game_events.lakehouse.tables import Table
+
+_HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+_TIME = pa.timestamp("us", tz="UTC")
+
+#: Columns of the pipeline itself; they begin with an underscore, which no decoded column does.
+OWN_COLUMNS = pa.schema(
+    [
+        pa.field("_kafka_topic", pa.string()),
+        pa.field("_kafka_topic_id", pa.string()),
+        pa.field("_kafka_partition", pa.int32()),
+        pa.field("_kafka_offset", pa.int64()),
+        pa.field("_kafka_timestamp", _TIME),
+        pa.field("_kafka_key", pa.binary()),
+        pa.field("_kafka_headers", _HEADERS),
+        pa.field("_schema_id", pa.int64()),
+        pa.field("_raw_value", pa.binary()),
+        pa.field("_batch", pa.int64()),
+    ]
+)
+QUARANTINE_COLUMNS = pa.schema(
+    [
+        *OWN_COLUMNS,
+        pa.field("layer", pa.string()),
+        pa.field("reason", pa.string()),
+        pa.field("detail", pa.string()),
+        pa.field("quarantined_at", _TIME),
+    ]
+)
+#: Columns that Spark's Kafka source delivers and workers use.
+SOURCE_COLUMNS = ("partition", "offset", "timestamp", "key", "value", "headers")
+
+
+@dataclass(frozen=True)
+class BronzeTask:
+    """What a worker needs for its part of a slice; picklable.
+
+    Attributes:
+        bronze, quarantine: where files go.
+        plan: how to decode.
+        topic, topic_id, batch: constants of the slice.
+        keep_raw: whether bronze keeps the raw values.
+        decided: partition -> offsets that quarantine holds already (a crash came between its commit and bronze's).
+    """
+
+    bronze: Table
+    quarantine: Table
+    plan: DecodePlan
+    topic: str
+    topic_id: str
+    batch: int
+    keep_raw: bool
+    decided: Mapping[int, frozenset[int]] = field(default_factory=dict)
+
+    def bronze_schema(self) -> pa.Schema:
+        """Own columns, then every column of the plan, each with its share of the column map."""
+        columns = self.plan.columns
+        decoded = [pa.field(n, t, metadata=columns.metadata(n)) for n, t in columns.columns.items()]
+        return pa.schema([*OWN_COLUMNS, *decoded])
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """For `mapInArrow`: consumes the records, yields the report (`REPORT_SCHEMA`)."""
+        yield report(iter(_Stage(self).run(batches)))
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """What all workers together report of a slice."""
+
+    bronze: list[StagedFile]
+    quarantine: list[StagedFile]
+    types: set[TypeKey]
+    unknown: set[TypeKey]
+    reasons: Counter[str]
+
+    @classmethod
+    def read(cls, rows: Iterable[tuple[str, str]]) -> StageResult:
+        """From the rows of the workers' reports."""
+        result = cls([], [], set(), set(), Counter())
+        for kind, body in rows:
+            if kind == "bronze":
+                result.bronze.append(StagedFile.from_json(body))
+            elif kind == "quarantine":
+                result.quarantine.append(StagedFile.from_json(body))
+            else:
+                seen = json.loads(body)
+                result.types.update((i, tuple(p)) for i, p in seen["types"])
+                result.unknown.update((i, tuple(p)) for i, p in seen["unknown"])
+                result.reasons.update(seen["reasons"])
+        return result
+
+
+class _Stage:
+    """One worker's pass over its part."""
+
+    def __init__(self, task: BronzeTask) -> None:
+        self._task = task
+        self._schema = task.bronze_schema()
+        self._decoder = BatchDecoder(task.plan)
+        self._good = StagedWriter(task.bronze, self._schema)
+        self._bad = StagedWriter(task.quarantine, QUARANTINE_COLUMNS)
+        self._types: set[TypeKey] = set()
+        self._unknown: set[TypeKey] = set()
+        self._reasons: Counter[str] = Counter()
+        self._now = datetime.now(UTC)
+
+    def run(self, batches: Iterable[pa.RecordBatch]) -> list[tuple[str, str]]:
+        for batch in batches:
+            rows = self._undecided(batch)
+            decoded = self._decoder.decode(rows.column("value"))
+            self._types |= decoded.types
+            self._unknown |= decoded.unknown
+            # With an unknown type the driver plans again: go on only to find all of them.
+            if not self._unknown:
+                self._write(rows, decoded)
+        if self._unknown:
+            self._good.abort()
+            self._bad.abort()
+        files = [("bronze", f.to_json()) for f in self._good.close()]
+        files += [("quarantine", f.to_json()) for f in self._bad.close()]
+        seen = {"types": list(self._types), "unknown": list(self._unknown), "reasons": self._reasons}
+        return [*files, ("seen", json.dumps(seen))]
+
+    def _undecided(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Without the rows that quarantine has decided on in an earlier attempt."""
+        if not self._task.decided:
+            return batch
+        partitions, offsets = batch.column("partition").to_numpy(), batch.column("offset").to_numpy()
+        keep = np.ones(len(batch), dtype=bool)
+        for partition, held in self._task.decided.items():
+            keep &= (partitions != partition) | ~np.isin(offsets, np.fromiter(held, dtype=np.int64))
+        return batch.filter(pa.array(keep))
+
+    def _write(self, batch: pa.RecordBatch, decoded: DecodedBatch) -> None:
+        for rows, schema_id, columns in decoded.good:
+            own = self._own(batch, rows, pa.scalar(schema_id, pa.int64()), raw=self._task.keep_raw)
+            by_name = own | {name: columns.column(name) for name in columns.column_names}
+            self._good.write(_table(by_name, self._schema, len(rows)))
+        for rejected in decoded.rejected:
+            self._bad.write(self._quarantined(batch, rejected))
+            self._reasons[rejected.reason] += len(rejected.rows)
+
+    def _own(self, batch: pa.RecordBatch, rows: Rows, schema_id: pa.Scalar, *, raw: bool) -> dict[str, pa.Array]:
+        count = len(rows)
+        taken = batch if count == len(batch) and _ascending(rows) else batch.take(pa.array(rows))
+        own = {
+            "_kafka_topic": pa.repeat(pa.scalar(self._task.topic), count),
+            "_kafka_topic_id": pa.repeat(pa.scalar(self._task.topic_id), count),
+            "_kafka_partition": taken.column("partition"),
+            "_kafka_offset": taken.column("offset"),
+            "_kafka_timestamp": taken.column("timestamp"),
+            "_kafka_key": taken.column("key"),
+            "_kafka_headers": taken.column("headers"),
+            "_schema_id": pa.repeat(schema_id, count),
+            "_batch": pa.repeat(pa.scalar(self._task.batch, pa.int64()), count),
+        }
+        return own | {"_raw_value": taken.column("value")} if raw else own
+
+    def _quarantined(self, batch: pa.RecordBatch, rejected: Rejected) -> pa.Table:
+        count = len(rejected.rows)
+        own = self._own(batch, rejected.rows, pa.scalar(rejected.schema_id, pa.int64()), raw=True)
+        own |= {
+            "layer": pa.repeat(pa.scalar("bronze"), count),
+            "reason": pa.repeat(pa.scalar(str(rejected.reason)), count),
+            "detail": pa.repeat(pa.scalar(rejected.detail), count),
+            "quarantined_at": pa.repeat(pa.scalar(self._now, _TIME), count),
+        }
+        return _table(own, QUARANTINE_COLUMNS, count)
+
+
+def _ascending(rows: Rows) -> bool:
+    return bool((np.diff(rows) > 0).all())
+
+
+def _table(columns: Mapping[str, pa.Array | pa.ChunkedArray], schema: pa.Schema, count: int) -> pa.Table:
+    """Columns by name in the schema's order; what is missing is NULL."""
+    arrays = []
+    for item in schema:
+        column = columns.get(item.name)
+        if column is None:
+            column = pa.nulls(count, item.type)
+        arrays.append(column if column.type == item.type else column.cast(item.type))
+    return pa.Table.from_arrays(arrays, schema=schema)

@@ -1,0 +1,189 @@
+"""Schemas by id: from the registry, archived in the lakehouse, compiled once; and decode plans made of them.
+
+Runs in the driver. The archive (table `schemas`) is also the cache: with it a run goes on while the registry is down, and a
+registry that gives an old id a new meaning is noticed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+import pyarrow as pa
+from deltalake import write_deltalake
+
+from game_events.decoding.columns import ColumnMap
+from game_events.decoding.decoder import DecodePlan, TypeKey
+from game_events.decoding.descriptors import CompiledSchema, compile_schema
+from game_events.decoding.protobuf import MessageDecoder
+from game_events.decoding.reasons import Reason
+from game_events.errors import DataError, TransientError
+from game_events.lakehouse.reading import read_arrow
+from game_events.lakehouse.tables import SCHEMAS, Lakehouse
+from game_events.sources.registry import RegistrySchema, SchemaRegistry
+
+log = logging.getLogger(__name__)
+
+ARCHIVE_SCHEMA = pa.schema(
+    [
+        pa.field("registry", pa.string()),
+        pa.field("schema_id", pa.int64()),
+        pa.field("format", pa.string()),
+        pa.field("text", pa.string()),
+        pa.field("references", pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("text", pa.string())]))),
+        pa.field("digest", pa.string()),
+        pa.field("archived_at", pa.timestamp("us", tz="UTC")),
+    ]
+)
+
+
+class SchemaCatalog:
+    """What this process knows of schema ids; grows, never forgets."""
+
+    def __init__(self, registry: SchemaRegistry, lakehouse: Lakehouse) -> None:
+        """Reads the archive; the registry is asked later, id by id."""
+        self._registry, self._table = registry, lakehouse.table(SCHEMAS)
+        self._archived = self._read_archive()
+        self._verified: set[int] = set()
+        self._fetched: dict[int, RegistrySchema] = {}
+        self._compiled: dict[int, CompiledSchema | DataError] = {}
+        self._messages: dict[TypeKey, MessageDecoder | DataError] = {}
+        self._versions: dict[str, list[int]] = {}
+        self._ids: dict[str, list[int]] = {}
+
+    def ids_of(self, subject: str) -> list[int]:
+        """Ids of all versions of a subject, so that a version is planned for before its first record is met.
+
+        A registry that is down only costs this foresight: an empty list.
+        """
+        try:
+            numbers = self._registry.version_numbers(subject)
+            if numbers != self._versions.get(subject):
+                self._ids[subject] = [v.schema_id for v in self._registry.versions(subject)]
+                self._versions[subject] = numbers
+        except TransientError as error:
+            log.warning("registry_down=true subject=%s going_on_with=archive error=%r", subject, str(error))
+        return self._ids.get(subject, [])
+
+    def plan(self, columns: ColumnMap, wanted: Iterable[TypeKey]) -> DecodePlan:
+        """A plan that decodes the wanted pairs, each with its writer's schema.
+
+        Raises:
+            TransientError: a wanted id is neither archived nor can the registry be asked.
+            DataError: REGISTRY_CHANGED, the registry gives an archived id another meaning.
+        """
+        schemas: dict[int, CompiledSchema] = {}
+        types: set[TypeKey] = set()
+        rejected: dict[TypeKey, tuple[Reason, str]] = {}
+        for schema_id, path in sorted(set(wanted)):
+            compiled = self._compile(schema_id)
+            if compiled is None:
+                detail = f"the registry {self._registry.url} has no schema with id {schema_id}"
+                rejected[(schema_id, ())] = (Reason.UNKNOWN_SCHEMA, detail)
+            elif isinstance(compiled, DataError):
+                rejected[(schema_id, ())] = (Reason.BAD_SCHEMA, str(compiled))
+            else:
+                decoder = self._message(compiled, (schema_id, path))
+                if isinstance(decoder, DataError):
+                    reason = Reason.BAD_INDEX if compiled.message(path) is None else Reason.BAD_SCHEMA
+                    rejected[(schema_id, path)] = (reason, str(decoder))
+                else:
+                    schemas[schema_id] = compiled
+                    types.add((schema_id, path))
+                    columns = columns.with_message(decoder.message, decoder.fields)
+        return DecodePlan(schemas, frozenset(types), rejected, columns)
+
+    def message_columns(self, columns: ColumnMap, seen: Iterable[TypeKey]) -> ColumnMap:
+        """The map with only the message types that really occurred added to it."""
+        return self.plan(columns, seen).columns
+
+    def archive(self, schema_ids: Iterable[int]) -> None:
+        """Write the texts of these ids to the lakehouse, once each; before the first row that needs them is committed."""
+        new = [s for i in sorted(set(schema_ids)) if (s := self._fetched.get(i)) is not None and i not in self._archived]
+        if not new:
+            return
+        rows = [
+            {
+                "registry": self._registry.url,
+                "schema_id": s.schema_id,
+                "format": s.format,
+                "text": s.text,
+                "references": [{"name": n, "text": t} for n, t in s.references],
+                "digest": s.digest,
+                "archived_at": datetime.now(UTC),
+            }
+            for s in new
+        ]
+        table = pa.Table.from_pylist(rows, schema=ARCHIVE_SCHEMA)
+        write_deltalake(
+            self._table.uri,
+            table,
+            mode="append",
+            storage_options=self._table.options,
+            description="Schema texts by id, as the registry had them when their first record was read",
+        )
+        self._archived |= {s.schema_id: s for s in new}
+
+    def _schema(self, schema_id: int) -> RegistrySchema | None:
+        """From the registry, checked against the archive once per process; from the archive while the registry is down."""
+        if schema_id in self._verified:
+            return self._fetched.get(schema_id)
+        archived = self._archived.get(schema_id)
+        try:
+            found = self._registry.fetch(schema_id)
+        except TransientError:
+            if archived is None:
+                raise
+            return archived
+        if found is None and archived is None:
+            return None  # asked again next time: it may be registered later
+        if found is not None and archived is not None and found.digest != archived.digest:
+            raise DataError(
+                f"REGISTRY_CHANGED: {self._registry.url} gives schema id {schema_id} another meaning than the records "
+                f"already read with it (archive: {self._table.uri}). Point GAME_EVENTS_SCHEMA_REGISTRY_URL at the right "
+                "registry; if it was reset, restore it, or start a new lakehouse"
+            )
+        self._verified.add(schema_id)
+        schema = found or archived
+        if schema is not None:
+            self._fetched[schema_id] = schema
+        return schema
+
+    def _compile(self, schema_id: int) -> CompiledSchema | DataError | None:
+        if schema_id not in self._verified:
+            schema = self._schema(schema_id)
+            if schema is None:
+                return None
+            if schema_id not in self._compiled:
+                self._compiled[schema_id] = _compile(schema)
+        return self._compiled[schema_id]
+
+    def _message(self, compiled: CompiledSchema, key: TypeKey) -> MessageDecoder | DataError:
+        if key not in self._messages:
+            try:
+                self._messages[key] = MessageDecoder(compiled, key[1])
+            except DataError as error:
+                self._messages[key] = error
+        return self._messages[key]
+
+    def _read_archive(self) -> dict[int, RegistrySchema]:
+        handle = self._table.open()
+        if handle is None:
+            return {}
+        rows = read_arrow(self._table, handle).to_pylist()
+        return {
+            r["schema_id"]: RegistrySchema(
+                r["schema_id"], r["format"], r["text"], tuple((x["name"], x["text"]) for x in r["references"] or [])
+            )
+            for r in rows
+        }
+
+
+def _compile(schema: RegistrySchema) -> CompiledSchema | DataError:
+    if schema.format != "PROTOBUF":
+        return DataError(f"schema id {schema.schema_id} is {schema.format}; only PROTOBUF is decoded")
+    try:
+        return compile_schema(schema)
+    except DataError as error:
+        return error

@@ -1,0 +1,66 @@
+"""What every layer works with: settings, tables, the topic, the schemas, and Spark when it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from pyspark.sql import SparkSession
+
+from game_events.lakehouse.progress import ProgressTable
+from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse, Table
+from game_events.pipeline.catalog import SchemaCatalog
+from game_events.settings import Settings
+from game_events.sources.kafka import KafkaTopic
+from game_events.sources.registry import SchemaRegistry
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """One pipeline's parts; makes none of them before it is used.
+
+    Attributes:
+        settings: the settings.
+        get_spark: gives the session; only the Dagster resource (or a test's fixture) makes one.
+        on_progress: told what is under way, in words for a person.
+    """
+
+    settings: Settings
+    get_spark: Callable[[], SparkSession]
+    on_progress: Callable[[str], None] = lambda _: None
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session."""
+        return self.get_spark()
+
+    @cached_property
+    def lakehouse(self) -> Lakehouse:
+        """All tables."""
+        return Lakehouse(self.settings.lakehouse)
+
+    @cached_property
+    def bronze(self) -> Table:
+        """`bronze_events`."""
+        return self.lakehouse.table(BRONZE)
+
+    @cached_property
+    def quarantine(self) -> Table:
+        """`quarantine_events`."""
+        return self.lakehouse.table(QUARANTINE)
+
+    @cached_property
+    def topic(self) -> KafkaTopic:
+        """The Kafka topic."""
+        return KafkaTopic(self.settings)
+
+    @cached_property
+    def catalog(self) -> SchemaCatalog:
+        """Schemas by id."""
+        return SchemaCatalog(SchemaRegistry(self.settings), self.lakehouse)
+
+    @cached_property
+    def progress(self) -> ProgressTable:
+        """How far each layer has come."""
+        return ProgressTable(self.lakehouse)

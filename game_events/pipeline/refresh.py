@@ -1,0 +1,25 @@
+"""One run over all layers: the function that Dagster's job, its assets and the command line call."""
+
+from __future__ import annotations
+
+from game_events.pipeline.bronze import load_bronze
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.gold import refresh_gold
+from game_events.pipeline.report import RunReport
+from game_events.pipeline.silver import refresh_silver
+from game_events.pipeline.unified import refresh_unified
+
+
+def refresh(pipeline: Pipeline) -> RunReport:
+    """Triggered mode: read the topic up to the offsets seen now, then bring every layer up to date.
+
+    Raises:
+        GameEventsError: nothing more can be done (broker, registry, settings); what was committed stays, and the next run
+            goes on from there. A game that fails alone is in the report instead.
+    """
+    report = RunReport()
+    load_bronze(pipeline, report)
+    refresh_silver(pipeline, report)
+    refresh_gold(pipeline, report)
+    refresh_unified(pipeline, report)
+    return report

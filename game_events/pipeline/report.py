@@ -1,0 +1,102 @@
+"""What a run did, in one structure that Dagster, the command line and `--json` render; none of them computes its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass
+class TableReport:
+    """What happened to one table.
+
+    Attributes:
+        layer: bronze, quarantine, silver, gold or unified.
+        table: name; `location` is its URI.
+        game: for tables of one game.
+        rows: rows committed by this run (gold: rows of the table after it).
+        version: Delta version after the commit.
+        batch: highest bronze batch in it.
+        columns: (name, type) of each column.
+        new: the table was made by this run.
+        error: why nothing was committed, if so.
+    """
+
+    layer: str
+    table: str
+    location: str
+    game: str | None = None
+    rows: int = 0
+    version: int | None = None
+    batch: int | None = None
+    columns: list[tuple[str, str]] = field(default_factory=list)
+    new: bool = False
+    new_columns: list[str] = field(default_factory=list)
+    error: str | None = None
+
+
+@dataclass
+class RunReport:
+    """One run over all layers.
+
+    Attributes:
+        tables: one entry for each table that changed or failed.
+        offsets: partition -> [from, to) read by this run.
+        lag: partition -> records left behind when it ended.
+        batches: bronze batches committed.
+        schema_ids: ids that occurred.
+        rejected: quarantine reason -> rows.
+        unrouted: rows whose game is no table, by why: invalid, not_allowed, over_limit.
+        seconds: layer -> seconds.
+    """
+
+    tables: list[TableReport] = field(default_factory=list)
+    offsets: dict[int, tuple[int, int]] = field(default_factory=dict)
+    lag: dict[int, int] = field(default_factory=dict)
+    batches: list[int] = field(default_factory=list)
+    schema_ids: set[int] = field(default_factory=set)
+    rejected: Counter[str] = field(default_factory=Counter)
+    unrouted: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def of(self, layer: str) -> list[TableReport]:
+        """Entries of a layer."""
+        return [t for t in self.tables if t.layer == layer]
+
+    def rows(self, layer: str) -> int:
+        """Rows committed to a layer."""
+        return sum(t.rows for t in self.of(layer) if t.error is None)
+
+    @property
+    def errors(self) -> list[TableReport]:
+        """Tables that failed."""
+        return [t for t in self.tables if t.error is not None]
+
+    @property
+    def success(self) -> bool:
+        """Nothing failed."""
+        return not self.errors
+
+    def add_read(self, start: dict[int, int], end: dict[int, int]) -> None:
+        """Note a slice that was committed."""
+        for partition, to in end.items():
+            begin = self.offsets.get(partition, (start[partition], to))[0]
+            self.offsets[partition] = (begin, to)
+
+    def to_dict(self) -> dict[str, object]:
+        """For `--json`: plain types only."""
+        games = sorted({t.game for t in self.tables if t.game})
+        return {
+            "success": self.success,
+            "rows": {layer: self.rows(layer) for layer in ("bronze", "quarantine", "silver", "gold", "unified")},
+            "games": {g: {t.layer: t.rows for t in self.tables if t.game == g and t.error is None} for g in games},
+            "offsets": {str(p): list(r) for p, r in sorted(self.offsets.items())},
+            "lag": sum(self.lag.values()),
+            "batches": self.batches,
+            "schema_ids": sorted(self.schema_ids),
+            "rejected": dict(self.rejected),
+            "unrouted": dict(self.unrouted),
+            "errors": [{"table": t.table, "game": t.game, "error": t.error} for t in self.errors],
+            "seconds": {k: round(v, 3) for k, v in self.seconds.items()},
+            "tables": {t.table: t.location for t in self.tables if t.error is None},
+        }

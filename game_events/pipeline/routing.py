@@ -1,0 +1,53 @@
+"""Which rows belong to which game, and which names may become one at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from game_events.lakehouse.tables import is_game
+from game_events.settings import Settings
+
+#: Why a row is in no game's table.
+INVALID, NOT_ALLOWED, OVER_LIMIT = "invalid", "not_allowed", "over_limit"
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Decides name by name; picklable.
+
+    Attributes:
+        allowed: the allow list; empty: every valid name.
+        only: if not None, rows of other games are skipped, neither routed nor counted.
+    """
+
+    allowed: frozenset[str] = frozenset()
+    only: frozenset[str] | None = None
+
+    def refusal(self, name: object) -> str | None:
+        """Why a name gets no table; None if it may."""
+        if not is_game(name):
+            return INVALID
+        return NOT_ALLOWED if self.allowed and name not in self.allowed else None
+
+    def skips(self, name: object) -> bool:
+        """Whether rows of this name are somebody else's business in this pass."""
+        return self.only is not None and name not in self.only
+
+
+def admit(settings: Settings, known: set[str], rows_by_new_game: dict[str, int]) -> tuple[set[str], dict[str, int]]:
+    """Let new names in: the allow list always, others while there is room, past it those with enough rows.
+
+    A flood of invented names with few rows each can so fill the room once, but never lock a real game out.
+
+    Returns:
+        the new games, and name -> rows of those that stay out.
+    """
+    admitted: set[str] = set()
+    refused: dict[str, int] = {}
+    for name, rows in sorted(rows_by_new_game.items(), key=lambda item: (-item[1], item[0])):
+        room = len(known) + len(admitted) < settings.max_games
+        if name in settings.games or room or rows >= settings.new_game_min_rows:
+            admitted.add(name)
+        else:
+            refused[name] = rows
+    return admitted, refused

@@ -1,0 +1,52 @@
+"""Spark's settings for this project: local jars, UTC, Arrow, and the interpreter that the workers run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from game_events.settings import Settings
+from game_events.stack.jars import resolve
+
+
+def spark_config(settings: Settings) -> dict[str, str]:
+    """Settings of the session, user's own last.
+
+    Also sets ``PYSPARK_PYTHON`` in this process: it must stand in the environment before the session is made (the session's
+    own settings for it are ignored), or workers run whatever python3 the PATH finds.
+    """
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    conf = {
+        "spark.app.name": "game_events",
+        "spark.sql.session.timeZone": "UTC",
+        # Rows of an Arrow batch: large enough that a batch's fixed cost vanishes, small enough for 10 kB records.
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+        # Batches here are small; the right number of tasks is chosen for each job from its rows.
+        "spark.sql.shuffle.partitions": "8",
+        # More paths than this would start a Spark job only to list them: the Delta log has listed them already.
+        "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
+        "spark.sql.debug.maxToStringFields": "50",
+        # What a plan or the UI may show of options that hold credentials.
+        "spark.redaction.regex": "(?i)secret|password|passwd|token|access[.]key|sasl|jaas|ssl[.]key",
+    }
+    if settings.spark_remote:
+        conf["spark.remote"] = settings.spark_remote
+    else:
+        jars: tuple[Path, ...] = resolve().spark
+        conf |= {
+            "spark.master": settings.spark_master,
+            "spark.driver.memory": settings.spark_driver_memory,
+            "spark.driver.bindAddress": "127.0.0.1" if settings.spark_master.startswith("local") else "0.0.0.0",  # noqa: S104
+            "spark.jars": ",".join(map(str, jars)),
+            "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+            "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.log.level": "ERROR",
+        }
+        if settings.spark_master.startswith("local"):
+            conf["spark.driver.host"] = "127.0.0.1"
+    return conf | settings.spark_conf

@@ -1,0 +1,109 @@
+"""`gold_{game}_player_agg` of all games -> `gold_unified_player_agg`, one table for dashboards.
+
+Guarantee: its rows of a game are that game's gold at one version; a refresh that changes several games is one commit. Only
+games that changed are opened; the others' rows are carried over from the table itself.
+"""
+
+from __future__ import annotations
+
+import time
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from pyspark.sql import functions as F
+
+from game_events.errors import ConflictError
+from game_events.lakehouse import crash_points
+from game_events.lakehouse.commits import Commit, commit
+from game_events.lakehouse.progress import GOLD, UNIFIED_LAYER
+from game_events.lakehouse.reading import files_with, read_files, spark_schema
+from game_events.lakehouse.staging import REPORT_SCHEMA
+from game_events.lakehouse.tables import UNIFIED
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.file_stage import FileStage, staged_files
+from game_events.pipeline.gold import _GAME_IN_PATH, silver_app
+from game_events.pipeline.report import RunReport, TableReport
+from game_events.pipeline.silver import ATTEMPTS
+
+
+def gold_app(gold_id: str) -> str:
+    """Name of the `txn` that holds the batch of a game's rows in the unified table."""
+    return f"gold:{gold_id}"
+
+
+def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False) -> None:
+    """Bring the unified table up to the games' gold tables; `full` rewrites it from all of them."""
+    began = time.monotonic()
+    bronze = pipeline.bronze.open()
+    if bronze is None:
+        return
+    bronze_id = str(bronze.metadata().id)
+    state = pipeline.progress.read(bronze_id)
+    target, floor = state.floor(GOLD), state.floor(UNIFIED_LAYER)
+    games = {g for g, batch in state.games.items() if full or batch > floor}
+    if not games:
+        return
+    table = pipeline.lakehouse.table(UNIFIED)
+    for attempt in range(ATTEMPTS):
+        try:
+            _refresh(pipeline, games, report, full=full)
+            break
+        except ConflictError:
+            if attempt == ATTEMPTS - 1:
+                report.tables.append(TableReport("unified", table.name, table.uri, error="rival runs won; run again"))
+                return
+    behind = state.failed_in(GOLD)
+    if not behind:
+        pipeline.progress.update(bronze_id, lambda now: now.done(UNIFIED_LAYER, target))
+    report.seconds["unified"] = report.seconds.get("unified", 0.0) + time.monotonic() - began
+
+
+def _refresh(pipeline: Pipeline, games: set[str], report: RunReport, *, full: bool) -> None:
+    table = pipeline.lakehouse.table(UNIFIED)
+    handle = table.open()
+    changed: dict[str, tuple[DeltaTable, int, int | None]] = {}
+    for game in sorted(games):
+        gold = pipeline.lakehouse.gold(game).open()
+        silver = pipeline.lakehouse.silver(game).open()
+        if gold is None or silver is None:
+            continue
+        batch = gold.transaction_version(silver_app(str(silver.metadata().id)))
+        app = gold_app(str(gold.metadata().id))
+        held = handle.transaction_version(app) if handle is not None else None
+        if batch is not None and (full or held != batch):
+            changed[game] = (gold, batch, held)
+    if not changed:
+        return
+    pipeline.on_progress(f"gold_unified: {len(changed)} games")
+    first = next(iter(changed.values()))[0]
+    entity = pipeline.settings.entity_column
+    gold_schema = pa.schema(first.schema())
+    schema = pa.schema([pa.field(entity, pa.string()), *gold_schema])
+    spark = pipeline.spark
+    uris = [uri for gold, _, _ in changed.values() for uri in files_with(gold)]
+    rows = read_files(spark, uris, spark_schema(first.schema())).select(
+        F.regexp_extract("_metadata.file_path", _GAME_IN_PATH, 1).alias(entity), *gold_schema.names
+    )
+    kept = files_with(handle) if handle is not None and not full else []
+    if handle is not None and kept:
+        names = F.broadcast(spark.createDataFrame(pa.table({entity: list(changed)}), f"{entity} string"))
+        old = read_files(spark, kept, spark_schema(handle.schema())).select(*schema.names)
+        rows = rows.unionByName(old.join(names, entity, "left_anti"))
+    stage = FileStage(table, schema)
+    files = staged_files(rows.coalesce(2).mapInArrow(stage, REPORT_SCHEMA).collect())
+    crash_points.reach("unified_staged")
+    plan = Commit(
+        table,
+        schema,
+        files,
+        expected={gold_app(str(g.metadata().id)): held for g, _, held in changed.values()},
+        advance={gold_app(str(g.metadata().id)): batch for g, batch, _ in changed.values()},
+        table_id=str(handle.metadata().id) if handle is not None else None,
+        replace=handle is not None,
+        description="One row per game and player: all games' aggregates in one table",
+    )
+    landed = commit(plan)
+    entry = TableReport("unified", table.name, table.uri, None, landed.rows, landed.version)
+    entry.columns = [(f.name, str(f.type)) for f in schema]
+    entry.new = handle is None
+    report.tables.append(entry)

@@ -1,0 +1,109 @@
+"""One simulated event, and how its values come about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from random import Random
+
+from game_events.producer.schema_versions import custom_columns
+
+DEFAULT_BASE_TIME = datetime(2024, 1, 1, tzinfo=UTC)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
+US_PER_S = 1_000_000
+US_PER_DAY = 86_400 * US_PER_S
+#: Share of the custom values that are left unset, so that NULL occurs.
+UNSET_SHARE = 0.05
+MAX_DAYS_LATE = 30
+DEVICES = 10
+
+
+class PoisonKind(StrEnum):
+    """Ways in which a record's value cannot be decoded."""
+
+    UNFRAMED_JSON = "unframed_json"
+    """JSON text instead of a framed message."""
+    WRONG_MAGIC = "wrong_magic"
+    """A whole message behind a first byte that is no magic byte."""
+    TRUNCATED = "truncated"
+    """A right frame; the payload ends within a field."""
+    UNKNOWN_SCHEMA = "unknown_schema"
+    """A whole message with a schema id that no registry gave out."""
+    EMPTY = "empty"
+    """Zero bytes (not NULL: that would be a tombstone)."""
+
+
+@dataclass(frozen=True, slots=True)
+class GameEvent:
+    """Values of one message.
+
+    Attributes:
+        version: version of the schema, 1 .. 10.
+        timestamp_us: microseconds since 1970-01-01 UTC.
+        custom: values of ``col_custom_0 ..`` in order; None is unset.
+    """
+
+    version: int
+    game: str
+    gamer: str
+    timestamp_us: int
+    device: str
+    custom: tuple[str | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedRecord:
+    """One Kafka record to be written.
+
+    Attributes:
+        poison: None for a record that decodes to `event`; otherwise how the event's bytes are spoilt.
+        duplicate: the same event was sent before.
+    """
+
+    event: GameEvent
+    poison: PoisonKind | None = None
+    duplicate: bool = False
+
+
+def microseconds(moment: datetime) -> int:
+    """Exact integer microseconds since 1970 (`datetime.timestamp` is a float and rounds)."""
+    return (moment - EPOCH) // MICROSECOND
+
+
+def from_microseconds(value: int) -> datetime:
+    """The inverse of `microseconds`."""
+    return EPOCH + value * MICROSECOND
+
+
+class EventFactory:
+    """Draws events. The same arguments and the same calls give the same events."""
+
+    def __init__(self, seed: int, gamers_per_game: int, base_time: datetime, late_share: float = 0.0) -> None:
+        """Seeds with a text: Python hashes it the same way in every process."""
+        self._random = Random(f"events/{seed}")  # noqa: S311 - simulation, no secrets
+        self._late = Random(f"late/{seed}")  # noqa: S311 - of its own, so that other values stay when the share changes
+        self._gamers = gamers_per_game
+        self._base_us = microseconds(base_time)
+        self._late_share = late_share
+        self._made = 0
+
+    def make(self, game: str, version: int) -> GameEvent:
+        """The next event: about a second after the one before, unless it is late."""
+        draw = self._random
+        timestamp_us = self._base_us + self._made * US_PER_S + draw.randrange(US_PER_S)
+        if self._late.random() < self._late_share:
+            timestamp_us -= self._late.randrange(US_PER_DAY, MAX_DAYS_LATE * US_PER_DAY)
+        self._made += 1
+        return GameEvent(
+            version=version,
+            game=game,
+            gamer=f"{game}-{draw.randrange(self._gamers):04d}",
+            timestamp_us=timestamp_us,
+            device=f"device_{draw.randrange(DEVICES)}",
+            custom=tuple(
+                None if draw.random() < UNSET_SHARE else f"c{index}-{draw.getrandbits(48):012x}"
+                for index in range(len(custom_columns(version)))
+            ),
+        )

@@ -1,0 +1,147 @@
+"""Writes records to the topic, one by one or in bulk, and knows whether all of them arrived.
+
+Delivery: every accepted record exactly once and in order per partition (idempotent producer), or an error.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, TypedDict
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from game_events.errors import GameEventsError
+from game_events.producer.kafka_client import CauseMemory, bad_option, client_options
+from game_events.settings import Settings
+
+#: The manifest is exact only if a retry does not write twice. With replication 1 acks=all costs what acks=1 costs.
+DEFAULTS: dict[str, object] = {
+    "enable.idempotence": True,
+    "delivery.report.only.error": True,
+    # librdkafka's own 5 minutes are long for someone who waits.
+    "message.timeout.ms": 60_000,
+    "linger.ms": 20,
+    "compression.type": "lz4",
+}
+#: How long to serve callbacks before looking again whether the queue has room.
+QUEUE_ROOM_S = 0.05
+
+
+class BatchMessage(TypedDict):
+    """One message for `Producer.produce_batch` (which knows no headers)."""
+
+    key: bytes
+    value: bytes
+
+
+class KafkaWriter:
+    """A producer for one topic. Use as a context manager: leaving it without an error waits for every record."""
+
+    def __init__(self, settings: Settings, **tuning: object) -> None:
+        """Connects lazily.
+
+        Args:
+            settings: broker, topic, options.
+            tuning: librdkafka options with ``_`` for ``.``, weaker than the settings' own.
+
+        Raises:
+            ConfigurationError: an option that librdkafka does not take.
+        """
+        self.topic = settings.kafka_topic
+        self._memory = CauseMemory(settings.kafka_bootstrap_servers)
+        self._failure: GameEventsError | None = None
+        defaults = DEFAULTS | {key.replace("_", "."): value for key, value in tuning.items()}
+        try:
+            self._producer = Producer(client_options(settings, self._memory, defaults))
+        except KafkaException as error:
+            raise bad_option(error) from error
+
+    def __enter__(self) -> KafkaWriter:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Flushes; after an error (Ctrl-C too) drops what is still queued, so that leaving takes no time."""
+        if kind is None:
+            self.flush()
+        else:
+            self._producer.purge()
+
+    def write(self, value: bytes, key: bytes, game: str) -> None:
+        """Queues one record, with the game's name as header ``game``.
+
+        Raises:
+            GameEventsError: an earlier record was not delivered.
+        """
+        while True:
+            try:
+                self._producer.produce(self.topic, value, key, on_delivery=self._on_delivery, headers=[("game", game.encode())])
+            except BufferError:
+                self._poll(QUEUE_ROOM_S)
+            else:
+                return
+
+    def write_batch(self, messages: list[BatchMessage], queue_limit: int) -> None:
+        """Queues a batch once fewer than `queue_limit` messages are queued.
+
+        Raises:
+            GameEventsError: an earlier record was not delivered.
+        """
+        while len(self._producer) >= queue_limit:
+            self._poll(QUEUE_ROOM_S)
+        batch: list[Any] = list(messages)
+        queued = self._producer.produce_batch(self.topic, batch, on_delivery=self._on_delivery)
+        if queued != len(messages):
+            raise self._memory.explain(f"{len(messages) - queued} records did not fit librdkafka's queue")
+        self._poll(0)
+
+    def poll(self) -> None:
+        """Takes note of failed deliveries.
+
+        Raises:
+            GameEventsError: a record was not delivered.
+        """
+        self._poll(0)
+
+    def flush(self) -> None:
+        """Waits until every record is acknowledged.
+
+        Raises:
+            TransientError: a record was not delivered; names topic[partition].
+            ConfigurationError: the broker refuses us.
+        """
+        while self._producer.flush(QUEUE_ROOM_S):
+            self._check()
+        self._check()
+
+    def _poll(self, timeout_s: float) -> None:
+        self._producer.poll(timeout_s)
+        self._check()
+
+    def _check(self) -> None:
+        if self._failure is None and self._memory.refused:
+            self._failure = self._memory.explain(f"writing to {self.topic}")
+        if self._failure is not None:
+            raise self._failure
+
+    def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None and self._failure is None:
+            where = f"{message.topic()}[{message.partition()}]"
+            self._failure = self._memory.explain(f"record not delivered to {where} ({error.str()})", error)
+
+
+class Pacer:
+    """Holds a steady rate by sleeping between chunks."""
+
+    #: Chunks per second: often enough to look steady, rare enough to cost nothing.
+    STEPS = 20
+
+    def __init__(self, rate: float | None) -> None:
+        """Takes records per second; None means as fast as possible."""
+        self._rate = rate
+        self._start = time.monotonic()
+        self.chunk = 1_000 if rate is None else max(1, min(1_000, int(rate / self.STEPS)))
+
+    def pace(self, sent: int) -> None:
+        """Sleeps until `sent` records are due."""
+        if self._rate is not None:
+            time.sleep(max(0.0, self._start + sent / self._rate - time.monotonic()))

@@ -1,0 +1,112 @@
+"""The truth about what was sent: what every table must add up to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
+
+from game_events.errors import DataError
+from game_events.producer.events import PoisonKind
+
+
+def _iso(moment: datetime) -> str:
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+#: In the file always with six digits, so that equal manifests are equal bytes.
+Moment = Annotated[datetime, PlainSerializer(_iso, return_type=str, when_used="json")]
+
+
+class GamerTruth(BaseModel):
+    """What gold must say about one gamer. Duplicates count: bronze is a faithful log."""
+
+    model_config = ConfigDict(frozen=True)
+
+    session_count: int
+    min_timestamp: Moment
+    max_timestamp: Moment
+
+    def merge(self, other: GamerTruth) -> GamerTruth:
+        """Both together."""
+        return GamerTruth(
+            session_count=self.session_count + other.session_count,
+            min_timestamp=min(self.min_timestamp, other.min_timestamp),
+            max_timestamp=max(self.max_timestamp, other.max_timestamp),
+        )
+
+
+class Manifest(BaseModel):
+    """Everything sent to one topic.
+
+    Attributes:
+        records_total: Kafka records, poison included.
+        records: {game: {version: decodable records, duplicates included}}.
+        duplicates: how many of them repeat an event that was sent before.
+        poison: {kind: records}.
+        truth: {game: {gamer: truth}}.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    topic: str
+    seeds: tuple[int, ...]
+    schema_ids: dict[int, int]
+    records_total: int = 0
+    records: dict[str, dict[int, int]] = Field(default_factory=dict)
+    duplicates: int = 0
+    poison: dict[PoisonKind, int] = Field(default_factory=dict)
+    tombstones: int = 0
+    truth: dict[str, dict[str, GamerTruth]] = Field(default_factory=dict)
+
+    @property
+    def decodable(self) -> int:
+        """Records that silver must hold, over all games."""
+        return sum(sum(by_version.values()) for by_version in self.records.values())
+
+    def merge(self, other: Manifest) -> Manifest:
+        """This wave and another one to the same topic.
+
+        Raises:
+            DataError: another topic, or a version that has another schema id there.
+        """
+        if self.topic != other.topic:
+            raise DataError(f"manifests of two topics do not add up: {self.topic!r} and {other.topic!r}")
+        for version in self.schema_ids.keys() & other.schema_ids.keys():
+            mine, theirs = self.schema_ids[version], other.schema_ids[version]
+            if mine != theirs:
+                raise DataError(f"version {version} of {self.topic!r} has schema id {mine} and {theirs}: registry reset?")
+        truth = {game: dict(gamers) for game, gamers in self.truth.items()}
+        for game, gamers in other.truth.items():
+            known = truth.setdefault(game, {})
+            for gamer, value in gamers.items():
+                known[gamer] = known[gamer].merge(value) if gamer in known else value
+        return Manifest(
+            topic=self.topic,
+            seeds=self.seeds + other.seeds,
+            schema_ids=self.schema_ids | other.schema_ids,
+            records_total=self.records_total + other.records_total,
+            records={
+                game: dict(Counter(self.records.get(game, {})) + Counter(other.records.get(game, {})))
+                for game in self.records | other.records
+            },
+            duplicates=self.duplicates + other.duplicates,
+            poison=dict(Counter(self.poison) + Counter(other.poison)),
+            tombstones=self.tombstones + other.tombstones,
+            truth=truth,
+        )
+
+    def save(self, path: Path) -> None:
+        """Writes JSON, in one step: a reader sees the old file or the new one."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(path.name + ".tmp")
+        draft.write_text(self.model_dump_json(indent=1) + "\n", "utf-8")
+        draft.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Manifest:
+        """Reads what `save` wrote."""
+        return cls.model_validate_json(path.read_text("utf-8"))

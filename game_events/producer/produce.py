@@ -1,0 +1,102 @@
+"""The two ways to send events: `produce` (faults, a steady rate) and `produce_bulk` (as fast as the broker takes it).
+
+Both register the schemas, create the topic, write, wait for every acknowledgement and return the manifest. Neither
+returns one if a single record was not delivered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from game_events.producer.bulk import QUEUE_LIMIT, TUNING, BulkSimulation, encode_pool
+from game_events.producer.encoding import EventEncoder
+from game_events.producer.kafka_client import ensure_topic
+from game_events.producer.kafka_writer import KafkaWriter, Pacer
+from game_events.producer.manifest import Manifest
+from game_events.producer.manifest_builder import ManifestBuilder
+from game_events.producer.registration import register_versions, registry_client
+from game_events.producer.simulator import Simulation
+from game_events.settings import Settings
+
+Progress = Callable[[int], None]
+
+
+def produce(
+    settings: Settings,
+    simulation: Simulation,
+    *,
+    partitions: int = 4,
+    rate: float | None = None,
+    on_progress: Progress | None = None,
+) -> Manifest:
+    """Sends one wave of simulated events.
+
+    Args:
+        settings: broker, topic and registry.
+        simulation: what to send.
+        partitions: of the topic, if it has to be created.
+        rate: records per second; None is as fast as possible.
+        on_progress: called with the records queued so far, poison included.
+
+    Raises:
+        ConfigurationError: refused by broker or registry.
+        TransientError: not reachable, or a record was not delivered.
+    """
+    encoder, schema_ids = _prepare(settings, simulation.version_numbers, partitions)
+    truth = ManifestBuilder()
+    pacer = Pacer(rate)
+    sent = 0
+    with KafkaWriter(settings) as writer:
+        for record in simulation.records():
+            writer.write(encoder.record(record), record.event.gamer.encode(), record.event.game)
+            truth.add(record)
+            sent += 1
+            if sent % pacer.chunk == 0:
+                writer.poll()
+                _report(on_progress, sent)
+                pacer.pace(sent)
+    _report(on_progress, sent)
+    return truth.build(settings.kafka_topic, simulation.seed, schema_ids)
+
+
+def produce_bulk(
+    settings: Settings, simulation: BulkSimulation, *, partitions: int = 4, on_progress: Progress | None = None
+) -> Manifest:
+    """Sends a bulk load. Records have no header: librdkafka's batch call takes none.
+
+    Args:
+        settings: broker, topic and registry.
+        simulation: what to send.
+        partitions: of the topic, if it has to be created.
+        on_progress: called with the records queued so far.
+
+    Raises:
+        ConfigurationError: refused by broker or registry.
+        TransientError: not reachable, or a record was not delivered.
+    """
+    encoder, schema_ids = _prepare(settings, simulation.version_numbers, partitions)
+    pool = simulation.pool()
+    messages = encode_pool(pool, encoder)
+    sent = 0
+    with KafkaWriter(settings, **TUNING) as writer:
+        for batch in simulation.batches(messages):
+            writer.write_batch(batch, QUEUE_LIMIT)
+            sent += len(batch)
+            _report(on_progress, sent)
+    truth = ManifestBuilder()
+    for event, times in zip(pool, simulation.times_sent(len(pool)), strict=True):
+        truth.add_event(event, times)
+    return truth.build(settings.kafka_topic, simulation.seed, schema_ids, duplicates=simulation.records - len(pool))
+
+
+def _prepare(settings: Settings, versions: tuple[int, ...], partitions: int) -> tuple[EventEncoder, dict[int, int]]:
+    """Topic first: a broker that is down should not leave schemas behind."""
+    ensure_topic(settings, partitions)
+    registry = registry_client(settings)
+    schema_ids = register_versions(registry, settings, versions)
+    return EventEncoder(schema_ids, registry), schema_ids
+
+
+def _report(on_progress: Progress | None, sent: int) -> None:
+    if on_progress is not None:
+        on_progress(sent)

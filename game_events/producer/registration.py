@@ -1,0 +1,67 @@
+"""Puts the schema versions into the registry, as `.proto` text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import httpx2
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+from confluent_kafka.schema_registry.error import SchemaRegistryError
+
+from game_events.errors import ConfigurationError, TransientError
+from game_events.producer.schema_versions import schema_text
+from game_events.settings import Settings
+
+TIMEOUT_S = 10
+REFUSED_LOGIN = (401, 403)
+#: Past these, waiting may help; any other 4xx answer stays the same.
+BUSY = 429
+SERVER_ERROR = 500
+
+
+def registry_client(settings: Settings) -> SchemaRegistryClient:
+    """A Confluent client with the settings' credentials. Connects lazily; ``mock://`` gives the client's own fake."""
+    conf: dict[str, object] = {"url": settings.schema_registry_url, "timeout": TIMEOUT_S, "max.retries": 2}
+    if settings.schema_registry_user:
+        password = settings.schema_registry_password
+        secret = password.get_secret_value() if password else ""
+        conf["basic.auth.user.info"] = f"{settings.schema_registry_user}:{secret}"
+    return SchemaRegistryClient.new_client(conf)
+
+
+def register_versions(client: SchemaRegistryClient, settings: Settings, versions: Iterable[int]) -> dict[int, int]:
+    """Registers each version under ``<topic>-value``, lowest first; registering again gives the same ids.
+
+    The compatibility level stays what the registry has. No references: the only import is a well-known type, which
+    every reader brings along.
+
+    Returns:
+        {version: schema id}.
+
+    Raises:
+        ConfigurationError: refused login, wrong address, or the subject's compatibility level forbids a version.
+        TransientError: the registry cannot be reached, or answers with an error of its own.
+    """
+    subject = f"{settings.kafka_topic}-value"
+    return {version: _register(client, settings, subject, version) for version in sorted(versions)}
+
+
+def _register(client: SchemaRegistryClient, settings: Settings, subject: str, version: int) -> int:
+    what = f"schema registry {settings.schema_registry_url}, subject {subject!r}, version {version}"
+    try:
+        return client.register_schema(subject, Schema(schema_text(version), "PROTOBUF"))
+    except SchemaRegistryError as error:
+        status = error.http_status_code
+        if status in REFUSED_LOGIN:
+            raise ConfigurationError(
+                f"{what}: login refused (HTTP {status}): check GAME_EVENTS_SCHEMA_REGISTRY_USER and "
+                "GAME_EVENTS_SCHEMA_REGISTRY_PASSWORD"
+            ) from None
+        if status == BUSY or status >= SERVER_ERROR:
+            raise TransientError(f"{what}: {error}") from error
+        raise ConfigurationError(f"{what}: not accepted ({error}): check the address and the compatibility level") from error
+    except (httpx2.HTTPError, OSError, ValueError) as error:
+        raise TransientError(
+            f"{what}: no usable answer ({type(error).__name__}: {error}): "
+            "is GAME_EVENTS_SCHEMA_REGISTRY_URL right, and is it up?"
+        ) from error

@@ -1,0 +1,191 @@
+"""The topic: its offsets, and bounded slices of it as Spark DataFrames.
+
+Guarantee: a slice is exactly the records with ``start <= offset < end`` of each partition that a committed reader may see
+(aborted transactions leave gaps in the offsets); reading it twice gives the same records.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+from pyspark.sql import DataFrame, SparkSession
+
+from game_events.errors import ConfigurationError, DataError, TransientError
+from game_events.settings import Settings
+
+TIMEOUT_S = 15.0
+#: Set by this project for every client; a user's own value would break exactly-once.
+MANAGED = ("isolation.level", "enable.auto.commit", "auto.offset.reset", "group.id")
+_LOGIN_ERRORS = (KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED)
+
+Offsets = dict[int, int]
+
+
+@dataclass(frozen=True)
+class TopicOffsets:
+    """A topic at one moment.
+
+    Attributes:
+        topic: name.
+        topic_id: the broker's id of it; another one after the topic was deleted and made again.
+        earliest: partition -> first offset that still exists.
+        latest: partition -> offset behind the last one that a committed reader may see.
+    """
+
+    topic: str
+    topic_id: str
+    earliest: Offsets
+    latest: Offsets
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A bounded part of a topic: partition -> [start, end). Partitions with nothing to read are left out."""
+
+    topic: str
+    topic_id: str
+    start: Offsets
+    end: Offsets
+    latest: Offsets = field(default_factory=dict)
+
+    @property
+    def records(self) -> int:
+        """Number of offsets in the slice (gaps of transactions included)."""
+        return sum(self.end[p] - self.start[p] for p in self.end)
+
+    @property
+    def lag(self) -> Offsets:
+        """Partition -> offsets that remain after this slice."""
+        return {p: self.latest[p] - self.end.get(p, self.latest[p]) for p in self.latest}
+
+
+class KafkaTopic:
+    """Reads one topic's metadata from the driver and its records through Spark."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Connects lazily.
+
+        Raises:
+            ConfigurationError: `kafka_options` names an option that exactly-once depends on.
+        """
+        self.topic = settings.kafka_topic
+        self.servers = settings.kafka_bootstrap_servers
+        managed = sorted(set(MANAGED) & set(settings.kafka_options))
+        if managed:
+            raise ConfigurationError(f"GAME_EVENTS_KAFKA_OPTIONS: {', '.join(managed)} is managed by game_events")
+        self._options = {key: value.get_secret_value() for key, value in settings.kafka_options.items()}
+        self._admin: AdminClient | None = None
+        self._cause: KafkaError | None = None
+
+    def offsets(self) -> TopicOffsets:
+        """The topic's id and offset ranges.
+
+        Raises:
+            ConfigurationError: no such topic, or the broker refuses the login.
+            TransientError: the broker does not answer.
+        """
+        described = self._describe()
+        partitions = [TopicPartition(self.topic, p.id) for p in described.partitions]
+        earliest = self._list(partitions, OffsetSpec.earliest())
+        latest = self._list(partitions, OffsetSpec.latest())
+        return TopicOffsets(self.topic, str(described.topic_id), earliest, latest)
+
+    def read(self, spark: SparkSession, part: Slice) -> DataFrame:
+        """The records of a slice: key, value, topic, partition, offset, timestamp, headers.
+
+        Raises at execution, never returns less: a record that has expired meanwhile fails the job.
+        """
+        reader = (
+            spark.read.format("kafka")
+            .option("kafka.bootstrap.servers", self.servers)
+            .option("assign", json.dumps({part.topic: sorted(part.end)}))
+            .option("startingOffsets", json.dumps({part.topic: {str(p): o for p, o in part.start.items()}}))
+            .option("endingOffsets", json.dumps({part.topic: {str(p): o for p, o in part.end.items()}}))
+            .option("includeHeaders", "true")
+            .option("failOnDataLoss", "true")
+            .option("kafka.isolation.level", "read_committed")
+        )
+        for key, value in self._options.items():
+            reader = reader.option(f"kafka.{key}", value)
+        return reader.load()
+
+    def _describe(self):  # type: ignore[no-untyped-def]  # noqa: ANN202 - a type that confluent_kafka does not export
+        found = self._call(lambda admin: admin.describe_topics(TopicCollection([self.topic]), request_timeout=TIMEOUT_S))
+        return found[self.topic]
+
+    def _list(self, partitions: list[TopicPartition], spec: OffsetSpec) -> Offsets:
+        from confluent_kafka import IsolationLevel  # noqa: PLC0415 - missing in the type stubs' root
+
+        found = self._call(
+            lambda admin: admin.list_offsets(
+                dict.fromkeys(partitions, spec),
+                isolation_level=IsolationLevel.READ_COMMITTED,
+                request_timeout=TIMEOUT_S,
+            )
+        )
+        return {key.partition: result.offset for key, result in found.items()}
+
+    def _call(self, ask: Callable[[AdminClient], Mapping]) -> dict:  # type: ignore[type-arg]
+        self._cause = None
+        if self._admin is None:
+            conf = {"bootstrap.servers": self.servers, "error_cb": self._remember, "log_level": 0, **self._options}
+            self._admin = AdminClient(conf)
+        try:
+            return {key: future.result(timeout=2 * TIMEOUT_S) for key, future in ask(self._admin).items()}
+        except KafkaException as error:
+            raise self._explain(error.args[0]) from error
+        except TimeoutError as error:
+            raise self._explain(None) from error
+
+    def _remember(self, error: KafkaError) -> None:
+        """The only place where librdkafka tells why a login failed; the calls themselves just time out."""
+        if error.code() != KafkaError._ALL_BROKERS_DOWN or self._cause is None:
+            self._cause = error
+
+    def _explain(self, error: KafkaError | None) -> Exception:
+        self._admin = None
+        if error is not None and error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            return ConfigurationError(
+                f"Kafka {self.servers} has no topic {self.topic!r}: create it, or set GAME_EVENTS_KAFKA_TOPIC"
+            )
+        cause = self._cause or error
+        if cause is not None and cause.code() in _LOGIN_ERRORS:
+            return ConfigurationError(f"Kafka {self.servers} refuses the login: {cause.str()} (GAME_EVENTS_KAFKA_OPTIONS)")
+        said = cause.str() if cause is not None else "no answer"
+        return TransientError(f"Kafka {self.servers} does not answer: {said} (GAME_EVENTS_KAFKA_BOOTSTRAP_SERVERS)")
+
+
+def plan_slice(now: TopicOffsets, start: Offsets, until: Offsets, max_records: int) -> Slice | None:
+    """The next slice: from `start` towards `until`, at most `max_records`, shared between partitions by their backlog.
+
+    Raises:
+        DataError: records between `start` and the earliest offset have expired, or the topic is shorter than `start`.
+    """
+    for partition, offset in sorted(start.items()):
+        where = f"{now.topic}[{partition}]"
+        if partition not in now.latest:
+            raise DataError(f"{where} is gone: the topic has fewer partitions than bronze has read")
+        if offset < now.earliest[partition] and offset < now.latest[partition]:
+            raise DataError(
+                f"{where}: offsets {offset} to {now.earliest[partition] - 1} expired before they were read. Raise the "
+                "topic's retention; to go on without them, start a new lakehouse or wait for the gap setting (S4)"
+            )
+        if offset > now.latest[partition]:
+            raise DataError(f"{where}: bronze is at {offset}, the topic ends at {now.latest[partition]}: was it truncated?")
+    backlog = {p: max(0, until.get(p, now.latest[p]) - start.get(p, now.earliest[p])) for p in now.latest}
+    total = sum(backlog.values())
+    if not total:
+        return None
+    share = min(1.0, max_records / total)
+    begin: Offsets = {}
+    end: Offsets = {}
+    for partition, waiting in sorted(backlog.items()):
+        take = min(waiting, max(1, int(waiting * share))) if waiting else 0
+        if take:
+            begin[partition] = start.get(partition, now.earliest[partition])
+            end[partition] = begin[partition] + take
+    return Slice(now.topic, now.topic_id, begin, end, now.latest)

@@ -1,0 +1,135 @@
+"""Schema texts by id from a Confluent-compatible registry, references of any depth included.
+
+Sources: Confluent Schema Registry REST API v7 (`GET /schemas/ids/{id}`, `GET /subjects/{s}/versions/{v}`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import httpx2
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+from confluent_kafka.schema_registry.error import SchemaRegistryError
+
+from game_events.errors import ConfigurationError, TransientError
+from game_events.settings import Settings
+
+T = TypeVar("T")
+#: Seconds for one answer; the client's own retries come on top.
+TIMEOUT_S = 10
+NOT_FOUND = 404
+FORBIDDEN = (401, 403)
+
+
+@dataclass(frozen=True)
+class RegistrySchema:
+    """One schema as the registry holds it.
+
+    Attributes:
+        schema_id: the id that stands in the records' frames.
+        format: ``PROTOBUF``, ``AVRO`` or ``JSON``.
+        text: schema text, or a base64 ``FileDescriptorProto`` (what the Confluent serializer registers by itself).
+        references: (import name, text) of everything it imports, dependencies before dependents.
+    """
+
+    schema_id: int
+    format: str
+    text: str
+    references: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over text and references: tells when a registry gives an old id a new meaning."""
+        whole = json.dumps([self.format, self.text, self.references], separators=(",", ":"))
+        return hashlib.sha256(whole.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class SubjectVersion:
+    """One registered version of a subject."""
+
+    subject: str
+    version: int
+    schema_id: int
+
+
+class SchemaRegistry:
+    """Read-only client. Every call is bounded by `TIMEOUT_S` and raises only this project's errors."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Connects lazily: nothing is called yet."""
+        self.url = settings.schema_registry_url
+        conf: dict[str, object] = {"url": self.url, "timeout": TIMEOUT_S, "max.retries": 2}
+        if settings.schema_registry_user:
+            password = settings.schema_registry_password
+            secret = password.get_secret_value() if password else ""
+            conf["basic.auth.user.info"] = f"{settings.schema_registry_user}:{secret}"
+        self._client = SchemaRegistryClient(conf)
+
+    def fetch(self, schema_id: int) -> RegistrySchema | None:
+        """The schema of an id, or None if the registry does not know it.
+
+        Raises:
+            ConfigurationError: the registry refuses our credentials.
+            TransientError: it cannot be reached, or answers with an error.
+        """
+        schema = self._call(f"schema id {schema_id}", lambda: self._client.get_schema(schema_id))
+        if schema is None:
+            return None
+        references: dict[str, str] = {}
+        self._collect(schema, references)
+        kind = (schema.schema_type or "AVRO").upper()
+        return RegistrySchema(schema_id, kind, schema.schema_str or "", tuple(references.items()))
+
+    def versions(self, subject: str) -> list[SubjectVersion]:
+        """All versions of a subject, oldest first; empty if there is no such subject. One call per version."""
+        numbers = self._call(f"subject {subject!r}", lambda: self._client.get_versions(subject)) or []
+        found = []
+        for number in sorted(numbers):
+            registered = self._call(
+                f"subject {subject!r} version {number}", lambda number=number: self._client.get_version(subject, number)
+            )
+            if registered is not None and registered.schema_id is not None:
+                found.append(SubjectVersion(subject, number, registered.schema_id))
+        return found
+
+    def version_numbers(self, subject: str) -> list[int]:
+        """Only the version numbers of a subject: one call."""
+        return sorted(self._call(f"subject {subject!r}", lambda: self._client.get_versions(subject)) or [])
+
+    def _collect(self, schema: Schema, into: dict[str, str]) -> None:
+        """Adds the texts of all references, depth first, so that dependencies precede dependents."""
+        for reference in schema.references or []:
+            name, subject, version = reference.name, reference.subject, reference.version
+            if name is None or subject is None or version is None or name in into:
+                continue
+            registered = self._call(
+                f"reference {name!r} ({subject!r} version {version})",
+                lambda subject=subject, version=version: self._client.get_version(subject, version, deleted=True),
+            )
+            if registered is not None and registered.schema is not None:
+                self._collect(registered.schema, into)
+                into[name] = registered.schema.schema_str or ""
+
+    def _call(self, what: str, call: Callable[[], T]) -> T | None:
+        try:
+            return call()
+        except SchemaRegistryError as error:
+            status = error.http_status_code
+            if status == NOT_FOUND:
+                return None
+            if status in FORBIDDEN:
+                raise ConfigurationError(
+                    f"schema registry {self.url} refuses {what} (HTTP {status}): check "
+                    "GAME_EVENTS_SCHEMA_REGISTRY_USER and GAME_EVENTS_SCHEMA_REGISTRY_PASSWORD"
+                ) from None
+            raise TransientError(f"schema registry {self.url} answered {what} with {status}: {error}") from error
+        except (httpx2.HTTPError, OSError, ValueError) as error:
+            raise TransientError(
+                f"schema registry {self.url} gave no usable answer for {what} ({type(error).__name__}: {error}): "
+                "is GAME_EVENTS_SCHEMA_REGISTRY_URL right, and is it up? (`game-events doctor` checks both)"
+            ) from error

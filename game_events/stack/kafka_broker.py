@@ -1,0 +1,110 @@
+"""One Apache Kafka broker in KRaft mode (broker and controller in one process), on the loopback address only.
+
+Delivery: it writes to the page cache as any Kafka does; records survive a killed broker, not a power cut.
+"""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+import uuid
+from pathlib import Path
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from game_events.errors import ConfigurationError
+from game_events.stack.ports import HOST, Ports, listens
+from game_events.stack.server_process import ServerProcess, spawn
+
+#: 350 MB are resident with this heap; the log cleaner alone asks for 128 MB.
+HEAP = "512m"
+FORMAT_TIMEOUT_S = 60
+HEALTH_TIMEOUT_S = 5
+NODE_ID = 1
+LOG4J = Path(__file__).with_name("log4j2.xml")
+#: Below the stack's folder, which is the working directory: any characters may stand in the path to it.
+DATA = Path("data/kafka")
+PROPERTIES = Path("data/server.properties")
+#: Fast to start: shared class data, no parallel collector on a small heap.
+JVM_OPTIONS = (f"-Xmx{HEAP}", f"-Xms{HEAP}", "-XX:+UseSerialGC", "-Xshare:auto", "-Djava.awt.headless=true")
+
+
+def properties(ports: Ports) -> dict[str, str]:
+    """The broker's settings."""
+    return {
+        "process.roles": "broker,controller",
+        "node.id": f"{NODE_ID}",
+        "controller.quorum.voters": f"{NODE_ID}@{HOST}:{ports.controller}",
+        "controller.listener.names": "CONTROLLER",
+        "listeners": f"PLAINTEXT://{HOST}:{ports.kafka},CONTROLLER://{HOST}:{ports.controller}",
+        "advertised.listeners": f"PLAINTEXT://{HOST}:{ports.kafka}",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "log.dirs": DATA.as_posix(),
+        # A typing error in a topic's name shall fail, not make a topic.
+        "auto.create.topics.enable": "false",
+        "num.partitions": "4",
+        # Nothing expires: a demo is looked at again after a month.
+        "log.retention.ms": "-1",
+        # Simulated events may lie in the future.
+        "message.timestamp.after.max.ms": f"{2**63 - 1}",
+        "group.initial.rebalance.delay.ms": "0",
+        # One broker has one replica of everything, and one partition of each internal topic starts faster than 50.
+        "offsets.topic.replication.factor": "1",
+        "offsets.topic.num.partitions": "1",
+        "transaction.state.log.replication.factor": "1",
+        "transaction.state.log.min.isr": "1",
+        "transaction.state.log.num.partitions": "1",
+        "share.coordinator.state.topic.replication.factor": "1",
+        "share.coordinator.state.topic.min.isr": "1",
+        "share.coordinator.state.topic.num.partitions": "1",
+    }
+
+
+def start(java: Path, jars: Path, folder: Path, *, ports: Ports, log: Path) -> ServerProcess:
+    """Start the broker, formatting its data folder first if it is new.
+
+    Args:
+        java: the program.
+        jars: folder of the broker's class path.
+        folder: the stack's folder; the data are below it.
+        ports: for clients, and for the broker's own controller.
+        log: file of the broker's output.
+
+    Raises:
+        ConfigurationError: the data folder cannot be formatted.
+    """
+    (folder / DATA).mkdir(parents=True, exist_ok=True)
+    lines = [f"{key}={value}\n" for key, value in properties(ports).items()]
+    (folder / PROPERTIES).write_text("".join(lines))
+    command = [str(java), *JVM_OPTIONS, f"-Dlog4j2.configurationFile={LOG4J.as_uri()}", "-cp", f"{jars}/*"]
+    if not (folder / DATA / "meta.properties").exists():
+        _format(command, folder)
+    return spawn([*command, "kafka.Kafka", PROPERTIES.as_posix()], port=ports.kafka, cwd=folder, log=log)
+
+
+def _format(command: list[str], folder: Path) -> None:
+    cluster_id = "g" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]  # must not begin with a hyphen
+    arguments = ["--config", PROPERTIES.as_posix(), "--cluster-id", cluster_id, "--ignore-formatted"]
+    answer = subprocess.run(
+        [*command, "kafka.tools.StorageTool", "format", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        timeout=FORMAT_TIMEOUT_S,
+        check=False,
+    )
+    if answer.returncode != 0:
+        said = (answer.stdout + answer.stderr).strip()[-2000:]
+        raise ConfigurationError(f"Kafka cannot format its data folder {folder / DATA}:\n{said}")
+
+
+def is_healthy(port: int) -> bool:
+    """Whether the broker answers a request for metadata and counts itself as alive."""
+    if not listens(port):  # spares librdkafka's own complaints while the broker starts
+        return False
+    client = AdminClient({"bootstrap.servers": f"{HOST}:{port}", "log_level": 0})
+    try:
+        return bool(client.list_topics(timeout=HEALTH_TIMEOUT_S).brokers)
+    except KafkaException:
+        return False

@@ -1,0 +1,198 @@
+"""The local stack as a whole: a Kafka broker and a Schema Registry that come up, are checked, and go down together.
+
+Each call looks at what really runs. `up` starts only what does not, so it is also the repair of a stack of which one half
+died. Data outlive every call but ``down(delete_data=True)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
+
+from game_events.errors import ConfigurationError, TransientError
+from game_events.stack import jars, kafka_broker, registry_server
+from game_events.stack.java import find_java
+from game_events.stack.server_process import HOST, ServerProcess, find, last_lines, stop
+from game_events.stack.stack_state import StackFiles, StackState
+
+#: Both are up after about 5 s; a loaded machine may take several times that.
+START_TIMEOUT_S = 120
+POLL_S = 0.1
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Servers:
+    """The two processes; None: not there."""
+
+    kafka: ServerProcess | None = None
+    registry: ServerProcess | None = None
+
+    @classmethod
+    def running_of(cls, state: StackState | None) -> Servers:
+        """Those of `state` that still run."""
+        if state is None:
+            return cls()
+        return cls(*(server if find(server) else None for server in (state.kafka, state.registry)))
+
+    def ports(self, last: dict[str, int]) -> dict[str, int]:
+        """Their ports by name; the controller, which is part of Kafka's process, has the one it had at the start."""
+        ports = {}
+        if self.kafka is not None:
+            ports = {"kafka": self.kafka.port, "controller": last["controller"]}
+        if self.registry is not None:
+            ports["registry"] = self.registry.port
+        return ports
+
+
+@dataclass(frozen=True)
+class StackStatus:
+    """What runs and what answers; `state` is None if no stack was started here."""
+
+    state: StackState | None
+    kafka_running: bool
+    kafka_healthy: bool
+    registry_running: bool
+    registry_healthy: bool
+
+    @property
+    def healthy(self) -> bool:
+        """Both run and answer."""
+        return self.kafka_healthy and self.registry_healthy
+
+
+def up(
+    state_dir: Path,
+    kafka_port: int | None = None,
+    registry_port: int | None = None,
+    on_progress: Progress | None = None,
+) -> StackState:
+    """Make the stack of `state_dir` run; returns when broker and registry both answer.
+
+    A stack that runs already is returned as it is. What died is started again on its data, and on its old port if that is
+    free. Calls from several processes wait for each other. A call that fails stops what it started.
+
+    Args:
+        state_dir: the stack lives in ``state_dir/stack``.
+        kafka_port: port of the broker; by default the last one, else a free one.
+        registry_port: port of the registry, likewise.
+        on_progress: called with one line before each step that takes long.
+
+    Raises:
+        ConfigurationError: no Java, a given port is busy, or a server ended while starting (with the end of its log).
+        TransientError: a server did not answer in `START_TIMEOUT_S`, or the Java parts could not be fetched.
+    """
+    progress = on_progress or (lambda _line: None)
+    files = StackFiles(state_dir)
+    with files.locked(lambda: progress("waiting for another process that starts or stops this stack")):
+        running = Servers.running_of(files.read())
+        given = {"kafka": kafka_port, "registry": registry_port}
+        ports = choose_ports(given, running.ports(files.last_ports()), files.last_ports())
+        state = StackState(
+            kafka_bootstrap_servers=f"{HOST}:{ports.kafka}",
+            schema_registry_url=registry_server.url(ports.registry),
+            ports=ports,
+            kafka=running.kafka,
+            registry=running.registry,
+        )
+        try:
+            state = _start_missing(state, files, progress)
+            _wait_until_healthy(state, files)
+        except BaseException:  # Ctrl-C as well: nothing stays behind that no file records
+            _undo(files, running)
+            raise
+        return state
+
+
+def down(state_dir: Path, *, delete_data: bool = False) -> bool:
+    """Stop the stack of `state_dir`; only processes that it recorded are touched.
+
+    Args:
+        state_dir: as given to `up`.
+        delete_data: remove topics, schemas, logs and the remembered ports as well.
+
+    Returns:
+        Whether something ran.
+    """
+    files = StackFiles(state_dir)
+    if not files.folder.is_dir():
+        return False
+    with files.locked(lambda: None):
+        running = Servers.running_of(files.read())
+        stop([running.kafka, running.registry])
+        files.remove_state()
+        if delete_data:
+            files.remove_data()
+    return running != Servers()
+
+
+def status(state_dir: Path) -> StackStatus:
+    """Look at the stack of `state_dir` without changing anything."""
+    state = StackFiles(state_dir).read()
+    running = Servers.running_of(state)
+    kafka, registry = running.kafka, running.registry
+    return StackStatus(
+        state=state,
+        kafka_running=kafka is not None,
+        kafka_healthy=kafka is not None and kafka_broker.is_healthy(kafka.port),
+        registry_running=registry is not None,
+        registry_healthy=registry is not None and registry_server.is_healthy(registry.port),
+    )
+
+
+def _start_missing(state: StackState, files: StackFiles, progress: Progress) -> StackState:
+    """Start what `state` has no process for; each is recorded as soon as it exists."""
+    if state.kafka is not None and state.registry is not None:
+        return state
+    parts = jars.resolve(progress)
+    java = find_java()
+    if state.registry is None:
+        progress(f"starting the Schema Registry on port {state.ports.registry}")
+        registry = registry_server.start(java, parts.registry, files.folder, port=state.ports.registry, log=files.registry_log)
+        state = state.model_copy(update={"registry": registry})
+        files.write(state)
+    if state.kafka is None:
+        progress(f"starting Kafka on port {state.ports.kafka}")
+        kafka = kafka_broker.start(java, parts.kafka, files.folder, ports=state.ports, log=files.kafka_log)
+        state = state.model_copy(update={"kafka": kafka})
+        files.write(state)
+    return state
+
+
+def _wait_until_healthy(state: StackState, files: StackFiles) -> None:
+    """Return when both answer; raise when one ends or time is up."""
+    waiting = {
+        "Kafka": (state.kafka, kafka_broker.is_healthy, files.kafka_log),
+        "the Schema Registry": (state.registry, registry_server.is_healthy, files.registry_log),
+    }
+
+    def still_waiting() -> bool:
+        for name, (server, is_healthy, log) in list(waiting.items()):
+            if server is None or find(server) is None:
+                raise ConfigurationError(f"{name} ended while starting; the last lines of {log}:\n{last_lines(log)}")
+            if is_healthy(server.port):
+                del waiting[name]
+        return bool(waiting)
+
+    try:
+        Retrying(retry=retry_if_result(bool), stop=stop_after_delay(START_TIMEOUT_S), wait=wait_fixed(POLL_S))(still_waiting)
+    except RetryError:
+        ends = [f"{name}, last lines of {log}:\n{last_lines(log)}" for name, (_, _, log) in waiting.items()]
+        raise TransientError(
+            f"no answer in {START_TIMEOUT_S} s: run `game-events stack down`, then try again\n" + "\n".join(ends)
+        ) from None
+
+
+def _undo(files: StackFiles, before: Servers) -> None:
+    """Stop what was started since `before`."""
+    state = files.read()
+    if state is None:
+        return
+    stop([state.kafka if before.kafka is None else None, state.registry if before.registry is None else None])
+    if before == Servers():
+        files.remove_state()
+    else:
+        files.write(state.model_copy(update={"kafka": before.kafka, "registry": before.registry}))

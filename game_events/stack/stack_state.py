@@ -1,0 +1,101 @@
+"""The stack's files: ``stack.json`` while it runs, the ports it had last, and the lock that serialises changes."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from game_events.errors import ConfigurationError
+from game_events.settings import STACK_STATE_FILE
+from game_events.stack.ports import Ports
+from game_events.stack.server_process import ServerProcess
+
+
+class StackState(BaseModel):
+    """What ``stack.json`` holds.
+
+    Attributes:
+        kafka_bootstrap_servers: address for `Settings`.
+        schema_registry_url: address for `Settings`.
+        ports: all listeners.
+        kafka: the broker's process, None while it is not started yet.
+        registry: the registry's process, None likewise.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    kafka_bootstrap_servers: str
+    schema_registry_url: str
+    ports: Ports
+    kafka: ServerProcess | None = None
+    registry: ServerProcess | None = None
+
+
+class StackFiles:
+    """Files below ``state_dir/stack``; nothing is made before something is written."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._state_file = state_dir.resolve() / STACK_STATE_FILE
+        self.folder = self._state_file.parent
+        self.data = self.folder / "data"
+        self.logs = self.folder / "logs"
+        self.kafka_log = self.logs / "kafka.log"
+        self.registry_log = self.logs / "registry.log"
+        self._ports_file = self.folder / "ports.json"
+
+    def read(self) -> StackState | None:
+        """The recorded state, or None if there is none or none that can be read."""
+        try:
+            return StackState.model_validate_json(self._state_file.read_bytes())
+        except (FileNotFoundError, NotADirectoryError, ValidationError):
+            return None
+
+    def write(self, state: StackState) -> None:
+        """Record `state`; a reader sees the old or the new one."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        _replace(self._state_file, state.model_dump_json(indent=2))
+        _replace(self._ports_file, state.ports.model_dump_json())
+
+    def remove_state(self) -> None:
+        """Forget the processes; data, logs and ports stay."""
+        self._state_file.unlink(missing_ok=True)
+
+    def last_ports(self) -> dict[str, int]:
+        """The ports of the stack's last run by name, or nothing."""
+        with suppress(OSError, ValidationError):
+            return Ports.model_validate_json(self._ports_file.read_bytes()).model_dump()
+        return {}
+
+    def remove_data(self) -> None:
+        """Remove all but the lock, which the caller holds."""
+        for folder in (self.data, self.logs):
+            if folder.exists():
+                shutil.rmtree(folder)
+        self._ports_file.unlink(missing_ok=True)
+
+    @contextmanager
+    def locked(self, on_wait: Callable[[], None]) -> Iterator[None]:
+        """Hold the lock of this folder; `on_wait` is called if another process has it."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = (self.folder / "lock").open("w")
+        except OSError as error:
+            raise ConfigurationError(f"cannot write the state folder {self.folder}: {error}") from error
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                on_wait()
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+def _replace(path: Path, text: str) -> None:
+    new = path.with_name(path.name + ".new")
+    new.write_text(text + "\n")
+    new.replace(path)

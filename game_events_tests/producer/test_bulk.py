@@ -1,0 +1,58 @@
+"""The bulk load's pool and its exact truth."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from game_events.producer.bulk import BATCH, BulkSimulation, encode_pool
+from game_events.producer.manifest_builder import ManifestBuilder
+from game_events_tests.producer.helpers import SCHEMA_IDS, assert_true, encoder
+
+
+def sent_values(simulation):
+    messages = encode_pool(simulation.pool(), encoder())
+    return [message["value"] for batch in simulation.batches(messages) for message in batch]
+
+
+def manifest_of(simulation):
+    pool, builder = simulation.pool(), ManifestBuilder()
+    for event, times in zip(pool, simulation.times_sent(len(pool)), strict=True):
+        builder.add_event(event, times)
+    return builder.build("t", 0, SCHEMA_IDS, duplicates=simulation.records - len(pool))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    records=st.integers(1, 400),
+    pool=st.integers(1, 60),
+    games=st.integers(1, 5),
+    versions=st.integers(1, 3),
+    hot=st.none() | st.floats(0, 1),
+)
+def test_the_truth_is_exact(records, pool, games, versions, hot):
+    simulation = BulkSimulation(
+        records=records, pool_per_version=pool, games=games, versions=versions, hot_share=hot, gamers_per_game=3
+    )
+    assert_true(manifest_of(simulation), sent_values(simulation))
+
+
+@pytest.mark.parametrize("records", [BATCH - 1, BATCH, BATCH + 1, 3 * BATCH + 5])
+def test_exactly_the_asked_number_is_sent(records):
+    simulation = BulkSimulation(records=records, pool_per_version=6_001)
+    assert_true(manifest_of(simulation), sent_values(simulation))
+
+
+def test_a_count_of_games_names_them():
+    assert BulkSimulation(records=1, games=3).game_names == ("game_0001", "game_0002", "game_0003")
+
+
+def test_every_game_gets_every_version():
+    records = manifest_of(BulkSimulation(records=10_000, games=20, versions=2)).records
+    assert len(records) == 20
+    assert all(set(by_version) == {1, 2} for by_version in records.values())
+
+
+def test_the_hot_game_gets_its_share():
+    manifest = manifest_of(BulkSimulation(records=20_000, games=50, hot_share=0.9))
+    assert sum(manifest.records["game_0001"].values()) / 20_000 == pytest.approx(0.9, abs=0.02)
+    assert len(manifest.records) == 50
