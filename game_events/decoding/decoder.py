@@ -77,7 +77,7 @@ class BatchDecoder:
         """Decode the values of a batch; every row ends in `good`, `rejected` or, by its type, in `unknown`."""
         result = DecodedBatch()
         groups, bad_frames = frames.split(values)
-        result.rejected += [Rejected(b.reason, b.reason.__doc__ or "", b.rows, b.schema_id) for b in bad_frames]
+        result.rejected += [Rejected(b.reason, b.reason.explanation, b.rows, b.schema_id) for b in bad_frames]
         for group in groups:
             key = (group.schema_id, group.path)
             refusal = self._plan.rejected.get(key) or self._plan.rejected.get((group.schema_id, ()))

@@ -56,7 +56,7 @@ class MessageDecoder:
             pool = ptars.HandlerPool([descriptor.file], config=_CONFIG)
             self._handler = pool.get_for_message(descriptor)
             arrow: pa.Schema = self._handler.schema()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - a native panic is one; `_contained` lets the others go on
             raise _contained(error, f"schema id {compiled.schema_id}: {self.message} is not supported") from None
         self.fields: tuple[Field, ...] = tuple(
             _field(descriptor.fields_by_name[f.name], f.type, MAX_DEPTH) for f in arrow if f.name in descriptor.fields_by_name
@@ -90,7 +90,7 @@ class MessageDecoder:
             try:
                 batches.append(self._handler.array_to_record_batch(part))
                 kept.append(rows)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - a native panic is one; `_contained` lets the others go on
                 failure = _contained(error, "not a message of its schema")
                 if len(rows) > 1:
                     half = len(rows) // 2

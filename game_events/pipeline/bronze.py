@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -109,10 +110,8 @@ def _open_or_create(pipeline: Pipeline, topic: TopicOffsets) -> DeltaTable:
         table_id=None,
         description="Every decodable record of the topic, once, decoded by its writer's schema",
     )
-    try:
+    with suppress(ConflictError):  # a rival made it: its start offsets hold for us too
         commit(plan)
-    except ConflictError:
-        pass  # a rival made it: its start offsets hold for us too
     made = pipeline.bronze.open()
     if made is None:
         raise ConflictError(f"{pipeline.bronze.name} was removed right after it was made")

@@ -73,10 +73,8 @@ def refresh_gold(pipeline: Pipeline, report: RunReport, games: frozenset[str] | 
     state = pipeline.progress.read(bronze_id)
     target = state.floor(SILVER)
     floor = state.floor(GOLD)
-    if games is not None:
-        todo = set(games)
-    else:
-        todo = {g for g, b in state.games.items() if full or b > floor} | state.failed_in(GOLD)
+    changed = {g for g, batch in state.games.items() if full or batch > floor} | state.failed_in(GOLD)
+    todo = changed if games is None else set(games)
     failed: dict[str, str] = {}
     for _ in range(ATTEMPTS):
         if not todo:

@@ -92,11 +92,11 @@ def refresh_silver(pipeline: Pipeline, report: RunReport, games: frozenset[str] 
         report.tables.append(TableReport(SILVER, table.name, table.uri, game, error=why))
     valid_unrouted = any(why != "invalid" and rows for why, rows in unrouted.items())
 
+    whole = games is None and not full
+
     def moved(now: Progress) -> Progress:
-        whole = games is None and not full
-        after = now.done(
-            SILVER, source.batch if whole else now.floor(SILVER), done, failed if whole else _other(now, done, failed)
-        )
+        floor_now = source.batch if whole else now.floor(SILVER)
+        after = now.done(SILVER, floor_now, done, failed if whole else _other(now, done, failed))
         return _with_unrouted(after, source.batch) if valid_unrouted else after
 
     pipeline.progress.update(source.bronze_id, moved)
@@ -296,3 +296,22 @@ def _entry(
     name: str, uri: str, game: str, landed: Landed, batch: int, columns: list[tuple[str, str]], *, new: bool
 ) -> TableReport:
     return TableReport(SILVER, name, uri, game, landed.rows, landed.version, batch, columns, new=new)
+
+
+def new_games(pipeline: Pipeline) -> list[str]:
+    """Valid, allowed names in bronze above silver's floor that have no table yet, while there is room for more games."""
+    handle = pipeline.bronze.open()
+    if handle is None or not row_count(handle):
+        return []
+    source = _source(pipeline, handle)
+    state = pipeline.progress.read(source.bronze_id)
+    uris = files_with(handle, "_batch", state.floor(SILVER))
+    if not uris:
+        return []
+    entity = F.col(pipeline.settings.entity_column).alias("game")
+    rows = read_files(pipeline.spark, uris, spark_schema(handle.schema())).select(entity)
+    room = max(0, pipeline.settings.max_games - len(state.games))
+    routing = Routing(frozenset(pipeline.settings.games))
+    counted = rows.groupBy("game").count().orderBy(F.desc("count"), "game").limit(room + len(state.games)).collect()
+    names = [r["game"] for r in counted if routing.refusal(r["game"]) is None and r["game"] not in state.games]
+    return names[:room]

@@ -9,9 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    OffsetSpec,
+    TopicDescription,
+)
 from pyspark.sql import DataFrame, SparkSession
 
 from game_events.errors import ConfigurationError, DataError, TransientError
@@ -90,8 +95,8 @@ class KafkaTopic:
         """
         described = self._describe()
         partitions = [TopicPartition(self.topic, p.id) for p in described.partitions]
-        earliest = self._list(partitions, OffsetSpec.earliest())
-        latest = self._list(partitions, OffsetSpec.latest())
+        earliest = self._list(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+        latest = self._list(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
         return TopicOffsets(self.topic, str(described.topic_id), earliest, latest)
 
     def read(self, spark: SparkSession, part: Slice) -> DataFrame:
@@ -113,13 +118,12 @@ class KafkaTopic:
             reader = reader.option(f"kafka.{key}", value)
         return reader.load()
 
-    def _describe(self):  # type: ignore[no-untyped-def]  # noqa: ANN202 - a type that confluent_kafka does not export
+    def _describe(self) -> TopicDescription:
         found = self._call(lambda admin: admin.describe_topics(TopicCollection([self.topic]), request_timeout=TIMEOUT_S))
-        return found[self.topic]
+        described: TopicDescription = found[self.topic]
+        return described
 
     def _list(self, partitions: list[TopicPartition], spec: OffsetSpec) -> Offsets:
-        from confluent_kafka import IsolationLevel  # noqa: PLC0415 - missing in the type stubs' root
-
         found = self._call(
             lambda admin: admin.list_offsets(
                 dict.fromkeys(partitions, spec),
@@ -132,7 +136,12 @@ class KafkaTopic:
     def _call(self, ask: Callable[[AdminClient], Mapping]) -> dict:  # type: ignore[type-arg]
         self._cause = None
         if self._admin is None:
-            conf = {"bootstrap.servers": self.servers, "error_cb": self._remember, "log_level": 0, **self._options}
+            conf: dict[str, Any] = {
+                "bootstrap.servers": self.servers,
+                "error_cb": self._remember,
+                "log_level": 0,
+                **self._options,
+            }
             self._admin = AdminClient(conf)
         try:
             return {key: future.result(timeout=2 * TIMEOUT_S) for key, future in ask(self._admin).items()}

@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import httpx2
@@ -90,9 +91,7 @@ class SchemaRegistry:
         numbers = self._call(f"subject {subject!r}", lambda: self._client.get_versions(subject)) or []
         found = []
         for number in sorted(numbers):
-            registered = self._call(
-                f"subject {subject!r} version {number}", lambda number=number: self._client.get_version(subject, number)
-            )
+            registered = self._call(f"subject {subject!r} version {number}", partial(self._client.get_version, subject, number))
             if registered is not None and registered.schema_id is not None:
                 found.append(SubjectVersion(subject, number, registered.schema_id))
         return found
@@ -109,7 +108,7 @@ class SchemaRegistry:
                 continue
             registered = self._call(
                 f"reference {name!r} ({subject!r} version {version})",
-                lambda subject=subject, version=version: self._client.get_version(subject, version, deleted=True),
+                partial(self._client.get_version, subject, version, deleted=True),
             )
             if registered is not None and registered.schema is not None:
                 self._collect(registered.schema, into)

@@ -1,1 +1,1 @@
-"""The local stack: a real Kafka broker and a real Schema Registry as child processes, and the jars they and Spark need."""
+"""The local stack: a real Kafka broker, a real Schema Registry, and the jars that they and Spark need."""

@@ -1,7 +1,7 @@
 """The JVM parts that ``ivy.xml`` pins, fetched once into a cache folder that its hash names.
 
-Ivy comes with PySpark, so nothing but Java has to be installed. A folder appears whole or not at all: it is filled under
-another name and renamed.
+Ivy comes with PySpark, so nothing but Java has to be installed. A folder appears whole or not at all: it is filled
+under another name and renamed.
 """
 
 from __future__ import annotations

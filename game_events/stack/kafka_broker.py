@@ -49,6 +49,9 @@ def properties(ports: Ports) -> dict[str, str]:
         # Simulated events may lie in the future.
         "message.timestamp.after.max.ms": f"{2**63 - 1}",
         "group.initial.rebalance.delay.ms": "0",
+        # A broker that was killed may register again only when its session is over: 12 s to start with the default, 9 s.
+        "broker.session.timeout.ms": "4000",
+        "broker.heartbeat.interval.ms": "500",
         # One broker has one replica of everything, and one partition of each internal topic starts faster than 50.
         "offsets.topic.replication.factor": "1",
         "offsets.topic.num.partitions": "1",

@@ -1,7 +1,7 @@
 """The local stack as a whole: a Kafka broker and a Schema Registry that come up, are checked, and go down together.
 
-Each call looks at what really runs. `up` starts only what does not, so it is also the repair of a stack of which one half
-died. Data outlive every call but ``down(delete_data=True)``.
+Each call looks at what really runs. `up` starts only what does not, so it also repairs a stack of which one half died.
+Data outlive every call but ``down(delete_data=True)``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wa
 from game_events.errors import ConfigurationError, TransientError
 from game_events.stack import jars, kafka_broker, registry_server
 from game_events.stack.java import find_java
-from game_events.stack.server_process import HOST, ServerProcess, find, last_lines, stop
+from game_events.stack.ports import HOST, choose_ports
+from game_events.stack.server_process import ServerProcess, find, last_lines, stop
 from game_events.stack.stack_state import StackFiles, StackState
 
 #: Both are up after about 5 s; a loaded machine may take several times that.
@@ -39,7 +40,7 @@ class Servers:
         return cls(*(server if find(server) else None for server in (state.kafka, state.registry)))
 
     def ports(self, last: dict[str, int]) -> dict[str, int]:
-        """Their ports by name; the controller, which is part of Kafka's process, has the one it had at the start."""
+        """Their ports by name; the controller, part of Kafka's process, has the one of `last`."""
         ports = {}
         if self.kafka is not None:
             ports = {"kafka": self.kafka.port, "controller": last["controller"]}
@@ -72,8 +73,8 @@ def up(
 ) -> StackState:
     """Make the stack of `state_dir` run; returns when broker and registry both answer.
 
-    A stack that runs already is returned as it is. What died is started again on its data, and on its old port if that is
-    free. Calls from several processes wait for each other. A call that fails stops what it started.
+    A stack that runs already is returned as it is. What died is started again on its data, and on its old port if that
+    is free. Calls from several processes wait for each other. A call that fails stops what it started.
 
     Args:
         state_dir: the stack lives in ``state_dir/stack``.
@@ -88,9 +89,10 @@ def up(
     progress = on_progress or (lambda _line: None)
     files = StackFiles(state_dir)
     with files.locked(lambda: progress("waiting for another process that starts or stops this stack")):
-        running = Servers.running_of(files.read())
-        given = {"kafka": kafka_port, "registry": registry_port}
-        ports = choose_ports(given, running.ports(files.last_ports()), files.last_ports())
+        old = files.read()
+        running = Servers.running_of(old)
+        last = old.ports.model_dump() if old else files.last_ports()
+        ports = choose_ports({"kafka": kafka_port, "registry": registry_port}, running.ports(last), last)
         state = StackState(
             kafka_bootstrap_servers=f"{HOST}:{ports.kafka}",
             schema_registry_url=registry_server.url(ports.registry),

@@ -1,0 +1,24 @@
+"""Asset checks on the whole: run by themselves from the UI; the job `refresh` reports them too."""
+
+import dagster as dg
+
+from game_events.assets.events import CONSERVED
+from game_events.assets.keys import SILVER_KEY
+from game_events.assets.resources import LakehouseResource
+from game_events.pipeline.reconcile import reconcile
+
+
+@dg.asset_check(
+    asset=SILVER_KEY,
+    name=CONSERVED,
+    description="bronze = silver + unrouted + pending, in all and for each game: nothing lost, nothing doubled.",
+)
+def rows_conserved(lakehouse: LakehouseResource) -> dg.AssetCheckResult:
+    """Count every layer anew."""
+    found = reconcile(lakehouse.pipeline())
+    return dg.AssetCheckResult(
+        passed=found.passed,
+        metadata=dict(found.metadata()),
+        severity=dg.AssetCheckSeverity.ERROR,
+        description=found.summary(),
+    )

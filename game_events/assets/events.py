@@ -1,0 +1,46 @@
+"""A run's report as Dagster events: one materialization for each table that changed, one check result for each check."""
+
+from __future__ import annotations
+
+import dagster as dg
+
+from game_events.assets.keys import GAMES, LAYER_KEYS, SILVER_KEY
+from game_events.assets.metadata import table_metadata
+from game_events.pipeline.reconcile import Reconciliation
+from game_events.pipeline.report import RunReport
+
+CONSERVED = "rows_conserved"
+
+
+def add_games(instance: dg.DagsterInstance, report: RunReport) -> list[str]:
+    """Make partitions of the report's games that are none yet; returns the new ones."""
+    games = sorted({t.game for t in report.tables if t.game and t.error is None})
+    known = set(instance.get_dynamic_partitions(str(GAMES.name))) if games else set()
+    new = [g for g in games if g not in known]
+    if new:
+        instance.add_dynamic_partitions(str(GAMES.name), new)
+    return new
+
+
+def log_report(context: dg.OpExecutionContext, report: RunReport) -> None:
+    """Log what a whole run did, for the assets and partitions that changed and no others."""
+    new = add_games(context.instance, report)
+    if new:
+        context.log.info("new_games=%s", ",".join(new))
+    for entry in report.tables:
+        if entry.error is None:
+            context.log_event(
+                dg.AssetMaterialization(LAYER_KEYS[entry.layer], partition=entry.game, metadata=table_metadata(entry, report))
+            )
+
+
+def check_evaluation(found: Reconciliation) -> dg.AssetCheckEvaluation:
+    """The result of the reconciliation as an event of a run that is not the check's own."""
+    return dg.AssetCheckEvaluation(
+        asset_key=SILVER_KEY,
+        check_name=CONSERVED,
+        passed=found.passed,
+        metadata=dict(found.metadata()),
+        severity=dg.AssetCheckSeverity.ERROR,
+        description=found.summary(),
+    )

@@ -1,0 +1,67 @@
+"""Sensors: cheap, bounded in time, with a cursor; what cannot be reached is a skip with a reason."""
+
+import json
+from dataclasses import dataclass
+
+import dagster as dg
+
+from game_events.assets.keys import subject_key
+from game_events.errors import GameEventsError
+from game_events.settings import load_settings
+from game_events.sources.registry import SchemaRegistry, SubjectVersion
+
+
+@dataclass(frozen=True)
+class VersionNews:
+    """What a look at the subject has found: versions that are new since the cursor, and the next cursor."""
+
+    new: list[SubjectVersion]
+    cursor: str
+
+
+def version_news(cursor: str | None, versions: list[SubjectVersion]) -> VersionNews:
+    """Compare a subject's versions with the cursor: a JSON list of the version numbers seen so far."""
+    seen = set(json.loads(cursor)) if cursor else set()
+    new = [v for v in versions if v.version not in seen]
+    return VersionNews(new, json.dumps(sorted(v.version for v in versions)))
+
+
+@dg.sensor(
+    name="schema_versions",
+    description="A new version of the topic's subject becomes an event of its asset, and starts the job `refresh`.",
+    job_name="refresh",
+    minimum_interval_seconds=30,
+    default_status=dg.DefaultSensorStatus.RUNNING,
+)
+def schema_versions(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+    """Ask the registry once."""
+    try:
+        settings = load_settings()
+        subject = f"{settings.kafka_topic}-value"
+        registry = SchemaRegistry(settings)
+        numbers = registry.version_numbers(subject)
+        if context.cursor and set(numbers) == set(json.loads(context.cursor)):
+            return dg.SkipReason(f"subject {subject} still has {len(numbers)} versions")
+        news = version_news(context.cursor, registry.versions(subject))
+    except GameEventsError as error:
+        return dg.SkipReason(str(error))
+    if not news.new:
+        context.update_cursor(news.cursor)
+        return dg.SkipReason(f"subject {subject} has no new version")
+    newest = news.new[-1]
+    event = dg.AssetMaterialization(
+        subject_key(settings.kafka_topic),
+        metadata={
+            "subject": subject,
+            "versions": [v.version for v in news.new],
+            "schema_ids": [v.schema_id for v in news.new],
+            "registry": registry.url,
+        },
+        tags={"dagster/data_version": f"{newest.version}-{newest.schema_id}"},
+    )
+    key = f"{subject}-{'-'.join(str(v.schema_id) for v in news.new)}-{newest.version}"
+    return dg.SensorResult(
+        asset_events=[event],
+        run_requests=[dg.RunRequest(run_key=key, tags={"game_events/reason": f"schema version {newest.version}"})],
+        cursor=news.cursor,
+    )

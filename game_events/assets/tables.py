@@ -1,0 +1,170 @@
+"""The assets: thin wrappers over the pipeline, for lineage and for materializing by hand."""
+
+from collections.abc import Iterator
+
+import dagster as dg
+
+from game_events.assets.events import add_games
+from game_events.assets.keys import (
+    BRONZE_KEY,
+    GAMES,
+    GOLD_KEY,
+    OWNERS,
+    QUARANTINE_KEY,
+    SILVER_KEY,
+    UNIFIED_KEY,
+    subject_key,
+    topic_key,
+)
+from game_events.assets.metadata import table_metadata
+from game_events.assets.resources import LakehouseResource
+from game_events.pipeline.bronze import load_bronze
+from game_events.pipeline.gold import refresh_gold
+from game_events.pipeline.report import RunReport
+from game_events.pipeline.silver import new_games, refresh_silver
+from game_events.pipeline.unified import refresh_unified
+
+
+class RefreshConfig(dg.Config):
+    """Options of a materialization by hand."""
+
+    full_refresh: bool = False
+
+
+def build_tables(topic: str) -> list[dg.AssetsDefinition | dg.AssetSpec]:
+    """All assets for one topic, external ones included."""
+    topic_asset = dg.AssetSpec(
+        topic_key(topic),
+        description="The Kafka topic that all games share. External: producers write it.",
+        group_name="sources",
+        kinds={"kafka", "protobuf"},
+        owners=OWNERS,
+    )
+    subject_asset = dg.AssetSpec(
+        subject_key(topic),
+        description="The registry subject with every schema version of the topic's values. External.",
+        group_name="sources",
+        kinds={"protobuf"},
+        owners=OWNERS,
+    )
+    return [topic_asset, subject_asset, _bronze(topic), silver_events, gold_player_agg, gold_unified_player_agg]
+
+
+def _bronze(topic: str) -> dg.AssetsDefinition:
+    sources = [topic_key(topic), subject_key(topic)]
+
+    @dg.multi_asset(
+        name="bronze_events",
+        specs=[
+            dg.AssetSpec(
+                BRONZE_KEY,
+                deps=sources,
+                description="Every decodable record of the topic, once: columns decoded by its writer's schema, Kafka "
+                "metadata, schema id, raw value. Append-only.",
+                group_name="bronze",
+                kinds={"spark", "deltalake", "bronze"},
+                owners=OWNERS,
+            ),
+            dg.AssetSpec(
+                QUARANTINE_KEY,
+                deps=sources,
+                description="Every other record, once, with the reason: written in the same pass as bronze.",
+                group_name="bronze",
+                kinds={"spark", "deltalake"},
+                owners=OWNERS,
+                skippable=True,
+            ),
+        ],
+        pool="bronze",
+    )
+    def bronze_events(context: dg.AssetExecutionContext, lakehouse: LakehouseResource) -> Iterator[dg.MaterializeResult[None]]:
+        pipeline = lakehouse.pipeline(context.log.info)
+        report = RunReport()
+        load_bronze(pipeline, report)
+        names = new_games(pipeline)
+        if names:
+            context.instance.add_dynamic_partitions(str(GAMES.name), names)
+        entries = {t.layer: t for t in report.tables}
+        if "quarantine" in entries:
+            yield dg.MaterializeResult(QUARANTINE_KEY, metadata=table_metadata(entries["quarantine"], report))
+        metadata = table_metadata(entries["bronze"], report) if "bronze" in entries else {"dagster/row_count": 0}
+        yield dg.MaterializeResult(BRONZE_KEY, metadata=metadata)
+
+    return bronze_events
+
+
+@dg.asset(
+    key=SILVER_KEY,
+    deps=[BRONZE_KEY],
+    partitions_def=GAMES,
+    backfill_policy=dg.BackfillPolicy.single_run(),
+    description="One append-only table for each game with its rows of bronze; all requested games in one Spark job.",
+    group_name="silver",
+    kinds={"spark", "deltalake", "silver"},
+    owners=OWNERS,
+    pool="silver",
+)
+def silver_events(
+    context: dg.AssetExecutionContext, config: RefreshConfig, lakehouse: LakehouseResource
+) -> dg.MaterializeResult[None]:
+    """Materialize any set of games by hand; the job `refresh` does all that have news."""
+    report = RunReport()
+    refresh_silver(lakehouse.pipeline(context.log.info), report, frozenset(context.partition_keys), full=config.full_refresh)
+    return _partitions(context, report, "silver")
+
+
+@dg.asset(
+    key=GOLD_KEY,
+    deps=[SILVER_KEY],
+    partitions_def=GAMES,
+    backfill_policy=dg.BackfillPolicy.single_run(),
+    description="One table for each game with one row per player: sessions, first and last event. Incremental; equal to a "
+    "full recompute, always.",
+    group_name="gold",
+    kinds={"spark", "deltalake", "gold"},
+    owners=OWNERS,
+    pool="gold",
+)
+def gold_player_agg(
+    context: dg.AssetExecutionContext, config: RefreshConfig, lakehouse: LakehouseResource
+) -> dg.MaterializeResult[None]:
+    """Materialize any set of games by hand; the job `refresh` does all that have news."""
+    report = RunReport()
+    refresh_gold(lakehouse.pipeline(context.log.info), report, frozenset(context.partition_keys), full=config.full_refresh)
+    return _partitions(context, report, "gold")
+
+
+@dg.asset(
+    key=UNIFIED_KEY,
+    deps=[dg.AssetDep(GOLD_KEY, partition_mapping=dg.AllPartitionMapping())],
+    description="All games' aggregates in one table, for dashboards.",
+    group_name="gold",
+    kinds={"spark", "deltalake", "gold"},
+    owners=OWNERS,
+    pool="gold",
+)
+def gold_unified_player_agg(
+    context: dg.AssetExecutionContext, config: RefreshConfig, lakehouse: LakehouseResource
+) -> dg.MaterializeResult[None]:
+    """Bring the unified table up to the games' gold tables."""
+    report = RunReport()
+    refresh_unified(lakehouse.pipeline(context.log.info), report, full=config.full_refresh)
+    for entry in report.of("unified"):
+        if entry.error is not None:
+            raise dg.Failure(f"{entry.table}: {entry.error}")
+        return dg.MaterializeResult(metadata=table_metadata(entry, report))
+    return dg.MaterializeResult(metadata={"note": "nothing has changed"})
+
+
+def _partitions(context: dg.AssetExecutionContext, report: RunReport, layer: str) -> dg.MaterializeResult[None]:
+    """Each game's own metadata; a failed game fails the run after the others' results are kept."""
+    add_games(context.instance, report)
+    for entry in report.of(layer):
+        if entry.error is None and entry.game is not None:
+            context.add_asset_metadata(table_metadata(entry, report), partition_key=entry.game)
+    errors = [f"{t.game}: {t.error}" for t in report.of(layer) if t.error is not None]
+    if errors:
+        raise dg.Failure(f"{len(errors)} games failed: " + "; ".join(errors[:10]))
+    return dg.MaterializeResult(
+        metadata={"games_changed": len(report.of(layer)), "games_requested": len(context.partition_keys)}
+    )

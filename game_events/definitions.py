@@ -1,0 +1,30 @@
+"""Assembles the Dagster project; every part is made elsewhere."""
+
+import dagster as dg
+
+from game_events.assets.checks import rows_conserved
+from game_events.assets.jobs import refresh
+from game_events.assets.resources import LakehouseResource, SparkResource
+from game_events.assets.sensors import schema_versions
+from game_events.assets.tables import build_tables
+from game_events.settings import Settings, load_settings
+
+
+def build_defs(settings: Settings | None = None) -> dg.Definitions:
+    """The definitions for some settings (default: those of the environment)."""
+    topic = (settings or load_settings()).kafka_topic
+    return dg.Definitions(
+        assets=build_tables(topic),
+        asset_checks=[rows_conserved],
+        jobs=[refresh],
+        sensors=[schema_versions],
+        resources={"lakehouse": LakehouseResource(spark=SparkResource())},
+        # The default executor would start a JVM for each step and each check.
+        executor=dg.in_process_executor,
+    )
+
+
+@dg.definitions
+def defs() -> dg.Definitions:
+    """What Dagster loads."""
+    return build_defs()

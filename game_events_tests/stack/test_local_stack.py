@@ -1,0 +1,225 @@
+"""The local stack against the real broker and registry, each test in a folder of its own."""
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+
+from game_events.errors import ConfigurationError, TransientError
+from game_events.settings import STACK_STATE_FILE, Settings
+from game_events.stack import kafka_broker, local_stack, registry_server
+from game_events.stack.ports import free_ports, listens
+from game_events.stack.server_process import ServerProcess, find
+
+PROTO = 'syntax = "proto3"; message M { int32 a = 1; }'
+
+
+@pytest.fixture
+def state_dir(tmp_path):
+    # A blank and a bracket: paths of users have them.
+    folder = tmp_path / "state [1] dir"
+    yield folder
+    local_stack.down(folder)
+
+
+def write_record_and_schema(state: local_stack.StackState) -> int:
+    admin = AdminClient({"bootstrap.servers": state.kafka_bootstrap_servers})
+    admin.create_topics([NewTopic("kept", 2, 1)])["kept"].result(10)
+    producer = Producer({"bootstrap.servers": state.kafka_bootstrap_servers})
+    producer.produce("kept", b"value", b"key", partition=1)
+    assert producer.flush(10) == 0
+    with SchemaRegistryClient({"url": state.schema_registry_url}) as registry:
+        return registry.register_schema("kept-value", Schema(PROTO, "PROTOBUF"))
+
+
+def read_schema(state: local_stack.StackState, schema_id: int) -> str:
+    with SchemaRegistryClient({"url": state.schema_registry_url}) as registry:
+        return registry.get_schema(schema_id).schema_str
+
+
+def read_record(state: local_stack.StackState) -> bytes | None:
+    consumer = Consumer({"bootstrap.servers": state.kafka_bootstrap_servers, "group.id": "g"})
+    try:
+        consumer.assign([TopicPartition("kept", 1, 0)])
+        message = consumer.poll(10)
+        return None if message is None else message.value()
+    finally:
+        consumer.close()
+
+
+def kill(server: ServerProcess) -> None:
+    process = find(server)
+    process.kill()
+    process.wait(10)
+
+
+@pytest.mark.stack
+def test_up_starts_both_a_second_up_returns_the_same_and_down_stops_both(state_dir):
+    lines = []
+    first = local_stack.up(state_dir, on_progress=lines.append)
+    assert any("Kafka" in line for line in lines)
+    assert local_stack.status(state_dir).healthy
+    assert Settings(state_dir=state_dir).kafka_bootstrap_servers == first.kafka_bootstrap_servers
+    assert Settings(state_dir=state_dir).schema_registry_url == first.schema_registry_url
+
+    assert local_stack.up(state_dir) == first
+
+    assert local_stack.down(state_dir) is True
+    status = local_stack.status(state_dir)
+    assert (status.state, status.kafka_running, status.registry_running) == (None, False, False)
+    assert not any(listens(port) for port in first.ports.model_dump().values())
+    assert not psutil.pid_exists(first.kafka.pid)
+    assert not psutil.pid_exists(first.registry.pid)
+    assert "shut down completed" in (state_dir / "stack/logs/kafka.log").read_text()
+    assert local_stack.down(state_dir) is False
+
+
+@pytest.mark.stack
+def test_topics_records_schemas_and_addresses_survive_down_and_up_and_go_with_delete_data(state_dir):
+    first = local_stack.up(state_dir)
+    schema_id = write_record_and_schema(first)
+    local_stack.down(state_dir)
+    second = local_stack.up(state_dir)
+    assert second.ports == first.ports
+    assert read_record(second) == b"value"
+    assert read_schema(second, schema_id) == PROTO
+    local_stack.down(state_dir, delete_data=True)
+    assert sorted(path.name for path in (state_dir / "stack").iterdir()) == ["lock"]
+
+
+@pytest.mark.stack
+def test_a_killed_registry_and_then_a_killed_broker_come_back_with_data_and_address_and_the_other_half_runs_on(state_dir):
+    first = local_stack.up(state_dir)
+    schema_id = write_record_and_schema(first)
+
+    kill(first.registry)
+    status = local_stack.status(state_dir)
+    assert (status.kafka_healthy, status.registry_running, status.healthy) == (True, False, False)
+    second = local_stack.up(state_dir)
+    assert (second.kafka, second.ports) == (first.kafka, first.ports)
+    assert second.registry != first.registry
+    assert read_schema(second, schema_id) == PROTO
+
+    kill(first.kafka)
+    third = local_stack.up(state_dir)
+    assert (third.registry, third.ports) == (second.registry, first.ports)
+    assert read_record(third) == b"value"
+
+
+@pytest.mark.stack
+def test_the_stack_outlives_the_process_that_started_it_and_two_at_once_start_one(state_dir):
+    code = (
+        "import sys, pathlib; from game_events.stack import local_stack;"
+        "print(local_stack.up(pathlib.Path(sys.argv[1])).model_dump_json())"
+    )
+    with ThreadPoolExecutor(2) as pool:
+        runs = [
+            pool.submit(
+                subprocess.run, [sys.executable, "-c", code, str(state_dir)], capture_output=True, text=True, check=True
+            )
+            for _ in range(2)
+        ]
+        answers = [json.loads(run.result().stdout) for run in runs]
+    assert answers[0] == answers[1]
+    assert local_stack.status(state_dir).healthy
+
+
+@pytest.mark.stack
+def test_given_ports_are_taken_on_the_loopback_address_only_and_other_ones_are_refused_while_it_runs(state_dir):
+    kafka, registry = free_ports(2)
+    state = local_stack.up(state_dir, kafka, registry)
+    assert (state.ports.kafka, state.ports.registry) == (kafka, registry)
+    for server in (state.kafka, state.registry):
+        listening = [c for c in psutil.Process(server.pid).net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+        assert {c.laddr.ip.removeprefix("::ffff:") for c in listening} == {"127.0.0.1"}
+        assert {c.laddr.port for c in listening} <= set(state.ports.model_dump().values())
+    with pytest.raises(ConfigurationError, match=rf"kafka of this stack runs on port {kafka}, not {kafka + 1}.*down"):
+        local_stack.up(state_dir, kafka + 1)
+    assert local_stack.status(state_dir).healthy
+
+
+@pytest.mark.stack
+def test_a_failed_start_shows_the_log_and_leaves_no_process(state_dir):
+    (state_dir / "stack/data/registry").mkdir(parents=True)
+    (state_dir / "stack/data/kafka").mkdir(parents=True)
+    (state_dir / "stack/data/kafka/meta.properties").write_text("version=1\ncluster.id=x\nnode.id=7\n")
+    with pytest.raises(ConfigurationError, match=r"(?s)Kafka ended while starting.*kafka\.log.*node id 7"):
+        local_stack.up(state_dir)
+    assert local_stack.status(state_dir).state is None
+    assert not [c for c in psutil.Process().children() if c.status() != psutil.STATUS_ZOMBIE and "java" in c.name()]
+
+
+@pytest.mark.stack
+def test_a_stale_state_file_is_replaced_and_the_program_that_has_the_pid_now_is_left_alone(state_dir):
+    ports = free_ports(3)
+    bystander = subprocess.Popen(["sleep", "600"])
+    try:
+        stale = ServerProcess(pid=bystander.pid, create_time=time.time() - 86_400, port=ports[0])
+        state = {
+            "kafka_bootstrap_servers": f"127.0.0.1:{ports[0]}",
+            "schema_registry_url": registry_server.url(ports[2]),
+            "ports": {"kafka": ports[0], "controller": ports[1], "registry": ports[2]},
+            "kafka": stale.model_dump(),
+            "registry": stale.model_dump(),
+        }
+        (state_dir / STACK_STATE_FILE).parent.mkdir(parents=True)
+        (state_dir / STACK_STATE_FILE).write_text(json.dumps(state))
+        status = local_stack.status(state_dir)
+        assert (status.kafka_running, status.registry_running) == (False, False)
+
+        fresh = local_stack.up(state_dir)
+        assert fresh.ports.model_dump() == state["ports"]
+        assert local_stack.status(state_dir).healthy
+        assert local_stack.down(state_dir) is True
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+@pytest.mark.parametrize("name", ["kafka", "registry"])
+def test_a_busy_port_is_named_before_anything_starts(state_dir, name):
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = busy.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=rf"port {port} for {name} is busy.*give another port"):
+            local_stack.up(state_dir, **{f"{name}_port": port})
+    assert local_stack.status(state_dir).state is None
+
+
+def test_one_port_for_both_is_refused(state_dir):
+    (port,) = free_ports(1)
+    with pytest.raises(ConfigurationError, match=f"port {port} is given twice"):
+        local_stack.up(state_dir, port, port)
+
+
+def test_looking_and_stopping_where_no_stack_is_makes_no_folder(tmp_path):
+    assert local_stack.down(tmp_path / "none") is False
+    assert local_stack.status(tmp_path / "none").healthy is False
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.stack
+def test_a_server_that_never_answers_is_stopped_at_the_deadline(state_dir, monkeypatch):
+    monkeypatch.setattr(local_stack, "START_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(kafka_broker, "is_healthy", lambda _port: False)
+    with pytest.raises(TransientError, match=r"(?s)no answer in 0\.5 s.*Kafka, last lines of"):
+        local_stack.up(state_dir)
+    assert local_stack.status(state_dir).state is None
+
+
+def test_a_state_folder_that_cannot_be_written_is_named(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(ConfigurationError, match="cannot write the state folder"):
+        local_stack.up(Path(file))
