@@ -7,6 +7,9 @@ from game_events.assets.resources import LakehouseResource
 from game_events.pipeline.reconcile import reconcile
 from game_events.pipeline.refresh import refresh as refresh_all
 
+#: Metadata key of the run's whole report.
+REPORT = "report"
+
 
 @dg.op(
     name="refresh_all_layers",
@@ -15,16 +18,18 @@ from game_events.pipeline.refresh import refresh as refresh_all
 )
 def refresh_all_layers(context: dg.OpExecutionContext, lakehouse: LakehouseResource) -> None:
     """One run of the whole pipeline; a game that fails alone fails the run after the others' results are kept."""
-    pipeline = lakehouse.pipeline(context.log.info)
+    pipeline = lakehouse.pipeline()
     report = refresh_all(pipeline)
     log_report(context, report)
     if report.batches:
         # Accepted since 1.6, though the annotation of `log_event` does not list it.
         context.log_event(check_evaluation(reconcile(pipeline)))  # type: ignore[arg-type]
-    context.add_output_metadata({"report": dg.MetadataValue.json(report.to_dict())})
+    context.add_output_metadata({REPORT: dg.MetadataValue.json(report.to_dict())})
     if report.errors:
         failed = "; ".join(f"{t.table}: {t.error}" for t in report.errors[:10])
-        raise dg.Failure(f"{len(report.errors)} tables failed: {failed}")
+        raise dg.Failure(
+            f"{len(report.errors)} tables failed: {failed}", metadata={REPORT: dg.MetadataValue.json(report.to_dict())}
+        )
 
 
 @dg.job(

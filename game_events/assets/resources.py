@@ -1,6 +1,5 @@
 """Dagster's resources: the Spark session, and the pipeline that uses it."""
 
-from collections.abc import Callable
 from typing import Any
 
 import dagster as dg
@@ -38,6 +37,6 @@ class LakehouseResource(dg.ConfigurableResource[Any]):
 
     spark: dg.ResourceDependency[SparkResource]
 
-    def pipeline(self, on_progress: Callable[[str], None] = lambda _: None) -> Pipeline:
+    def pipeline(self) -> Pipeline:
         """The parts of the pipeline; Spark starts when the first of them needs it."""
-        return Pipeline(load_settings(), lambda: self.spark.spark_session, on_progress)
+        return Pipeline(load_settings(), lambda: self.spark.spark_session)

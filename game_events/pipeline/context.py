@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +16,10 @@ from game_events.settings import Settings
 from game_events.sources.kafka import KafkaTopic
 from game_events.sources.registry import SchemaRegistry
 
+#: Told what is under way, in words for a person: Dagster shows it in the run's log, the command line beside its spinner.
+PROGRESS_LOGGER = "game_events.progress"
+_progress = logging.getLogger(PROGRESS_LOGGER)
+
 
 @dataclass(frozen=True)
 class Pipeline:
@@ -23,12 +28,14 @@ class Pipeline:
     Attributes:
         settings: the settings.
         get_spark: gives the session; only the Dagster resource (or a test's fixture) makes one.
-        on_progress: told what is under way, in words for a person.
     """
 
     settings: Settings
     get_spark: Callable[[], SparkSession]
-    on_progress: Callable[[str], None] = lambda _: None
+
+    def on_progress(self, message: str) -> None:
+        """Tell what is under way."""
+        _progress.info(message)
 
     @property
     def spark(self) -> SparkSession:

@@ -1,0 +1,76 @@
+"""Runs the job `refresh` in this process, on the same Dagster instance that the UI shows."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+from dagster import DagsterEventType, DagsterInstance
+
+from game_events.assets.jobs import REPORT
+from game_events.definitions import build_defs
+from game_events.settings import Settings
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """How a run ended.
+
+    Attributes:
+        run_id: Dagster's id of the run.
+        success: nothing failed.
+        report: the run's report (`RunReport.to_dict`); empty if it failed before there was one.
+        error: what went wrong, in the words of the error.
+    """
+
+    run_id: str
+    success: bool
+    report: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+
+
+def dagster_home(settings: Settings) -> Path:
+    """Dagster's folder: ``DAGSTER_HOME``, or `dagster` below the state folder with the project's `dagster.yaml` in it."""
+    named = os.environ.get("DAGSTER_HOME")
+    home = Path(named) if named else (settings.state_dir / "dagster").resolve()
+    home.mkdir(parents=True, exist_ok=True)
+    config = Path("dagster.yaml")
+    if not named and config.is_file():
+        shutil.copyfile(config, home / "dagster.yaml")
+    return home
+
+
+def run_refresh(settings: Settings) -> JobResult:
+    """Run the job; whatever happens to it is in the result and in Dagster's event log."""
+    home = dagster_home(settings)
+    job = build_defs(settings).resolve_job_def("refresh")
+    with DagsterInstance.from_config(str(home)) as instance:
+        result = job.execute_in_process(
+            instance=instance,
+            raise_on_error=False,
+            run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
+            tags={"game_events/reason": "command line"},
+        )
+    report: dict[str, Any] = {}
+    error: str | None = None
+    for event in result.all_events:
+        if event.event_type == DagsterEventType.STEP_OUTPUT:
+            report = _report(event.step_output_data.metadata) or report
+        elif event.event_type == DagsterEventType.STEP_FAILURE:
+            data = event.step_failure_data
+            if data.user_failure_data is not None:
+                report = _report(data.user_failure_data.metadata) or report
+                error = data.user_failure_data.description
+            elif data.error is not None:
+                cause = data.error.cause or data.error
+                error = cause.message.strip()
+    return JobResult(result.run_id, result.success, report, error)
+
+
+def _report(metadata: Any) -> dict[str, Any]:  # noqa: ANN401 - Dagster's metadata values
+    value = (metadata or {}).get(REPORT)
+    return dict(value.data) if isinstance(value, dg.JsonMetadataValue) and isinstance(value.data, dict) else {}

@@ -1,0 +1,39 @@
+"""The command line: `game-events`. Each command is in a module of its own."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import typer
+from rich.console import Console
+
+from game_events.cli import demo, doctor, produce, run, stack, tables, up
+from game_events.errors import GameEventsError
+
+#: Exit codes: 0 success, 1 the command failed, 2 wrong usage (typer's own).
+FAILED = 1
+
+app = typer.Typer(
+    help="Protobuf events from Kafka and a Schema Registry to per-game Delta tables.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(stack.app, name="stack")
+app.command("demo")(demo.demo)
+app.command("produce")(produce.produce_events)
+app.command("run")(run.run)
+app.command("tables")(tables.tables)
+app.command("doctor")(doctor.doctor)
+app.command("up")(up.up)
+
+
+def main() -> None:
+    """Run a command; errors of this project become one clear message and exit code 1."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
+    try:
+        app()
+    except GameEventsError as error:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {error}", style="red", markup=False)
+        sys.exit(FAILED)

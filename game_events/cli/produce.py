@@ -1,0 +1,88 @@
+"""`game-events produce`: simulated players' events, registered and written with the Confluent serializer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from game_events.cli.options import Json
+from game_events.cli.output import Output
+from game_events.errors import ConfigurationError
+from game_events.producer.bulk import BulkSimulation
+from game_events.producer.manifest import Manifest
+from game_events.producer.produce import produce, produce_bulk
+from game_events.producer.simulator import DEFAULT_GAMES, Simulation
+from game_events.settings import load_settings
+
+
+def produce_events(  # noqa: PLR0913, PLR0917 - each option of the command is a parameter
+    games: Annotated[str, typer.Option(help="Names, comma separated, or a number of games.")] = ",".join(DEFAULT_GAMES),
+    records: Annotated[int, typer.Option(help="Records for each game and version.")] = 100,
+    versions: Annotated[str, typer.Option(help="How many schema versions (2 means 1 and 2), or a list: 2,5.")] = "2",
+    seed: Annotated[int, typer.Option(help="The same seed gives the same records.")] = 0,
+    rate: Annotated[float | None, typer.Option(help="Records per second; default: as fast as it goes.")] = None,
+    late_share: Annotated[float, typer.Option(help="Share of records that are days late.")] = 0.0,
+    duplicate_share: Annotated[float, typer.Option(help="Share of records that are sent twice.")] = 0.0,
+    poison_share: Annotated[float, typer.Option(help="Share of undecodable records, on top.")] = 0.0,
+    interleaving: Annotated[str | None, typer.Option(help="Order of versions, repeated: 1,1,2.")] = None,
+    partitions: Annotated[int, typer.Option(help="Partitions, if the topic is made.")] = 4,
+    bulk: Annotated[int | None, typer.Option(help="High volume: so many records in all, from a pool of events.")] = None,
+    hot_share: Annotated[float | None, typer.Option(help="With --bulk: share of the first game.")] = None,
+    manifest: Annotated[Path | None, typer.Option(help="Where to write what was sent; added to an existing file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Register the schema versions, write events to the topic, and say exactly what was sent."""
+    output = Output(as_json=as_json)
+    settings = load_settings()
+    names = _names(games)
+    wanted = _numbers("--versions", versions)
+    chosen = wanted[0] if "," not in versions else wanted
+    with output.working("producing"):
+        if bulk is not None:
+            many = BulkSimulation(records=bulk, games=names, hot_share=hot_share, versions=chosen, seed=seed)
+            sent = produce_bulk(settings, many, partitions=partitions)
+        else:
+            few = Simulation(
+                games=names,
+                records_per_game_and_version=records,
+                versions=chosen,
+                seed=seed,
+                late_share=late_share,
+                duplicate_share=duplicate_share,
+                poison_share=poison_share,
+                interleaving=_numbers("--interleaving", interleaving) if interleaving else None,
+            )
+            sent = produce(settings, few, partitions=partitions, rate=rate)
+    if manifest is not None:
+        whole = Manifest.load(manifest).merge(sent) if manifest.is_file() else sent
+        whole.save(manifest)
+    poison = sum(sent.poison.values())
+    output.say(
+        f"{sent.records_total:,} records to topic {sent.topic}: {len(sent.records)} games, "
+        f"schema versions {', '.join(map(str, sent.schema_ids))}, {poison:,} of them undecodable"
+    )
+    output.result(
+        {
+            "topic": sent.topic,
+            "records": sent.records_total,
+            "decodable": sent.decodable,
+            "poison": dict(sent.poison),
+            "schema_ids": sent.schema_ids,
+            "games": sorted(sent.records),
+        }
+    )
+
+
+def _names(text: str) -> tuple[str, ...]:
+    if text.isdigit():
+        return tuple(f"game_{number:04d}" for number in range(1, int(text) + 1))
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _numbers(option: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigurationError(f"{option}: {text!r} is no number and no list of numbers (2 or 1,1,2)") from None

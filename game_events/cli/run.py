@@ -1,0 +1,34 @@
+"""`game-events run`: one Dagster run over all layers."""
+
+from __future__ import annotations
+
+import typer
+
+from game_events.cli.dagster_run import JobResult, run_refresh
+from game_events.cli.options import Json
+from game_events.cli.output import Output
+from game_events.cli.summary import show_run
+from game_events.lakehouse.tables import Lakehouse
+from game_events.settings import Settings, load_settings
+
+
+def run(as_json: Json = False) -> None:
+    """Triggered mode: read the topic up to its end, bring every table up to date, and stop."""
+    output = Output(as_json=as_json)
+    settings = load_settings()
+    result = run_and_show(output, settings)
+    output.result({"success": result.success, "run_id": result.run_id, "error": result.error, **result.report})
+    if not result.success:
+        raise typer.Exit(1)
+
+
+def run_and_show(output: Output, settings: Settings) -> JobResult:
+    """Run the job with a spinner, then show the summary, or what went wrong."""
+    with output.working("running"):
+        result = run_refresh(settings)
+    if result.report:
+        show_run(output, result.report)
+        output.say(f"tables: {Lakehouse(settings.lakehouse).root}")
+    if result.error:
+        output.say(f"the run failed: {result.error}")
+    return result

@@ -1,0 +1,36 @@
+"""The table at the end of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from game_events.cli.output import Output
+
+LAYERS = ("bronze", "quarantine", "silver", "gold", "unified")
+#: More games than this are summed up in one line.
+GAMES_SHOWN = 20
+
+
+def show_run(output: Output, report: dict[str, Any]) -> None:
+    """Rows by layer and game, throughput, lag, where the tables are."""
+    rows, seconds = report["rows"], report["seconds"]
+    lines = []
+    for layer in LAYERS:
+        took = seconds.get("bronze" if layer == "quarantine" else layer, 0.0)
+        rate = f"{rows[layer] / took:,.0f}/s" if took and rows[layer] and layer != "quarantine" else "-"
+        lines.append((layer, rows[layer], f"{took:.1f} s" if layer in seconds else "-", rate))
+    output.table("rows by layer (gold and unified: rows of the tables that changed)", ("layer", "rows", "took", "rate"), lines)
+    games = report["games"]
+    if games:
+        shown = [(g, counts.get("silver", 0), counts.get("gold", 0)) for g, counts in sorted(games.items())]
+        rest = shown[GAMES_SHOWN:]
+        shown = shown[:GAMES_SHOWN]
+        if rest:
+            shown.append((f"{len(rest)} more", sum(s for _, s, _ in rest), sum(g for _, _, g in rest)))
+        output.table("by game", ("game", "silver rows added", "players in gold"), shown)
+    for what in ("rejected", "unrouted"):
+        if report[what]:
+            output.say(f"{what}: " + ", ".join(f"{why} {n:,}" for why, n in sorted(report[what].items())))
+    output.say(f"lag: {report['lag']:,} records; schema ids seen: {', '.join(map(str, report['schema_ids'])) or '-'}")
+    for error in report["errors"]:
+        output.say(f"FAILED {error['table']}: {error['error']}")

@@ -1,0 +1,40 @@
+"""`game-events tables`: what is in the lakehouse, from the tables' logs alone."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from game_events.cli.options import Json
+from game_events.cli.output import Output
+from game_events.lakehouse.tables import Lakehouse
+from game_events.settings import load_settings
+
+
+def tables(as_json: Json = False) -> None:
+    """List the tables: rows, Delta version, files, size, columns."""
+    output = Output(as_json=as_json)
+    lakehouse = Lakehouse(load_settings().lakehouse)
+    found = []
+    for name in lakehouse.names():
+        handle = lakehouse.table(name).open()
+        if handle is None:
+            continue
+        actions = pa.table(handle.get_add_actions())
+        found.append(
+            {
+                "table": name,
+                "rows": int(pc.sum(actions.column("num_records")).as_py() or 0),
+                "version": handle.version(),
+                "files": actions.num_rows,
+                "bytes": int(pc.sum(actions.column("size_bytes")).as_py() or 0),
+                "columns": len(handle.schema().fields),
+                "location": lakehouse.table(name).uri,
+            }
+        )
+    if found:
+        columns = ("table", "rows", "version", "files", "bytes", "columns")
+        output.table(lakehouse.root, columns, [[entry[c] for c in columns] for entry in found])
+    else:
+        output.say(f"no tables below {lakehouse.root}: `game-events run` makes them (GAME_EVENTS_LAKEHOUSE names the place)")
+    output.result({"root": lakehouse.root, "tables": found})
