@@ -31,7 +31,10 @@ app.command("up")(up.up)
 
 def main() -> None:
     """Run a command; errors of this project become one clear message and exit code 1."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
+    handler = logging.StreamHandler()
+    # On the handler, as a logger below the root may be louder than it: the pipeline's progress has a place of its own.
+    handler.setLevel(logging.WARNING)
+    logging.basicConfig(handlers=[handler], format="%(levelname)s %(name)s %(message)s")
     try:
         app()
     except GameEventsError as error:

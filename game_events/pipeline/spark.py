@@ -6,8 +6,11 @@ import os
 import sys
 from pathlib import Path
 
+from game_events import stack
 from game_events.settings import Settings
 from game_events.stack.jars import resolve
+
+LOG_CONFIGURATION = Path(stack.__file__).with_name("spark-log4j2.properties")
 
 
 def spark_config(settings: Settings) -> dict[str, str]:
@@ -45,8 +48,10 @@ def spark_config(settings: Settings) -> dict[str, str]:
             "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
-            "spark.log.level": "ERROR",
+            "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOG_CONFIGURATION.as_uri()}",
         }
         if settings.spark_master.startswith("local"):
             conf["spark.driver.host"] = "127.0.0.1"
+            # Otherwise Spark looks for a network address of this machine, and warns about what it finds.
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     return conf | settings.spark_conf

@@ -1,0 +1,72 @@
+"""The invariants, read by somebody else than the code under test: DuckDB over the files that Delta's log lists.
+
+Used by every test that runs the pipeline.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import duckdb
+from deltalake import DeltaTable
+
+from game_events.producer.manifest import Manifest
+from game_events.settings import Settings
+
+
+def rows(settings: Settings, table: str, sql: str = "SELECT * FROM t") -> list[tuple[Any, ...]]:
+    """Rows of a query over one table, called `t` in it; no rows if there is no such table."""
+    uri = f"{settings.lakehouse}/{table}"
+    if not DeltaTable.is_deltatable(uri):
+        return []
+    files = DeltaTable(uri).file_uris()
+    if not files:
+        return []
+    with duckdb.connect() as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        listed = ", ".join(f"'{f}'" for f in files)
+        connection.execute(f"CREATE VIEW t AS SELECT * FROM read_parquet([{listed}], union_by_name = true)")
+        return connection.execute(sql).fetchall()
+
+
+def count(settings: Settings, table: str) -> int:
+    """Rows of a table."""
+    found = rows(settings, table, "SELECT count(*) FROM t")
+    return int(found[0][0]) if found else 0
+
+
+COORDINATES = "_kafka_topic, _kafka_partition, _kafka_offset"
+
+
+def coordinates(settings: Settings, table: str) -> list[tuple[Any, ...]]:
+    """Kafka coordinates of a table's rows, sorted; a doubled row stands twice."""
+    return sorted(rows(settings, table, f"SELECT {COORDINATES} FROM t"))
+
+
+def gold(settings: Settings, game: str) -> dict[str, tuple[Any, ...]]:
+    """One game's aggregate: gamer -> (sessions, first, last)."""
+    columns = "gamer_id, session_count, min_timestamp, max_timestamp"
+    return {row[0]: row[1:] for row in rows(settings, f"gold_{game}_player_agg", f"SELECT {columns} FROM t")}
+
+
+def assert_books_balance(settings: Settings, manifest: Manifest) -> None:
+    """Everything that was sent is in its place, once, and gold says what the producer knows."""
+    bronze, held = coordinates(settings, "bronze_events"), coordinates(settings, "quarantine_events")
+    assert len(bronze) == manifest.decodable
+    assert len(held) == sum(manifest.poison.values())
+    assert len(set(bronze + held)) == manifest.records_total, "a record is missing or doubled"
+    silver = [c for game in manifest.records for c in coordinates(settings, f"silver_{game}_events")]
+    assert sorted(silver) == bronze, "bronze is not the sum of the games' silver tables"
+    unified = {
+        (r[0], r[1]): r[2:]
+        for r in rows(
+            settings,
+            "gold_unified_player_agg",
+            "SELECT game_name, gamer_id, session_count, min_timestamp, max_timestamp FROM t",
+        )
+    }
+    for game, versions in manifest.records.items():
+        assert count(settings, f"silver_{game}_events") == sum(versions.values())
+        truth = {g: (t.session_count, t.min_timestamp, t.max_timestamp) for g, t in manifest.truth[game].items()}
+        assert gold(settings, game) == truth
+        assert {gamer: held for (name, gamer), held in unified.items() if name == game} == truth

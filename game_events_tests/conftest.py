@@ -1,0 +1,95 @@
+"""What all tests share: one stack and one Spark session for the whole run, a topic and a lakehouse for each test."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.spark import spark_config
+from game_events.settings import Settings, load_settings
+from game_events.stack import local_stack
+from game_events.stack.stack_state import StackState
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests see neither the user's settings nor the user's stack, and write nothing into the checkout."""
+    saved = dict(os.environ)
+    for key in [k for k in os.environ if k.startswith("GAME_EVENTS_") and k != "GAME_EVENTS_CACHE"]:
+        del os.environ[key]
+    folder = tmp_path_factory.mktemp("home")
+    os.environ["GAME_EVENTS_STATE_DIR"] = str(folder / "state")
+    os.environ["DAGSTER_HOME"] = str(folder / "dagster")
+    (folder / "dagster").mkdir()
+    yield
+    os.environ.clear()
+    os.environ.update(saved)
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
+    """A real broker and a real registry."""
+    folder = tmp_path_factory.mktemp("stack")
+    yield local_stack.up(folder)
+    local_stack.down(folder, delete_data=True)
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """One session for all tests; it starts no server of its own but the JVM."""
+    builder = SparkSession.builder
+    for key, value in spark_config(load_settings(spark_master="local[2]")).items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    yield session
+    session.stop()
+
+
+MakeSettings = Callable[..., Settings]
+MakePipeline = Callable[[Settings], Pipeline]
+
+
+@pytest.fixture
+def make_settings(stack: StackState, tmp_path: Path) -> MakeSettings:
+    """Settings with a topic of their own and a lakehouse below the test's folder."""
+    topic = f"events_{next(_numbers)}_{uuid.uuid4().hex[:8]}"
+
+    def make(**overrides: object) -> Settings:
+        chosen: dict[str, object] = {
+            "kafka_bootstrap_servers": stack.kafka_bootstrap_servers,
+            "schema_registry_url": stack.schema_registry_url,
+            "kafka_topic": topic,
+            "lakehouse": str(tmp_path / "lakehouse"),
+            "state_dir": tmp_path / "state",
+            "spark_master": "local[2]",
+        }
+        return load_settings(**(chosen | overrides))
+
+    return make
+
+
+@pytest.fixture
+def settings(make_settings: MakeSettings) -> Settings:
+    """Default settings of a test."""
+    return make_settings()
+
+
+@pytest.fixture
+def make_pipeline(spark: SparkSession) -> MakePipeline:
+    """A pipeline on the shared session: as a new process would have it, with nothing cached."""
+    return lambda settings: Pipeline(settings, lambda: spark)
+
+
+@pytest.fixture
+def pipeline(settings: Settings, make_pipeline: MakePipeline) -> Pipeline:
+    """A pipeline with the test's default settings."""
+    return make_pipeline(settings)
