@@ -119,10 +119,11 @@ def storage_type(kind: pa.DataType) -> pa.DataType:
     """The type a decoded Arrow type is stored as.
 
     Integers are 64 bits from the start (a later int32 -> int64 changes nothing), uint64 is decimal(20,0), durations and
-    times of day are microseconds, everything is nullable.
+    times of day are microseconds, a message without fields is ``true``, everything is nullable.
     """
     if pa.types.is_struct(kind):
-        return pa.struct([pa.field(f.name, storage_type(f.type)) for f in kind])
+        # Parquet has no struct without fields: of an empty message, its presence is kept.
+        return pa.struct([pa.field(f.name, storage_type(f.type)) for f in kind]) if kind.num_fields else pa.bool_()
     if pa.types.is_map(kind):
         return pa.map_(storage_type(kind.key_type), storage_type(kind.item_type))
     if pa.types.is_list(kind):

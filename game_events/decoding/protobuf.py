@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import ptars
 import pyarrow as pa
+import pyarrow.compute as pc
 from google.protobuf import message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
@@ -24,6 +25,10 @@ from game_events.errors import DataError
 GUARDED_BYTES = 32_768
 #: Depth to which nested messages become columns; deeper ones exist only in recursive types, which arrive as bytes.
 MAX_DEPTH = 32
+#: Protobuf's own ranges, in microseconds: the years 1 to 9999, and 10,000 years either way. Outside, the native decoder
+#: gives the nearest value it can hold, and Python cannot read most of them back.
+TIMESTAMP_RANGE = (-62_135_596_800_000_000, 253_402_300_799_999_999)
+DURATION_RANGE = (-315_576_000_000_999_999, 315_576_000_000_999_999)
 
 _CONFIG = ptars.PtarsConfig(
     # Microseconds: what Delta holds; nanoseconds overflow after the year 2262.
@@ -88,7 +93,10 @@ class MessageDecoder:
             rows = stack.pop()
             part = payloads if len(rows) == len(payloads) else payloads.take(pa.array(rows))
             try:
-                batches.append(self._handler.array_to_record_batch(part))
+                batch = self._handler.array_to_record_batch(part)
+                for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                    _check_ranges(column, name)
+                batches.append(batch)
                 kept.append(rows)
             except BaseException as error:  # noqa: BLE001 - a native panic is one; `_contained` lets the others go on
                 failure = _contained(error, "not a message of its schema")
@@ -157,7 +165,7 @@ def _conform(
     if array.type == target:
         return array
     if not item.children:
-        return array.cast(target)
+        return _stored(array, target)
     if pa.types.is_list(target):
         inner = _conform(array.values, item, target.value_type, message, path, columns)
         return pa.ListArray.from_arrays(array.offsets, inner, mask=array.is_null() if array.null_count else None)
@@ -172,3 +180,35 @@ def _conform(
         by_name[name] = _conform(array.field(child.name), child, target.field(name).type, message, child_path, columns)
     arrays = [by_name.get(f.name, pa.nulls(len(array), f.type)) for f in target]
     return pa.StructArray.from_arrays(arrays, fields=list(target), mask=array.is_null() if array.null_count else None)
+
+
+def _stored(array: pa.Array, target: pa.DataType) -> pa.Array:
+    """An array without named fields as `storage_type` has it."""
+    if pa.types.is_struct(array.type):
+        present = array.is_valid()
+        return pc.if_else(present, present, None)
+    if pa.types.is_list(target) and pa.types.is_boolean(target.value_type):
+        inner = _stored(array.values, target.value_type)
+        return pa.ListArray.from_arrays(array.offsets, inner, mask=array.is_null() if array.null_count else None)
+    if pa.types.is_map(target) and pa.types.is_boolean(target.item_type):
+        items = _stored(array.items, target.item_type)
+        return pa.MapArray.from_arrays(array.offsets, array.keys.cast(target.key_type), items, type=target)
+    return array.cast(target)
+
+
+def _check_ranges(array: pa.Array, name: str) -> None:
+    """Refuses times that protobuf itself does not allow, at any depth."""
+    kind = array.type
+    if pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
+        low, high = TIMESTAMP_RANGE if pa.types.is_timestamp(kind) else DURATION_RANGE
+        bounds = pc.min_max(array.cast(pa.int64())).as_py()
+        if bounds["min"] is not None and not low <= bounds["min"] <= bounds["max"] <= high:
+            raise DataError(f"{name} is outside protobuf's range of a {'time' if low == TIMESTAMP_RANGE[0] else 'duration'}")
+    elif pa.types.is_struct(kind):
+        for index, item in enumerate(kind):
+            _check_ranges(array.field(index), f"{name}.{item.name}")
+    elif pa.types.is_map(kind):
+        _check_ranges(array.keys, name)
+        _check_ranges(array.items, name)
+    elif pa.types.is_list(kind):
+        _check_ranges(array.values, name)

@@ -124,7 +124,7 @@ def _load_slice(pipeline: Pipeline, handle: DeltaTable, now: TopicOffsets, part:
     quarantine = pipeline.quarantine.open()
     decided_until = next_offsets(quarantine, now)
     decided = _decided(pipeline.quarantine, quarantine, part, decided_until)
-    task, staged = _stage(pipeline, handle, part, batch, decided)
+    staged = _stage(pipeline, handle, part, batch, decided)
     crash_points.reach("bronze_staged")
 
     seen = pipeline.catalog.message_columns(column_map(handle), staged.types)
@@ -155,15 +155,13 @@ def _load_slice(pipeline: Pipeline, handle: DeltaTable, now: TopicOffsets, part:
     report.batches.append(batch)
     report.schema_ids |= {i for i, _ in staged.types}
     report.rejected += staged.reasons
-    del task
 
 
-def _stage(
-    pipeline: Pipeline, handle: DeltaTable, part: Slice, batch: int, decided: dict[int, frozenset[int]]
-) -> tuple[BronzeTask, StageResult]:
+def _stage(pipeline: Pipeline, handle: DeltaTable, part: Slice, batch: int, decided: dict[int, frozenset[int]]) -> StageResult:
     """Run the slice through the workers; once more with whatever types turned up that were not planned for."""
     columns = column_map(handle)
     wanted: set[TypeKey] = {(i, FIRST_MESSAGE) for i in pipeline.catalog.ids_of(f"{part.topic}-value")}
+    wanted |= pipeline.catalog.met
     while True:
         task = BronzeTask(
             pipeline.bronze,
@@ -180,10 +178,11 @@ def _stage(
         rows = records.mapInArrow(task, REPORT_SCHEMA).collect()
         staged = StageResult.read((r["kind"], r["body"]) for r in rows)
         if not staged.unknown - wanted:
-            return task, staged
+            return staged
         discard(pipeline.bronze, staged.bronze)
         discard(pipeline.quarantine, staged.quarantine)
         wanted |= staged.unknown
+        pipeline.catalog.met |= staged.unknown
 
 
 def _decided(table: Table, handle: DeltaTable | None, part: Slice, until: Offsets) -> dict[int, frozenset[int]]:

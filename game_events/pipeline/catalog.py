@@ -49,6 +49,8 @@ class SchemaCatalog:
         self._fetched: dict[int, RegistrySchema] = {}
         self._compiled: dict[int, CompiledSchema | DataError] = {}
         self._messages: dict[TypeKey, MessageDecoder | DataError] = {}
+        #: Pairs met in this process: planned for from then on, so that no slice is read twice for them.
+        self.met: set[TypeKey] = set()
         self._versions: dict[str, list[int]] = {}
         self._ids: dict[str, list[int]] = {}
 
