@@ -167,8 +167,10 @@ def _named_type(
         child_path = (*path, child.number)
         key = field_key(message, child_path, child.kind)
         if key not in names:
-            names[key] = _free_name(child, {f.name: f.type for f in taken} | {f.name: f.type for f in members}, None)
-        owners[key] = column
+            in_use = {f.name: f.type for f in (*taken, *members)}
+            names[key] = _free_name(child, in_use, _taken_by(message, names, path))
+        # A number whose kind changed between a message and a list of it is two columns with the same nested keys.
+        owners.setdefault(key, column)
         inner = next((f.type for f in taken if f.name == names[key]), None)
         members.append(pa.field(names[key], _named_type(child, message, child_path, names, owners, column, inner)))
     return _with_struct(item.type, pa.struct(members))
@@ -192,27 +194,27 @@ def _with_struct(kind: pa.DataType, struct: pa.DataType) -> pa.DataType:
     return struct
 
 
-def _taken_by(message: str, names: Mapping[str, str]) -> set[str]:
-    """Columns that other fields of this message own: two fields of one message never share a column."""
-    return {name for key, name in names.items() if key.startswith(message + "#") and "." not in _path_of(key)}
+def _taken_by(message: str, names: Mapping[str, str], parent: tuple[int, ...] = ()) -> set[str]:
+    """Names that fields of this message own at one level: two fields of one message never share a column."""
+    return {name for key, name in names.items() if key.startswith(message + "#") and _path_of(key)[:-1] == parent}
 
 
-def _path_of(key: str) -> str:
-    return key.rsplit("#", 1)[1].split(":", 1)[0]
+def _path_of(key: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in key.rsplit("#", 1)[1].split(":", 1)[0].split("."))
 
 
-def _free_name(item: Field, columns: Mapping[str, pa.DataType], taken: set[str] | None) -> str:
+def _free_name(item: Field, columns: Mapping[str, pa.DataType], taken: set[str]) -> str:
     """A name for a new field.
 
     Args:
         item: the field.
         columns: names in use at this level, with their types.
-        taken: those that may not be shared even with the same kind; None: none may be shared.
+        taken: those that may not be shared even with the same kind.
     """
     # A leading underscore is ours (`_kafka_offset`); Spark compares names without case.
     wanted = f"field{item.name}" if item.name.startswith("_") else item.name
     in_use = {name.lower(): name for name in columns}
-    barred = {name.lower() for name in (columns if taken is None else taken)}
+    barred = {name.lower() for name in taken}
     simple = item.kind.split("<", 1)[0]
     candidates = [wanted, f"{wanted}__{simple}", f"{wanted}__{item.number}", f"{wanted}__{simple}_{item.number}"]
     for candidate in candidates:

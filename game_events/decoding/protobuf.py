@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError, Message
 from game_events.decoding.columns import ColumnMap, Field, field_key, storage_type
 from game_events.decoding.descriptors import CompiledSchema
 from game_events.decoding.frames import IndexPath, Rows
+from game_events.decoding.nesting import is_too_deep
 from game_events.decoding.reasons import Reason
 from game_events.errors import DataError
 
@@ -56,6 +57,7 @@ class MessageDecoder:
         if descriptor is None:
             raise DataError(f"schema id {compiled.schema_id} has no message at index path {list(path)}")
         self.message: str = descriptor.full_name
+        self._descriptor = descriptor
         self._python: type[Message] = message_factory.GetMessageClass(descriptor)
         try:
             pool = ptars.HandlerPool([descriptor.file], config=_CONFIG)
@@ -126,7 +128,7 @@ class MessageDecoder:
         try:
             self._python().ParseFromString(payload)
         except DecodeError as error:
-            deep = "depth" in str(error).lower() or "recursion" in str(error).lower()
+            deep = is_too_deep(payload, self._descriptor)
             return (Reason.TOO_DEEP if deep else Reason.MALFORMED), f"{self.message}: {error}"
         return None
 

@@ -12,21 +12,10 @@ from game_events.errors import ConfigurationError, TransientError
 from game_events.producer.schema_versions import schema_text
 from game_events.settings import Settings
 
-TIMEOUT_S = 10
 REFUSED_LOGIN = (401, 403)
 #: Past these, waiting may help; any other 4xx answer stays the same.
 BUSY = 429
 SERVER_ERROR = 500
-
-
-def registry_client(settings: Settings) -> SchemaRegistryClient:
-    """A Confluent client with the settings' credentials. Connects lazily; ``mock://`` gives the client's own fake."""
-    conf: dict[str, object] = {"url": settings.schema_registry_url, "timeout": TIMEOUT_S, "max.retries": 2}
-    if settings.schema_registry_user:
-        password = settings.schema_registry_password
-        secret = password.get_secret_value() if password else ""
-        conf["basic.auth.user.info"] = f"{settings.schema_registry_user}:{secret}"
-    return SchemaRegistryClient.new_client(conf)
 
 
 def register_versions(client: SchemaRegistryClient, settings: Settings, versions: Iterable[int]) -> dict[int, int]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -58,18 +59,25 @@ class SubjectVersion:
     schema_id: int
 
 
+def registry_client(settings: Settings) -> SchemaRegistryClient:
+    """A Confluent client with the settings' credentials. Connects lazily; ``mock://`` gives the client's own fake."""
+    conf: dict[str, object] = {"url": settings.schema_registry_url, "timeout": TIMEOUT_S, "max.retries": 2}
+    if settings.schema_registry_user:
+        password = settings.schema_registry_password
+        secret = password.get_secret_value() if password else ""
+        conf["basic.auth.user.info"] = f"{settings.schema_registry_user}:{secret}"
+    return SchemaRegistryClient.new_client(conf)
+
+
 class SchemaRegistry:
     """Read-only client. Every call is bounded by `TIMEOUT_S` and raises only this project's errors."""
 
     def __init__(self, settings: Settings) -> None:
         """Connects lazily: nothing is called yet."""
         self.url = settings.schema_registry_url
-        conf: dict[str, object] = {"url": self.url, "timeout": TIMEOUT_S, "max.retries": 2}
-        if settings.schema_registry_user:
-            password = settings.schema_registry_password
-            secret = password.get_secret_value() if password else ""
-            conf["basic.auth.user.info"] = f"{settings.schema_registry_user}:{secret}"
-        self._client = SchemaRegistryClient(conf)
+        self._client = registry_client(settings)
+        # Its connections end with this object; nobody has to remember it.
+        weakref.finalize(self, self._client.close)
 
     def fetch(self, schema_id: int) -> RegistrySchema | None:
         """The schema of an id, or None if the registry does not know it.

@@ -1,0 +1,151 @@
+"""Where a run happens: a temporary folder, a local stack, topics, one warm Spark session; all gone afterwards."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from uuid import uuid4
+
+from pyspark.sql import SparkSession
+
+from benchmarks.figures import Measured, Step
+from benchmarks.memory import peak_of
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.refresh import refresh
+from game_events.pipeline.spark import spark_config
+from game_events.producer.bulk import BulkSimulation
+from game_events.producer.produce import produce_bulk
+from game_events.settings import ENV_PREFIX, Settings, load_settings
+from game_events.stack import local_stack
+
+PARTITIONS = 8
+WARM_EVENTS = 200_000
+#: A user's settings must not reach a benchmark; these two say where things are, not what runs.
+_KEPT = (f"{ENV_PREFIX}CACHE",)
+
+
+def settings_for(folder: Path, topic: str, lakehouse: Path) -> Settings:
+    """Defaults but for the places: neither the environment nor files of the working directory change them."""
+    for key in [k for k in os.environ if k.startswith(ENV_PREFIX) and k not in _KEPT]:
+        del os.environ[key]
+    nothing = folder / "no-settings.yaml"
+    nothing.touch()
+    os.environ[f"{ENV_PREFIX}CONFIG"] = str(nothing)
+    return load_settings(_env_file=None, state_dir=folder / "state", kafka_topic=topic, lakehouse=str(lakehouse))
+
+
+def make_spark(settings: Settings) -> SparkSession:
+    """A session as the project makes it."""
+    builder = SparkSession.builder
+    for key, value in spark_config(settings).items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+@dataclass
+class Arena:
+    """Parts that scenarios share.
+
+    Attributes:
+        folder: everything written is below it.
+        events, pairs: size and repetitions.
+        say: told what is under way.
+        servers: process ids of broker and registry, which no figure counts.
+        closing: what must be closed at the end.
+    """
+
+    folder: Path
+    events: int
+    pairs: int
+    say: Callable[[str], None]
+    servers: tuple[int, ...]
+    closing: ExitStack
+    measured: Measured = field(default_factory=Measured)
+    _topics: dict[str, str] = field(default_factory=dict)
+
+    def topic(self, games: int, events: int | None = None, hot_share: float | None = None) -> str:
+        """A topic with that many events of two schema versions; made at the first call."""
+        count = events or self.events
+        name = f"bench_{games}_games_{count}" + (f"_hot_{hot_share:g}".replace(".", "_") if hot_share else "")
+        if name not in self._topics:
+            self.say(f"producing {count:,} events of {games:,} games")
+            settings = settings_for(self.folder, name, self.folder / "unused")
+            simulation = BulkSimulation(records=count, games=games, versions=2, hot_share=hot_share)
+            manifest = produce_bulk(settings, simulation, partitions=PARTITIONS)
+            assert manifest.records_total == count, f"{manifest.records_total} of {count} records were produced"
+            self._topics[name] = name
+        return name
+
+    @cached_property
+    def spark(self) -> SparkSession:
+        """The session, warmed up: JVM, Python workers, and every layer's code paths."""
+        topic = self.topic(10, min(WARM_EVENTS, self.events))
+        self.say("warming up Spark")
+        session = make_spark(settings_for(self.folder, topic, self.folder / "unused"))
+        self.closing.callback(session.stop)
+        for _ in range(2):
+            with self.lakehouse() as root:
+                refresh(Pipeline(settings_for(self.folder, topic, root), lambda: session))
+        return session
+
+    @contextmanager
+    def lakehouse(self) -> Iterator[Path]:
+        """A fresh root, removed afterwards."""
+        root = self.folder / f"lake-{uuid4().hex[:8]}"
+        try:
+            yield root
+        finally:
+            shutil.rmtree(root, ignore_errors=True)
+
+    def pipeline(self, topic: str, lakehouse: Path) -> Pipeline:
+        """New parts, as a new run has them; only the session is shared."""
+        return Pipeline(settings_for(self.folder, topic, lakehouse), lambda: self.spark)
+
+    def timed(self, name: str, games: int, pair: int, work: Callable[[], object], events: int | None = None) -> Step:
+        """Measure a step that runs in this process's session."""
+        _ = self.spark  # made and warmed before the clock runs
+        with peak_of(os.getpid(), self.excluded) as peak:
+            began = time.monotonic()
+            work()
+            seconds = time.monotonic() - began
+        return self.add(Step(name, games, pair, events or self.events, seconds, peak.mib))
+
+    def add(self, step: Step) -> Step:
+        """Note a step."""
+        self.measured.steps.append(step)
+        self.say(f"  {step.name}, {step.games:,} games: {step.seconds:.2f} s, peak {step.peak_mib:,.0f} MiB")
+        return step
+
+    @property
+    def excluded(self) -> set[int]:
+        """Processes below this one that are not what is measured."""
+        return {*self.servers, *self.foreign}
+
+    @cached_property
+    def foreign(self) -> set[int]:
+        """Further processes to leave out (the baseline's)."""
+        return set()
+
+
+@contextmanager
+def arena(events: int, pairs: int, say: Callable[[str], None]) -> Iterator[Arena]:
+    """Set everything up, and take it down whatever happens."""
+    with ExitStack() as closing:
+        folder = Path(tempfile.mkdtemp(prefix="game-events-bench-"))
+        closing.callback(shutil.rmtree, folder, ignore_errors=True)
+        closing.callback(_down, folder)
+        state = local_stack.up(folder / "state", on_progress=say)
+        servers = tuple(server.pid for server in (state.kafka, state.registry) if server is not None)
+        yield Arena(folder, events, pairs, say, servers, closing)
+
+
+def _down(folder: Path) -> None:
+    with suppress(OSError):
+        local_stack.down(folder / "state", delete_data=True)

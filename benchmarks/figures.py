@@ -1,0 +1,126 @@
+"""What is measured: steps (seconds and memory of one repetition) and the figures made from them, with their targets."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from statistics import median
+
+_COMPARE = {">=": operator.ge, "<=": operator.le}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One repetition of one step.
+
+    Attributes:
+        name, games: what ran.
+        pair: number of the repetition; steps of the same pair ran right behind each other.
+        events: records it worked on.
+        seconds: wall time, warm.
+        peak_mib: highest memory of its process tree meanwhile.
+        note: what is not measured but said, for example an extrapolation.
+    """
+
+    name: str
+    games: int
+    pair: int
+    events: int
+    seconds: float
+    peak_mib: float
+    note: str = ""
+
+    @property
+    def rate(self) -> float:
+        """Events each second."""
+        return self.events / self.seconds
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a median must reach."""
+
+    compare: str
+    value: float
+
+    def met(self, value: float) -> bool:
+        return bool(_COMPARE[self.compare](value, self.value))
+
+    def __str__(self) -> str:
+        return f"{self.compare} {self.value:g}"
+
+
+@dataclass
+class Figure:
+    """One line of the table.
+
+    Attributes:
+        name: what it says.
+        unit: of the samples.
+        samples: one for each pair.
+        target: None: reported only.
+        note: how to read it.
+        error: why there is none.
+    """
+
+    name: str
+    unit: str
+    samples: list[float] = field(default_factory=list)
+    target: Target | None = None
+    note: str = ""
+    error: str | None = None
+
+    @property
+    def median(self) -> float | None:
+        return median(self.samples) if self.samples else None
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the median meets the target; None without a target."""
+        if self.error is not None:
+            return False
+        if self.target is None or self.median is None:
+            return None
+        return self.target.met(self.median)
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "name": self.name,
+            "unit": self.unit,
+            "median": self.median,
+            "min": min(self.samples, default=None),
+            "max": max(self.samples, default=None),
+            "samples": self.samples,
+            "target": str(self.target) if self.target else None,
+            "met": self.met,
+            "note": self.note,
+            "error": self.error,
+        }
+
+
+@dataclass
+class Measured:
+    """All steps of a run so far, and the figures that need nothing but them."""
+
+    steps: list[Step] = field(default_factory=list)
+
+    def of(self, name: str, games: int) -> list[Step]:
+        """Repetitions of a step by pair."""
+        return sorted((s for s in self.steps if (s.name, s.games) == (name, games)), key=lambda s: s.pair)
+
+    def seconds(self, names: Iterable[str], games: int) -> list[float]:
+        """For each pair the seconds of several steps together."""
+        return [sum(parts) for parts in zip(*([s.seconds for s in self.of(n, games)] for n in names), strict=True)]
+
+    def rate(self, name: str, games: int) -> Figure:
+        """Thousand events each second, with the peak memory."""
+        steps = self.of(name, games)
+        peak = max((s.peak_mib for s in steps), default=0.0)
+        notes = [f"peak {peak:,.0f} MiB", *sorted({s.note for s in steps if s.note})]
+        return Figure(f"{name}, {games:,} games", "k events/s", [s.rate / 1000 for s in steps], note="; ".join(notes))
+
+
+def ratio(name: str, above: list[float], below: list[float], target: Target | None = None, note: str = "") -> Figure:
+    """Quotients pair by pair: what slows the machine down for a while slows both of a pair."""
+    return Figure(name, "x", [a / b for a, b in zip(above, below, strict=True)], target, note)

@@ -1,0 +1,55 @@
+"""The whole graph against what a user would write with plain Spark, in turns: ours, baseline, ours, baseline."""
+
+from __future__ import annotations
+
+from benchmarks.arena import Arena
+from benchmarks.baseline.client import Baseline, baseline
+from benchmarks.figures import Figure, Step, Target, ratio
+from benchmarks.layers import whole_topic
+from benchmarks.memory import peak_of
+from game_events.pipeline.refresh import refresh
+from game_events.pipeline.report import RunReport
+
+OURS, BASELINE = "whole graph", "baseline"
+TARGETS = {10: Target(">=", 2.5), 100: Target(">=", 8)}
+#: Games that the baseline really does; the time of the others is extrapolated, and said to be.
+SAMPLE = 10
+
+
+def graph(arena: Arena) -> list[Figure]:
+    """Kafka to bronze, silver, gold and the unified table, on a new lakehouse each time."""
+    with baseline(arena) as plain:
+        for pair in range(arena.pairs):
+            for games in TARGETS:
+                _ours(arena, pair, games)
+                _plain(arena, plain, pair, games)
+    figures = []
+    for games, target in TARGETS.items():
+        ours, theirs = (arena.measured.seconds([name], games) for name in (OURS, BASELINE))
+        figures += [arena.measured.rate(name, games) for name in (OURS, BASELINE)]
+        note = arena.measured.of(BASELINE, games)[0].note
+        figures.append(ratio(f"baseline's time / the whole graph's, {games:,} games", theirs, ours, target, note))
+    return figures
+
+
+def _ours(arena: Arena, pair: int, games: int) -> None:
+    topic = arena.topic(games)
+    reports: list[RunReport] = []
+    with arena.lakehouse() as root:
+        pipeline = arena.pipeline(topic, root)
+        arena.timed(OURS, games, pair, lambda: reports.append(refresh(pipeline)))
+    assert reports[0].success, reports[0].errors
+    assert reports[0].rows("silver") == arena.events, f"silver has {reports[0].rows('silver')} of {arena.events} rows"
+
+
+def _plain(arena: Arena, plain: Baseline, pair: int, games: int) -> None:
+    with arena.lakehouse() as root:
+        part = whole_topic(arena.pipeline(arena.topic(games), root))
+        names = [f"game_{number:04d}" for number in range(1, games + 1)]
+        sample = names[:: max(1, games // SAMPLE)]
+        with peak_of(plain.pid) as peak:
+            result = plain.run(part, sample, root)
+    assert result.bronze_rows == arena.events, f"the baseline's bronze has {result.bronze_rows} of {arena.events} rows"
+    seconds = result.bronze_s + result.games_s * games / len(sample)
+    note = f"{len(sample)} of {games} games done, time of the rest extrapolated" if len(sample) < games else ""
+    arena.add(Step(BASELINE, games, pair, arena.events, seconds, peak.mib, note))

@@ -1,0 +1,97 @@
+"""Each layer alone: bronze against Spark's Kafka source, silver and gold against a scan of bronze."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from benchmarks.arena import Arena
+from benchmarks.figures import Figure, Target, ratio
+from game_events.pipeline.bronze import TASK_RECORDS, load_bronze
+from game_events.pipeline.bronze_stage import SOURCE_COLUMNS
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.gold import refresh_gold
+from game_events.pipeline.report import RunReport
+from game_events.pipeline.silver import refresh_silver
+from game_events.pipeline.unified import refresh_unified
+from game_events.sources.kafka import Slice, plan_slice
+
+GAMES = (10, 100, 1_000)
+SCAN, SILVER, GOLD, UNIFIED = "Delta scan to nothing", "silver", "gold", "unified gold"
+CEILING, BRONZE = "Kafka to nothing", "bronze"
+
+
+def whole_topic(pipeline: Pipeline) -> Slice:
+    """All records of the topic, as bronze would plan them."""
+    now = pipeline.topic.offsets()
+    part = plan_slice(now, now.earliest, now.latest, sum(now.latest.values()))
+    assert part is not None, "the topic is empty"
+    return part
+
+
+def bronze(arena: Arena) -> list[Figure]:
+    """Kafka to bronze, and to nothing: the same read, the same number of tasks."""
+    for pair in range(arena.pairs):
+        for games in GAMES:
+            topic = arena.topic(games)
+            with arena.lakehouse() as root:
+                pipeline = arena.pipeline(topic, root)
+                arena.timed(CEILING, games, pair, lambda p=pipeline: _kafka_to_nothing(p))
+            with arena.lakehouse() as root:
+                pipeline = arena.pipeline(topic, root)
+                report = RunReport()
+                arena.timed(BRONZE, games, pair, lambda p=pipeline, r=report: load_bronze(p, r))
+                assert report.rows("bronze") == arena.events, f"bronze has {report.rows('bronze')} of {arena.events} rows"
+    figures = []
+    for games in GAMES:
+        ceiling, own = (arena.measured.of(name, games) for name in (CEILING, BRONZE))
+        figures += [arena.measured.rate(CEILING, games), arena.measured.rate(BRONZE, games)]
+        rates = [s.rate for s in own], [s.rate for s in ceiling]
+        figures.append(ratio(f"bronze's rate / the ceiling's, {games:,} games", *rates, Target(">=", 0.5)))
+    return figures
+
+
+def fan_out(arena: Arena) -> list[Figure]:
+    """Bronze to silver, gold and the unified table; bronze is made once for each number of games, outside the clock."""
+    with arena.lakehouse() as made:
+        for games in GAMES:
+            load_bronze(arena.pipeline(arena.topic(games), made / str(games)), RunReport())
+        for pair in range(arena.pairs):
+            for games in GAMES:
+                _fan_out_once(arena, pair, games, made / str(games))
+    measured = arena.measured
+    figures = [measured.rate(name, games) for games in GAMES for name in (SCAN, SILVER, GOLD, UNIFIED)]
+    for games in GAMES:
+        scan = measured.seconds([SCAN], games)
+        for name in (SILVER, GOLD):
+            figures.append(ratio(f"{name}'s time / the scan's, {games:,} games", measured.seconds([name], games), scan))
+    many, few = (measured.seconds([SILVER, GOLD], games) for games in (GAMES[-1], GAMES[0]))
+    name = f"silver + gold, time for {GAMES[-1]:,} games / for {GAMES[0]}"
+    return [*figures, ratio(name, many, few, Target("<=", 3))]
+
+
+def _fan_out_once(arena: Arena, pair: int, games: int, made: Path) -> None:
+    with arena.lakehouse() as root:
+        # Links instead of copies: bronze's files are never changed.
+        shutil.copytree(made, root, copy_function=os.link)
+        pipeline = arena.pipeline(arena.topic(games), root)
+        report = RunReport()
+        arena.timed(SCAN, games, pair, lambda: _scan(pipeline))
+        arena.timed(SILVER, games, pair, lambda: refresh_silver(pipeline, report))
+        arena.timed(GOLD, games, pair, lambda: refresh_gold(pipeline, report))
+        arena.timed(UNIFIED, games, pair, lambda: refresh_unified(pipeline, report))
+        assert report.success, report.errors
+        assert report.rows("silver") == arena.events, f"silver has {report.rows('silver')} of {arena.events} rows"
+        assert len(report.of("gold")) == games, f"gold has {len(report.of('gold'))} of {games} games"
+
+
+def _kafka_to_nothing(pipeline: Pipeline) -> None:
+    part = whole_topic(pipeline)
+    records = pipeline.topic.read(pipeline.spark, part).select(*SOURCE_COLUMNS)
+    records = records.coalesce(max(1, -(-part.records // TASK_RECORDS)))
+    records.write.format("noop").mode("overwrite").save()
+
+
+def _scan(pipeline: Pipeline) -> None:
+    pipeline.spark.read.format("delta").load(pipeline.bronze.uri).write.format("noop").mode("overwrite").save()

@@ -1,0 +1,69 @@
+"""`make bench`: every scenario in one run on one machine, so that ratios mean something."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from benchmarks.arena import Arena, arena
+from benchmarks.backlog import memory
+from benchmarks.figures import Figure
+from benchmarks.graph import graph
+from benchmarks.layers import bronze, fan_out
+from benchmarks.output import save, table
+
+Scenario = Callable[[Arena], list[Figure]]
+SCENARIOS: dict[str, Scenario] = {"bronze": bronze, "fan_out": fan_out, "graph": graph, "memory": memory}
+QUICK_EVENTS = 200_000
+RESULTS = Path(__file__).parent / "results"
+
+
+def main(
+    events: Annotated[int, typer.Option(min=1_000, help="events of each topic; memory takes 2.5 times as many")] = 2_000_000,
+    pairs: Annotated[int, typer.Option(min=1, help="interleaved repetitions")] = 3,
+    only: Annotated[list[str] | None, typer.Option(help=f"one of {', '.join(SCENARIOS)}; may be given again")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="200,000 events, one pair: does it run, not how fast")] = False,
+    out: Annotated[Path, typer.Option(help="where the JSON goes")] = RESULTS / "latest.json",
+) -> None:
+    """Measure, print a table, save JSON. Fails if a scenario fails; a missed target is shown, not a failure."""
+    wanted = only or list(SCENARIOS)
+    unknown = sorted(set(wanted) - set(SCENARIOS))
+    if unknown:
+        raise typer.BadParameter(f"no scenario {', '.join(unknown)}: give {', '.join(SCENARIOS)}", param_hint="--only")
+    if quick:
+        events, pairs = QUICK_EVENTS, 1
+    # A polite kill unwinds as Ctrl-C does, so that servers stop and folders go.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    console = Console(soft_wrap=True)
+    began = time.monotonic()
+
+    def say(line: str) -> None:
+        console.print(f"[dim]{time.monotonic() - began:6.0f} s[/] {line}", highlight=False)
+
+    figures: list[Figure] = []
+    with arena(events, pairs, say) as place:
+        for name in wanted:
+            say(f"scenario {name}")
+            try:
+                figures += SCENARIOS[name](place)
+            except Exception as error:  # noqa: BLE001 - one scenario's failure is a line of the result, not the end
+                say(traceback.format_exc())
+                figures.append(Figure(name, "", error=f"{type(error).__name__}: {error}"))
+        options = {"events": events, "pairs": pairs, "scenarios": wanted, "quick": quick}
+        save(out, options, figures, place.measured.steps)
+    table(figures, Console(width=None if console.is_terminal else 180))
+    console.print(f"saved as {out}")
+    if any(figure.error is not None for figure in figures):
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)
