@@ -115,12 +115,14 @@ class Arena:
             began = time.monotonic()
             work()
             seconds = time.monotonic() - began
-        return self.add(Step(name, games, pair, events or self.events, seconds, peak.mib))
+        return self.add(Step(name, games, pair, events or self.events, seconds, peak.mib, peak.cpu_s))
 
     def add(self, step: Step) -> Step:
         """Note a step."""
         self.measured.steps.append(step)
-        self.say(f"  {step.name}, {step.games:,} games: {step.seconds:.2f} s, peak {step.peak_mib:,.0f} MiB")
+        self.say(
+            f"  {step.name}, {step.games:,} games: {step.seconds:.2f} s, processor {step.cpu_s:.1f} s, peak {step.peak_mib:,.0f} MiB"
+        )
         return step
 
     @property

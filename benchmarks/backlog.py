@@ -41,7 +41,7 @@ def memory(arena: Arena) -> list[Figure]:
         raise RuntimeError(f"the refresh ended with {child.returncode}: {err[-2000:]}")
     result = json.loads(out.splitlines()[-1])
     assert result["silver"] == events, f"silver has {result['silver']} of {events} rows"
-    step = arena.add(Step("backlog", GAMES, 0, events, result["seconds"], peak.mib, "JVM start included"))
+    step = arena.add(Step("backlog", GAMES, 0, events, result["seconds"], peak.mib, peak.cpu_s, "JVM start included"))
     name = f"peak memory, backlog of {events:,} events, 90% in one game"
     note = f"{MEASURE} of driver, JVM and Python workers ({peak.samples} samples), without broker; {step.seconds:.0f} s"
     return [Figure(name, "GiB", [peak.mib / 1024], Target("<=", LIMIT_GIB), note)]

@@ -20,6 +20,7 @@ class Step:
         events: records it worked on.
         seconds: wall time, warm.
         peak_mib: highest memory of its process tree meanwhile.
+        cpu_s: processor time of its process tree meanwhile: tells work from waiting, and from a busy machine.
         note: what is not measured but said, for example an extrapolation.
     """
 
@@ -29,6 +30,7 @@ class Step:
     events: int
     seconds: float
     peak_mib: float
+    cpu_s: float
     note: str = ""
 
     @property
@@ -117,7 +119,8 @@ class Measured:
         """Thousand events each second, with the peak memory."""
         steps = self.of(name, games)
         peak = max((s.peak_mib for s in steps), default=0.0)
-        notes = [f"peak {peak:,.0f} MiB", *sorted({s.note for s in steps if s.note})]
+        cpu = median(s.cpu_s for s in steps) if steps else 0.0
+        notes = [f"peak {peak:,.0f} MiB, {cpu:.1f} s of processor time", *sorted({s.note for s in steps if s.note})]
         return Figure(f"{name}, {games:,} games", "k events/s", [s.rate / 1000 for s in steps], note="; ".join(notes))
 
 

@@ -1,11 +1,11 @@
-"""Peak memory of a process and all its descendants: driver Python, JVM, Python workers."""
+"""Peak memory and processor time of a process and all its descendants: driver Python, JVM, Python workers."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,30 +21,43 @@ MIB = 1024 * 1024
 
 @dataclass
 class Peak:
-    """The highest sum seen; `samples` says how often was looked."""
+    """The highest sum seen, how often was looked, and the processor time that passed (set at the end)."""
 
     mib: float = 0.0
     samples: int = 0
+    cpu_s: float = 0.0
     _stop: threading.Event = field(default_factory=threading.Event, repr=False)
 
 
-def tree_mib(root: int, exclude: Collection[int] = ()) -> float:
-    """Memory of a process and its descendants now; `exclude` and what descends from them is left out."""
-    total = 0
-    try:
-        waiting = [psutil.Process(root)]
-    except psutil.NoSuchProcess:
-        return 0.0
+def tree(root: int, exclude: Collection[int] = ()) -> Iterator[psutil.Process]:
+    """A process and its descendants; `exclude` and what descends from them is left out."""
+    waiting = [root]
     while waiting:
-        process = waiting.pop()
-        if process.pid in exclude:
+        pid = waiting.pop()
+        if pid in exclude:
             continue
-        total += _pss(process.pid)
         try:
-            waiting += process.children()
+            process = psutil.Process(pid)
+            children = [child.pid for child in process.children()]
         except psutil.NoSuchProcess:
             continue
-    return total / MIB
+        waiting += children
+        yield process
+
+
+def tree_mib(root: int, exclude: Collection[int] = ()) -> float:
+    """Memory of a process tree now."""
+    return sum(_pss(process.pid) for process in tree(root, exclude)) / MIB
+
+
+def tree_cpu_s(root: int, exclude: Collection[int] = ()) -> float:
+    """Processor time of a process tree so far. Unlike wall time, other programs hardly change it."""
+    total = 0.0
+    for process in tree(root, exclude):
+        with suppress(psutil.NoSuchProcess):
+            spent = process.cpu_times()
+            total += spent.user + spent.system + spent.children_user + spent.children_system
+    return total
 
 
 @contextmanager
@@ -61,10 +74,12 @@ def peak_of(root: int, exclude: Collection[int] = ()) -> Iterator[Peak]:
             pause = max(INTERVAL_S, (time.monotonic() - began) / SHARE)
 
     thread = threading.Thread(target=watch, daemon=True)
+    before = tree_cpu_s(root, exclude)
     thread.start()
     try:
         yield peak
     finally:
+        peak.cpu_s = tree_cpu_s(root, exclude) - before
         peak._stop.set()
         thread.join()
 

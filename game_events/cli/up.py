@@ -8,21 +8,25 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import httpx2
+import psutil
 import typer
 
 from game_events.cli.dagster_run import dagster_home
 from game_events.cli.output import Output
 from game_events.errors import ConfigurationError, TransientError
 from game_events.producer.kafka_client import ensure_topic
-from game_events.settings import load_settings
+from game_events.settings import Settings, load_settings
 from game_events.stack import local_stack
 
 HOST = "127.0.0.1"
 START_DEADLINE_S = 120
+#: `dagster dev` takes 1 to 5 s; with a run under way longer.
+STOP_TIMEOUT_S = 15
 
 
 def up(
@@ -39,33 +43,65 @@ def up(
             raise ConfigurationError(
                 f"port {port} is busy: stop what listens there, or choose another one with --port"
             ) from None
+    # Whoever stops a service sends SIGTERM: the same as Ctrl-C, from the first moment on.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     settings = load_settings()
-    if stack:
-        local_stack.up(settings.state_dir, on_progress=output.say)
-        settings = load_settings()
-        ensure_topic(settings, 4)
+    server: subprocess.Popen[bytes] | None = None
+    try:
+        if stack:
+            local_stack.up(settings.state_dir, on_progress=output.say)
+            ensure_topic(load_settings(), 4)
+        server = _start(settings, port)
+        _wait(server, port)
+        output.say(f"Dagster UI: http://{HOST}:{port}   (Ctrl-C stops it)")
+        output.say("in another terminal: .venv/bin/game-events produce && .venv/bin/game-events run")
+        code = server.wait()
+        raise TransientError(f"Dagster ended by itself with code {code}; its messages are above")
+    except KeyboardInterrupt:
+        output.say("stopping")
+    finally:
+        # A second Ctrl-C must not leave half of it behind; all of this is bounded in time.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if server is not None:
+            _stop(server)
+        if stack:
+            local_stack.down(settings.state_dir)
+        output.say("stopped")
+
+
+def _start(settings: Settings, port: int) -> subprocess.Popen[bytes]:
+    """Webserver, daemon and code server, in a process group of their own: a Ctrl-C reaches only this process."""
     environment = os.environ | {
         "DAGSTER_HOME": str(dagster_home(settings)),
         "GAME_EVENTS_LAKEHOUSE": settings.lakehouse if "://" in settings.lakehouse else str(Path(settings.lakehouse).resolve()),
         "GAME_EVENTS_STATE_DIR": str(settings.state_dir.resolve()),
     }
-    command = [sys.executable, "-m", "dagster", "dev", "-w", "workspace.yaml", "-h", HOST, "-p", str(port)]
-    server = subprocess.Popen([*command, "--log-level", "warning"], env=environment)
-    signal.signal(signal.SIGTERM, lambda *_: server.send_signal(signal.SIGINT))
+    quiet = ["-W", "ignore:Function `dev_command` is superseded:FutureWarning"]
+    dagster = ["dagster", "dev", "-w", "workspace.yaml", "-h", HOST, "-p", str(port), "--log-level", "warning"]
+    return subprocess.Popen([sys.executable, *quiet, "-m", *dagster], env=environment, start_new_session=True)
+
+
+def _stop(server: subprocess.Popen[bytes]) -> None:
+    """Ask `dagster dev` to stop; end what is left of its group after that (its code server would wait for a heartbeat)."""
+    server.send_signal(signal.SIGINT)
+    with suppress(subprocess.TimeoutExpired):
+        server.wait(STOP_TIMEOUT_S)
+    group = [p for p in psutil.process_iter() if _group(p) == server.pid]
+    for process in group:
+        with suppress(psutil.NoSuchProcess):
+            process.terminate()
+    for process in psutil.wait_procs(group, timeout=STOP_TIMEOUT_S)[1]:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    server.wait()
+
+
+def _group(process: psutil.Process) -> int | None:
     try:
-        _wait(server, port)
-        output.say(f"Dagster UI: http://{HOST}:{port}   (Ctrl-C stops it)")
-        output.say("in another terminal: .venv/bin/game-events produce && .venv/bin/game-events run")
-        server.wait()
-    except KeyboardInterrupt:
-        server.wait()
-    finally:
-        if server.poll() is None:
-            server.send_signal(signal.SIGINT)
-            server.wait()
-        if stack:
-            local_stack.down(settings.state_dir)
-            output.say("stopped")
+        return os.getpgid(process.pid)
+    except ProcessLookupError:
+        return None
 
 
 def _wait(server: subprocess.Popen[bytes], port: int) -> None:
