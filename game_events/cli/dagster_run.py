@@ -13,6 +13,7 @@ from dagster import DagsterEventType, DagsterInstance
 
 from game_events.assets.jobs import REPORT
 from game_events.definitions import build_defs
+from game_events.errors import ConfigurationError
 from game_events.settings import Settings
 
 
@@ -34,10 +35,22 @@ class JobResult:
 
 
 def dagster_home(settings: Settings) -> Path:
-    """Dagster's folder: ``DAGSTER_HOME``, or `dagster` below the state folder with the project's `dagster.yaml` in it."""
+    """Dagster's folder: ``DAGSTER_HOME``, or `dagster` below the state folder with the project's `dagster.yaml` in it.
+
+    Raises:
+        ConfigurationError: `DAGSTER_HOME` is no absolute path (Dagster asks for one), or the folder cannot be made.
+    """
     named = os.environ.get("DAGSTER_HOME")
     home = Path(named) if named else (settings.state_dir / "dagster").resolve()
-    home.mkdir(parents=True, exist_ok=True)
+    if not home.is_absolute():
+        raise ConfigurationError(
+            f"DAGSTER_HOME: {named!r} is not an absolute path; unset it to use {settings.state_dir}/dagster"
+        )
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        where = "DAGSTER_HOME" if named else "GAME_EVENTS_STATE_DIR"
+        raise ConfigurationError(f"{where}: the folder {home} cannot be made: {error.strerror}") from error
     config = Path("dagster.yaml")
     if not named and config.is_file():
         shutil.copyfile(config, home / "dagster.yaml")

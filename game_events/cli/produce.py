@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import ValidationError
 
 from game_events.cli.options import Json
 from game_events.cli.output import Output
@@ -19,17 +22,17 @@ from game_events.settings import load_settings
 
 def produce_events(  # noqa: PLR0913, PLR0917 - each option of the command is a parameter
     games: Annotated[str, typer.Option(help="Names, comma separated, or a number of games.")] = ",".join(DEFAULT_GAMES),
-    records: Annotated[int, typer.Option(help="Records for each game and version.")] = 100,
+    records: Annotated[int, typer.Option(min=1, help="Records for each game and version.")] = 100,
     versions: Annotated[str, typer.Option(help="How many schema versions (2 means 1 and 2), or a list: 2,5.")] = "2",
     seed: Annotated[int, typer.Option(help="The same seed gives the same records.")] = 0,
-    rate: Annotated[float | None, typer.Option(help="Records per second; default: as fast as it goes.")] = None,
-    late_share: Annotated[float, typer.Option(help="Share of records that are days late.")] = 0.0,
-    duplicate_share: Annotated[float, typer.Option(help="Share of records that are sent twice.")] = 0.0,
-    poison_share: Annotated[float, typer.Option(help="Share of undecodable records, on top.")] = 0.0,
+    rate: Annotated[float | None, typer.Option(min=0.001, help="Records per second; default: as fast as it goes.")] = None,
+    late_share: Annotated[float, typer.Option(min=0, max=1, help="Share of records that are days late.")] = 0.0,
+    duplicate_share: Annotated[float, typer.Option(min=0, max=1, help="Share of records that are sent twice.")] = 0.0,
+    poison_share: Annotated[float, typer.Option(min=0, max=1, help="Share of undecodable records, on top.")] = 0.0,
     interleaving: Annotated[str | None, typer.Option(help="Order of versions, repeated: 1,1,2.")] = None,
-    partitions: Annotated[int, typer.Option(help="Partitions, if the topic is made.")] = 4,
-    bulk: Annotated[int | None, typer.Option(help="High volume: so many records in all, from a pool of events.")] = None,
-    hot_share: Annotated[float | None, typer.Option(help="With --bulk: share of the first game.")] = None,
+    partitions: Annotated[int, typer.Option(min=1, help="Partitions, if the topic is made.")] = 4,
+    bulk: Annotated[int | None, typer.Option(min=1, help="High volume: so many records in all, from a pool of events.")] = None,
+    hot_share: Annotated[float | None, typer.Option(min=0, max=1, help="With --bulk: share of the first game.")] = None,
     manifest: Annotated[Path | None, typer.Option(help="Where to write what was sent; added to an existing file.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -39,7 +42,8 @@ def produce_events(  # noqa: PLR0913, PLR0917 - each option of the command is a 
     names = _names(games)
     wanted = _numbers("--versions", versions)
     chosen = wanted[0] if "," not in versions else wanted
-    with output.working("producing"):
+    before = _manifest(manifest)
+    with _named_errors(), output.working("producing"):
         if bulk is not None:
             many = BulkSimulation(records=bulk, games=names, hot_share=hot_share, versions=chosen, seed=seed)
             sent = produce_bulk(settings, many, partitions=partitions)
@@ -56,8 +60,7 @@ def produce_events(  # noqa: PLR0913, PLR0917 - each option of the command is a 
             )
             sent = produce(settings, few, partitions=partitions, rate=rate)
     if manifest is not None:
-        whole = Manifest.load(manifest).merge(sent) if manifest.is_file() else sent
-        whole.save(manifest)
+        (before.merge(sent) if before is not None else sent).save(manifest)
     poison = sum(sent.poison.values())
     output.say(
         f"{sent.records_total:,} records to topic {sent.topic}: {len(sent.records)} games, "
@@ -86,3 +89,23 @@ def _numbers(option: str, text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise ConfigurationError(f"{option}: {text!r} is no number and no list of numbers (2 or 1,1,2)") from None
+
+
+def _manifest(path: Path | None) -> Manifest | None:
+    """The manifest that this wave is added to; read before anything is sent."""
+    if path is None or not path.is_file():
+        return None
+    try:
+        return Manifest.load(path)
+    except (ValidationError, UnicodeDecodeError):
+        raise ConfigurationError(f"--manifest: {path} is a file, but no manifest: name another one") from None
+
+
+@contextmanager
+def _named_errors() -> Iterator[None]:
+    """What the simulation refuses, in the words of the options."""
+    try:
+        yield
+    except ValidationError as error:
+        found = "; ".join(f"--{e['loc'][0]}: {e['msg']}" if e["loc"] else e["msg"] for e in error.errors())
+        raise ConfigurationError(f"cannot simulate that: {found}") from None

@@ -13,6 +13,9 @@ GAMES_SHOWN = 20
 
 def show_run(output: Output, report: dict[str, Any]) -> None:
     """Rows by layer and game, throughput, lag, where the tables are."""
+    if not report["tables"] and not report["errors"]:
+        output.say("nothing new: every table is up to date, and none was written")
+        return
     rows, seconds = report["rows"], report["seconds"]
     lines = []
     for layer in LAYERS:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import pyarrow as pa
 
 from game_events.decoding import frames
@@ -88,6 +89,7 @@ class BatchDecoder:
             else:
                 result.types.add(key)
                 self._decode_group(values, group, result)
+        result.rejected = _merged(result.rejected)
         return result
 
     def _decode_group(self, values: pa.BinaryArray, group: frames.FrameGroup, result: DecodedBatch) -> None:
@@ -99,3 +101,11 @@ class BatchDecoder:
         if len(good):
             result.good.append((group.rows[good], group.schema_id, table))
         result.rejected += [Rejected(r, detail, group.rows[at], group.schema_id) for r, detail, at in bad]
+
+
+def _merged(rejected: list[Rejected]) -> list[Rejected]:
+    """One entry for all rows with the same reason, detail and schema id: a flood of bad rows comes row by row."""
+    alike: dict[tuple[Reason, str, int | None], list[Rows]] = {}
+    for item in rejected:
+        alike.setdefault((item.reason, item.detail, item.schema_id), []).append(item.rows)
+    return [Rejected(why, detail, np.sort(np.concatenate(rows)), i) for (why, detail, i), rows in alike.items()]

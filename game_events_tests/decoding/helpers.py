@@ -61,9 +61,7 @@ def decode(plan, values):
 
 def rows_by_position(batch):
     """Position -> decoded row, for the good rows."""
-    return {
-        int(position): row for rows, _, table in batch.good for position, row in zip(rows, table.to_pylist(), strict=True)
-    }
+    return {int(position): row for rows, _, table in batch.good for position, row in zip(rows, table.to_pylist(), strict=True)}
 
 
 def reasons_by_position(batch):

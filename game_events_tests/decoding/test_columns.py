@@ -191,8 +191,10 @@ def test_stored_types_are_those_delta_and_spark_hold(decoded, stored, kind):
 
 EVOLUTION = (
     "string game = 1; uint64 u = 2; map<string, Pos> by = 3; message Pos { double x = 1; }",
-    "string game_name = 1; string u = 2; map<string, Pos> by = 3; repeated Pos _path = 4; message Pos { double x = 1; int32 y = 2; }",
-    "string Game = 5; bytes u = 2; map<string, Pos> by = 3; message Pos { string x = 1; int32 y = 2; repeated string tags = 3; }",
+    """string game_name = 1; string u = 2; map<string, Pos> by = 3; repeated Pos _path = 4;
+    message Pos { double x = 1; int32 y = 2; }""",
+    """string Game = 5; bytes u = 2; map<string, Pos> by = 3;
+    message Pos { string x = 1; int32 y = 2; repeated string tags = 3; }""",
 )
 
 

@@ -84,12 +84,14 @@ def test_one_corrupt_row_among_a_hundred_thousand_costs_only_itself():
 
 
 def test_half_of_the_rows_bad_leaves_the_other_half():
-    chance = random.Random(5)
+    chance = random.Random(5)  # noqa: S311 - not for secrets
     values = [event(12, game_name=f"g{i}", level=i) + (b"\xff" if chance.random() < 0.5 else b"") for i in range(3_000)]
     decoded = decode(PLAN, values)
     bad = {i for i, value in enumerate(values) if value.endswith(b"\xff")}
     assert reasons_by_position(decoded) == dict.fromkeys(bad, Reason.MALFORMED)
-    assert {i: row["game"] for i, row in rows_by_position(decoded).items()} == {i: f"g{i}" for i in range(3_000) if i not in bad}
+    assert {i: row["game"] for i, row in rows_by_position(decoded).items()} == {
+        i: f"g{i}" for i in range(3_000) if i not in bad
+    }
     assert_each_row_once(decoded, range(3_000))
 
 
@@ -166,14 +168,15 @@ from game_events.decoding.decoder import BatchDecoder
 deep = event(12)[:6] + b"\\x9b\\x06" * 60_000 + b"\\x9c\\x06" * 60_000
 many = event(12)[:6] + (b"\\x9b\\x06" * 90 + b"\\x9c\\x06" * 90) * 300
 decoded = BatchDecoder(PLAN).decode(pa.array([event(12), deep, many, event(11)], pa.binary()))
-print(len(deep), [(r.reason.value, r.rows.tolist()) for r in decoded.rejected], sorted(i for g in decoded.good for i in g[0].tolist()))
+print(len(deep), [(r.reason.value, r.rows.tolist()) for r in decoded.rejected])
+print(sorted(i for g in decoded.good for i in g[0].tolist()))
 """
 
 
 def test_nesting_that_would_kill_the_process_is_too_deep():
     done = subprocess.run([sys.executable, "-c", DEEP], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "240006 [('TOO_DEEP', [1])] [0, 2, 3]\n"
+    assert done.stdout == "240006 [('TOO_DEEP', [1])]\n[0, 2, 3]\n"
 
 
 def tree(depth):
@@ -226,7 +229,11 @@ def test_types_and_ids_that_the_plan_rejects_carry_its_reason_and_detail():
     plan = DecodePlan(
         PLAN.schemas,
         PLAN.types - {(12, (0,))},
-        {(77, ()): (Reason.UNKNOWN_SCHEMA, "no 77"), (12, (0,)): (Reason.BAD_SCHEMA, "no 12"), (11, (9,)): (Reason.BAD_INDEX, "no 9")},
+        {
+            (77, ()): (Reason.UNKNOWN_SCHEMA, "no 77"),
+            (12, (0,)): (Reason.BAD_SCHEMA, "no 12"),
+            (11, (9,)): (Reason.BAD_INDEX, "no 9"),
+        },
         PLAN.columns,
     )
     message = python_class(VERSIONS[11])()
@@ -235,8 +242,7 @@ def test_types_and_ids_that_the_plan_rejects_carry_its_reason_and_detail():
     assert_each_row_once(decoded, range(5))
     told = {(r.schema_id, r.reason, r.detail, tuple(r.rows.tolist())) for r in decoded.rejected}
     assert told == {
-        (77, Reason.UNKNOWN_SCHEMA, "no 77", (0,)),
-        (77, Reason.UNKNOWN_SCHEMA, "no 77", (1,)),
+        (77, Reason.UNKNOWN_SCHEMA, "no 77", (0, 1)),
         (12, Reason.BAD_SCHEMA, "no 12", (2,)),
         (11, Reason.BAD_INDEX, "no 9", (4,)),
     }
@@ -282,16 +288,23 @@ def test_a_plan_survives_the_way_to_a_worker_even_after_use():
 
 
 def test_messages_of_two_schemas_with_one_name_do_not_meet():
-    texts = ['syntax = "proto3"; package g; message Event { string a = 1; }', 'syntax = "proto3"; package g; message Event { int32 b = 1; }']
+    texts = [
+        'syntax = "proto3"; package g; message Event { string a = 1; }',
+        'syntax = "proto3"; package g; message Event { int32 b = 1; }',
+    ]
     one, two = compiled(texts[0], 41), compiled(texts[1], 42)
     values = [frame(41, (0,), python_class(one)(a="x")), frame(42, (0,), python_class(two)(b=7))]
     assert rows_by_position(decode(plan_for((one, (0,)), (two, (0,))), values)) == {0: {"a": "x"}, 1: {"b": 7}}
 
 
 def test_a_nested_type_is_decoded_by_its_index_path():
-    schema = compiled('syntax = "proto3"; message A { string a = 1; } message B { message C { string c = 1; } string b = 1; }', 43)
+    schema = compiled(
+        'syntax = "proto3"; message A { string a = 1; } message B { message C { string c = 1; } string b = 1; }', 43
+    )
     plan = plan_for((schema, (0,)), (schema, (1,)), (schema, (1, 0)))
-    values = [frame(43, p, python_class(schema, p)(**f)) for p, f in (((1, 0), {"c": "x"}), ((0,), {"a": "y"}), ((1,), {"b": "z"}))]
+    values = [
+        frame(43, p, python_class(schema, p)(**f)) for p, f in (((1, 0), {"c": "x"}), ((0,), {"a": "y"}), ((1,), {"b": "z"}))
+    ]
     assert rows_by_position(decode(plan, values)) == {0: {"c": "x"}, 1: {"a": "y"}, 2: {"b": "z"}}
 
 
@@ -308,14 +321,18 @@ def test_a_schema_the_native_library_cannot_take_is_an_error_not_a_panic():
 
 
 EMPTY = """syntax = "proto3"; import "google/protobuf/empty.proto"; message Nothing {}
-message Event { Nothing one = 1; repeated Nothing many = 2; map<int32, Nothing> by = 3; In in = 4; oneof o { google.protobuf.Empty e = 5; }
+message Event { Nothing one = 1; repeated Nothing many = 2; map<int32, Nothing> by = 3; In in = 4;
+  oneof o { google.protobuf.Empty e = 5; }
   message In { Nothing one = 1; string s = 2; } }"""
 
 
 def test_messages_without_fields_keep_their_presence():
     schema = compiled(EMPTY, 45)
     new = python_class(schema, (1,))
-    values = [frame(45, (1,), m) for m in (new(), new(one={}, many=[{}, {}], by={3: {}}, e={}, **{"in": {"one": {}}}), new(**{"in": {}}))]
+    values = [
+        frame(45, (1,), m)
+        for m in (new(), new(one={}, many=[{}, {}], by={3: {}}, e={}, **{"in": {"one": {}}}), new(**{"in": {}}))
+    ]
     assert rows_by_position(decode(plan_for((schema, (1,))), values)) == {
         0: {"one": None, "many": [], "by": [], "in": None, "e": None},
         1: {"one": True, "many": [True, True], "by": [(3, True)], "in": {"one": True, "s": ""}, "e": True},

@@ -2,6 +2,7 @@
 
 import base64
 import pickle
+from contextlib import suppress
 
 import pytest
 from google.protobuf import descriptor_pb2, json_format
@@ -68,7 +69,10 @@ def test_a_base64_schema_without_references_may_import_what_is_well_known():
 
 @pytest.mark.parametrize("name", ["any", "duration", "empty", "field_mask", "struct", "timestamp", "wrappers"])
 def test_well_known_imports_need_no_reference(name):
-    assert compile_schema(schema(f'syntax = "proto3"; import "google/protobuf/{name}.proto"; message E {{}}')).message((0,)).name == "E"
+    assert (
+        compile_schema(schema(f'syntax = "proto3"; import "google/protobuf/{name}.proto"; message E {{}}')).message((0,)).name
+        == "E"
+    )
 
 
 def test_google_types_need_no_reference():
@@ -93,7 +97,7 @@ def test_what_does_not_compile_carries_the_compilers_words(text, words, capfd):
     with pytest.raises(DataError, match="schema id 5 does not compile") as caught:
         compile_schema(schema(text))
     assert words in str(caught.value)
-    assert "/tmp" not in str(caught.value)
+    assert "game_events_protoc" not in str(caught.value)
     assert capfd.readouterr().err == ""
 
 
@@ -105,13 +109,11 @@ def test_a_missing_reference_of_a_base64_schema_is_an_error_of_ours():
 
 @pytest.mark.parametrize("text", ["", "{}", "////", base64.b64encode(b"\xff\xff").decode(), "x" * 1000])
 def test_nonsense_compiles_to_nothing_or_to_an_error_of_ours(text):
-    try:
+    with suppress(DataError):
         assert compile_schema(schema(text)).message((0,)) is None
-    except DataError:
-        pass
 
 
-@pytest.mark.parametrize("name", ["../../x.proto", "/tmp/x.proto", "a/../../x.proto"])
+@pytest.mark.parametrize("name", ["../../x.proto", "/etc/x.proto", "a/../../x.proto"])
 def test_a_reference_cannot_be_written_outside_its_folder(name):
     with pytest.raises(DataError, match="outside"):
         compile_schema(schema(MAIN, [(name, LEAF)]))

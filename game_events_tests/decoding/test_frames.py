@@ -21,7 +21,7 @@ message Second { string name = 1; message Inner { string name = 1; message Deepe
 MANY = 'syntax = "proto3";' + "".join(f"message M{i} {{ string name = 1; }}" for i in range(300))
 
 
-def reference(value):
+def reference(value):  # noqa: PLR0911 - one for each way to be no frame
     """(schema id, path, payload) or the reason, byte by byte as the wire format is written down."""
     if value is None:
         return Reason.TOMBSTONE

@@ -1,0 +1,106 @@
+"""Dagster as a user's process has it: its own instance in a folder, settings from the environment, the real resources.
+
+Only the Spark session is the tests' shared one: the resource asks for "the session of this process", and there is one already.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster import DagsterInstance
+
+from game_events.assets.checks import rows_conserved
+from game_events.assets.resources import LakehouseResource, SparkResource
+from game_events.assets.tables import build_tables
+from game_events.definitions import build_defs
+from game_events.settings import Settings
+
+PROJECT = Path(__file__).parents[2]
+RANGE = "dagster/asset_partition_range_"
+#: (asset, partition or None) -> times.
+Logged = Counter[tuple[str, str | None]]
+
+
+@pytest.fixture
+def environment(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """The test's settings, where the code that Dagster loads reads them."""
+    for key in ("kafka_bootstrap_servers", "schema_registry_url", "kafka_topic", "lakehouse", "state_dir", "spark_master"):
+        monkeypatch.setenv(f"GAME_EVENTS_{key.upper()}", str(getattr(settings, key)))
+    return settings
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Iterator[DagsterInstance]:
+    """An instance with the project's own dagster.yaml."""
+    home = tmp_path / "dagster"
+    home.mkdir()
+    shutil.copyfile(PROJECT / "dagster.yaml", home / "dagster.yaml")
+    with DagsterInstance.from_config(str(home)) as found:
+        yield found
+
+
+@dataclass
+class Runs:
+    """Starts runs, and says what they logged."""
+
+    instance: DagsterInstance
+
+    def refresh(self) -> dg.ExecuteInProcessResult:
+        """The job that sensors and the command line start."""
+        return build_defs().resolve_job_def("refresh").execute_in_process(instance=self.instance, raise_on_error=False)
+
+    def materialize(
+        self, *keys: dg.AssetKey, games: tuple[str, str] | str | None = None, full: bool = False
+    ) -> dg.ExecuteInProcessResult:
+        """Assets by hand: one game, a range of games (first and last, in the order Dagster has them), or all."""
+        config: dict[str, Any] = {"ops": {key.path[-1]: {"config": {"full_refresh": True}} for key in keys}} if full else {}
+        tags = {RANGE + "start": games[0], RANGE + "end": games[1]} if isinstance(games, tuple) else {}
+        job = build_defs().resolve_implicit_global_asset_job_def()
+        return job.execute_in_process(
+            instance=self.instance,
+            asset_selection=list(keys),
+            partition_key=games if isinstance(games, str) else None,
+            tags=tags,
+            run_config=config,
+            raise_on_error=False,
+        )
+
+    def check(self) -> dg.AssetCheckEvaluation:
+        """The check by itself, as the UI's button runs it."""
+        result = dg.materialize(
+            [*build_tables("any"), rows_conserved],  # type: ignore[list-item]
+            selection=dg.AssetSelection.checks(rows_conserved),
+            instance=self.instance,
+            resources={"lakehouse": LakehouseResource(spark=SparkResource())},
+        )
+        (found,) = result.get_asset_check_evaluations()
+        return found
+
+    @property
+    def games(self) -> list[str]:
+        """The partitions that exist."""
+        return list(self.instance.get_dynamic_partitions("games"))
+
+
+@pytest.fixture
+def runs(instance: DagsterInstance, environment: Settings, spark: object) -> Runs:  # noqa: ARG001 - they must be there
+    """Runs of this test's pipeline."""
+    return Runs(instance)
+
+
+def logged(result: dg.ExecuteInProcessResult) -> Logged:
+    """What a run materialized."""
+    return Counter((m.asset_key.path[-1], m.partition) for m in materializations(result))
+
+
+def materializations(result: dg.ExecuteInProcessResult) -> list[dg.AssetMaterialization]:
+    """A run's materializations, in order."""
+    events = [e for e in result.all_events if e.event_type == dg.DagsterEventType.ASSET_MATERIALIZATION]
+    return [e.step_materialization_data.materialization for e in events]

@@ -1,0 +1,220 @@
+"""The commit protocol against a model: slices, crashes and rivals in any order; neither Spark nor Kafka.
+
+The writers below are as small as can be: they read their tables' progress, stage files and hand over the same `Commit`s as
+the pipeline does. A run may stop for good after any of its steps, and any number of runs may be between their steps.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from game_events.errors import ConflictError
+from game_events.lakehouse.commits import Commit, commit
+from game_events.lakehouse.reading import read_arrow
+from game_events.lakehouse.staging import StagedFile, StagedWriter
+from game_events.lakehouse.tables import Lakehouse, Table
+
+PARTITIONS = (0, 1)
+GAMES = ("rummy", "spades")
+EVENTS = pa.schema([("partition", pa.int64()), ("offset", pa.int64()), ("game", pa.string()), ("batch", pa.int64())])
+COUNTS = pa.schema([("n", pa.int64())])
+Step = Callable[[], object]
+
+
+def stage(table: Table, schema: pa.Schema, rows: list[dict[str, Any]]) -> list[StagedFile]:
+    writer = StagedWriter(table, schema)
+    writer.write(pa.Table.from_pylist(rows, schema=schema))
+    return writer.close()
+
+
+class CommitProtocol(RuleBasedStateMachine):
+    """A topic in memory, real Delta tables, and runs that are under way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.mkdtemp()
+        self.lakehouse = Lakehouse(self.folder)
+        self.bronze, self.quarantine = self.lakehouse.table("bronze"), self.lakehouse.table("quarantine")
+        #: partition -> (game, whether it can be decoded), by offset
+        self.topic: dict[int, list[tuple[str, bool]]] = {p: [] for p in PARTITIONS}
+        self.runs: list[list[Step]] = []
+
+    def teardown(self) -> None:
+        """Whatever happened: one undisturbed run later everything is in its place."""
+        self.runs.clear()
+        self.plan_bronze(takes=(10**6, 10**6))
+        self.finish()
+        for plan in (self.plan_silver, self.plan_gold):
+            for game in GAMES:
+                plan(game=game)
+                self.finish()
+        self.books_balance()
+        sent = Counter(game for records in self.topic.values() for game, good in records if good)
+        held = {g: sum(r["n"] for r in self.rows(self.lakehouse.gold(g))) for g in GAMES}
+        assert {g: n for g, n in held.items() if n} == dict(sent)
+        bad = sum(not good for records in self.topic.values() for _, good in records)
+        assert len(self.rows(self.quarantine)) == bad
+        shutil.rmtree(self.folder)
+
+    def finish(self) -> None:
+        while self.runs:
+            self.go_on(number=0)
+
+    @rule(partition=st.sampled_from(PARTITIONS), records=st.lists(st.tuples(st.sampled_from(GAMES), st.booleans()), max_size=6))
+    def produce(self, partition: int, records: list[tuple[str, bool]]) -> None:
+        self.topic[partition] += records
+
+    @rule(takes=st.tuples(*[st.integers(0, 6) for _ in PARTITIONS]))
+    def plan_bronze(self, takes: tuple[int, ...]) -> None:
+        """A slice that ends anywhere behind bronze's own progress."""
+        handle, held = self.bronze.open(), self.quarantine.open()
+        start = {p: self.txn(handle, p) for p in PARTITIONS}
+        end = {p: min((start[p] or 0) + takes[p], len(self.topic[p])) for p in PARTITIONS}
+        end = {p: to for p, to in end.items() if to > (start[p] or 0)}
+        if not end:
+            return
+        decided = {(r["partition"], r["offset"]) for r in self.rows(self.quarantine, held)}
+        batch = self.txn(handle, "batch")
+        new = (batch or 0) + 1
+        good, bad = [], []
+        for partition, to in end.items():
+            for offset in range(start[partition] or 0, to):
+                game, decodable = self.topic[partition][offset]
+                row = {"partition": partition, "offset": offset, "game": game, "batch": new}
+                if decodable:
+                    good.append(row)
+                elif (partition, offset) not in decided:
+                    bad.append(row)
+        steps = []
+        if bad:
+            until = {p: self.txn(held, p) for p in end}
+            steps.append(
+                self.step(
+                    self.quarantine,
+                    EVENTS,
+                    bad,
+                    handle=held,
+                    expected={str(p): until[p] for p in end},
+                    advance={str(p): max(to, until[p] or 0) for p, to in end.items()},
+                )
+            )
+        expected = {str(p): start[p] for p in end} | {"batch": batch}
+        advance = {str(p): to for p, to in end.items()} | {"batch": new}
+        steps.append(self.step(self.bronze, EVENTS, good, handle=handle, expected=expected, advance=advance))
+        self.runs.append(steps)
+
+    @rule(game=st.sampled_from(GAMES))
+    def plan_silver(self, game: str) -> None:
+        """The rows of one game that its table has not taken, from a snapshot of bronze."""
+        table, source = self.lakehouse.silver(game), self.bronze.open()
+        handle = table.open()
+        to, taken = self.txn(source, "batch"), self.txn(handle, "bronze")
+        if to is None or to == taken:
+            return
+        new = [r for r in self.rows(self.bronze, source) if r["game"] == game and r["batch"] > (taken or 0)]
+        self.runs.append([self.step(table, EVENTS, new, handle=handle, expected={"bronze": taken}, advance={"bronze": to})])
+
+    @rule(game=st.sampled_from(GAMES))
+    def plan_gold(self, game: str) -> None:
+        """The old aggregate and the new rows, which replace it."""
+        table, source = self.lakehouse.gold(game), self.lakehouse.silver(game)
+        silver, handle = source.open(), table.open()
+        to, taken = self.txn(silver, "bronze"), self.txn(handle, "silver")
+        if to is None or to == taken:
+            return
+        new = sum(r["batch"] > (taken or 0) for r in self.rows(source, silver))
+        total = new + sum(r["n"] for r in self.rows(table, handle))
+        self.runs.append(
+            [
+                self.step(
+                    table,
+                    COUNTS,
+                    [{"n": total}],
+                    handle=handle,
+                    expected={"silver": taken},
+                    advance={"silver": to},
+                    replace=True,
+                )
+            ]
+        )
+
+    @precondition(lambda self: self.runs)
+    @rule(number=st.integers(0, 20))
+    def go_on(self, number: int) -> None:
+        """One run makes its next commit; the loser of a race gives up (the pipeline plans again: another run here)."""
+        run = self.runs[number % len(self.runs)]
+        try:
+            run.pop(0)()
+        except ConflictError:
+            run.clear()
+        if not run:
+            self.runs.remove(run)
+
+    @precondition(lambda self: self.runs)
+    @rule(number=st.integers(0, 20))
+    def crash(self, number: int) -> None:
+        """One run is gone, its files staged, its next commit never made."""
+        self.runs.pop(number % len(self.runs))
+
+    @invariant()
+    def books_balance(self) -> None:
+        bronze, held = self.coordinates(self.bronze), self.coordinates(self.quarantine)
+        read, decided = self.progress(self.bronze), self.progress(self.quarantine)
+        assert bronze == sorted(self.sent(read, decodable=True)), "bronze is not what its own progress says"
+        assert set(self.sent(read, decodable=False)) <= set(held) <= set(self.sent(decided, decodable=False))
+        assert len(set(held)) == len(held), "quarantine holds a record twice"
+        rows = self.rows(self.bronze)
+        for game in GAMES:
+            silver = self.lakehouse.silver(game)
+            taken = self.txn(silver.open(), "bronze") or 0
+            mine = [(r["partition"], r["offset"]) for r in rows if r["game"] == game and r["batch"] <= taken]
+            assert self.coordinates(silver) == sorted(mine), "silver is not bronze up to the batch it has taken"
+            gold = self.lakehouse.gold(game)
+            aggregated = self.txn(gold.open(), "silver") or 0
+            counted = [r["n"] for r in self.rows(gold)]
+            assert sum(counted) == sum(r["batch"] <= aggregated for r in self.rows(silver)), "gold is not silver's sum"
+            assert len(counted) <= 1
+
+    def sent(self, until: dict[int, int], *, decodable: bool) -> list[tuple[int, int]]:
+        return [(p, o) for p, end in until.items() for o in range(end) if self.topic[p][o][1] == decodable]
+
+    def progress(self, table: Table) -> dict[int, int]:
+        handle = table.open()
+        return {p: self.txn(handle, p) or 0 for p in PARTITIONS}
+
+    @staticmethod
+    def txn(handle: Any, app: object) -> int | None:
+        return handle.transaction_version(str(app)) if handle is not None else None
+
+    @staticmethod
+    def rows(table: Table, handle: Any = None) -> list[dict[str, Any]]:
+        handle = handle or table.open()
+        return [] if handle is None else read_arrow(table, handle).to_pylist()
+
+    def coordinates(self, table: Table) -> list[tuple[int, int]]:
+        return sorted((r["partition"], r["offset"]) for r in self.rows(table))
+
+    @staticmethod
+    def step(
+        table: Table, schema: pa.Schema, rows: list[dict[str, Any]], *, handle: Any, replace: bool = False, **txns: Any
+    ) -> Step:
+        """Files are staged now, the commit is made when the run goes on."""
+        table_id = str(handle.metadata().id) if handle is not None else None
+        files = stage(table, schema, rows)
+        plan = Commit(table, schema, files, table_id=table_id, replace=replace and handle is not None, **txns)
+        return lambda: commit(plan)
+
+
+TestSlicesCrashesAndRivalsInAnyOrder = CommitProtocol.TestCase
+TestSlicesCrashesAndRivalsInAnyOrder.settings = settings(
+    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+)

@@ -1,0 +1,151 @@
+"""Rows of many games to files of one game each: none lost, none doubled, none in another's file."""
+
+import json
+import pickle
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from game_events.lakehouse.staging import StagedFile
+from game_events.lakehouse.tables import Lakehouse, is_game
+from game_events.pipeline import fan_out
+from game_events.pipeline.fan_out import FanOut, rows_of
+from game_events.pipeline.routing import INVALID, NOT_ALLOWED, Routing
+
+SCHEMA = pa.schema([("game", pa.string()), ("n", pa.int64())])
+HOSTILE = ["", "unified", "../../etc", "UNO", "🎲", "a" * 300, "a\0b"]
+
+
+@pytest.fixture
+def lakehouse(tmp_path):
+    return Lakehouse(str(tmp_path))
+
+
+def batch(games, start=0):
+    """Rows numbered from `start`; with a column that is not wanted, and the wanted ones in another order."""
+    count = len(games)
+    return pa.RecordBatch.from_pydict(
+        {
+            "n": pa.array(range(start, start + count), pa.int64()),
+            "extra": pa.array(["x"] * count, pa.string()),
+            "game": pa.array(games, pa.string()),
+        }
+    )
+
+
+def fan(lakehouse, batches, **routing):
+    """Game -> numbers in its files as they stand on disk, and what was refused."""
+    task = FanOut(lakehouse, "silver", "game", SCHEMA, Routing(**routing))
+    (report,) = list(task(iter(batches)))
+    found, refused = {}, {}
+    for line in report.to_pylist():
+        if line["kind"] == "refused":
+            refused = json.loads(line["body"])
+            continue
+        file = StagedFile.from_json(line["body"])
+        assert file.table == f"silver_{file.game}_events"
+        rows = pq.read_table(Path(lakehouse.silver(file.game).uri) / file.path)
+        assert rows.schema.equals(SCHEMA)
+        assert rows.num_rows == file.rows
+        assert set(rows.column("game").to_pylist()) == {file.game}
+        found.setdefault(file.game, []).extend(rows.column("n").to_pylist())
+    return found, refused
+
+
+names = st.none() | st.sampled_from(["uno", "rummy", "chess", "go", *HOSTILE])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    batches=st.lists(st.lists(names, max_size=30), max_size=6),
+    sort_rows=st.sampled_from([1, 7, 1_000]),
+    buffer_bytes=st.sampled_from([1, 200, 10**9]),
+    allowed=st.sampled_from([frozenset(), frozenset({"uno", "go"})]),
+)
+def test_every_row_is_in_its_games_file_once_or_counted(batches, sort_rows, buffer_bytes, allowed, tmp_path_factory):
+    lakehouse = Lakehouse(str(tmp_path_factory.mktemp("fan")))
+    flat = [name for games in batches for name in games]
+    numbered, start = [], 0
+    for games in batches:
+        numbered.append(batch(games, start))
+        start += len(games)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fan_out, "SORT_ROWS", sort_rows)
+        patch.setattr(fan_out, "BUFFER_BYTES", buffer_bytes)
+        found, refused = fan(lakehouse, numbered, allowed=allowed)
+    expected = {}
+    for number, name in enumerate(flat):
+        if is_game(name) and (not allowed or name in allowed):
+            expected.setdefault(name, []).append(number)
+    assert found == expected  # in the order of the rows, too
+    invalid = sum(not is_game(name) for name in flat)
+    barred = Counter(name for name in flat if is_game(name) and allowed and name not in allowed)
+    assert refused == ({INVALID: {"": invalid}} if invalid else {}) | ({NOT_ALLOWED: dict(barred)} if barred else {})
+
+
+def test_null_and_hostile_names_are_counted_together_and_make_no_folder(lakehouse):
+    found, refused = fan(lakehouse, [batch([None, *HOSTILE, "uno", None])])
+    assert (found, refused) == ({"uno": [len(HOSTILE) + 1]}, {INVALID: {"": len(HOSTILE) + 2}})
+    assert {f.name for f in Path(lakehouse.root).iterdir()} == {"silver_uno_events"}
+
+
+def test_names_off_the_allow_list_are_counted_by_name(lakehouse):
+    found, refused = fan(lakehouse, [batch(["uno", "go", "go", "chess"])], allowed=frozenset({"uno"}))
+    assert (found, refused) == ({"uno": [0]}, {NOT_ALLOWED: {"go": 2, "chess": 1}})
+
+
+def test_a_pass_for_some_games_neither_writes_nor_counts_the_others(lakehouse):
+    found, refused = fan(lakehouse, [batch(["uno", "go", None, "🎲"])], only=frozenset({"uno"}))
+    assert (found, refused) == ({"uno": [0]}, {})
+
+
+def test_a_slice_of_a_batch_is_the_slice(lakehouse):
+    assert fan(lakehouse, [batch(["uno", "go", "uno", "go"]).slice(1, 2)]) == ({"go": [1], "uno": [2]}, {})
+
+
+@pytest.mark.parametrize("batches", [[], [batch([])], [batch([None, None])]])
+def test_no_rows_make_no_files(lakehouse, batches):
+    assert fan(lakehouse, batches)[0] == {}
+
+
+def test_a_game_with_nearly_all_rows_is_like_any_other(lakehouse):
+    games = (["hot"] * 999 + ["cold"]) * 20
+    found, refused = fan(lakehouse, [batch(games[i : i + 1_000], i) for i in range(0, len(games), 1_000)])
+    assert refused == {}
+    assert found["cold"] == list(range(999, 20_000, 1_000))
+    assert found["hot"] == [n for n in range(20_000) if n % 1_000 != 999]
+
+
+def test_memory_is_bounded_by_the_buffers_whatever_share_a_game_has(lakehouse, monkeypatch):
+    monkeypatch.setattr(fan_out, "SORT_ROWS", 1_000)
+    monkeypatch.setattr(fan_out, "BUFFER_BYTES", 100_000)
+    before, peak = pa.total_allocated_bytes(), 0
+
+    def batches():
+        nonlocal peak
+        for start in range(0, 200_000, 1_000):
+            yield batch(["hot"] * 999 + ["cold"], start)
+            peak = max(peak, pa.total_allocated_bytes() - before)
+
+    found, _ = fan(lakehouse, batches())
+    assert sum(map(len, found.values())) == 200_000
+    assert peak < 2_000_000
+
+
+def test_columns_are_cast_to_the_tables_own_types(lakehouse):
+    rows = pa.RecordBatch.from_pydict({"game": pa.array(["uno"], pa.string()), "n": pa.array([7], pa.int32())})
+    assert fan(lakehouse, [rows]) == ({"uno": [7]}, {})
+
+
+def test_a_task_survives_the_way_to_a_worker(lakehouse):
+    task = FanOut(lakehouse, "gold", "game", SCHEMA, Routing(frozenset({"uno"})))
+    there = pickle.loads(pickle.dumps(task))  # noqa: S301 - our own bytes
+    (report,) = list(there(iter([batch(["uno", "go"])])))
+    files = [StagedFile.from_json(line["body"]) for line in report.to_pylist() if line["kind"] == "file"]
+    assert [f.table for f in files] == ["gold_uno_player_agg"]
+    assert rows_of(files) == 1

@@ -1,0 +1,113 @@
+"""The next slice of a topic: contiguous, bounded, fair, and never past what exists."""
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from game_events.errors import ConfigurationError, DataError
+from game_events.settings import Settings
+from game_events.sources.kafka import MANAGED, KafkaTopic, Slice, TopicOffsets, plan_slice
+
+
+def topic(earliest, latest):
+    return TopicOffsets("games", "id", earliest, latest)
+
+
+def test_a_slice_goes_on_where_the_last_one_ended():
+    part = plan_slice(topic({0: 0, 1: 0}, {0: 10, 1: 5}), {0: 4, 1: 5}, {0: 10, 1: 5}, 100)
+    assert (part.start, part.end, part.records, part.topic_id) == ({0: 4}, {0: 10}, 6, "id")
+    assert part.lag == {0: 0, 1: 0}
+
+
+def test_nothing_to_read_is_no_slice():
+    assert plan_slice(topic({0: 3}, {0: 3}), {0: 3}, {0: 3}, 10) is None
+    assert plan_slice(topic({}, {}), {}, {}, 10) is None
+    assert plan_slice(topic({0: 0}, {0: 9}), {0: 5}, {0: 5}, 10) is None  # all that was asked for is read
+
+
+def test_a_new_partition_starts_at_its_earliest_offset():
+    part = plan_slice(topic({0: 0, 1: 7}, {0: 5, 1: 9}), {0: 5}, {0: 5}, 100)
+    assert (part.start, part.end) == ({1: 7}, {1: 9})
+
+
+def test_what_arrives_after_the_target_was_seen_is_left_for_the_next_run():
+    part = plan_slice(topic({0: 0}, {0: 50}), {0: 0}, {0: 20}, 100)
+    assert (part.end, part.lag) == ({0: 20}, {0: 30})
+
+
+def test_a_cap_is_shared_by_backlog():
+    part = plan_slice(topic({0: 0, 1: 0, 2: 0}, {0: 900, 1: 90, 2: 10}), {}, {0: 900, 1: 90, 2: 10}, 100)
+    assert part.end == {0: 90, 1: 9, 2: 1}
+
+
+def test_a_small_cap_still_moves_every_partition():
+    part = plan_slice(topic({0: 0, 1: 0}, {0: 10**9, 1: 1}), {}, {0: 10**9, 1: 1}, 1)
+    assert part.end == {0: 1, 1: 1}
+
+
+@pytest.mark.parametrize(("earliest", "latest"), [(20, 30), (20, 20)])
+def test_expired_offsets_are_an_error_that_names_them(earliest, latest):
+    with pytest.raises(DataError, match=r"games\[0\]: offsets 5 to 19 expired"):
+        plan_slice(topic({0: earliest}, {0: latest}), {0: 5}, {0: latest}, 10)
+
+
+def test_a_partition_that_is_gone_is_an_error():
+    with pytest.raises(DataError, match=r"games\[1\] is gone"):
+        plan_slice(topic({0: 0}, {0: 5}), {0: 0, 1: 3}, {0: 5}, 10)
+
+
+def test_a_topic_that_ends_before_bronze_is_an_error():
+    with pytest.raises(DataError, match=r"games\[0\]: bronze is at 9, the topic ends at 5"):
+        plan_slice(topic({0: 0}, {0: 5}), {0: 9}, {0: 9}, 10)
+
+
+def test_a_slice_never_ends_behind_the_topics_end():
+    """As when the topic was made anew between the target and the slice: its offsets begin again."""
+    part = plan_slice(topic({0: 0}, {0: 5}), {}, {0: 100}, 1_000)
+    assert part.end == {0: 5}
+
+
+offsets = st.integers(0, 2_000)
+partitions = st.dictionaries(st.integers(0, 5), st.tuples(offsets, offsets, offsets, offsets).map(sorted), max_size=6)
+
+
+@given(partitions, st.sets(st.integers(0, 5)), st.integers(1, 3_000))
+def test_any_slice_is_contiguous_and_bounded(ranges, new, cap):
+    now = topic({p: r[0] for p, r in ranges.items()}, {p: r[3] for p, r in ranges.items()})
+    start = {p: r[1] for p, r in ranges.items() if p not in new}
+    until = {p: r[2] for p, r in ranges.items()}
+    part = plan_slice(now, start, until, cap)
+    begin = {p: start.get(p, now.earliest[p]) for p in ranges}
+    waiting = {p: until[p] - begin[p] for p in ranges if until[p] > begin[p]}
+    if not waiting:
+        assert part is None
+        return
+    assert part.start == {p: begin[p] for p in part.end}
+    assert set(part.end) == set(waiting), "every partition with a backlog moves"
+    assert all(begin[p] < part.end[p] <= until[p] for p in part.end)
+    assert part.records <= max(cap, 0) + len(waiting) - 1
+    assert all(remains >= 0 for remains in part.lag.values())
+
+
+@given(partitions, st.integers(1, 50))
+def test_slice_after_slice_reads_every_offset_once(ranges, cap):
+    now = topic({p: r[0] for p, r in ranges.items()}, {p: min(r[3], r[0] + 200) for p, r in ranges.items()})
+    assume(sum(now.latest[p] - now.earliest[p] for p in ranges) <= 20 * cap)
+    start, read = {}, {p: [] for p in ranges}
+    while (part := plan_slice(now, start, now.latest, cap)) is not None:
+        for p, end in part.end.items():
+            read[p] += range(part.start[p], end)
+        start |= part.end
+    assert read == {p: list(range(now.earliest[p], now.latest[p])) for p in ranges}
+
+
+def test_records_and_lag_of_a_slice():
+    part = Slice("games", "id", {0: 5, 1: 0}, {0: 8, 1: 1}, {0: 10, 1: 1, 2: 4})
+    assert (part.records, part.lag) == (4, {0: 2, 1: 0, 2: 0})
+
+
+@pytest.mark.parametrize("option", MANAGED)
+def test_options_that_exactly_once_depends_on_are_refused(option):
+    with pytest.raises(ConfigurationError, match=option) as caught:
+        KafkaTopic(Settings(kafka_options={option: "hunter2"}))
+    assert "hunter2" not in str(caught.value)

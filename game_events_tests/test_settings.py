@@ -1,0 +1,200 @@
+"""Settings: where they come from, which source wins, and that no secret is shown."""
+
+import json
+import os
+import pickle
+
+import pytest
+from pydantic import ValidationError
+
+from game_events.errors import ConfigurationError
+from game_events.settings import STACK_STATE_FILE, Settings, load_settings
+
+SECRET = "hunter2"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """An empty working folder and no setting in the environment."""
+    monkeypatch.chdir(tmp_path)
+    for key in [k for k in os.environ if k.startswith("GAME_EVENTS_")]:
+        monkeypatch.delenv(key)
+    return tmp_path
+
+
+def test_everything_has_a_default():
+    settings = load_settings()
+    assert (settings.kafka_topic, settings.games, settings.keep_raw) == ("game_events", (), "all")
+    assert settings.kafka_bootstrap_servers == "localhost:9092"
+
+
+def sources(folder, monkeypatch, *names):
+    """The same setting from several sources at once, each with the source's own name."""
+    if "stack" in names:
+        file = folder / ".game_events" / STACK_STATE_FILE
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps({"kafka_bootstrap_servers": "stack:1", "schema_registry_url": "http://stack"}))
+    if "yaml" in names:
+        (folder / "game_events.yaml").write_text("kafka_bootstrap_servers: yaml:1\n")
+    if "dotenv" in names:
+        (folder / ".env").write_text("GAME_EVENTS_KAFKA_BOOTSTRAP_SERVERS=dotenv:1\nOTHER=x\n")
+    if "environment" in names:
+        monkeypatch.setenv("GAME_EVENTS_KAFKA_BOOTSTRAP_SERVERS", "environment:1")
+    return load_settings(**({"kafka_bootstrap_servers": "argument:1"} if "argument" in names else {}))
+
+
+ORDER = ("argument", "environment", "dotenv", "yaml", "stack")
+
+
+@pytest.mark.parametrize("first", range(len(ORDER)))
+def test_the_first_source_that_names_a_setting_wins(first, folder, monkeypatch):
+    assert sources(folder, monkeypatch, *ORDER[first:]).kafka_bootstrap_servers == f"{ORDER[first]}:1"
+
+
+def test_sources_complete_each_other(folder, monkeypatch):
+    (folder / "game_events.yaml").write_text("kafka_topic: from_yaml\ngames: [a, b]\n")
+    (folder / ".env").write_text("GAME_EVENTS_MAX_GAMES=7\n")
+    settings = sources(folder, monkeypatch, "stack", "environment")
+    assert (settings.kafka_topic, settings.games, settings.max_games) == ("from_yaml", ("a", "b"), 7)
+    assert (settings.kafka_bootstrap_servers, settings.schema_registry_url) == ("environment:1", "http://stack")
+
+
+def test_another_yaml_file_may_be_named(folder, monkeypatch):
+    (folder / "game_events.yaml").write_text("kafka_topic: usual\n")
+    (folder / "mine.yaml").write_text("kafka_topic: mine\n")
+    monkeypatch.setenv("GAME_EVENTS_CONFIG", str(folder / "mine.yaml"))
+    assert load_settings().kafka_topic == "mine"
+
+
+def test_a_yaml_file_that_is_named_and_missing_is_an_error(monkeypatch):
+    monkeypatch.setenv("GAME_EVENTS_CONFIG", "nowhere.yaml")
+    with pytest.raises(ConfigurationError, match=r"nowhere\.yaml"):
+        load_settings()
+
+
+def test_the_stack_of_another_state_folder_is_found(folder, monkeypatch):
+    file = folder / "other" / STACK_STATE_FILE
+    file.parent.mkdir(parents=True)
+    file.write_text('{"kafka_bootstrap_servers": "other:1"}')
+    monkeypatch.setenv("GAME_EVENTS_STATE_DIR", "other")
+    assert load_settings().kafka_bootstrap_servers == "other:1"
+    assert load_settings().schema_registry_url == "http://localhost:8081"
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"kafka_bootstrap_servers": null}'])
+def test_a_damaged_stack_file_is_no_stack(text, folder):
+    file = folder / ".game_events" / STACK_STATE_FILE
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    assert load_settings().kafka_bootstrap_servers == "localhost:9092"
+
+
+@pytest.mark.parametrize(("text", "games"), [("a,b", ("a", "b")), (" a , b ,", ("a", "b")), ("", ()), ("a", ("a",))])
+def test_the_allow_list_is_comma_separated(text, games, monkeypatch):
+    monkeypatch.setenv("GAME_EVENTS_GAMES", text)
+    assert load_settings().games == games
+
+
+def test_options_of_clients_are_json(monkeypatch):
+    monkeypatch.setenv("GAME_EVENTS_KAFKA_OPTIONS", '{"sasl.password": "hunter2", "security.protocol": "SASL_SSL"}')
+    options = load_settings().kafka_options
+    assert options["sasl.password"].get_secret_value() == SECRET
+    assert list(options) == ["sasl.password", "security.protocol"]
+
+
+def test_an_empty_variable_is_none_where_none_is_allowed(monkeypatch):
+    monkeypatch.setenv("GAME_EVENTS_SPARK_REMOTE", "")
+    monkeypatch.setenv("GAME_EVENTS_SCHEMA_REGISTRY_USER", "")
+    assert (load_settings().spark_remote, load_settings().schema_registry_user) == (None, None)
+
+
+@pytest.mark.parametrize("url", ["http://r:1/", "http://r:1", "https://r:1//"])
+def test_the_registrys_address_has_no_slash_at_its_end(url):
+    assert not load_settings(schema_registry_url=url).schema_registry_url.endswith("/")
+
+
+# --- bad values
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("MAX_RECORDS_PER_BATCH", "0", "greater than or equal to 1"),
+        ("MAX_RECORDS_PER_BATCH", "many", "integer"),
+        ("STARTING_OFFSETS", "middle", "'earliest' or 'latest'"),
+        ("KEEP_RAW", "some", "'all' or 'failures'"),
+        ("SCHEMA_REGISTRY_URL", "registry:8081", "must start with http"),
+        ("KAFKA_TOPIC", "", "at least 1 character"),
+        ("SPARK_DRIVER_MEMORY", "lots", "pattern"),
+        ("LAKEHOUSE", "", "at least 1 character"),
+    ],
+)
+def test_a_bad_value_names_its_key_and_what_is_allowed(key, value, says, monkeypatch):
+    monkeypatch.setenv(f"GAME_EVENTS_{key}", value)
+    with pytest.raises(ConfigurationError, match=f"GAME_EVENTS_{key}: .*{says}"):
+        load_settings()
+
+
+def test_every_bad_value_is_named_at_once(monkeypatch):
+    monkeypatch.setenv("GAME_EVENTS_KEEP_RAW", "x")
+    monkeypatch.setenv("GAME_EVENTS_MAX_GAMES", "x")
+    with pytest.raises(ConfigurationError, match=r"(?s)KEEP_RAW.*MAX_GAMES|MAX_GAMES.*KEEP_RAW"):
+        load_settings()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"kafka_options": {"sasl.password": [SECRET]}},
+        {"kafka_options": SECRET},
+        {"schema_registry_password": {"a": SECRET}},
+    ],
+)
+def test_a_bad_secret_is_not_repeated(overrides):
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(**overrides)
+    assert SECRET not in str(caught.value)
+    assert "GAME_EVENTS_KAFKA_OPTIONS" in str(caught.value) or "GAME_EVENTS_SCHEMA_REGISTRY_PASSWORD" in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize("source", ["environment", "dotenv"])
+def test_options_that_are_no_json_are_an_error_of_ours_without_the_value(source, folder, monkeypatch):
+    text = '{"sasl.password": "hunter2"'
+    if source == "environment":
+        monkeypatch.setenv("GAME_EVENTS_KAFKA_OPTIONS", text)
+    else:
+        (folder / ".env").write_text(f"GAME_EVENTS_KAFKA_OPTIONS='{text}'\n")
+    with pytest.raises(ConfigurationError, match="GAME_EVENTS_KAFKA_OPTIONS") as caught:
+        load_settings()
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["kafka_topic: [", "just words\n", "- a\n- b\n"])
+def test_a_yaml_file_that_cannot_be_read_is_an_error_that_names_it(text, folder):
+    (folder / "game_events.yaml").write_text(text)
+    with pytest.raises(ConfigurationError, match=r"game_events\.yaml"):
+        load_settings()
+
+
+# --- secrets
+
+
+def test_secrets_print_as_stars():
+    settings = load_settings(
+        kafka_options={"sasl.password": SECRET}, schema_registry_user="ann", schema_registry_password=SECRET
+    )
+    shown = [repr(settings), str(settings), settings.model_dump_json(), str(settings.model_dump()), f"{settings!r:>5}"]
+    assert all(SECRET not in text for text in shown)
+    assert all("***" in text for text in shown)
+
+
+def test_settings_do_not_change():
+    with pytest.raises(ValidationError):
+        load_settings().kafka_topic = "other"
+
+
+def test_settings_survive_another_process():
+    settings = load_settings(kafka_options={"sasl.password": SECRET}, games=("a",))
+    assert pickle.loads(pickle.dumps(settings)) == settings  # noqa: S301 - our own bytes
+    assert isinstance(settings, Settings)
