@@ -1,0 +1,210 @@
+"""Compare-and-set commits: data and progress in one Delta version, or nothing.
+
+Progress stands in the table's application transactions (`txn`). A commit names the value each `txn` must have on the very
+handle it commits with, so of two rivals whose ranges overlap in any way one lands and the other drops its files.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+from deltalake import DeltaTable, Field, Schema
+from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction, create_table_with_add_actions
+
+from game_events.errors import ConflictError, DataError, TransientError
+from game_events.lakehouse import crash_points
+from game_events.lakehouse.staging import StagedFile, discard
+from game_events.lakehouse.tables import Table
+
+#: Checkpoint often: a table with 1,500 commits opens in 35 ms, 8 ms after a checkpoint.
+TABLE_PROPERTIES = {"delta.checkpointInterval": "50", "delta.dataSkippingNumIndexedCols": "32"}
+#: Attempts to evolve a schema against rivals that evolve it too.
+EVOLVE_ATTEMPTS = 5
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What shall become one version of a table.
+
+    Attributes:
+        table: the table; it is created if `expected` says that it does not exist.
+        schema: columns of the files; missing ones are added to the table first.
+        files: staged files to add.
+        expected: `txn` -> value it must have now (None: never set).
+        advance: `txn` -> value it has afterwards.
+        table_id: id the table must have; None: the table must not exist.
+        replace: remove every file of the handle's version: readers see the old rows or the new, nothing else.
+        info: written into the commit's own information.
+    """
+
+    table: Table
+    schema: pa.Schema
+    files: Sequence[StagedFile]
+    expected: Mapping[str, int | None]
+    advance: Mapping[str, int]
+    table_id: str | None
+    replace: bool = False
+    info: Mapping[str, str] = field(default_factory=dict)
+    description: str | None = None
+
+
+@dataclass(frozen=True)
+class Landed:
+    """A commit that is visible."""
+
+    table: str
+    version: int
+    table_id: str
+    rows: int
+    files: int
+
+
+def commit(plan: Commit) -> Landed:
+    """Make the files of a plan part of its table.
+
+    Returns:
+        what landed.
+
+    Raises:
+        ConflictError: a rival moved a `txn` (or made, removed, replaced the table) first. The plan's files are deleted.
+        TransientError: the outcome is not known; the files are kept, and the next run's compare-and-set decides.
+    """
+    try:
+        handle = plan.table.open()
+        properties = CommitProperties(
+            # Without it, of two creators the second one's rows become version 1: what exists is looked at only beforehand.
+            max_commit_retries=0 if handle is None else None,
+            custom_metadata=dict(plan.info),
+            app_transactions=[Transaction(app, to) for app, to in plan.advance.items()],
+        )
+        _require(plan, handle)
+        if handle is None:
+            crash_points.reach("before_create", plan.table.name)
+            create_table_with_add_actions(
+                plan.table.uri,
+                Schema.from_arrow(plan.schema),
+                [f.add_action() for f in plan.files],
+                mode="error",
+                description=plan.description,
+                configuration=TABLE_PROPERTIES,
+                storage_options=plan.table.options,
+                commit_properties=properties,
+            )
+        else:
+            handle = evolve(plan.table, handle, plan.schema)
+            _require(plan, handle)
+            actions: list[AddAction | RemoveAction] = [f.add_action() for f in plan.files]
+            if plan.replace:
+                actions += removals(handle)
+            handle.create_write_transaction(actions, "append", handle.schema(), commit_properties=properties)
+    except ConflictError:
+        discard(plan.table, list(plan.files))
+        raise
+    except (CommitFailedError, DeltaError, OSError) as error:
+        return _after_failure(plan, error)
+    return _landed(plan, plan.table.open())
+
+
+def _require(plan: Commit, handle: DeltaTable | None) -> None:
+    """The comparison: everything the plan was made from still holds on this handle."""
+    found = str(handle.metadata().id) if handle is not None else None
+    if found != plan.table_id:
+        raise ConflictError(f"{plan.table.name}: table is {found or 'absent'}, planned with {plan.table_id or 'none'}")
+    for app, value in plan.expected.items():
+        now = handle.transaction_version(app) if handle is not None else None
+        if now != value:
+            raise ConflictError(f"{plan.table.name}: a rival run moved {app} from {value} to {now}")
+
+
+def _after_failure(plan: Commit, error: Exception) -> Landed:
+    """Tell failed, landed and unknown apart by what the table says now."""
+    try:
+        handle = plan.table.open()
+        present = set(handle.file_uris()) if handle is not None else set()
+    except (DeltaError, OSError) as second:
+        raise TransientError(
+            f"{plan.table.name}: outcome of the commit is unknown ({error}; then {second}). Run again: the table's own "
+            "progress decides whether it landed"
+        ) from error
+    ours = [f for f in plan.files if any(uri.endswith(f.path) for uri in present)]
+    if handle is not None and ours:
+        return _landed(plan, handle)
+    discard(plan.table, list(plan.files))
+    text = str(error)
+    if isinstance(error, CommitFailedError) or "already exists" in text:
+        raise ConflictError(f"{plan.table.name}: a rival run committed first ({text})") from error
+    raise TransientError(f"{plan.table.name}: commit failed, nothing is visible: {text}") from error
+
+
+def _landed(plan: Commit, handle: DeltaTable | None) -> Landed:
+    if handle is None:
+        raise DataError(f"{plan.table.name} vanished right after a commit: who else deletes below {plan.table.uri}?")
+    rows = sum(f.rows for f in plan.files)
+    return Landed(plan.table.name, handle.version(), str(handle.metadata().id), rows, len(plan.files))
+
+
+def removals(handle: DeltaTable) -> list[RemoveAction]:
+    """Actions that remove every file of a version."""
+    now = int(time.time() * 1000)
+    return [RemoveAction(path, True, now) for path in pa.table(handle.get_add_actions()).column("path").to_pylist()]
+
+
+def evolve(table: Table, handle: DeltaTable, wanted: pa.Schema) -> DeltaTable:
+    """Add missing columns and nested fields, in a commit of its own, and assert that it worked.
+
+    `create_write_transaction` with new columns would fail silently. Types never change.
+    """
+    for _ in range(EVOLVE_ATTEMPTS):
+        new, metadata = _missing(handle, wanted)
+        if not new and not metadata:
+            return handle
+        try:
+            if new:
+                handle.alter.add_columns(new)
+            for column, values in metadata.items():
+                handle.alter.set_column_metadata(column, values)
+        except CommitFailedError:
+            pass  # a rival evolved it first: look again
+        reopened = table.open()
+        if reopened is None:
+            raise ConflictError(f"{table.name} was removed while its schema evolved")
+        handle = reopened
+    raise ConflictError(f"{table.name}: its schema keeps changing under us")
+
+
+def _missing(handle: DeltaTable, wanted: pa.Schema) -> tuple[list[Field], dict[str, dict[str, str]]]:
+    known = {f.name: f for f in handle.schema().fields}
+    arrow = pa.schema(handle.schema())
+    new: list[Field] = []
+    metadata: dict[str, dict[str, str]] = {}
+    for item in wanted:
+        target = Field.from_arrow(item)
+        if item.name not in known:
+            new.append(target)
+            continue
+        if _adds(arrow.field(item.name).type, item.type):
+            new.append(Field(item.name, target.type, nullable=True, metadata=known[item.name].metadata))
+        extra = {k.decode(): v.decode() for k, v in (item.metadata or {}).items()}
+        if any(known[item.name].metadata.get(key) != value for key, value in extra.items()):
+            metadata[item.name] = extra
+    return new, metadata
+
+
+def _adds(old: pa.DataType, new: pa.DataType) -> bool:
+    """Whether the new type has nested fields that the old one lacks."""
+    if pa.types.is_struct(new) and pa.types.is_struct(old):
+        have = {f.name: f.type for f in old}
+        return any(f.name not in have or _adds(have[f.name], f.type) for f in new)
+    if pa.types.is_map(new) and pa.types.is_map(old):
+        return _adds(old.item_type, new.item_type)
+    if _is_list(new) and _is_list(old):
+        return _adds(old.value_type, new.value_type)
+    return False
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))

@@ -1,0 +1,34 @@
+"""The named places where a crash must not lose or double a row; tests trip them.
+
+``GAME_EVENTS_CRASH_AT=name`` (or ``name:detail``) ends this process with SIGKILL there, as a power cut would: no handler,
+no clean-up runs. Without the variable this costs one dictionary look-up. docs/guarantees.md has a paragraph for each.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+VARIABLE = "GAME_EVENTS_CRASH_AT"
+
+#: name -> what has happened before it, and not yet.
+CRASH_POINTS = {
+    "bronze_staged": "files of bronze and quarantine are written, nothing is committed",
+    "quarantine_committed": "quarantine is committed, bronze is not",
+    "bronze_committed": "bronze is committed, silver has not begun",
+    "silver_staged": "files of all games are written, none is committed",
+    "game_committed": "one game's silver is committed, others are not (detail: number of games committed)",
+    "silver_committed": "all games are committed, the floor has not moved",
+    "before_create": "a table is about to be made by its first commit (detail: the table)",
+    "gold_staged": "files of all aggregates are written, none is committed",
+    "gold_game_committed": "one game's gold is committed, others are not (detail: number of games committed)",
+    "gold_committed": "gold is committed, its floor has not moved",
+    "unified_staged": "files of the unified table are written, not committed",
+}
+
+
+def reach(name: str, detail: object = None) -> None:
+    """Marks a crash point; ends the process if a test asked for it."""
+    wanted = os.environ.get(VARIABLE)
+    if wanted and wanted in (name, f"{name}:{detail}"):
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,148 @@
+"""How far each layer has come, in one small table: a hint that saves work, never the truth.
+
+The truth is each table's own `txn`. A floor says "everything up to this bronze batch is in this layer, except the games
+listed as failed"; a lost or old floor costs a re-read, never a row. Layers: silver, gold, unified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+
+from game_events.errors import ConflictError
+from game_events.lakehouse.commits import Commit, commit
+from game_events.lakehouse.reading import read_arrow
+from game_events.lakehouse.staging import StagedWriter
+from game_events.lakehouse.tables import PROGRESS, Lakehouse
+
+SILVER, GOLD, UNIFIED_LAYER = "silver", "gold", "unified"
+APP = "progress"
+ATTEMPTS = 20
+
+SCHEMA = pa.schema(
+    [
+        pa.field("bronze_id", pa.string()),
+        pa.field("layer", pa.string()),
+        pa.field("kind", pa.string()),  # floor | game | failed | unrouted
+        pa.field("game", pa.string()),
+        pa.field("batch", pa.int64()),
+        pa.field("detail", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One state of the table.
+
+    Attributes:
+        bronze_id: the bronze table it speaks of; a rebuilt bronze starts from nothing.
+        floors: layer -> bronze batch up to which it is complete, but for `failed`.
+        games: game -> highest bronze batch in its silver table: the games that are known.
+        failed: (layer, game) -> why it failed last time.
+        unrouted_batch: last batch with a valid name that was not let in; 0: there never was one.
+    """
+
+    bronze_id: str
+    floors: dict[str, int] = field(default_factory=dict)
+    games: dict[str, int] = field(default_factory=dict)
+    failed: dict[tuple[str, str], str] = field(default_factory=dict)
+    unrouted_batch: int = 0
+
+    def floor(self, layer: str) -> int:
+        """Bronze batch up to which a layer is complete."""
+        return self.floors.get(layer, 0)
+
+    def failed_in(self, layer: str) -> set[str]:
+        """Games that the floor of a layer does not speak for."""
+        return {game for at, game in self.failed if at == layer}
+
+    def done(
+        self, layer: str, floor: int, games: dict[str, int] | None = None, failed: dict[str, str] | None = None
+    ) -> Progress:
+        """This state after a layer has come to `floor`: its failures are exactly `failed`."""
+        known = dict(self.games)
+        for game, batch in (games or {}).items():
+            known[game] = max(batch, known.get(game, 0))
+        failures = {k: v for k, v in self.failed.items() if k[0] != layer}
+        failures |= {(layer, game): why for game, why in (failed or {}).items()}
+        floors = self.floors | {layer: max(floor, self.floor(layer))}
+        return replace(self, floors=floors, games=known, failed=failures)
+
+
+class ProgressTable:
+    """Reads and replaces the state; rivals' changes are never overwritten."""
+
+    def __init__(self, lakehouse: Lakehouse) -> None:
+        self._table = lakehouse.table(PROGRESS)
+
+    def read(self, bronze_id: str) -> Progress:
+        """The state for this bronze table; an empty one if there is none."""
+        return self._read(bronze_id)[0]
+
+    def update(self, bronze_id: str, change: Callable[[Progress], Progress]) -> Progress:
+        """Apply a change to the newest state, again if a rival changed it meanwhile.
+
+        Raises:
+            ConflictError: rivals won every attempt; nothing is lost, the next run does the same work again.
+        """
+        for attempt in range(ATTEMPTS):
+            before, version, table_id = self._read(bronze_id)
+            after = change(before)
+            if after == before:
+                return before
+            writer = StagedWriter(self._table, SCHEMA)
+            writer.write(_rows(after))
+            plan = Commit(
+                self._table,
+                SCHEMA,
+                writer.close(),
+                expected={APP: version},
+                advance={APP: (version or 0) + 1},
+                table_id=table_id,
+                replace=True,
+                description="How far each layer has come: a hint that saves work; each table's own txn is the truth",
+            )
+            try:
+                commit(plan)
+            except ConflictError:
+                if attempt == ATTEMPTS - 1:
+                    raise
+                continue
+            return after
+        raise ConflictError(f"{PROGRESS}: rivals won {ATTEMPTS} times")
+
+    def _read(self, bronze_id: str) -> tuple[Progress, int | None, str | None]:
+        handle = self._table.open()
+        if handle is None:
+            return Progress(bronze_id), None, None
+        rows = [r for r in read_arrow(self._table, handle).to_pylist() if r["bronze_id"] == bronze_id]
+        state = Progress(
+            bronze_id,
+            floors={r["layer"]: r["batch"] for r in rows if r["kind"] == "floor"},
+            games={r["game"]: r["batch"] for r in rows if r["kind"] == "game"},
+            failed={(r["layer"], r["game"]): r["detail"] for r in rows if r["kind"] == "failed"},
+            unrouted_batch=max((r["batch"] for r in rows if r["kind"] == "unrouted"), default=0),
+        )
+        return state, handle.transaction_version(APP), str(handle.metadata().id)
+
+
+def _rows(state: Progress) -> pa.Table:
+    rows: list[dict[str, object]] = []
+
+    def add(kind: str, layer: str | None, game: str | None, batch: int | None, detail: str | None = None) -> None:
+        rows.append(
+            {"bronze_id": state.bronze_id, "layer": layer, "kind": kind, "game": game, "batch": batch, "detail": detail}
+        )
+
+    for layer, batch in state.floors.items():
+        add("floor", layer, None, batch)
+    for game, batch in state.games.items():
+        add("game", SILVER, game, batch)
+    for (layer, game), why in state.failed.items():
+        add("failed", layer, game, None, why)
+    if state.unrouted_batch:
+        add("unrouted", SILVER, None, state.unrouted_batch)
+    return pa.Table.from_pylist(rows, schema=SCHEMA)

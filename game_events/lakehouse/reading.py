@@ -1,0 +1,72 @@
+"""Reading a table's snapshot: with Arrow in the driver (small tables), or as a Spark DataFrame over exactly its files.
+
+The driver plans the files from the same Delta handle whose progress it compares, so that what is read and what is committed
+against is one version; Spark reads them as Parquet with the table's schema, columns a file lacks as NULL.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import DeltaTable, Schema
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from game_events.lakehouse.staging import file_system
+from game_events.lakehouse.tables import Table
+
+
+def files_with(handle: DeltaTable, column: str | None = None, above: int | None = None) -> list[str]:
+    """URIs of the files that may hold rows with ``column > above``, by their statistics; of all files without a column."""
+    root = handle.table_uri.rstrip("/")
+    return [f"{root}/{path}" for path in _actions(handle, column, above).column("path").to_pylist()]
+
+
+def rows_above(handle: DeltaTable, column: str, above: int) -> int:
+    """Rows of those files: at least the rows with ``column > above``."""
+    return int(pc.sum(_actions(handle, column, above).column("num_records")).as_py() or 0)
+
+
+def _actions(handle: DeltaTable, column: str | None, above: int | None) -> pa.Table:
+    actions = pa.table(handle.get_add_actions(flatten=True))
+    if column is not None and f"max.{column}" in actions.column_names:
+        highest = actions.column(f"max.{column}")
+        return actions.filter(pc.or_kleene(pc.is_null(highest), pc.greater(highest, above)))
+    return actions
+
+
+def row_count(handle: DeltaTable) -> int:
+    """Rows of a version, from its log alone."""
+    return int(pc.sum(pa.table(handle.get_add_actions()).column("num_records")).as_py() or 0)
+
+
+def spark_schema(schema: Schema) -> StructType:
+    """A Delta schema as Spark's: both are the same JSON (Delta protocol, "Schema Serialization Format")."""
+    return StructType.fromJson(json.loads(schema.to_json()))
+
+
+def read_files(spark: SparkSession, uris: Sequence[str], schema: StructType) -> DataFrame:
+    """Rows of Parquet files with a given schema; no file footers are read for it."""
+    return spark.read.schema(schema).parquet(*[u.removeprefix("file://") for u in uris])
+
+
+def read_arrow(table: Table, handle: DeltaTable, columns: list[str] | None = None) -> pa.Table:
+    """A small table's rows in the driver, columns in the table's order."""
+    system, prefix = file_system(table)
+    schema = pa.schema(handle.schema())
+    wanted = [f for f in schema if columns is None or f.name in columns]
+    parts = []
+    for path in pa.table(handle.get_add_actions()).column("path").to_pylist():
+        with system.open_input_file(prefix + path) as source:
+            file = pq.ParquetFile(source)
+            part = file.read(columns=[f.name for f in wanted if f.name in file.schema_arrow.names])
+        arrays = [
+            part.column(f.name).cast(f.type) if f.name in part.column_names else pa.nulls(part.num_rows, f.type)
+            for f in wanted
+        ]
+        parts.append(pa.Table.from_arrays(arrays, schema=pa.schema(wanted)))
+    return pa.concat_tables(parts) if parts else pa.schema(wanted).empty_table()

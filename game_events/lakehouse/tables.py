@@ -1,0 +1,125 @@
+"""Names and places of the tables, and opening them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow.fs as pafs
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+from deltalake.fs import DeltaStorageHandler
+
+from game_events.errors import ConfigurationError, DataError
+
+BRONZE = "bronze_events"
+QUARANTINE = "quarantine_events"
+UNIFIED = "gold_unified_player_agg"
+SCHEMAS = "schemas"
+PROGRESS = "progress"
+
+#: What a game may be called: it becomes part of a table's name, so nothing is normalised and nothing else is let in.
+GAME_PATTERN = r"^[a-z0-9][a-z0-9_]{0,62}$"
+#: `gold_unified_player_agg` would otherwise be a game's table.
+RESERVED_GAMES = ("unified",)
+
+_SILVER = re.compile(r"^silver_(?P<game>.+)_events$")
+#: Table features that readers of single files would get wrong.
+_UNREADABLE = {"deletionVectors", "columnMapping"}
+
+
+def silver_name(game: str) -> str:
+    """Name of a game's silver table."""
+    return f"silver_{game}_events"
+
+
+def gold_name(game: str) -> str:
+    """Name of a game's gold table."""
+    return f"gold_{game}_player_agg"
+
+
+def game_of_silver(name: str) -> str | None:
+    """The game of a silver table's name, or None for any other table."""
+    match = _SILVER.match(name)
+    return match["game"] if match else None
+
+
+def is_game(name: object) -> bool:
+    """Whether a name may become a game."""
+    return isinstance(name, str) and name not in RESERVED_GAMES and re.fullmatch(GAME_PATTERN[1:-1], name) is not None
+
+
+@dataclass(frozen=True)
+class Table:
+    """One Delta table: where it is, not what is in it."""
+
+    name: str
+    uri: str
+    options: dict[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def local_path(self) -> Path | None:
+        """The folder, if the table is on a local file system."""
+        return None if "://" in self.uri else Path(self.uri)
+
+    def open(self) -> DeltaTable | None:
+        """A handle on the newest version, or None if there is no such table.
+
+        Raises:
+            DataError: the table was given a feature that this project's readers do not honour.
+        """
+        if self.local_path is not None and not (self.local_path / "_delta_log").is_dir():
+            return None
+        try:
+            table = DeltaTable(self.uri, storage_options=self.options)
+        except TableNotFoundError:
+            return None
+        unreadable = _UNREADABLE & set(table.protocol().reader_features or [])
+        if unreadable:
+            raise DataError(
+                f"table {self.uri} uses {', '.join(sorted(unreadable))}, which this version does not read: rewrite it "
+                "without (ALTER TABLE ... DROP FEATURE) or refresh it fully"
+            )
+        return table
+
+
+class Lakehouse:
+    """All tables below one root path or URI."""
+
+    def __init__(self, root: str, options: dict[str, str] | None = None) -> None:
+        """Local roots become absolute, so that Spark's workers find them.
+
+        Raises:
+            ConfigurationError: the root is an existing file.
+        """
+        self.options = dict(options or {})
+        if root.startswith("file://"):
+            root = root.removeprefix("file://")
+        if "://" not in root:
+            path = Path(root).expanduser().resolve()
+            if path.exists() and not path.is_dir():
+                raise ConfigurationError(f"GAME_EVENTS_LAKEHOUSE: {path} is not a folder")
+            root = str(path)
+        self.root = root.rstrip("/")
+
+    def table(self, name: str) -> Table:
+        """The table of that name, existing or not."""
+        return Table(name, f"{self.root}/{name}", self.options)
+
+    def silver(self, game: str) -> Table:
+        """A game's silver table."""
+        return self.table(silver_name(game))
+
+    def gold(self, game: str) -> Table:
+        """A game's gold table."""
+        return self.table(gold_name(game))
+
+    def names(self) -> list[str]:
+        """Names of the Delta tables below the root, sorted; one listing, nothing is opened."""
+        if "://" not in self.root:
+            root = Path(self.root)
+            return sorted(f.name for f in root.iterdir() if (f / "_delta_log").is_dir()) if root.is_dir() else []
+        system = pafs.PyFileSystem(DeltaStorageHandler(self.root, self.options))
+        found = system.get_file_info(pafs.FileSelector("", recursive=False))
+        return sorted(f.base_name for f in found if f.type == pafs.FileType.Directory)

@@ -1,0 +1,55 @@
+"""What the lakehouse tests share: small tables, and DuckDB as the reader that is not ours."""
+
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from game_events.lakehouse.commits import Commit
+from game_events.lakehouse.staging import StagedWriter
+
+SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.string())])
+
+
+def staged(table, numbers, schema=SCHEMA, **columns):
+    """Files with the given numbers, not committed."""
+    writer = StagedWriter(table, schema)
+    numbers = list(numbers)
+    data = {"n": numbers, "s": [str(n) for n in numbers]} | columns
+    writer.write(pa.table({f.name: pa.array(data[f.name], f.type) for f in schema}, schema=schema))
+    return writer.close()
+
+
+def plan(table, numbers, before, after, *, app="txn", schema=SCHEMA, **options):
+    """A commit that moves one `txn`."""
+    handle = table.open()
+    table_id = str(handle.metadata().id) if handle is not None else None
+    files = options.pop("files", None)
+    files = staged(table, numbers, schema) if files is None else files
+    return Commit(table, schema, files, {app: before}, {app: after}, options.pop("table_id", table_id), **options)
+
+
+def rows(table, columns="*"):
+    """Rows of the newest version, sorted, as DuckDB reads the files that the log names."""
+    files = DeltaTable(table.uri).file_uris()
+    if not files:
+        return []
+    with duckdb.connect() as connection:
+        found = connection.execute(f"SELECT {columns} FROM read_parquet(?, union_by_name => true) ORDER BY ALL", [files])
+        return found.fetchall()
+
+
+def numbers(table):
+    """The numbers of a table, sorted."""
+    return [n for (n,) in rows(table, "n")]
+
+
+def data_files(table):
+    """Names of the Parquet files on disk, committed or not."""
+    return {f.name for f in Path(table.uri).glob("*.parquet")}
+
+
+def committed_files(table):
+    """Names of the files of the newest version."""
+    return {Path(uri).name for uri in DeltaTable(table.uri).file_uris()}

@@ -1,0 +1,126 @@
+"""The hint that saves work: never overwritten by a rival, never the truth."""
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+from deltalake import DeltaTable
+
+from game_events.errors import ConflictError
+from game_events.lakehouse import progress
+from game_events.lakehouse.progress import GOLD, SILVER, UNIFIED_LAYER, Progress, ProgressTable
+from game_events.lakehouse.tables import PROGRESS, Lakehouse
+from game_events_tests.lakehouse.helpers import committed_files, data_files
+
+
+@pytest.fixture
+def lakehouse(tmp_path):
+    return Lakehouse(str(tmp_path))
+
+
+def test_what_was_never_written_is_an_empty_state(lakehouse):
+    state = ProgressTable(lakehouse).read("b")
+    assert state == Progress("b")
+    assert (state.floor(SILVER), state.failed_in(SILVER), state.unrouted_batch) == (0, set(), 0)
+
+
+def test_a_state_survives_the_table(lakehouse):
+    state = Progress(
+        "b",
+        floors={SILVER: 7, GOLD: 6, UNIFIED_LAYER: 5},
+        games={"rummy": 7, "uno": 3},
+        failed={(SILVER, "uno"): "disk full", (GOLD, "rummy"): "no 'quotes'\n"},
+        unrouted_batch=4,
+    )
+    assert ProgressTable(lakehouse).update("b", lambda _: state) == state
+    assert ProgressTable(lakehouse).read("b") == state
+
+
+def test_a_lost_table_is_an_empty_state_that_can_be_written_again(lakehouse):
+    table = ProgressTable(lakehouse)
+    table.update("b", lambda now: now.done(SILVER, 3, {"uno": 3}))
+    shutil.rmtree(lakehouse.table(PROGRESS).uri)
+    assert table.read("b") == Progress("b")
+    table.update("b", lambda now: now.done(SILVER, 1))
+    assert table.read("b").floors == {SILVER: 1}
+
+
+def test_another_bronze_table_starts_from_nothing_and_the_old_state_goes(lakehouse):
+    table = ProgressTable(lakehouse)
+    table.update("old", lambda now: now.done(SILVER, 9, {"uno": 9}))
+    assert table.read("new") == Progress("new")
+    table.update("new", lambda now: now.done(SILVER, 1))
+    assert table.read("new").floors == {SILVER: 1}
+    assert table.read("old") == Progress("old")
+
+
+def test_a_change_that_changes_nothing_commits_nothing(lakehouse):
+    table = ProgressTable(lakehouse)
+    table.update("b", lambda now: now)
+    assert lakehouse.table(PROGRESS).open() is None
+    table.update("b", lambda now: now.done(SILVER, 2))
+    table.update("b", lambda now: now.done(SILVER, 1))
+    assert DeltaTable(lakehouse.table(PROGRESS).uri).version() == 0
+
+
+def test_changes_of_rivals_all_survive(lakehouse):
+    tables = [ProgressTable(lakehouse) for _ in range(4)]
+
+    def work(worker):
+        for step in range(1, 5):
+            tables[worker].update("b", lambda now, step=step: now.done(SILVER, worker + step, {f"game{worker}_{step}": step}))
+
+    with ThreadPoolExecutor(len(tables)) as pool:
+        list(pool.map(work, range(len(tables))))
+    state = ProgressTable(lakehouse).read("b")
+    assert state.games == {f"game{worker}_{step}": step for worker in range(4) for step in range(1, 5)}
+    assert state.floor(SILVER) == 7
+    table = lakehouse.table(PROGRESS)
+    assert committed_files(table) <= data_files(table)
+
+
+def test_a_change_is_applied_to_the_newest_state_again_after_a_rival(lakehouse):
+    table, seen = ProgressTable(lakehouse), []
+
+    def change(now):
+        if not seen:
+            ProgressTable(lakehouse).update("b", lambda other: other.done(SILVER, 5, {"rival": 5}))
+        seen.append(now.games)
+        return now.done(SILVER, 3, {"mine": 3})
+
+    after = table.update("b", change)
+    assert seen == [{}, {"rival": 5}]
+    assert (after.games, after.floors) == ({"rival": 5, "mine": 3}, {SILVER: 5})
+    assert table.read("b") == after
+
+
+def test_rivals_that_win_every_time_are_a_conflict(lakehouse, monkeypatch):
+    def refused(_):
+        raise ConflictError("a rival")
+
+    monkeypatch.setattr(progress, "commit", refused)
+    with pytest.raises(ConflictError):
+        ProgressTable(lakehouse).update("b", lambda now: now.done(SILVER, 1))
+
+
+def test_a_floor_never_falls_and_a_games_batch_neither():
+    state = Progress("b", {SILVER: 5}, {"uno": 5})
+    assert state.done(SILVER, 3, {"uno": 2, "new": 1}) == Progress("b", {SILVER: 5}, {"uno": 5, "new": 1})
+    assert state.done(SILVER, 8, {"uno": 8}) == Progress("b", {SILVER: 8}, {"uno": 8})
+
+
+def test_failures_of_a_layer_are_exactly_the_last_ones_and_other_layers_keep_theirs():
+    state = Progress("b", failed={(SILVER, "a"): "x", (GOLD, "a"): "y"})
+    after = state.done(SILVER, 1, failed={"c": "z"})
+    assert after.failed == {(SILVER, "c"): "z", (GOLD, "a"): "y"}
+    assert (after.failed_in(SILVER), after.failed_in(GOLD)) == ({"c"}, {"a"})
+    assert after.done(GOLD, 1).failed == {(SILVER, "c"): "z"}
+    assert after.floors == {SILVER: 1}
+
+
+def test_done_changes_a_copy():
+    state = Progress("b", {SILVER: 1}, {"a": 1}, {(SILVER, "a"): "x"})
+    before = replace(state, floors=dict(state.floors), games=dict(state.games), failed=dict(state.failed))
+    state.done(SILVER, 2, {"a": 2}, {"b": "y"})
+    assert state == before
