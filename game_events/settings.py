@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,8 +18,10 @@ from pydantic_settings import (
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
     YamlConfigSettingsSource,
 )
+from yaml import YAMLError
 
 from game_events.errors import ConfigurationError
 
@@ -131,10 +134,23 @@ def load_settings(**overrides: Any) -> Settings:  # noqa: ANN401
         raise ConfigurationError(f"{ENV_PREFIX}CONFIG names {named!r}, which is not a file")
     try:
         return Settings(**overrides)
-    except ValidationError as error:
+    except (SettingsError, YAMLError, ValueError, UnicodeDecodeError) as error:
+        if not isinstance(error, ValidationError):
+            raise _unreadable(error) from None
         lines = [
             f"  {ENV_PREFIX}{'.'.join(str(part) for part in e['loc']).upper()}: {e['msg']}"
             for e in error.errors(include_input=False, include_url=False)
         ]
         where = "environment, .env or game_events.yaml"
         raise ConfigurationError("\n".join([f"bad settings (from {where}):", *lines])) from None
+
+
+def _unreadable(error: Exception) -> ConfigurationError:
+    """A source that cannot be read at all; its content is not repeated, as it may hold secrets."""
+    field = re.search(r'field "(\w+)"', str(error))
+    if isinstance(error, SettingsError) and field:
+        return ConfigurationError(f"{ENV_PREFIX}{field[1].upper()} is not valid JSON")
+    named = os.environ.get(ENV_PREFIX + "CONFIG", "game_events.yaml")
+    mark = getattr(error, "problem_mark", None)
+    where = f", line {mark.line + 1}" if mark is not None else ""
+    return ConfigurationError(f"settings file {named}{where} cannot be read: it must be YAML with one `name: value` a line")

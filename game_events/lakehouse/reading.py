@@ -65,8 +65,7 @@ def read_arrow(table: Table, handle: DeltaTable, columns: list[str] | None = Non
             file = pq.ParquetFile(source)
             part = file.read(columns=[f.name for f in wanted if f.name in file.schema_arrow.names])
         arrays = [
-            part.column(f.name).cast(f.type) if f.name in part.column_names else pa.nulls(part.num_rows, f.type)
-            for f in wanted
+            part.column(f.name).cast(f.type) if f.name in part.column_names else pa.nulls(part.num_rows, f.type) for f in wanted
         ]
         parts.append(pa.Table.from_arrays(arrays, schema=pa.schema(wanted)))
     return pa.concat_tables(parts) if parts else pa.schema(wanted).empty_table()

@@ -189,7 +189,7 @@ def plan_slice(now: TopicOffsets, start: Offsets, until: Offsets, max_records: i
             )
         if offset > now.latest[partition]:
             raise DataError(f"{where}: bronze is at {offset}, the topic ends at {now.latest[partition]}: was it truncated?")
-    backlog = {p: max(0, until.get(p, now.latest[p]) - start.get(p, now.earliest[p])) for p in now.latest}
+    backlog = {p: max(0, min(until.get(p, now.latest[p]), now.latest[p]) - start.get(p, now.earliest[p])) for p in now.latest}
     total = sum(backlog.values())
     if not total:
         return None
