@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from uuid import uuid4
 
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from benchmarks.figures import Measured, Step
@@ -89,7 +90,7 @@ class Arena:
         topic = self.topic(10, min(WARM_EVENTS, self.events))
         self.say("warming up Spark")
         session = make_spark(settings_for(self.folder, topic, self.folder / "unused"))
-        self.closing.callback(session.stop)
+        self.closing.callback(_stop, session)
         for _ in range(2):
             with self.lakehouse() as root:
                 refresh(Pipeline(settings_for(self.folder, topic, root), lambda: session))
@@ -120,9 +121,8 @@ class Arena:
     def add(self, step: Step) -> Step:
         """Note a step."""
         self.measured.steps.append(step)
-        self.say(
-            f"  {step.name}, {step.games:,} games: {step.seconds:.2f} s, processor {step.cpu_s:.1f} s, peak {step.peak_mib:,.0f} MiB"
-        )
+        spent = f"{step.seconds:.2f} s, processor {step.cpu_s:.1f} s, peak {step.peak_mib:,.0f} MiB"
+        self.say(f"  {step.name}, {step.games:,} games: {spent}")
         return step
 
     @property
@@ -151,3 +151,9 @@ def arena(events: int, pairs: int, say: Callable[[str], None]) -> Iterator[Arena
 def _down(folder: Path) -> None:
     with suppress(OSError):
         local_stack.down(folder / "state", delete_data=True)
+
+
+def _stop(session: SparkSession) -> None:
+    """A signal to the whole process group has ended the JVM already; that must not hide why."""
+    with suppress(OSError, Py4JError):
+        session.stop()

@@ -51,9 +51,6 @@ def _plain(arena: Arena, plain: Baseline, pair: int, games: int) -> None:
             result = plain.run(part, sample, root)
     assert result.bronze_rows == arena.events, f"the baseline's bronze has {result.bronze_rows} of {arena.events} rows"
     seconds = result.bronze_s + result.games_s * games / len(sample)
-    note = (
-        f"{len(sample)} of {games} games done, time of the rest extrapolated (not so the processor time)"
-        if len(sample) < games
-        else ""
-    )
+    whole = len(sample) == games
+    note = "" if whole else f"{len(sample)} of {games} games done, time (not memory, processor) of the rest extrapolated"
     arena.add(Step(BASELINE, games, pair, arena.events, seconds, peak.mib, peak.cpu_s, note))

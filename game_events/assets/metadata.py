@@ -13,7 +13,8 @@ from game_events.pipeline.report import RunReport, TableReport
 def table_metadata(entry: TableReport, report: RunReport) -> dict[str, Any]:
     """Metadata of one table's materialization: Dagster's standard keys, then this pipeline's own."""
     metadata: dict[str, Any] = {
-        "dagster/row_count": entry.rows,
+        "dagster/row_count": entry.table_rows,
+        "rows_committed": entry.rows,
         "dagster/uri": dg.MetadataValue.path(entry.location),
         "dagster/table_name": entry.table,
         "dagster/column_schema": dg.TableSchema([dg.TableColumn(name, type=kind) for name, kind in entry.columns]),

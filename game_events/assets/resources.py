@@ -1,5 +1,6 @@
 """Dagster's resources: the Spark session, and the pipeline that uses it."""
 
+import logging
 from typing import Any
 
 import dagster as dg
@@ -27,6 +28,8 @@ class SparkResource(LazyPySparkResource):
     def spark_session(self) -> SparkSession:
         """The session; made once for each process."""
         if self._session is None:
+            # At DEBUG it repeats every argument of every call into the JVM, Kafka's password among them.
+            logging.getLogger("py4j").setLevel(logging.INFO)
             conf = spark_config(load_settings()) | self.spark_config
             self._session = spark_session_from_config(conf)  # type: ignore[no-untyped-call]
         return self._session

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable, Field, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction, create_table_with_add_actions
@@ -54,13 +55,14 @@ class Commit:
 
 @dataclass(frozen=True)
 class Landed:
-    """A commit that is visible."""
+    """A commit that is visible: what it added, and the rows of the table with it."""
 
     table: str
     version: int
     table_id: str
     rows: int
     files: int
+    table_rows: int
 
 
 def commit(plan: Commit) -> Landed:
@@ -144,7 +146,8 @@ def _landed(plan: Commit, handle: DeltaTable | None) -> Landed:
     if handle is None:
         raise DataError(f"{plan.table.name} vanished right after a commit: who else deletes below {plan.table.uri}?")
     rows = sum(f.rows for f in plan.files)
-    return Landed(plan.table.name, handle.version(), str(handle.metadata().id), rows, len(plan.files))
+    total = int(pc.sum(pa.table(handle.get_add_actions()).column("num_records")).as_py() or 0)
+    return Landed(plan.table.name, handle.version(), str(handle.metadata().id), rows, len(plan.files), total)
 
 
 def removals(handle: DeltaTable) -> list[RemoveAction]:

@@ -62,11 +62,15 @@ class Progress:
     def done(
         self, layer: str, floor: int, games: dict[str, int] | None = None, failed: dict[str, str] | None = None
     ) -> Progress:
-        """This state after a layer has come to `floor`: its failures are exactly `failed`."""
+        """This state after a layer has come to `floor`: its failures are exactly `failed`.
+
+        Unless a rival is further: then its failures stand too, as they are of batches that this run has not seen.
+        """
         known = dict(self.games)
         for game, batch in (games or {}).items():
             known[game] = max(batch, known.get(game, 0))
-        failures = {k: v for k, v in self.failed.items() if k[0] != layer}
+        overtaken = self.floor(layer) > floor
+        failures = {k: v for k, v in self.failed.items() if overtaken or k[0] != layer}
         failures |= {(layer, game): why for game, why in (failed or {}).items()}
         floors = self.floors | {layer: max(floor, self.floor(layer))}
         return replace(self, floors=floors, games=known, failed=failures)

@@ -19,6 +19,11 @@ from pyspark.sql.types import StructType
 from game_events.lakehouse.staging import file_system
 from game_events.lakehouse.tables import Table
 
+#: Key in the commit information of silver, gold and unified: what marks a commit as this project's own.
+BATCH_INFO = "bronze_batch"
+#: Commits by others (maintenance) behind which a restore is still found.
+RESTORE_HISTORY = 100
+
 
 def files_with(handle: DeltaTable, column: str | None = None, above: int | None = None) -> list[str]:
     """URIs of the files that may hold rows with ``column > above``, by their statistics; of all files without a column."""
@@ -42,6 +47,20 @@ def _actions(handle: DeltaTable, column: str | None, above: int | None) -> pa.Ta
 def row_count(handle: DeltaTable) -> int:
     """Rows of a version, from its log alone."""
     return int(pc.sum(pa.table(handle.get_add_actions()).column("num_records")).as_py() or 0)
+
+
+def restored(handle: DeltaTable) -> bool:
+    """Whether somebody restored the table since this project's last commit to it.
+
+    A restore takes the rows back and leaves every `txn` where it was: progress then speaks of rows that are gone.
+    """
+    for limit in (1, RESTORE_HISTORY):  # nearly always the newest commit is our own: one small file is read
+        for entry in handle.history(limit):
+            if BATCH_INFO in entry:
+                return False
+            if entry.get("operation") == "RESTORE":
+                return True
+    return False
 
 
 def spark_schema(schema: Schema) -> StructType:

@@ -7,7 +7,6 @@ rival. Each commit carries the next offset of every partition it read and lands 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 
 import pyarrow as pa
@@ -30,7 +29,7 @@ from game_events.pipeline.bronze_stage import (
     StageResult,
 )
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.report import RunReport, TableReport
+from game_events.pipeline.report import RunReport
 from game_events.sources.kafka import Offsets, Slice, TopicOffsets, plan_slice
 
 #: `txn` with the number of bronze's last batch.
@@ -131,7 +130,7 @@ def _load_slice(pipeline: Pipeline, handle: DeltaTable, now: TopicOffsets, part:
     pipeline.catalog.archive(i for i, _ in staged.types)
     if staged.quarantine:
         held = _commit_quarantine(pipeline, quarantine, part, decided_until, staged)
-        _note(report, "quarantine", pipeline.quarantine, held, batch, QUARANTINE_COLUMNS)
+        report.add_landed("quarantine", pipeline.quarantine, held, QUARANTINE_COLUMNS, batch)
         crash_points.reach("quarantine_committed")
     schema = pa.schema([*OWN_COLUMNS, *(pa.field(n, t, metadata=seen.metadata(n)) for n, t in seen.columns.items())])
     known = {f.name for f in handle.schema().fields}
@@ -149,7 +148,7 @@ def _load_slice(pipeline: Pipeline, handle: DeltaTable, now: TopicOffsets, part:
     )
     landed = commit(plan)
     crash_points.reach("bronze_committed")
-    entry = _note(report, "bronze", pipeline.bronze, landed, batch, schema)
+    entry = report.add_landed("bronze", pipeline.bronze, landed, schema, batch)
     entry.new_columns += [f.name for f in schema if f.name not in known]
     report.add_read(part.start, part.end)
     report.batches.append(batch)
@@ -222,14 +221,3 @@ def _commit_quarantine(
 
 def _app(part: Slice, partition: int) -> str:
     return partition_app(part.topic, part.topic_id, partition)
-
-
-def _note(report: RunReport, layer: str, table: Table, landed: Landed, batch: int, schema: Iterable[pa.Field]) -> TableReport:
-    entry = next((t for t in report.tables if t.table == table.name), None)
-    if entry is None:
-        entry = TableReport(layer, table.name, table.uri, new=landed.version <= 1)
-        report.tables.append(entry)
-    entry.rows += landed.rows
-    entry.version, entry.batch = landed.version, batch
-    entry.columns = [(f.name, str(f.type)) for f in schema]
-    return entry

@@ -22,21 +22,24 @@ from game_events.errors import GameEventsError
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit
 from game_events.lakehouse.progress import GOLD, SILVER, Progress
-from game_events.lakehouse.reading import files_with, read_files, rows_above, spark_schema
+from game_events.lakehouse.reading import BATCH_INFO, files_with, read_files, restored, rows_above, spark_schema
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fan_out import FanOut, FanOutResult, stage
 from game_events.pipeline.game_commits import commit_games
 from game_events.pipeline.report import RunReport, TableReport
-from game_events.pipeline.silver import ATTEMPTS, bronze_app
+from game_events.pipeline.silver import ATTEMPTS, bronze_app, generation
 
 COUNT, FIRST, LAST = "session_count", "min_timestamp", "max_timestamp"
 #: Where Spark says which file a row came from: the folder's name holds the game.
 _GAME_IN_PATH = r"/gold_([a-z0-9_]+)_player_agg/[^/]+$"
 
 
-def silver_app(silver_id: str) -> str:
-    """Name of the `txn` that holds the highest bronze batch of the silver rows in a gold table."""
-    return f"silver:{silver_id}"
+def silver_app(silver: DeltaTable) -> str:
+    """Name of the `txn` that holds the highest bronze batch of the silver rows in a gold table.
+
+    Another table, or other rows in it (another bronze, a full refresh, a repair), is another name: gold begins anew.
+    """
+    return f"silver:{silver.metadata().id}:{generation(silver)}"
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,8 @@ def refresh_gold(pipeline: Pipeline, report: RunReport, games: frozenset[str] | 
     changed = {g for g, batch in state.games.items() if full or batch > floor} | state.failed_in(GOLD)
     todo = changed if games is None else set(games)
     failed: dict[str, str] = {}
+    # What silver could not take, gold has not either: the floor does not speak for these games.
+    waiting = dict.fromkeys(state.failed_in(SILVER), "waits for its silver table")
     for _ in range(ATTEMPTS):
         if not todo:
             break
@@ -86,9 +91,10 @@ def refresh_gold(pipeline: Pipeline, report: RunReport, games: frozenset[str] | 
         report.tables.append(TableReport(GOLD, table.name, table.uri, game, error=why))
     crash_points.reach("gold_committed")
     if games is None:
-        pipeline.progress.update(bronze_id, lambda now: now.done(GOLD, target, failed=failed))
+        pipeline.progress.update(bronze_id, lambda now: now.done(GOLD, target, failed=waiting | failed))
     elif failed or state.failed_in(GOLD) & set(games):
-        pipeline.progress.update(bronze_id, lambda now: _some(now, set(games), failed))
+        mine = {g: why for g, why in (waiting | failed).items() if g in games}
+        pipeline.progress.update(bronze_id, lambda now: _some(now, set() if now.floor(GOLD) > floor else set(games), mine))
     report.seconds["gold"] = report.seconds.get("gold", 0.0) + time.monotonic() - began
 
 
@@ -134,12 +140,10 @@ def _pass(
     commits = {game: partial(_commit, pipeline, plan, schema, result) for game, plan in plans.items()}
     outcome = commit_games(commits, "gold_game_committed")
     failed |= outcome.failed
-    columns = [(f.name, str(f.type)) for f in schema]
     for game, landed in sorted(outcome.landed.items()):
-        table, plan = pipeline.lakehouse.gold(game), plans[game]
-        entry = TableReport(GOLD, table.name, table.uri, game, landed.rows, landed.version, plan.batch, columns)
+        plan = plans[game]
+        entry = report.add_landed(GOLD, pipeline.lakehouse.gold(game), landed, schema, plan.batch, game)
         entry.new = plan.gold is None
-        report.tables.append(entry)
     return outcome.again
 
 
@@ -152,12 +156,11 @@ def _plan(pipeline: Pipeline, bronze_id: str, game: str, *, full: bool) -> _Game
     if batch is None:
         return None  # another bronze's rows: silver is replaced first
     gold = pipeline.lakehouse.gold(game).open()
-    app = silver_app(str(silver.metadata().id))
+    app = silver_app(silver)
     taken = gold.transaction_version(app) if gold is not None else None
-    if taken == batch and not full:
+    anew = full or taken is None or (gold is not None and restored(gold))
+    if taken == batch and not anew:
         return None
-    # Silver behind gold: it was restored to an older version, so the aggregate holds rows that are gone.
-    anew = full or taken is None or batch < taken
     return _Game(game, silver, gold, app, taken, batch, anew)
 
 
@@ -218,6 +221,6 @@ def _commit(pipeline: Pipeline, plan: _Game, schema: pa.Schema, result: FanOutRe
         advance={plan.app: plan.batch},
         table_id=str(plan.gold.metadata().id) if plan.gold is not None else None,
         replace=plan.gold is not None,
-        info={"bronze_batch": str(plan.batch)},
+        info={BATCH_INFO: str(plan.batch)},
         description=f"One row per player of the game {plan.game}: sessions, first and last event",
     )

@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+import pyarrow as pa
+
+from game_events.lakehouse.commits import Landed
+from game_events.lakehouse.tables import Table
+
 
 @dataclass
 class TableReport:
@@ -14,7 +19,8 @@ class TableReport:
         layer: bronze, quarantine, silver, gold or unified.
         table: name; `location` is its URI.
         game: for tables of one game.
-        rows: rows committed by this run (gold: rows of the table after it).
+        rows: rows committed by this run (gold and unified are replaced: all of their rows).
+        table_rows: rows of the table after it.
         version: Delta version after the commit.
         batch: highest bronze batch in it.
         columns: (name, type) of each column.
@@ -27,6 +33,7 @@ class TableReport:
     location: str
     game: str | None = None
     rows: int = 0
+    table_rows: int = 0
     version: int | None = None
     batch: int | None = None
     columns: list[tuple[str, str]] = field(default_factory=list)
@@ -58,6 +65,7 @@ class RunReport:
     rejected: Counter[str] = field(default_factory=Counter)
     unrouted: Counter[str] = field(default_factory=Counter)
     seconds: dict[str, float] = field(default_factory=dict)
+    _landed: dict[str, TableReport] = field(default_factory=dict, repr=False)
 
     def of(self, layer: str) -> list[TableReport]:
         """Entries of a layer."""
@@ -76,6 +84,20 @@ class RunReport:
     def success(self) -> bool:
         """Nothing failed."""
         return not self.errors
+
+    def add_landed(
+        self, layer: str, table: Table, landed: Landed, schema: pa.Schema, batch: int | None = None, game: str | None = None
+    ) -> TableReport:
+        """Note a commit; several commits to one table in one run are one entry."""
+        entry = self._landed.get(table.name)
+        if entry is None:
+            entry = self._landed[table.name] = TableReport(layer, table.name, table.uri, game)
+            self.tables.append(entry)
+        entry.rows += landed.rows
+        entry.table_rows, entry.version = landed.table_rows, landed.version
+        entry.batch = batch
+        entry.columns = [(f.name, str(f.type)) for f in schema]
+        return entry
 
     def add_read(self, start: dict[int, int], end: dict[int, int]) -> None:
         """Note a slice that was committed."""

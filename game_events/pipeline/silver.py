@@ -18,9 +18,9 @@ from pyspark.sql import functions as F
 
 from game_events.errors import ConfigurationError
 from game_events.lakehouse import crash_points
-from game_events.lakehouse.commits import Commit, Landed
+from game_events.lakehouse.commits import Commit
 from game_events.lakehouse.progress import SILVER, Progress
-from game_events.lakehouse.reading import files_with, read_files, row_count, rows_above, spark_schema
+from game_events.lakehouse.reading import BATCH_INFO, files_with, read_files, restored, row_count, rows_above, spark_schema
 from game_events.lakehouse.staging import StagedFile, discard
 from game_events.lakehouse.tables import is_game
 from game_events.pipeline.bronze import BATCH_APP
@@ -32,6 +32,8 @@ from game_events.pipeline.routing import OVER_LIMIT, Routing, admit
 
 #: Bronze's columns that silver leaves out: they are in bronze, under the same coordinates.
 BRONZE_ONLY = ("_raw_value", "_kafka_key", "_kafka_headers", "_kafka_topic_id")
+#: `txn` that counts how often a table's rows were replaced: whoever aggregated the old ones begins anew.
+GENERATION_APP = "generation"
 #: Times games are planned again (rivals, games that are ahead of the floor) before a run gives up on them.
 ATTEMPTS = 10
 
@@ -39,6 +41,11 @@ ATTEMPTS = 10
 def bronze_app(bronze_id: str) -> str:
     """Name of the `txn` that holds the highest bronze batch in a silver table."""
     return f"bronze:{bronze_id}"
+
+
+def generation(silver: DeltaTable) -> int:
+    """How often the rows of a silver table were replaced."""
+    return int(silver.transaction_version(GENERATION_APP) or 0)
 
 
 @dataclass(frozen=True)
@@ -106,7 +113,8 @@ def refresh_silver(pipeline: Pipeline, report: RunReport, games: frozenset[str] 
 
 def _other(now: Progress, done: Mapping[str, int], failed: Mapping[str, str]) -> dict[str, str]:
     """Failures after a run over some games only: the others' stand."""
-    before = {game: why for (layer, game), why in now.failed.items() if layer == SILVER and game not in done}
+    floor = now.floor(SILVER)
+    before = {game: why for (layer, game), why in now.failed.items() if layer == SILVER and done.get(game, -1) < floor}
     return before | dict(failed)
 
 
@@ -160,10 +168,13 @@ def _default_pass(
         taken = handle.transaction_version(source.app) if handle is not None else None
         if handle is None:
             # Rows below the floor exist only if the table is gone, or the name was kept out before.
-            from_floor = game not in state.games and not state.unrouted_batch
+            from_floor = not floor or (game not in state.games and not state.unrouted_batch)
+        elif taken is None:
+            from_floor = not floor
         else:
-            from_floor = taken is not None and state.games.get(game, 0) <= taken <= floor
-        if game in state.failed_in(SILVER) or (floor and not from_floor):
+            # Ahead of the floor: a crash or a rival. Behind what is known of it, or of rows kept out: rows are missing below.
+            from_floor = max(state.games.get(game, 0), state.unrouted_batch) <= taken <= floor and not restored(handle)
+        if game in state.failed_in(SILVER) or not from_floor:
             discard(table, files)
             return None
         # Rows of another bronze are replaced: with a floor of 0 these files are everything this bronze has.
@@ -188,10 +199,11 @@ def _planned_pass(  # noqa: PLR0913 - one pass of a loop, its state passed expli
 ) -> set[str]:
     """Some games, each from its own progress, still in one Spark job; returns those that rivals won."""
     start: dict[str, tuple[DeltaTable | None, int | None, int]] = {}
-    for game in sorted(g for g in games if is_game(g)):
+    allowed = Routing(frozenset(pipeline.settings.games))
+    for game in sorted(g for g in games if allowed.refusal(g) is None):
         handle = pipeline.lakehouse.silver(game).open()
         taken = handle.transaction_version(source.app) if handle is not None else None
-        begin = 0 if full or taken is None else taken
+        begin = 0 if full or taken is None or (handle is not None and restored(handle)) else taken
         if begin >= source.batch and not full:
             done[game] = begin
         else:
@@ -209,7 +221,12 @@ def _planned_pass(  # noqa: PLR0913 - one pass of a loop, its state passed expli
         files = result.files.get(game, [])
         return _commit_plan(pipeline, source, game, files, handle, taken, replace=handle is not None and begin == 0)
 
-    plans = {game: partial(planner, game) for game in start if game in result.files or start[game][0] is not None}
+    plans = {}
+    for game, (handle, _, begin) in start.items():
+        if game in result.files or (handle is not None and begin == 0):
+            plans[game] = partial(planner, game)
+        elif handle is not None:
+            done[game] = begin  # idle since: nothing to commit
     outcome = commit_games(plans, "game_committed")
     _record(pipeline, source, report, outcome, done, set(state.games))
     failed |= outcome.failed
@@ -226,15 +243,18 @@ def _commit_plan(
     *,
     replace: bool,
 ) -> Commit:
+    advance = {source.app: source.batch}
+    if replace and handle is not None:
+        advance[GENERATION_APP] = generation(handle) + 1
     return Commit(
         pipeline.lakehouse.silver(game),
         source.schema,
         files,
         expected={source.app: taken},
-        advance={source.app: source.batch},
+        advance=advance,
         table_id=str(handle.metadata().id) if handle is not None else None,
         replace=replace,
-        info={"bronze_batch": str(source.batch)},
+        info={BATCH_INFO: str(source.batch)},
         description=f"Events of the game {game}: its rows of bronze_events, append-only",
     )
 
@@ -285,17 +305,10 @@ def _record(
     done: dict[str, int],
     known: set[str],
 ) -> None:
-    columns = [(f.name, str(f.type)) for f in source.schema]
     for game, landed in sorted(outcome.landed.items()):
-        table = pipeline.lakehouse.silver(game)
         done[game] = source.batch
-        report.tables.append(_entry(table.name, table.uri, game, landed, source.batch, columns, new=game not in known))
-
-
-def _entry(
-    name: str, uri: str, game: str, landed: Landed, batch: int, columns: list[tuple[str, str]], *, new: bool
-) -> TableReport:
-    return TableReport(SILVER, name, uri, game, landed.rows, landed.version, batch, columns, new=new)
+        entry = report.add_landed(SILVER, pipeline.lakehouse.silver(game), landed, source.schema, source.batch, game)
+        entry.new = game not in known
 
 
 def new_games(pipeline: Pipeline) -> list[str]:

@@ -15,20 +15,25 @@ from pyspark.sql import functions as F
 from game_events.errors import ConflictError
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, commit
-from game_events.lakehouse.progress import GOLD, UNIFIED_LAYER
-from game_events.lakehouse.reading import files_with, read_files, spark_schema
+from game_events.lakehouse.progress import GOLD, UNIFIED_LAYER, Progress
+from game_events.lakehouse.reading import BATCH_INFO, files_with, read_files, restored, spark_schema
 from game_events.lakehouse.staging import REPORT_SCHEMA
 from game_events.lakehouse.tables import UNIFIED
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.file_stage import FileStage, staged_files
-from game_events.pipeline.gold import _GAME_IN_PATH, silver_app
+from game_events.pipeline.gold import _GAME_IN_PATH
 from game_events.pipeline.report import RunReport, TableReport
 from game_events.pipeline.silver import ATTEMPTS
 
 
 def gold_app(gold_id: str) -> str:
-    """Name of the `txn` that holds the batch of a game's rows in the unified table."""
+    """Name of the `txn` that holds the version of a gold table whose rows are in the unified table."""
     return f"gold:{gold_id}"
+
+
+#: `txn` that counts the commits: rows of unchanged games are carried over from the version that was read, so no rival's
+#: commit may come between, whatever games it changed.
+COMMITS_APP = "commits"
 
 
 def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False) -> None:
@@ -39,14 +44,11 @@ def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False
         return
     bronze_id = str(bronze.metadata().id)
     state = pipeline.progress.read(bronze_id)
-    target, floor = state.floor(GOLD), state.floor(UNIFIED_LAYER)
-    games = {g for g, batch in state.games.items() if full or batch > floor}
-    if not games:
-        return
+    target = state.floor(GOLD)
     table = pipeline.lakehouse.table(UNIFIED)
     for attempt in range(ATTEMPTS):
         try:
-            _refresh(pipeline, games, report, full=full)
+            _refresh(pipeline, state, report, full=full)
             break
         except ConflictError:
             if attempt == ATTEMPTS - 1:
@@ -58,29 +60,28 @@ def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False
     report.seconds["unified"] = report.seconds.get("unified", 0.0) + time.monotonic() - began
 
 
-def _refresh(pipeline: Pipeline, games: set[str], report: RunReport, *, full: bool) -> None:
+def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bool) -> None:
     table = pipeline.lakehouse.table(UNIFIED)
     handle = table.open()
-    changed: dict[str, tuple[DeltaTable, int, int | None]] = {}
-    for game in sorted(games):
+    # A new table, or one whose rows went back, has no rows to carry over.
+    full = full or handle is None or restored(handle)
+    changed: dict[str, DeltaTable] = {}
+    for game in sorted(g for g, batch in state.games.items() if full or batch > state.floor(UNIFIED_LAYER)):
         gold = pipeline.lakehouse.gold(game).open()
-        silver = pipeline.lakehouse.silver(game).open()
-        if gold is None or silver is None:
+        if gold is None:
             continue
-        batch = gold.transaction_version(silver_app(str(silver.metadata().id)))
-        app = gold_app(str(gold.metadata().id))
-        held = handle.transaction_version(app) if handle is not None else None
-        if batch is not None and (full or held != batch):
-            changed[game] = (gold, batch, held)
+        held = handle.transaction_version(gold_app(str(gold.metadata().id))) if handle is not None else None
+        if full or held != gold.version():
+            changed[game] = gold
     if not changed:
         return
     pipeline.on_progress(f"gold_unified: {len(changed)} games")
-    first = next(iter(changed.values()))[0]
+    first = next(iter(changed.values()))
     entity = pipeline.settings.entity_column
     gold_schema = pa.schema(first.schema())
     schema = pa.schema([pa.field(entity, pa.string()), *gold_schema])
     spark = pipeline.spark
-    uris = [uri for gold, _, _ in changed.values() for uri in files_with(gold)]
+    uris = [uri for gold in changed.values() for uri in files_with(gold)]
     rows = read_files(spark, uris, spark_schema(first.schema())).select(
         F.regexp_extract("_metadata.file_path", _GAME_IN_PATH, 1).alias(entity), *gold_schema.names
     )
@@ -92,18 +93,17 @@ def _refresh(pipeline: Pipeline, games: set[str], report: RunReport, *, full: bo
     stage = FileStage(table, schema)
     files = staged_files(rows.coalesce(2).mapInArrow(stage, REPORT_SCHEMA).collect())
     crash_points.reach("unified_staged")
+    commits = handle.transaction_version(COMMITS_APP) if handle is not None else None
     plan = Commit(
         table,
         schema,
         files,
-        expected={gold_app(str(g.metadata().id)): held for g, _, held in changed.values()},
-        advance={gold_app(str(g.metadata().id)): batch for g, batch, _ in changed.values()},
+        expected={COMMITS_APP: commits},
+        advance={gold_app(str(g.metadata().id)): g.version() for g in changed.values()} | {COMMITS_APP: (commits or 0) + 1},
         table_id=str(handle.metadata().id) if handle is not None else None,
         replace=handle is not None,
+        info={BATCH_INFO: str(state.floor(GOLD))},
         description="One row per game and player: all games' aggregates in one table",
     )
     landed = commit(plan)
-    entry = TableReport("unified", table.name, table.uri, None, landed.rows, landed.version)
-    entry.columns = [(f.name, str(f.type)) for f in schema]
-    entry.new = handle is None
-    report.tables.append(entry)
+    report.add_landed("unified", table, landed, schema).new = handle is None

@@ -1,5 +1,6 @@
 """The job `refresh` and the assets by hand, on a real instance: what Dagster is told is what the tables hold."""
 
+import shutil
 from pathlib import Path
 
 import dagster as dg
@@ -97,16 +98,16 @@ def test_metadata_says_what_the_tables_say(runs, environment):
 
 def test_a_game_that_fails_alone_fails_the_run_by_name_while_the_others_are_kept_and_logged(runs, environment):
     sent = produce(environment, wave("rummy", "spades"))
-    obstacle = Path(environment.lakehouse) / "silver_rummy_events"
-    obstacle.parent.mkdir(parents=True)
-    obstacle.write_text("a file where a table should be")
+    damaged = Path(environment.lakehouse) / "silver_rummy_events"
+    (damaged / "_delta_log").mkdir(parents=True)
+    (damaged / "_delta_log/00000000000000000000.json").write_text('{"protocol":')
     result = runs.refresh()
     assert not result.success
     assert "silver_rummy_events" in failure(result).user_failure_data.description
     assert logged(result) == dict.fromkeys([WHOLE[0], WHOLE[2], *of_games("spades")], 1)
     assert runs.games == ["spades"]
 
-    obstacle.unlink()
+    shutil.rmtree(damaged)
     again = runs.refresh()
     assert again.success
     assert logged(again) == dict.fromkeys([WHOLE[2], *of_games("rummy")], 1)

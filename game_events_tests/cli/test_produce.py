@@ -1,0 +1,93 @@
+"""`game-events produce`."""
+
+import pytest
+
+from game_events.producer.manifest import Manifest
+
+
+@pytest.mark.stack
+def test_it_says_what_was_sent_and_adds_it_to_the_manifest(cli, environment, tmp_path):
+    manifest = tmp_path / "sent.json"
+    options = ("--games", "rummy,uno", "--records", "5", "--manifest", str(manifest), "--json")
+    first = cli("produce", *options, "--poison-share", "0.5")
+    assert first.code == 0
+    body = first.result
+    assert (body["topic"], body["games"], body["decodable"]) == (environment.kafka_topic, ["rummy", "uno"], 20)
+    assert body["records"] == 20 + sum(body["poison"].values()) > 20
+    assert list(body["schema_ids"]) == ["1", "2"]
+    held = Manifest.load(manifest)
+    assert (held.records_total, held.decodable) == (body["records"], 20)
+
+    second = cli("produce", *options, "--seed", "1", "--versions", "2,3", "--interleaving", "2,2,3")
+    assert second.code == 0
+    assert list(second.result["schema_ids"]) == ["2", "3"]
+    assert Manifest.load(manifest).records_total == body["records"] + 20
+
+    bulk = cli("produce", "--bulk", "50", "--games", "3", "--hot-share", "0.5", "--json")
+    assert bulk.code == 0
+    assert (bulk.result["records"], bulk.result["games"]) == (50, ["game_0001", "game_0002", "game_0003"])
+    assert "50 records to topic" in bulk.err
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        (("--versions", "two"), "--versions: 'two' is no number"),
+        (("--versions", "99"), "--versions: Input should be less than or equal to 10"),
+        (("--interleaving", "1,x"), "--interleaving: '1,x' is no number"),
+        (("--interleaving", "1,1"), "interleaving must hold exactly the versions (1, 2)"),
+        (("--games", ""), "--games: Tuple should have at least 1 item"),
+        (("--games", "a,a"), "games names a game twice"),
+        (("--bulk", "5", "--games", "0"), "--games"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused_by_the_options_name(cli, options, hint):
+    found = cli("produce", *options, "--json")
+    assert (found.code, found.out) == (1, "")
+    assert hint in found.err
+    assert "Traceback" not in found.err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--records", "0"),
+        ("--rate", "0"),
+        ("--poison-share", "1.5"),
+        ("--late-share", "-1"),
+        ("--partitions", "0"),
+        ("--bulk", "0"),
+    ],
+)
+def test_a_number_out_of_range_is_wrong_usage(cli, options):
+    found = cli("produce", *options)
+    assert found.code == 2
+    assert options[0] in found.err
+    assert "Invalid value" in found.err
+
+
+def test_a_file_that_is_no_manifest_is_named_before_anything_is_sent(cli, tmp_path):
+    wrong = tmp_path / "notes.txt"
+    wrong.write_text("not a manifest")
+    found = cli("produce", "--manifest", str(wrong))
+    assert found.code == 1
+    assert f"--manifest: {wrong} is a file, but no manifest" in found.err
+    assert wrong.read_text() == "not a manifest"
+
+
+@pytest.mark.usefixtures("no_waiting")
+@pytest.mark.parametrize("what", ["broker", "registry"])
+@pytest.mark.stack
+def test_a_server_that_does_not_answer_is_named_with_the_setting(cli, environment, monkeypatch, what):
+    assert environment.kafka_topic
+    key, value = {
+        "broker": ("GAME_EVENTS_KAFKA_BOOTSTRAP_SERVERS", "127.0.0.1:9"),
+        "registry": ("GAME_EVENTS_SCHEMA_REGISTRY_URL", "http://127.0.0.1:9"),
+    }[what]
+    monkeypatch.setenv(key, value)
+    found = cli("produce", "--records", "1", "--json")
+    assert (found.code, found.out) == (1, "")
+    assert found.err.startswith("error: ")
+    assert key in found.err
+    assert value.removeprefix("http://") in found.err
+    assert "Traceback" not in found.err
