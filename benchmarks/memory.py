@@ -21,7 +21,7 @@ MIB = 1024 * 1024
 
 @dataclass
 class Peak:
-    """The highest sum seen, how often was looked, and the processor time that passed (set at the end)."""
+    """The highest sum seen, how often was looked, and the processor time spent."""
 
     mib: float = 0.0
     samples: int = 0
@@ -70,6 +70,8 @@ def peak_of(root: int, exclude: Collection[int] = ()) -> Iterator[Peak]:
         while not peak._stop.wait(pause):
             began = time.monotonic()
             peak.mib = max(peak.mib, tree_mib(root, exclude))
+            # Now, and not only at the end: a child that has ended tells nothing any more.
+            peak.cpu_s = max(peak.cpu_s, tree_cpu_s(root, exclude) - before)
             peak.samples += 1
             pause = max(INTERVAL_S, (time.monotonic() - began) / SHARE)
 
@@ -79,7 +81,7 @@ def peak_of(root: int, exclude: Collection[int] = ()) -> Iterator[Peak]:
     try:
         yield peak
     finally:
-        peak.cpu_s = tree_cpu_s(root, exclude) - before
+        peak.cpu_s = max(peak.cpu_s, tree_cpu_s(root, exclude) - before)
         peak._stop.set()
         thread.join()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import dagster as dg
 
 from game_events.assets.keys import GAMES, LAYER_KEYS, SILVER_KEY
@@ -22,16 +24,17 @@ def add_games(instance: dg.DagsterInstance, report: RunReport) -> list[str]:
     return new
 
 
-def log_report(context: dg.OpExecutionContext, report: RunReport) -> None:
-    """Log what a whole run did, for the assets and partitions that changed and no others."""
+def report_events(context: dg.OpExecutionContext, report: RunReport) -> Iterator[dg.AssetMaterialization]:
+    """What a whole run did, for the assets and partitions that changed and no others.
+
+    An op has to yield these: what it logs instead (`log_event`) is kept back until it ends, and lost if it fails.
+    """
     new = add_games(context.instance, report)
     if new:
         context.log.info("new_games=%s", ",".join(new))
     for entry in report.tables:
         if entry.error is None:
-            context.log_event(
-                dg.AssetMaterialization(LAYER_KEYS[entry.layer], partition=entry.game, metadata=table_metadata(entry, report))
-            )
+            yield dg.AssetMaterialization(LAYER_KEYS[entry.layer], partition=entry.game, metadata=table_metadata(entry, report))
 
 
 def check_evaluation(found: Reconciliation) -> dg.AssetCheckEvaluation:

@@ -27,13 +27,20 @@ RESTORE_HISTORY = 100
 
 def files_with(handle: DeltaTable, column: str | None = None, above: int | None = None) -> list[str]:
     """URIs of the files that may hold rows with ``column > above``, by their statistics; of all files without a column."""
-    root = handle.table_uri.rstrip("/")
-    return [f"{root}/{path}" for path in _actions(handle, column, above).column("path").to_pylist()]
+    return files_and_rows(handle, column, above)[0]
 
 
 def rows_above(handle: DeltaTable, column: str, above: int) -> int:
     """Rows of those files: at least the rows with ``column > above``."""
-    return int(pc.sum(_actions(handle, column, above).column("num_records")).as_py() or 0)
+    return files_and_rows(handle, column, above)[1]
+
+
+def files_and_rows(handle: DeltaTable, column: str | None, above: int | None) -> tuple[list[str], int]:
+    """`files_with` and `rows_above` from one look at the log."""
+    actions = _actions(handle, column, above)
+    root = handle.table_uri.rstrip("/")
+    uris = [f"{root}/{path}" for path in actions.column("path").to_pylist()]
+    return uris, int(pc.sum(actions.column("num_records")).as_py() or 0)
 
 
 def _actions(handle: DeltaTable, column: str | None, above: int | None) -> pa.Table:
@@ -70,6 +77,8 @@ def spark_schema(schema: Schema) -> StructType:
 
 def read_files(spark: SparkSession, uris: Sequence[str], schema: StructType) -> DataFrame:
     """Rows of Parquet files with a given schema; no file footers are read for it."""
+    if not uris:
+        return spark.createDataFrame([], schema)
     return spark.read.schema(schema).parquet(*[u.removeprefix("file://") for u in uris])
 
 

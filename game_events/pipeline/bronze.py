@@ -24,9 +24,9 @@ from game_events.lakehouse.tables import Table
 from game_events.pipeline.bronze_stage import (
     OWN_COLUMNS,
     QUARANTINE_COLUMNS,
-    SOURCE_COLUMNS,
     BronzeTask,
     StageResult,
+    source_columns,
 )
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.report import RunReport
@@ -35,7 +35,7 @@ from game_events.sources.kafka import Offsets, Slice, TopicOffsets, plan_slice
 #: `txn` with the number of bronze's last batch.
 BATCH_APP = "batch"
 #: Records of one task: fewer tasks for small slices, as each costs ~100 ms of its own.
-TASK_RECORDS = 250_000
+TASK_RECORDS = 500_000
 #: Times a slice is planned again after rivals won.
 RIVAL_ATTEMPTS = 50
 #: A frame's default path: planned for before any record is seen.
@@ -172,7 +172,7 @@ def _stage(pipeline: Pipeline, handle: DeltaTable, part: Slice, batch: int, deci
             pipeline.settings.keep_raw == "all",
             decided,
         )
-        records = pipeline.topic.read(pipeline.spark, part).select(*SOURCE_COLUMNS)
+        records = pipeline.topic.read(pipeline.spark, part).select(*source_columns())
         records = records.coalesce(max(1, -(-part.records // TASK_RECORDS)))
         rows = records.mapInArrow(task, REPORT_SCHEMA).collect()
         staged = StageResult.read((r["kind"], r["body"]) for r in rows)

@@ -10,6 +10,9 @@ from datetime import UTC, datetime
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column
+from pyspark.sql import functions as F
 
 from game_events.decoding.decoder import BatchDecoder, DecodedBatch, DecodePlan, Rejected, TypeKey
 from game_events.decoding.frames import Rows
@@ -45,6 +48,17 @@ QUARANTINE_COLUMNS = pa.schema(
 )
 #: Columns that Spark's Kafka source delivers and workers use.
 SOURCE_COLUMNS = ("partition", "offset", "timestamp", "key", "value", "headers")
+_HEADERS_SQL = "array<struct<key:string,value:binary>>"
+
+
+def source_columns() -> list[Column]:
+    """The columns as they travel to the workers.
+
+    Records without headers travel with an empty list: a batch of NULL lists costs Spark's Arrow writer time quadratic in its
+    rows (2 million records: 35 s of processor time, 7 s this way).
+    """
+    plain = [F.col(name) for name in SOURCE_COLUMNS if name != "headers"]
+    return [*plain, F.coalesce(F.col("headers"), F.array().cast(_HEADERS_SQL)).alias("headers")]
 
 
 @dataclass(frozen=True)
@@ -166,7 +180,7 @@ class _Stage:
             "_kafka_offset": taken.column("offset"),
             "_kafka_timestamp": taken.column("timestamp"),
             "_kafka_key": taken.column("key"),
-            "_kafka_headers": taken.column("headers"),
+            "_kafka_headers": _none_if_empty(taken.column("headers")),
             "_schema_id": pa.repeat(schema_id, count),
             "_batch": pa.repeat(pa.scalar(self._task.batch, pa.int64()), count),
         }
@@ -182,6 +196,14 @@ class _Stage:
             "quarantined_at": pa.repeat(pa.scalar(self._now, _TIME), count),
         }
         return _table(own, QUARANTINE_COLUMNS, count)
+
+
+def _none_if_empty(headers: pa.Array) -> pa.Array:
+    """No headers are NULL, as Spark's Kafka source has them; they only travel as empty lists (see `source_columns`)."""
+    lengths = pc.list_value_length(headers)
+    if not pc.any(pc.greater(lengths, 0)).as_py():
+        return pa.nulls(len(headers), headers.type)
+    return pc.if_else(pc.greater(lengths, 0), headers, pa.scalar(None, headers.type))
 
 
 def _ascending(rows: Rows) -> bool:

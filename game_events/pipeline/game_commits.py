@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import count
+from typing import TypeVar
 
 from deltalake.exceptions import DeltaError
 
@@ -14,6 +15,7 @@ from game_events.errors import ConflictError, GameEventsError
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, Landed, commit
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 #: delta-rs works outside Python's lock: a commit is waiting (object stores) or short (2-3 ms on a local disk).
 THREADS = 16
@@ -32,6 +34,13 @@ class Committed:
     landed: dict[str, Landed] = field(default_factory=dict)
     again: set[str] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)
+
+
+def for_games(games: Iterable[str], look: Callable[[str], T]) -> dict[str, T]:
+    """Look at every game's tables, in parallel, in the order of the games."""
+    names = list(games)
+    with ThreadPoolExecutor(THREADS) as pool:
+        return dict(zip(names, pool.map(look, names), strict=True))
 
 
 def commit_games(plans: Mapping[str, Callable[[], Commit | None]], crash_point: str) -> Committed:

@@ -22,10 +22,10 @@ from game_events.errors import GameEventsError
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit
 from game_events.lakehouse.progress import GOLD, SILVER, Progress
-from game_events.lakehouse.reading import BATCH_INFO, files_with, read_files, restored, rows_above, spark_schema
+from game_events.lakehouse.reading import BATCH_INFO, files_and_rows, files_with, read_files, restored, spark_schema
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fan_out import FanOut, FanOutResult, stage
-from game_events.pipeline.game_commits import commit_games
+from game_events.pipeline.game_commits import commit_games, for_games
 from game_events.pipeline.report import RunReport, TableReport
 from game_events.pipeline.silver import ATTEMPTS, bronze_app, generation
 
@@ -53,10 +53,10 @@ class _Game:
     taken: int | None
     batch: int
     full: bool
-
-    @property
-    def above(self) -> int:
-        return 0 if self.full else int(self.taken or 0)
+    #: Bronze batch above which silver's rows are new, the files that hold them, and how many rows those have.
+    above: int
+    files: list[str]
+    rows: int
 
 
 def refresh_gold(pipeline: Pipeline, report: RunReport, games: frozenset[str] | None = None, *, full: bool = False) -> None:
@@ -109,13 +109,10 @@ def _pass(
 ) -> set[str]:
     """Plan, stage and commit some games; returns those that rivals won."""
     plans: dict[str, _Game] = {}
-    for game in sorted(games):
-        try:
-            plan = _plan(pipeline, bronze_id, game, full=full)
-        except GameEventsError as error:
-            failed[game] = str(error)
-            continue
-        if plan is not None:
+    for game, plan in for_games(sorted(games), partial(_plan, pipeline, bronze_id, full=full)).items():
+        if isinstance(plan, GameEventsError):
+            failed[game] = str(plan)
+        elif plan is not None:
             plans[game] = plan
     if not plans:
         return set()
@@ -147,21 +144,22 @@ def _pass(
     return outcome.again
 
 
-def _plan(pipeline: Pipeline, bronze_id: str, game: str, *, full: bool) -> _Game | None:
-    """From where to where a game has to go; None if it is there."""
-    silver = pipeline.lakehouse.silver(game).open()
-    if silver is None:
-        return None
-    batch = silver.transaction_version(bronze_app(bronze_id))
-    if batch is None:
-        return None  # another bronze's rows: silver is replaced first
-    gold = pipeline.lakehouse.gold(game).open()
+def _plan(pipeline: Pipeline, bronze_id: str, game: str, *, full: bool) -> _Game | GameEventsError | None:
+    """From where to where a game has to go; None if it is there; what is wrong with one of its tables."""
+    try:
+        silver, gold = pipeline.lakehouse.silver(game).open(), pipeline.lakehouse.gold(game).open()
+    except GameEventsError as error:
+        return error
+    batch = silver.transaction_version(bronze_app(bronze_id)) if silver is not None else None
+    if silver is None or batch is None:
+        return None  # no table, or another bronze's rows: silver is replaced first
     app = silver_app(silver)
     taken = gold.transaction_version(app) if gold is not None else None
     anew = full or taken is None or (gold is not None and restored(gold))
     if taken == batch and not anew:
         return None
-    return _Game(game, silver, gold, app, taken, batch, anew)
+    above = 0 if anew else int(taken or 0)
+    return _Game(game, silver, gold, app, taken, batch, anew, above, *files_and_rows(silver, "_batch", above))
 
 
 def _stage(pipeline: Pipeline, plans: Mapping[str, _Game], schema: pa.Schema) -> FanOutResult:
@@ -174,8 +172,8 @@ def _stage(pipeline: Pipeline, plans: Mapping[str, _Game], schema: pa.Schema) ->
     first = next(iter(plans.values()))
     columns = spark_schema(first.silver.schema())
     read = StructType([f for f in columns.fields if f.name in (key, time_column, entity, "_batch")])
-    new_files = [uri for plan in plans.values() for uri in files_with(plan.silver, "_batch", plan.above)]
-    rows = sum(rows_above(plan.silver, "_batch", plan.above) for plan in plans.values())
+    new_files = [uri for plan in plans.values() for uri in plan.files]
+    rows = sum(plan.rows for plan in plans.values())
     spark = pipeline.spark
     limits = pa.table({"_game": list(plans), "_from": [p.above for p in plans.values()]})
     bounds = F.broadcast(spark.createDataFrame(limits))

@@ -25,7 +25,7 @@ from game_events.lakehouse.staging import StagedFile, discard
 from game_events.lakehouse.tables import is_game
 from game_events.pipeline.bronze import BATCH_APP
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.fan_out import FanOut, FanOutResult, rows_of, stage
+from game_events.pipeline.fan_out import TASK_ROWS, FanOut, FanOutResult, rows_of, stage
 from game_events.pipeline.game_commits import Committed, commit_games
 from game_events.pipeline.report import RunReport, TableReport
 from game_events.pipeline.routing import OVER_LIMIT, Routing, admit
@@ -151,7 +151,7 @@ def _default_pass(
         over += sum(kept_out.values())
         routing = Routing(frozenset(), frozenset(known | admitted))
     pipeline.on_progress(f"silver: batches {floor + 1} to {source.batch}")
-    result = _stage(pipeline, source, floor, routing, len(known) or 64, None)
+    result = _stage(pipeline, source, floor, routing, len(known), None)
     crash_points.reach("silver_staged")
     new = {game: rows_of(files) for game, files in result.files.items() if game not in known}
     _, refused = admit(pipeline.settings, known, new)
@@ -275,6 +275,9 @@ def _stage(
         rows = rows.join(limits, F.col(entity) == F.col("_game")).where(F.col("_batch") > F.col("_from"))
         rows = rows.select(*source.schema.names)
     count = rows_above(source.handle, "_batch", above)
+    if not games and count > TASK_ROWS:
+        # The first load: whether to shuffle hangs on how many games there are, and one column tells.
+        games = int(rows.agg(F.approx_count_distinct(entity)).first()[0])  # type: ignore[index]
     task = FanOut(pipeline.lakehouse, "silver", entity, source.schema, routing)
     return stage(rows, task, count, games, salt="_kafka_offset")
 

@@ -21,6 +21,7 @@ from game_events.lakehouse.staging import REPORT_SCHEMA
 from game_events.lakehouse.tables import UNIFIED
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.file_stage import FileStage, staged_files
+from game_events.pipeline.game_commits import for_games
 from game_events.pipeline.gold import _GAME_IN_PATH
 from game_events.pipeline.report import RunReport, TableReport
 from game_events.pipeline.silver import ATTEMPTS
@@ -66,8 +67,8 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
     # A new table, or one whose rows went back, has no rows to carry over.
     full = full or handle is None or restored(handle)
     changed: dict[str, DeltaTable] = {}
-    for game in sorted(g for g, batch in state.games.items() if full or batch > state.floor(UNIFIED_LAYER)):
-        gold = pipeline.lakehouse.gold(game).open()
+    games = sorted(g for g, batch in state.games.items() if full or batch > state.floor(UNIFIED_LAYER))
+    for game, gold in for_games(games, lambda game: pipeline.lakehouse.gold(game).open()).items():
         if gold is None:
             continue
         held = handle.transaction_version(gold_app(str(gold.metadata().id))) if handle is not None else None
@@ -81,7 +82,7 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
     gold_schema = pa.schema(first.schema())
     schema = pa.schema([pa.field(entity, pa.string()), *gold_schema])
     spark = pipeline.spark
-    uris = [uri for gold in changed.values() for uri in files_with(gold)]
+    uris = [uri for found in for_games(changed, lambda game: files_with(changed[game])).values() for uri in found]
     rows = read_files(spark, uris, spark_schema(first.schema())).select(
         F.regexp_extract("_metadata.file_path", _GAME_IN_PATH, 1).alias(entity), *gold_schema.names
     )
