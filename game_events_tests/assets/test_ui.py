@@ -190,17 +190,17 @@ def test_a_partition_of_silver_says_how_many_rows_where_and_which_version(page, 
     assert row(page, "dagster/table_name").inner_text() == "silver_rummy_events"
     assert row(page, "delta_version").inner_text() == "0"
     for game in site.sent["games"]:
-        assert page.get_by_text(game, exact=True).count()
-    assert page.get_by_text("Missing (0)").count()
+        page.get_by_text(game, exact=True).first.wait_for()
+    page.get_by_text("Missing (0)").first.wait_for()
     picture(page, "partition")
 
 
 def test_the_check_has_passed_and_shows_the_books(page, site):
     page.open("/assets/silver_events?view=checks")
     page.get_by_text("Evaluation result").wait_for()
-    assert page.get_by_text("Passed").count()
+    page.get_by_text("Passed").first.wait_for()
     rows = f"{site.sent['decodable']:,}"
-    assert page.get_by_text(f"bronze {rows} = silver {rows} + unrouted 0 + pending 0").count()
+    page.get_by_text(f"bronze {rows} = silver {rows} + unrouted 0 + pending 0").first.wait_for()
     assert row(page, "quarantine_rows").inner_text() == str(sum(site.sent["poison"].values()))
     picture(page, "checks")
 
