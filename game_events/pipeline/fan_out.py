@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -58,10 +59,17 @@ class FanOut:
 
 @dataclass(frozen=True)
 class FanOutResult:
-    """Files by game, and the rows that belong to none: name -> rows by why."""
+    """What the workers report.
 
-    files: dict[str, list[StagedFile]]
-    refused: dict[str, Counter[str]]
+    Attributes:
+        files: game -> its files.
+        refused: why -> name -> rows that belong to no game.
+        failed: game -> why its files could not be written; it has none then.
+    """
+
+    files: dict[str, list[StagedFile]] = field(default_factory=dict)
+    refused: dict[str, Counter[str]] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
 
 
 def stage(rows: DataFrame, task: FanOut, row_count: int, games: int, salt: str | None = None) -> FanOutResult:
@@ -82,16 +90,20 @@ def stage(rows: DataFrame, task: FanOut, row_count: int, games: int, salt: str |
         rows = rows.repartition(tasks, *keys)
     else:
         rows = rows.coalesce(tasks)
-    files: dict[str, list[StagedFile]] = {}
-    refused: dict[str, Counter[str]] = {}
+    result = FanOutResult()
     for line in rows.mapInArrow(task, REPORT_SCHEMA).collect():
         if line["kind"] == "file":
             staged = StagedFile.from_json(line["body"])
-            files.setdefault(staged.game or "", []).append(staged)
+            result.files.setdefault(staged.game or "", []).append(staged)
+        elif line["kind"] == "failed":
+            result.failed.update(json.loads(line["body"]))
         else:
             for why, names in json.loads(line["body"]).items():
-                refused.setdefault(why, Counter()).update(names)
-    return FanOutResult(files, refused)
+                result.refused.setdefault(why, Counter()).update(names)
+    for game in result.failed:
+        # What other workers wrote for it; never committed, removed by maintenance.
+        result.files.pop(game, None)
+    return result
 
 
 class _FanOutStage:
@@ -101,6 +113,7 @@ class _FanOutStage:
         self._task = task
         self._writers: dict[str, StagedWriter] = {}
         self._refused: dict[str, Counter[str]] = {}
+        self._failed: dict[str, str] = {}
         self._buffer: list[pa.RecordBatch] = []
         self._rows = self._bytes = self._held = 0
 
@@ -112,8 +125,20 @@ class _FanOutStage:
             if self._rows >= SORT_ROWS or self._bytes >= SORT_BYTES:
                 self._split()
         self._split()
-        files = [("file", f.to_json()) for writer in self._writers.values() for f in writer.close()]
-        return [*files, ("refused", json.dumps({why: dict(names) for why, names in self._refused.items()}))]
+        for game, writer in self._writers.items():
+            self._try(game, writer.close)
+        closed = (w for game, w in self._writers.items() if game not in self._failed)
+        files = [("file", f.to_json()) for writer in closed for f in writer.files]
+        refused = {why: dict(names) for why, names in self._refused.items()}
+        return [*files, ("refused", json.dumps(refused)), ("failed", json.dumps(self._failed))]
+
+    def _try(self, game: str, write: Callable[[], object]) -> None:
+        """One game's folder that cannot be written is that game's failure; the others go on."""
+        if game not in self._failed:
+            try:
+                write()
+            except OSError as error:
+                self._failed[game] = f"its files cannot be written: {error}"
 
     def _split(self) -> None:
         """Sort the buffer by game, once, and hand each game its part."""
@@ -138,13 +163,13 @@ class _FanOutStage:
         sorted_rows = columns.take(pa.array(order)).cast(self._task.schema)
         for number in routed:
             part = sorted_rows.slice(bounds[number], bounds[number + 1] - bounds[number])
-            self._writer(names[number]).write(part)
+            self._try(names[number], partial(self._writer(names[number]).write, part))
         # A game's part is a slice: it keeps the whole sorted table alive, so that is what is counted.
         self._held += sorted_rows.nbytes
         if self._held > BUFFER_BYTES:
             self._held = 0
-            for writer in self._writers.values():
-                writer.flush()
+            for game, writer in self._writers.items():
+                self._try(game, writer.flush)
 
     def _route(self, name: object, rows: int) -> bool:
         why = self._task.routing.refusal(name)

@@ -134,9 +134,10 @@ def _pass(
     )
     result = _stage(pipeline, plans, schema)
     crash_points.reach("gold_staged")
-    commits = {game: partial(_commit, pipeline, plan, schema, result) for game, plan in plans.items()}
+    ready = {game: plan for game, plan in plans.items() if game not in result.failed}
+    commits = {game: partial(_commit, pipeline, plan, schema, result) for game, plan in ready.items()}
     outcome = commit_games(commits, "gold_game_committed")
-    failed |= outcome.failed
+    failed |= outcome.failed | result.failed
     for game, landed in sorted(outcome.landed.items()):
         plan = plans[game]
         entry = report.add_landed(GOLD, pipeline.lakehouse.gold(game), landed, schema, plan.batch, game)

@@ -183,7 +183,7 @@ def _default_pass(
     plans = {game: partial(planner, game, files) for game, files in result.files.items()}
     outcome = commit_games(plans, "game_committed")
     _record(pipeline, source, report, outcome, done, known)
-    return outcome.again, outcome.failed, +unrouted
+    return outcome.again, outcome.failed | result.failed, +unrouted
 
 
 def _planned_pass(  # noqa: PLR0913 - one pass of a loop, its state passed explicitly
@@ -223,13 +223,15 @@ def _planned_pass(  # noqa: PLR0913 - one pass of a loop, its state passed expli
 
     plans = {}
     for game, (handle, _, begin) in start.items():
+        if game in result.failed:
+            continue
         if game in result.files or (handle is not None and begin == 0):
             plans[game] = partial(planner, game)
         elif handle is not None:
             done[game] = begin  # idle since: nothing to commit
     outcome = commit_games(plans, "game_committed")
     _record(pipeline, source, report, outcome, done, set(state.games))
-    failed |= outcome.failed
+    failed |= outcome.failed | result.failed
     return outcome.again
 
 
@@ -264,7 +266,7 @@ def _stage(
 ) -> FanOutResult:
     uris = files_with(source.handle, "_batch", above)
     if not uris:
-        return FanOutResult({}, {})
+        return FanOutResult()
     entity = pipeline.settings.entity_column
     rows = read_files(pipeline.spark, uris, spark_schema(source.handle.schema())).select(*source.schema.names)
     if ranges is None:

@@ -11,6 +11,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from game_events.errors import ConfigurationError, GameEventsError, TransientError
 from game_events.settings import Settings
+from game_events.sources.kafka_options import for_librdkafka
 
 CONNECT_TIMEOUT_S = 15
 #: How often the wait for the broker looks at what `error_cb` heard.
@@ -66,7 +67,7 @@ def client_options(settings: Settings, memory: CauseMemory, defaults: Mapping[st
         # Connection failures reach the caller through `memory`; librdkafka would also print each attempt to stderr.
         "log_level": 2,
         **defaults,
-        **{key: value.get_secret_value() for key, value in settings.kafka_options.items()},
+        **for_librdkafka({key: value.get_secret_value() for key, value in settings.kafka_options.items()}),
         "bootstrap.servers": settings.kafka_bootstrap_servers,
         "error_cb": memory,
     }

@@ -21,13 +21,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 from game_events.errors import ConfigurationError, DataError, TransientError
 from game_events.settings import Settings
+from game_events.sources.kafka_options import for_java, for_librdkafka, refuse_managed
 
 TIMEOUT_S = 15.0
 #: Spark's consumer asks for records behind the slice's end as well, and its next request waits until the broker answers that:
 #: with Kafka's default of 500 ms a small slice took 0.55 s for each partition, with 10 ms the whole slice takes 0.3 s.
 FETCH_WAIT_MS = "10"
-#: Set by this project for every client; a user's own value would break exactly-once.
-MANAGED = ("isolation.level", "enable.auto.commit", "auto.offset.reset", "group.id")
 _LOGIN_ERRORS = (KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED)
 
 Offsets = dict[int, int]
@@ -82,9 +81,7 @@ class KafkaTopic:
         """
         self.topic = settings.kafka_topic
         self.servers = settings.kafka_bootstrap_servers
-        managed = sorted(set(MANAGED) & set(settings.kafka_options))
-        if managed:
-            raise ConfigurationError(f"GAME_EVENTS_KAFKA_OPTIONS: {', '.join(managed)} is managed by game_events")
+        refuse_managed(settings.kafka_options)
         self._options = {key: value.get_secret_value() for key, value in settings.kafka_options.items()}
         self._admin: AdminClient | None = None
         self._cause: KafkaError | None = None
@@ -118,7 +115,7 @@ class KafkaTopic:
             .option("kafka.isolation.level", "read_committed")
             .option("kafka.fetch.max.wait.ms", FETCH_WAIT_MS)
         )
-        for key, value in self._options.items():
+        for key, value in for_java(self._options).items():
             reader = reader.option(f"kafka.{key}", value)
         return reader.load()
 
@@ -144,7 +141,7 @@ class KafkaTopic:
                 "bootstrap.servers": self.servers,
                 "error_cb": self._remember,
                 "log_level": 0,
-                **self._options,
+                **for_librdkafka(self._options),
             }
             self._admin = AdminClient(conf)
         try:

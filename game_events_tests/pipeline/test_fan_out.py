@@ -47,6 +47,9 @@ def fan(lakehouse, batches, **routing):
         if line["kind"] == "refused":
             refused = json.loads(line["body"])
             continue
+        if line["kind"] == "failed":
+            assert json.loads(line["body"]) == {}
+            continue
         file = StagedFile.from_json(line["body"])
         assert file.table == f"silver_{file.game}_events"
         rows = pq.read_table(Path(lakehouse.silver(file.game).uri) / file.path)
@@ -149,3 +152,14 @@ def test_a_task_survives_the_way_to_a_worker(lakehouse):
     files = [StagedFile.from_json(line["body"]) for line in report.to_pylist() if line["kind"] == "file"]
     assert [f.table for f in files] == ["gold_uno_player_agg"]
     assert rows_of(files) == 1
+
+
+def test_a_game_whose_folder_cannot_be_written_fails_alone(lakehouse, tmp_path):
+    (tmp_path / "silver_uno_events").write_text("a file where the table should be")
+    task = FanOut(lakehouse, "silver", "game", SCHEMA)
+    (report,) = list(task(iter([batch(["uno", "rummy", "uno", "chess"])])))
+    lines = report.to_pylist()
+    assert sorted(StagedFile.from_json(li["body"]).game for li in lines if li["kind"] == "file") == ["chess", "rummy"]
+    (failed,) = [json.loads(li["body"]) for li in lines if li["kind"] == "failed"]
+    assert list(failed) == ["uno"]
+    assert "silver_uno_events" in failed["uno"]

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from game_events.errors import ConfigurationError, DataError
 from game_events.settings import Settings
-from game_events.sources.kafka import MANAGED, KafkaTopic, Slice, TopicOffsets, plan_slice
+from game_events.sources.kafka import KafkaTopic, Slice, TopicOffsets, plan_slice
+from game_events.sources.kafka_options import MANAGED
 
 
 def topic(earliest, latest):

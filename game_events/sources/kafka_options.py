@@ -1,0 +1,87 @@
+"""One set of Kafka client options for two clients: librdkafka (offsets, producer) and Java's (Spark's source).
+
+Users write librdkafka's names, which Confluent's documentation for Python uses; Java's own names are taken too where only
+Spark needs them. Source: Confluent, "Kafka client configuration"; Apache Kafka, "Security", KIP-651 (PEM).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from game_events.errors import ConfigurationError
+
+#: Set by this project for every client; a user's own value would break exactly-once.
+MANAGED = ("isolation.level", "enable.auto.commit", "auto.offset.reset", "group.id")
+_LOGIN_MODULES = {
+    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
+    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+}
+#: Names that only one of the two clients has.
+_JAVA_ONLY = re.compile(r"^(sasl\.jaas\.config|sasl\.login\..*|ssl\.(truststore|keystore)\..*|ssl\.key\.password)$")
+_LIBRDKAFKA_ONLY = re.compile(r"^(sasl\.username|sasl\.password|ssl\.(ca|certificate|key)\.(location|pem)|sasl\.mechanisms)$")
+_JAAS = re.compile(r'username="((?:[^"\\]|\\.)*)"\s+password="((?:[^"\\]|\\.)*)"')
+
+
+def refuse_managed(options: Mapping[str, object]) -> None:
+    """Check for options that exactly-once depends on.
+
+    Raises:
+        ConfigurationError: names them.
+    """
+    managed = sorted(set(MANAGED) & set(options))
+    if managed:
+        raise ConfigurationError(f"GAME_EVENTS_KAFKA_OPTIONS: {', '.join(managed)} is managed by game_events")
+
+
+def for_librdkafka(options: Mapping[str, str]) -> dict[str, str]:
+    """The options for Confluent's Python client; a Java login (`sasl.jaas.config`) becomes user and password."""
+    found = {key: value for key, value in options.items() if not _JAVA_ONLY.match(key)}
+    login = _JAAS.search(options.get("sasl.jaas.config", ""))
+    if login and "sasl.username" not in found:
+        found["sasl.username"], found["sasl.password"] = (re.sub(r"\\(.)", r"\1", part) for part in login.groups())
+    return found
+
+
+def for_java(options: Mapping[str, str]) -> dict[str, str]:
+    """The options for Java's client: user and password become a login module, PEM files become PEM stores.
+
+    Raises:
+        ConfigurationError: a mechanism that has no user and password, or a file that cannot be read.
+    """
+    found = {key: value for key, value in options.items() if not _LIBRDKAFKA_ONLY.match(key)}
+    mechanism = options.get("sasl.mechanism") or options.get("sasl.mechanisms")
+    if mechanism:
+        found["sasl.mechanism"] = mechanism
+    if "sasl.username" in options and "sasl.jaas.config" not in options:
+        module = _LOGIN_MODULES.get(mechanism or "")
+        if module is None:
+            raise ConfigurationError(
+                f"GAME_EVENTS_KAFKA_OPTIONS: sasl.mechanism {mechanism!r} takes no sasl.username; use one of "
+                f"{', '.join(_LOGIN_MODULES)}, or give sasl.jaas.config yourself"
+            )
+        user, password = _quoted(options["sasl.username"]), _quoted(options.get("sasl.password", ""))
+        found["sasl.jaas.config"] = f"{module} required username={user} password={password};"
+    if "ssl.ca.location" in options:
+        found |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": _pem(options["ssl.ca.location"])}
+    if "ssl.certificate.location" in options and "ssl.key.location" in options:
+        found |= {
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.certificate.chain": _pem(options["ssl.certificate.location"]),
+            "ssl.keystore.key": _pem(options["ssl.key.location"]),
+        }
+    return found
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _pem(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError as error:
+        raise ConfigurationError(f"GAME_EVENTS_KAFKA_OPTIONS: {path} cannot be read: {error.strerror}") from None
