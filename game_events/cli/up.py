@@ -19,8 +19,8 @@ import typer
 from game_events.cli.dagster_run import dagster_home
 from game_events.cli.output import Output
 from game_events.errors import ConfigurationError, TransientError
-from game_events.producer.kafka_client import ensure_topic
 from game_events.settings import Settings, load_settings
+from game_events.sources.kafka_client import ensure_topic
 from game_events.stack import local_stack
 
 HOST = "127.0.0.1"

@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 from game_events.producer.bulk import QUEUE_LIMIT, TUNING, BulkSimulation, encode_pool
 from game_events.producer.encoding import EventEncoder
-from game_events.producer.kafka_client import ensure_topic
 from game_events.producer.kafka_writer import KafkaWriter, Pacer
 from game_events.producer.manifest import Manifest
 from game_events.producer.manifest_builder import ManifestBuilder
 from game_events.producer.registration import register_versions
 from game_events.producer.simulator import Simulation
 from game_events.settings import Settings
+from game_events.sources.kafka_client import ensure_topic
 from game_events.sources.registry import registry_client
 
 Progress = Callable[[int], None]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
@@ -19,15 +18,15 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 from pyspark.sql import DataFrame, SparkSession
 
-from game_events.errors import ConfigurationError, DataError, TransientError
+from game_events.errors import ConfigurationError, DataError
 from game_events.settings import Settings
-from game_events.sources.kafka_options import for_java, for_librdkafka, refuse_managed
+from game_events.sources.kafka_client import LOOK_S, CauseMemory, bad_option, client_options
+from game_events.sources.kafka_options import for_java, refuse_managed
 
 TIMEOUT_S = 15.0
 #: Spark's consumer asks for records behind the slice's end as well, and its next request waits until the broker answers that:
 #: with Kafka's default of 500 ms a small slice took 0.55 s for each partition, with 10 ms the whole slice takes 0.3 s.
 FETCH_WAIT_MS = "10"
-_LOGIN_ERRORS = (KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED)
 
 Offsets = dict[int, int]
 
@@ -83,8 +82,9 @@ class KafkaTopic:
         self.servers = settings.kafka_bootstrap_servers
         refuse_managed(settings.kafka_options)
         self._options = {key: value.get_secret_value() for key, value in settings.kafka_options.items()}
+        self._settings = settings
         self._admin: AdminClient | None = None
-        self._cause: KafkaError | None = None
+        self._memory = CauseMemory(self.servers)
 
     def offsets(self) -> TopicOffsets:
         """The topic's id and offset ranges.
@@ -135,38 +135,27 @@ class KafkaTopic:
         return {key.partition: result.offset for key, result in found.items()}
 
     def _call(self, ask: Callable[[AdminClient], Mapping]) -> dict:  # type: ignore[type-arg]
-        self._cause = None
+        memory = self._memory
         if self._admin is None:
-            conf: dict[str, Any] = {
-                "bootstrap.servers": self.servers,
-                "error_cb": self._remember,
-                "log_level": 0,
-                **for_librdkafka(self._options),
-            }
-            self._admin = AdminClient(conf)
+            try:
+                self._admin = AdminClient(client_options(self._settings, memory, {}))  # type: ignore[arg-type]
+            except KafkaException as error:
+                raise bad_option(error) from None
+        admin, self._admin = self._admin, None  # not used again after a failure
         try:
-            return {key: future.result(timeout=2 * TIMEOUT_S) for key, future in ask(self._admin).items()}
+            found = {key: future.result(timeout=2 * TIMEOUT_S) for key, future in ask(admin).items()}
         except KafkaException as error:
-            raise self._explain(error.args[0]) from error
+            if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise ConfigurationError(
+                    f"Kafka {self.servers} has no topic {self.topic!r}: create it, or set GAME_EVENTS_KAFKA_TOPIC"
+                ) from None
+            admin.poll(LOOK_S)  # only now does the client tell what it has heard
+            raise memory.explain(f"reading topic {self.topic}", error.args[0]) from error
         except TimeoutError as error:
-            raise self._explain(None) from error
-
-    def _remember(self, error: KafkaError) -> None:
-        """The only place where librdkafka tells why a login failed; the calls themselves just time out."""
-        if error.code() != KafkaError._ALL_BROKERS_DOWN or self._cause is None:
-            self._cause = error
-
-    def _explain(self, error: KafkaError | None) -> Exception:
-        self._admin = None
-        if error is not None and error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-            return ConfigurationError(
-                f"Kafka {self.servers} has no topic {self.topic!r}: create it, or set GAME_EVENTS_KAFKA_TOPIC"
-            )
-        cause = self._cause or error
-        if cause is not None and cause.code() in _LOGIN_ERRORS:
-            return ConfigurationError(f"Kafka {self.servers} refuses the login: {cause.str()} (GAME_EVENTS_KAFKA_OPTIONS)")
-        said = cause.str() if cause is not None else "no answer"
-        return TransientError(f"Kafka {self.servers} does not answer: {said} (GAME_EVENTS_KAFKA_BOOTSTRAP_SERVERS)")
+            admin.poll(LOOK_S)
+            raise memory.explain(f"reading topic {self.topic}") from error
+        self._admin = admin
+        return found
 
 
 def plan_slice(now: TopicOffsets, start: Offsets, until: Offsets, max_records: int) -> Slice | None:

@@ -72,4 +72,4 @@ def environment(settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that is not there is given up on after a second."""
     monkeypatch.setattr("game_events.sources.kafka.TIMEOUT_S", 1.0)
-    monkeypatch.setattr("game_events.producer.kafka_client.CONNECT_TIMEOUT_S", 1)
+    monkeypatch.setattr("game_events.sources.kafka_client.CONNECT_TIMEOUT_S", 1)

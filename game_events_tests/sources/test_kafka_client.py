@@ -4,9 +4,9 @@ import pytest
 from confluent_kafka import KafkaError
 
 from game_events.errors import ConfigurationError, TransientError
-from game_events.producer.kafka_client import CauseMemory, client_options, ensure_topic
 from game_events.producer.kafka_writer import KafkaWriter, Pacer
 from game_events.settings import Settings
+from game_events.sources.kafka_client import CauseMemory, client_options, ensure_topic
 
 DOWN = KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down")
 REFUSED = KafkaError(KafkaError._AUTHENTICATION, "bad password")
