@@ -216,12 +216,20 @@ def test_the_run_of_the_command_line_is_listed_as_a_success(page, site):
 
 
 def test_the_sensor_is_listed_and_switched_on_and_has_told_of_the_versions(page, site):
-    from playwright.sync_api import expect  # noqa: PLC0415 - only where there is a browser
+    from playwright.sync_api import TimeoutError as NotYet  # noqa: PLC0415 - only where there is a browser
+    from playwright.sync_api import expect  # noqa: PLC0415
 
     page.open("/automation")
     page.get_by_text("schema_versions").wait_for()
     # Select all, select this one, and the switch.
     expect(page.get_by_role("checkbox")).to_have_count(3)
     expect(page.get_by_role("checkbox").last).to_be_checked()
-    page.open(f"/assets/schema_registry/{site.sent['topic']}-value")
+    # The sensor looks every 30 s, and this page shows what there was when it was opened.
+    for _ in range(12):
+        page.open(f"/assets/schema_registry/{site.sent['topic']}-value")
+        try:
+            page.get_by_text("schema_ids", exact=True).wait_for(timeout=10_000)
+            break
+        except NotYet:
+            continue
     assert re.sub(r"\s", "", row(page, "schema_ids").last.inner_text()) != ""
