@@ -55,7 +55,8 @@ def for_java(options: Mapping[str, str]) -> dict[str, str]:
     mechanism = options.get("sasl.mechanism") or options.get("sasl.mechanisms")
     if mechanism:
         found["sasl.mechanism"] = mechanism
-    if "sasl.username" in options and "sasl.jaas.config" not in options:
+    logs_in = options.get("security.protocol", "").upper().startswith("SASL")
+    if logs_in and "sasl.username" in options and "sasl.jaas.config" not in options:
         module = _LOGIN_MODULES.get(mechanism or "")
         if module is None:
             raise ConfigurationError(

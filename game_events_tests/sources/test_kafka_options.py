@@ -67,3 +67,7 @@ def test_options_that_exactly_once_depends_on_are_refused(name):
 
 def test_other_options_reach_both_clients():
     assert for_java({"client.id": "x"}) == for_librdkafka({"client.id": "x"}) == {"client.id": "x"}
+
+
+def test_a_login_for_a_broker_that_wants_none_is_left_out():
+    assert "sasl.jaas.config" not in for_java({"sasl.username": "reader", "sasl.password": "x"})
