@@ -176,7 +176,7 @@ def test_a_frame_of_six_bytes_is_an_empty_message():
 
 @pytest.mark.parametrize("values", [[], [None, None], [b"", b""], [None, b"", b"\0"]])
 def test_a_batch_without_a_single_frame_is_no_fault(values):
-    found(values)
+    assert found(values) == [reference(value) for value in values]
 
 
 def test_a_slice_of_an_array_is_read_from_its_own_offset():
