@@ -1,13 +1,15 @@
 """Which column a message's field lands in, for ever.
 
-Identity is (message full name, path of field NUMBERS, kind): a renamed field stays one column, a number that is used again
-with another kind never lands in the old one. The first name wins; a name that is taken becomes ``name__kind``. The map is
-kept in the metadata of the Delta table's own columns, so it lives exactly as long as the data it describes.
+Identity is (message full name, path of field NUMBERS, kind), of Avro's and JSON's fields the path of names: a renamed protobuf
+field stays one column, a number that is used again with another kind never lands in the old one. The first name wins; a name
+that is taken becomes ``name__kind``. The map is kept in the metadata of the Delta table's own columns, so it lives exactly as
+long as the data it describes.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -17,6 +19,13 @@ import pyarrow as pa
 METADATA_KEY = "game_events.fields"
 #: uint64 as Spark and Delta can hold it.
 UINT64 = pa.decimal128(20, 0)
+#: What Delta and Parquet refuse in names, and what readers would have to quote (a dot, a backtick).
+_REFUSED = re.compile(r"[ ,;{}()\n\t=.`\x00-\x1f]")
+#: What separates the parts of a field key.
+_ESCAPES = str.maketrans({"~": "~0", ".": "~1", "#": "~2", ":": "~3"})
+
+#: One step of a field's path: its number (protobuf) or its name (Avro, JSON).
+FieldId = int | str
 
 
 @dataclass(frozen=True)
@@ -24,13 +33,13 @@ class Field:
     """One field of a message type as the decoder delivers it.
 
     Attributes:
-        number: the field's number.
+        id: what stays the same when a version renames it: its number; in Avro and JSON its name.
         name: its name in this version.
         type: Arrow type after `storage_type`, in this version's own names.
         children: fields of the message, for a message, a list of messages or a map of messages.
     """
 
-    number: int
+    id: FieldId
     name: str
     type: pa.DataType
     children: tuple[Field, ...] = ()
@@ -61,18 +70,18 @@ class ColumnMap:
         used: set[str] = set()
         fields = list(fields)
         for item in fields:
-            key = field_key(message, (item.number,), item.kind)
+            key = field_key(message, (item.id,), item.kind)
             if key in names:
                 used.add(names[key])
         for item in fields:
-            key = field_key(message, (item.number,), item.kind)
+            key = field_key(message, (item.id,), item.kind)
             if key not in names:
                 names[key] = _free_name(item, columns, _taken_by(message, names) | used)
                 used.add(names[key])
             column = names[key]
             owners[key] = column
             known = columns.get(column)
-            target = _named_type(item, message, (item.number,), names, owners, column, known)
+            target = _named_type(item, message, (item.id,), names, owners, column, known)
             columns[column] = target if known is None else merge_types(known, target)
         return replace(self, columns=columns, names=names, owners=owners)
 
@@ -97,9 +106,13 @@ class ColumnMap:
         return cls(types, names, owners)
 
 
-def field_key(message: str, path: tuple[int, ...], kind: str) -> str:
+def field_key(message: str, path: tuple[FieldId, ...], kind: str) -> str:
     """Identity of a field: ``pkg.Message#5.1:string``."""
-    return f"{message}#{'.'.join(map(str, path))}:{kind}"
+    return f"{message}#{_joined(path)}:{kind}"
+
+
+def _joined(path: Iterable[FieldId]) -> str:
+    return ".".join(str(step).translate(_ESCAPES) for step in path)
 
 
 def kind_of(kind: pa.DataType) -> str:
@@ -152,7 +165,7 @@ def merge_types(old: pa.DataType, new: pa.DataType) -> pa.DataType:
 def _named_type(
     item: Field,
     message: str,
-    path: tuple[int, ...],
+    path: tuple[FieldId, ...],
     names: dict[str, str],
     owners: dict[str, str],
     column: str,
@@ -164,7 +177,7 @@ def _named_type(
     taken = _struct_of(known)
     members: list[pa.Field] = []
     for child in item.children:
-        child_path = (*path, child.number)
+        child_path = (*path, child.id)
         key = field_key(message, child_path, child.kind)
         if key not in names:
             in_use = {f.name: f.type for f in (*taken, *members)}
@@ -194,13 +207,14 @@ def _with_struct(kind: pa.DataType, struct: pa.DataType) -> pa.DataType:
     return struct
 
 
-def _taken_by(message: str, names: Mapping[str, str], parent: tuple[int, ...] = ()) -> set[str]:
+def _taken_by(message: str, names: Mapping[str, str], parent: tuple[FieldId, ...] = ()) -> set[str]:
     """Names that fields of this message own at one level: two fields of one message never share a column."""
-    return {name for key, name in names.items() if key.startswith(message + "#") and _path_of(key)[:-1] == parent}
+    above = _joined(parent)
+    return {name for key, name in names.items() if key.startswith(message + "#") and _parent_of(key) == above}
 
 
-def _path_of(key: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in key.rsplit("#", 1)[1].split(":", 1)[0].split("."))
+def _parent_of(key: str) -> str:
+    return key.rsplit("#", 1)[1].split(":", 1)[0].rpartition(".")[0]
 
 
 def _free_name(item: Field, columns: Mapping[str, pa.DataType], taken: set[str]) -> str:
@@ -212,11 +226,14 @@ def _free_name(item: Field, columns: Mapping[str, pa.DataType], taken: set[str])
         taken: those that may not be shared even with the same kind.
     """
     # A leading underscore is ours (`_kafka_offset`); Spark compares names without case.
-    wanted = f"field{item.name}" if item.name.startswith("_") else item.name
+    clean = _REFUSED.sub("_", item.name)
+    wanted = f"field{clean}" if clean.startswith("_") or not clean else clean
     in_use = {name.lower(): name for name in columns}
     barred = {name.lower() for name in taken}
     simple = item.kind.split("<", 1)[0]
-    candidates = [wanted, f"{wanted}__{simple}", f"{wanted}__{item.number}", f"{wanted}__{simple}_{item.number}"]
+    candidates = [wanted, f"{wanted}__{simple}"]
+    if isinstance(item.id, int):
+        candidates += [f"{wanted}__{item.id}", f"{wanted}__{simple}_{item.id}"]
     for candidate in candidates:
         lower = candidate.lower()
         if lower not in in_use and lower not in barred:

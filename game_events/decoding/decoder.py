@@ -14,13 +14,15 @@ import pyarrow as pa
 
 from game_events.decoding import frames
 from game_events.decoding.columns import ColumnMap
-from game_events.decoding.descriptors import CompiledSchema
-from game_events.decoding.frames import IndexPath, Rows
-from game_events.decoding.protobuf import MessageDecoder
+from game_events.decoding.formats import make_decoder
+from game_events.decoding.frames import IndexPath, Rows, SchemaId
+from game_events.decoding.payloads import CompiledSchema, PayloadDecoder
 from game_events.decoding.reasons import Reason
 
 #: Which message type a record is of: schema id and message index path.
-TypeKey = tuple[int, IndexPath]
+TypeKey = tuple[SchemaId, IndexPath]
+#: Made-up indexes may name any number of types of a schema that is not known yet: so many are reported from one batch.
+MAX_UNKNOWN = 64
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class DecodePlan:
         columns: where fields land.
     """
 
-    schemas: Mapping[int, CompiledSchema] = field(default_factory=dict)
+    schemas: Mapping[SchemaId, CompiledSchema] = field(default_factory=dict)
     types: frozenset[TypeKey] = frozenset()
     rejected: Mapping[TypeKey, tuple[Reason, str]] = field(default_factory=dict)
     columns: ColumnMap = field(default_factory=ColumnMap)
@@ -47,7 +49,7 @@ class Rejected:
     reason: Reason
     detail: str
     rows: Rows
-    schema_id: int | None
+    schema_id: SchemaId | None
 
 
 @dataclass
@@ -61,7 +63,7 @@ class DecodedBatch:
         unknown: pairs that occurred and the plan does not know; their rows are in neither list.
     """
 
-    good: list[tuple[Rows, int, pa.Table]] = field(default_factory=list)
+    good: list[tuple[Rows, SchemaId, pa.Table]] = field(default_factory=list)
     rejected: list[Rejected] = field(default_factory=list)
     types: set[TypeKey] = field(default_factory=set)
     unknown: set[TypeKey] = field(default_factory=set)
@@ -72,40 +74,63 @@ class BatchDecoder:
 
     def __init__(self, plan: DecodePlan) -> None:
         self._plan = plan
-        self._decoders: dict[TypeKey, MessageDecoder] = {}
+        self._decoders: dict[TypeKey, PayloadDecoder] = {}
+        self._indexless = frozenset(i for i, schema in plan.schemas.items() if not schema.indexed)
 
-    def decode(self, values: pa.BinaryArray) -> DecodedBatch:
-        """Decode the values of a batch; every row ends in `good`, `rejected` or, by its type, in `unknown`."""
+    def decode(self, values: pa.BinaryArray, headers: pa.ListArray | None = None) -> DecodedBatch:
+        """Decode a batch.
+
+        Args:
+            values: the records' values, shape (n,), NULL for tombstones.
+            headers: their headers, list of struct<key, value>, shape (n,).
+
+        Returns:
+            every row in `good`, in `rejected` or, by its type, in `unknown`.
+        """
         result = DecodedBatch()
-        groups, bad_frames = frames.split(values)
-        result.rejected += [Rejected(b.reason, b.reason.explanation, b.rows, b.schema_id) for b in bad_frames]
+        groups, bad_frames = frames.split(values, headers, self._indexless)
+        for bad in bad_frames:
+            if bad.schema_id is not None and not self._knows(bad.schema_id):
+                # Bad only if the schema has indexes at all, which the driver will know.
+                result.unknown.add((bad.schema_id, ()))
+            else:
+                result.rejected.append(Rejected(bad.reason, bad.reason.explanation, bad.rows, bad.schema_id))
         for group in groups:
             key = (group.schema_id, group.path)
             refusal = self._plan.rejected.get(key) or self._plan.rejected.get((group.schema_id, ()))
             if refusal is not None:
                 result.rejected.append(Rejected(*refusal, group.rows, group.schema_id))
-            elif key not in self._plan.types:
-                result.unknown.add(key)
-            else:
+            elif key in self._plan.types:
                 result.types.add(key)
                 self._decode_group(values, group, result)
+            elif not self._knows(group.schema_id):
+                if len(result.unknown) < MAX_UNKNOWN or (group.schema_id, ()) not in result.unknown:
+                    result.unknown |= {key, (group.schema_id, ())}
+            elif self._plan.schemas[group.schema_id].has(group.path):
+                result.unknown.add(key)
+            else:
+                detail = f"schema id {group.schema_id} has no message at index path {list(group.path)}"
+                result.rejected.append(Rejected(Reason.BAD_INDEX, detail, group.rows, group.schema_id))
         result.rejected = _merged(result.rejected)
         return result
+
+    def _knows(self, schema_id: SchemaId) -> bool:
+        return schema_id in self._plan.schemas or (schema_id, ()) in self._plan.rejected
 
     def _decode_group(self, values: pa.BinaryArray, group: frames.FrameGroup, result: DecodedBatch) -> None:
         key = (group.schema_id, group.path)
         decoder = self._decoders.get(key)
         if decoder is None:
-            decoder = self._decoders[key] = MessageDecoder(self._plan.schemas[group.schema_id], group.path)
-        table, good, bad = decoder.decode(frames.payloads(values, group), self._plan.columns)
-        if len(good):
-            result.good.append((group.rows[good], group.schema_id, table))
-        result.rejected += [Rejected(r, detail, group.rows[at], group.schema_id) for r, detail, at in bad]
+            decoder = self._decoders[key] = make_decoder(self._plan.schemas[group.schema_id], group.path)
+        decoded = decoder.decode(frames.payloads(values, group), self._plan.columns)
+        if len(decoded.good):
+            result.good.append((group.rows[decoded.good], group.schema_id, decoded.table))
+        result.rejected += [Rejected(r, detail, group.rows[at], group.schema_id) for r, detail, at in decoded.bad]
 
 
 def _merged(rejected: list[Rejected]) -> list[Rejected]:
     """One entry for all rows with the same reason, detail and schema id: a flood of bad rows comes row by row."""
-    alike: dict[tuple[Reason, str, int | None], list[Rows]] = {}
+    alike: dict[tuple[Reason, str, SchemaId | None], list[Rows]] = {}
     for item in rejected:
         alike.setdefault((item.reason, item.detail, item.schema_id), []).append(item.rows)
     return [Rejected(why, detail, np.sort(np.concatenate(rows)), i) for (why, detail, i), rows in alike.items()]

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
+from typing import ClassVar
 
 from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor import Descriptor
@@ -23,7 +24,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 from grpc_tools import protoc
 
-from game_events.decoding.frames import IndexPath
+from game_events.decoding.frames import IndexPath, SchemaId
 from game_events.errors import DataError
 from game_events.sources.registry import RegistrySchema
 
@@ -31,8 +32,8 @@ FileSet = descriptor_pb2.FileDescriptorSet
 
 
 @dataclass(frozen=True)
-class CompiledSchema:
-    """One schema id's descriptors: small, picklable, with a descriptor pool of its own.
+class ProtobufSchema:
+    """One schema id's descriptors: small, picklable, with a descriptor pool of its own (see `payloads.CompiledSchema`).
 
     Attributes:
         schema_id: the id.
@@ -40,9 +41,10 @@ class CompiledSchema:
         files: a serialized ``FileDescriptorSet``, dependencies before dependents.
     """
 
-    schema_id: int
+    schema_id: SchemaId
     main: str
     files: bytes
+    indexed: ClassVar[bool] = True
 
     @cached_property
     def pool(self) -> DescriptorPool:
@@ -51,6 +53,10 @@ class CompiledSchema:
         for file in FileSet.FromString(self.files).file:
             pool.Add(file)
         return pool
+
+    def has(self, path: IndexPath) -> bool:
+        """Whether there is a message type at an index path."""
+        return self.message(path) is not None
 
     def message(self, path: IndexPath) -> Descriptor | None:
         """The message type at an index path of the frame, or None if there is none."""
@@ -68,7 +74,7 @@ class CompiledSchema:
         return {"schema_id": self.schema_id, "main": self.main, "files": self.files}
 
 
-def compile_schema(schema: RegistrySchema) -> CompiledSchema:
+def compile_protobuf(schema: RegistrySchema) -> ProtobufSchema:
     """Compile a registry's protobuf schema once.
 
     Raises:
@@ -92,7 +98,7 @@ def compile_schema(schema: RegistrySchema) -> CompiledSchema:
         imported = {d for f in binary.file for d in f.dependency} - known
         compiled = _protoc(folder, sorted(imported) + texts, binary, schema.schema_id)
         files = _in_order([*compiled.file, *binary.file])
-    return CompiledSchema(schema.schema_id, main, FileSet(file=files).SerializeToString())
+    return ProtobufSchema(schema.schema_id, main, FileSet(file=files).SerializeToString())
 
 
 def _from_base64(text: str) -> descriptor_pb2.FileDescriptorProto | None:
@@ -117,7 +123,7 @@ def _include_folders() -> list[str]:
     return [packaged] + [p for p in sys.path if (Path(p) / "google" / "type" / "date.proto").is_file()]
 
 
-def _protoc(folder: Path, names: list[str], binary: descriptor_pb2.FileDescriptorSet, schema_id: int) -> FileSet:
+def _protoc(folder: Path, names: list[str], binary: descriptor_pb2.FileDescriptorSet, schema_id: SchemaId) -> FileSet:
     if not names:
         return FileSet()
     output, known = folder / "compiled.bin", folder / "known.bin"

@@ -14,10 +14,13 @@ from google.protobuf import message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
-from game_events.decoding.columns import ColumnMap, Field, field_key, storage_type
-from game_events.decoding.descriptors import CompiledSchema
-from game_events.decoding.frames import IndexPath, Rows
+from game_events.decoding.columns import ColumnMap, Field, storage_type
+from game_events.decoding.descriptors import ProtobufSchema
+from game_events.decoding.frames import IndexPath
+from game_events.decoding.halving import Bad, decode_by_halves
 from game_events.decoding.nesting import is_too_deep
+from game_events.decoding.payloads import Decoded
+from game_events.decoding.projection import project
 from game_events.decoding.reasons import Reason
 from game_events.errors import DataError
 
@@ -44,10 +47,10 @@ _CONFIG = ptars.PtarsConfig(
 )
 
 
-class MessageDecoder:
-    """Decodes one message type of one schema id into the columns of a `ColumnMap`."""
+class ProtobufDecoder:
+    """Decodes one message type of one schema id (see `payloads.PayloadDecoder`)."""
 
-    def __init__(self, compiled: CompiledSchema, path: IndexPath) -> None:
+    def __init__(self, compiled: ProtobufSchema, path: IndexPath) -> None:
         """Looks the message type up and builds the native handler.
 
         Raises:
@@ -65,63 +68,32 @@ class MessageDecoder:
             arrow: pa.Schema = self._handler.schema()
         except BaseException as error:  # noqa: BLE001 - a native panic is one; `_contained` lets the others go on
             raise _contained(error, f"schema id {compiled.schema_id}: {self.message} is not supported") from None
-        self.fields: tuple[Field, ...] = tuple(
-            _field(descriptor.fields_by_name[f.name], f.type, MAX_DEPTH) for f in arrow if f.name in descriptor.fields_by_name
-        )
+        self.fields: tuple[Field, ...] = tuple(_field(descriptor.fields_by_name[f.name], f.type, MAX_DEPTH) for f in arrow)
 
-    def decode(self, payloads: pa.BinaryArray, columns: ColumnMap) -> tuple[pa.Table, Rows, list[tuple[Reason, str, Rows]]]:
-        """Decode a batch.
-
-        Args:
-            payloads: messages without frames, shape (n,), no NULLs.
-            columns: the map, which must know this message type.
-
-        Returns:
-            the decoded columns of the good rows, the positions of the good rows, and the bad positions by reason.
-        """
-        bad: list[tuple[Reason, str, Rows]] = []
-        good = np.arange(len(payloads), dtype=np.int64)
+    def decode(self, payloads: pa.BinaryArray, columns: ColumnMap) -> Decoded:
+        """Decode a batch."""
+        bad: list[Bad] = []
+        rows = np.arange(len(payloads), dtype=np.int64)
         lengths = np.diff(np.frombuffer(payloads.buffers()[1], dtype=np.int32)[payloads.offset :][: len(payloads) + 1])
         for at in np.flatnonzero(lengths >= GUARDED_BYTES).tolist():
             fault = self._fault(payloads[at].as_py())
             if fault is not None:
                 bad.append((*fault, np.asarray([at], dtype=np.int64)))
-                good = good[good != at]
-        batches: list[pa.RecordBatch] = []
-        kept: list[Rows] = []
-        # Halves until the bad rows stand alone: O(bad * log n) calls on top of one.
-        stack = [good] if len(good) else []
-        while stack:
-            rows = stack.pop()
-            part = payloads if len(rows) == len(payloads) else payloads.take(pa.array(rows))
-            try:
-                batch = self._handler.array_to_record_batch(part)
-                for name, column in zip(batch.schema.names, batch.columns, strict=True):
-                    _check_ranges(column, name)
-                batches.append(batch)
-                kept.append(rows)
-            except BaseException as error:  # noqa: BLE001 - a native panic is one; `_contained` lets the others go on
-                failure = _contained(error, "not a message of its schema")
-                if len(rows) > 1:
-                    half = len(rows) // 2
-                    stack += [rows[half:], rows[:half]]
-                else:
-                    reason, detail = self._fault(payloads[int(rows[0])].as_py()) or (Reason.MALFORMED, str(failure))
-                    bad.append((reason, detail, rows))
-        kept_rows = np.concatenate(kept) if kept else np.empty(0, dtype=np.int64)
-        return self._project(batches, columns), kept_rows, bad
+                rows = rows[rows != at]
+        batches, good, more = decode_by_halves(payloads, rows, self._attempt, self._diagnose)
+        return Decoded(project(self.message, self.fields, batches, columns), good, bad + more)
 
-    def _project(self, batches: list[pa.RecordBatch], columns: ColumnMap) -> pa.Table:
-        arrays, names = [], []
-        for item in self.fields:
-            name = columns.names[field_key(self.message, (item.number,), item.kind)]
-            parts = [
-                _conform(batch.column(item.name), item, columns.columns[name], self.message, (item.number,), columns)
-                for batch in batches
-            ]
-            arrays.append(pa.chunked_array(parts, type=columns.columns[name]))
-            names.append(name)
-        return pa.Table.from_arrays(arrays, names=names)
+    def _attempt(self, payloads: pa.BinaryArray) -> pa.RecordBatch:
+        try:
+            batch = self._handler.array_to_record_batch(payloads)
+        except BaseException as error:  # noqa: BLE001 - a native panic is one; `_contained` lets the others go on
+            raise _contained(error, "not a message of its schema") from None
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            _check_ranges(column, name)
+        return batch
+
+    def _diagnose(self, payload: bytes, failure: DataError) -> tuple[Reason, str]:
+        return self._fault(payload) or (Reason.MALFORMED, str(failure))
 
     def _fault(self, payload: bytes) -> tuple[Reason, str] | None:
         """What Python's protobuf says of one payload: None if it reads it."""
@@ -158,44 +130,6 @@ def _element_message(descriptor: FieldDescriptor) -> Descriptor | None:
     if message is not None and message.GetOptions().map_entry:
         return message.fields_by_name["value"].message_type
     return message
-
-
-def _conform(
-    array: pa.Array, item: Field, target: pa.DataType, message: str, path: tuple[int, ...], columns: ColumnMap
-) -> pa.Array:
-    """An array of this version's type as the column's type: names from the map, missing nested fields NULL."""
-    if array.type == target:
-        return array
-    if not item.children:
-        return _stored(array, target)
-    if pa.types.is_list(target):
-        inner = _conform(array.values, item, target.value_type, message, path, columns)
-        return pa.ListArray.from_arrays(array.offsets, inner, mask=array.is_null() if array.null_count else None)
-    if pa.types.is_map(target):
-        keys = array.keys.cast(target.key_type)
-        items = _conform(array.items, item, target.item_type, message, path, columns)
-        return pa.MapArray.from_arrays(array.offsets, keys, items, type=target)
-    by_name = {}
-    for child in item.children:
-        child_path = (*path, child.number)
-        name = columns.names[field_key(message, child_path, child.kind)]
-        by_name[name] = _conform(array.field(child.name), child, target.field(name).type, message, child_path, columns)
-    arrays = [by_name.get(f.name, pa.nulls(len(array), f.type)) for f in target]
-    return pa.StructArray.from_arrays(arrays, fields=list(target), mask=array.is_null() if array.null_count else None)
-
-
-def _stored(array: pa.Array, target: pa.DataType) -> pa.Array:
-    """An array without named fields as `storage_type` has it."""
-    if pa.types.is_struct(array.type):
-        present = array.is_valid()
-        return pc.if_else(present, present, None)
-    if pa.types.is_list(target) and pa.types.is_boolean(target.value_type):
-        inner = _stored(array.values, target.value_type)
-        return pa.ListArray.from_arrays(array.offsets, inner, mask=array.is_null() if array.null_count else None)
-    if pa.types.is_map(target) and pa.types.is_boolean(target.item_type):
-        items = _stored(array.items, target.item_type)
-        return pa.MapArray.from_arrays(array.offsets, array.keys.cast(target.key_type), items, type=target)
-    return array.cast(target)
 
 
 def _check_ranges(array: pa.Array, name: str) -> None:

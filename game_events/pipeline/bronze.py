@@ -152,7 +152,7 @@ def _load_slice(pipeline: Pipeline, handle: DeltaTable, now: TopicOffsets, part:
     entry.new_columns += [f.name for f in schema if f.name not in known]
     report.add_read(part.start, part.end)
     report.batches.append(batch)
-    report.schema_ids |= {i for i, _ in staged.types}
+    report.schema_ids.update(i for i, _ in staged.types)
     report.rejected += staged.reasons
 
 

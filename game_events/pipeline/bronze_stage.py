@@ -15,7 +15,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from game_events.decoding.decoder import BatchDecoder, DecodedBatch, DecodePlan, Rejected, TypeKey
-from game_events.decoding.frames import Rows
+from game_events.decoding.frames import Rows, SchemaId
 from game_events.lakehouse.staging import StagedFile, StagedWriter, report
 from game_events.lakehouse.tables import Table
 
@@ -33,6 +33,7 @@ OWN_COLUMNS = pa.schema(
         pa.field("_kafka_key", pa.binary()),
         pa.field("_kafka_headers", _HEADERS),
         pa.field("_schema_id", pa.int64()),
+        pa.field("_schema_guid", pa.string()),
         pa.field("_raw_value", pa.binary()),
         pa.field("_batch", pa.int64()),
     ]
@@ -137,7 +138,7 @@ class _Stage:
     def run(self, batches: Iterable[pa.RecordBatch]) -> list[tuple[str, str]]:
         for batch in batches:
             rows = self._undecided(batch)
-            decoded = self._decoder.decode(rows.column("value"))
+            decoded = self._decoder.decode(rows.column("value"), rows.column("headers"))
             self._types |= decoded.types
             self._unknown |= decoded.unknown
             # With an unknown type the driver plans again: go on only to find all of them.
@@ -163,15 +164,16 @@ class _Stage:
 
     def _write(self, batch: pa.RecordBatch, decoded: DecodedBatch) -> None:
         for rows, schema_id, columns in decoded.good:
-            own = self._own(batch, rows, pa.scalar(schema_id, pa.int64()), raw=self._task.keep_raw)
+            own = self._own(batch, rows, schema_id, raw=self._task.keep_raw)
             by_name = own | {name: columns.column(name) for name in columns.column_names}
             self._good.write(_table(by_name, self._schema, len(rows)))
         for rejected in decoded.rejected:
             self._bad.write(self._quarantined(batch, rejected))
             self._reasons[rejected.reason] += len(rejected.rows)
 
-    def _own(self, batch: pa.RecordBatch, rows: Rows, schema_id: pa.Scalar, *, raw: bool) -> dict[str, pa.Array]:
+    def _own(self, batch: pa.RecordBatch, rows: Rows, schema_id: SchemaId | None, *, raw: bool) -> dict[str, pa.Array]:
         count = len(rows)
+        number, guid = (schema_id, None) if isinstance(schema_id, int) else (None, schema_id)
         taken = batch if count == len(batch) and _ascending(rows) else batch.take(pa.array(rows))
         own = {
             "_kafka_topic": pa.repeat(pa.scalar(self._task.topic), count),
@@ -181,14 +183,15 @@ class _Stage:
             "_kafka_timestamp": taken.column("timestamp"),
             "_kafka_key": taken.column("key"),
             "_kafka_headers": _none_if_empty(taken.column("headers")),
-            "_schema_id": pa.repeat(schema_id, count),
+            "_schema_id": pa.repeat(pa.scalar(number, pa.int64()), count),
+            "_schema_guid": pa.repeat(pa.scalar(guid, pa.string()), count),
             "_batch": pa.repeat(pa.scalar(self._task.batch, pa.int64()), count),
         }
         return own | {"_raw_value": taken.column("value")} if raw else own
 
     def _quarantined(self, batch: pa.RecordBatch, rejected: Rejected) -> pa.Table:
         count = len(rejected.rows)
-        own = self._own(batch, rejected.rows, pa.scalar(rejected.schema_id, pa.int64()), raw=True)
+        own = self._own(batch, rejected.rows, rejected.schema_id, raw=True)
         own |= {
             "layer": pa.repeat(pa.scalar("bronze"), count),
             "reason": pa.repeat(pa.scalar(str(rejected.reason)), count),

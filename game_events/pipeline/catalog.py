@@ -15,8 +15,9 @@ from deltalake import write_deltalake
 
 from game_events.decoding.columns import ColumnMap
 from game_events.decoding.decoder import DecodePlan, TypeKey
-from game_events.decoding.descriptors import CompiledSchema, compile_schema
-from game_events.decoding.protobuf import MessageDecoder
+from game_events.decoding.formats import compile_schema, make_decoder
+from game_events.decoding.frames import SchemaId
+from game_events.decoding.payloads import CompiledSchema, PayloadDecoder
 from game_events.decoding.reasons import Reason
 from game_events.errors import DataError, TransientError
 from game_events.lakehouse.reading import read_arrow
@@ -29,6 +30,7 @@ ARCHIVE_SCHEMA = pa.schema(
     [
         pa.field("registry", pa.string()),
         pa.field("schema_id", pa.int64()),
+        pa.field("schema_guid", pa.string()),
         pa.field("format", pa.string()),
         pa.field("text", pa.string()),
         pa.field("references", pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("text", pa.string())]))),
@@ -45,10 +47,10 @@ class SchemaCatalog:
         """Reads the archive; the registry is asked later, id by id."""
         self._registry, self._table = registry, lakehouse.table(SCHEMAS)
         self._archived = self._read_archive()
-        self._verified: set[int] = set()
-        self._fetched: dict[int, RegistrySchema] = {}
-        self._compiled: dict[int, CompiledSchema | DataError] = {}
-        self._messages: dict[TypeKey, MessageDecoder | DataError] = {}
+        self._verified: set[SchemaId] = set()
+        self._fetched: dict[SchemaId, RegistrySchema] = {}
+        self._compiled: dict[SchemaId, CompiledSchema | DataError] = {}
+        self._messages: dict[TypeKey, PayloadDecoder | DataError] = {}
         #: Pairs met in this process: planned for from then on, so that no slice is read twice for them.
         self.met: set[TypeKey] = set()
         self._versions: dict[str, list[int]] = {}
@@ -75,40 +77,45 @@ class SchemaCatalog:
             TransientError: a wanted id is neither archived nor can the registry be asked.
             DataError: REGISTRY_CHANGED, the registry gives an archived id another meaning.
         """
-        schemas: dict[int, CompiledSchema] = {}
+        schemas: dict[SchemaId, CompiledSchema] = {}
         types: set[TypeKey] = set()
         rejected: dict[TypeKey, tuple[Reason, str]] = {}
-        for schema_id, path in sorted(set(wanted)):
+        for schema_id, path in sorted(set(wanted), key=str):
             compiled = self._compile(schema_id)
             if compiled is None:
                 detail = f"the registry {self._registry.url} has no schema with id {schema_id}"
                 rejected[(schema_id, ())] = (Reason.UNKNOWN_SCHEMA, detail)
-            elif isinstance(compiled, DataError):
+                continue
+            if isinstance(compiled, DataError):
                 rejected[(schema_id, ())] = (Reason.BAD_SCHEMA, str(compiled))
+                continue
+            schemas[schema_id] = compiled
+            key = (schema_id, path if compiled.indexed else ())
+            if not compiled.has(key[1]):
+                continue  # workers say BAD_INDEX, now that they know the schema
+            decoder = self._message(compiled, key)
+            if isinstance(decoder, DataError):
+                rejected[key] = (Reason.BAD_SCHEMA, str(decoder))
             else:
-                decoder = self._message(compiled, (schema_id, path))
-                if isinstance(decoder, DataError):
-                    reason = Reason.BAD_INDEX if compiled.message(path) is None else Reason.BAD_SCHEMA
-                    rejected[(schema_id, path)] = (reason, str(decoder))
-                else:
-                    schemas[schema_id] = compiled
-                    types.add((schema_id, path))
-                    columns = columns.with_message(decoder.message, decoder.fields)
+                types.add(key)
+                columns = columns.with_message(decoder.message, decoder.fields)
         return DecodePlan(schemas, frozenset(types), rejected, columns)
 
     def message_columns(self, columns: ColumnMap, seen: Iterable[TypeKey]) -> ColumnMap:
         """The map with only the message types that really occurred added to it."""
         return self.plan(columns, seen).columns
 
-    def archive(self, schema_ids: Iterable[int]) -> None:
+    def archive(self, schema_ids: Iterable[SchemaId]) -> None:
         """Write the texts of these ids to the lakehouse, once each; before the first row that needs them is committed."""
-        new = [s for i in sorted(set(schema_ids)) if (s := self._fetched.get(i)) is not None and i not in self._archived]
+        used = (self._fetched.get(i) for i in sorted(set(schema_ids), key=str) if i not in self._archived)
+        new = [schema for schema in used if schema is not None]
         if not new:
             return
         rows = [
             {
                 "registry": self._registry.url,
-                "schema_id": s.schema_id,
+                "schema_id": s.schema_id if isinstance(s.schema_id, int) else None,
+                "schema_guid": s.schema_id if isinstance(s.schema_id, str) else None,
                 "format": s.format,
                 "text": s.text,
                 "references": [{"name": n, "text": t} for n, t in s.references],
@@ -122,12 +129,13 @@ class SchemaCatalog:
             self._table.uri,
             table,
             mode="append",
+            schema_mode="merge",
             storage_options=self._table.options,
             description="Schema texts by id, as the registry had them when their first record was read",
         )
         self._archived |= {s.schema_id: s for s in new}
 
-    def _schema(self, schema_id: int) -> RegistrySchema | None:
+    def _schema(self, schema_id: SchemaId) -> RegistrySchema | None:
         """From the registry, checked against the archive once per process; from the archive while the registry is down."""
         if schema_id in self._verified:
             return self._fetched.get(schema_id)
@@ -152,7 +160,7 @@ class SchemaCatalog:
             self._fetched[schema_id] = schema
         return schema
 
-    def _compile(self, schema_id: int) -> CompiledSchema | DataError | None:
+    def _compile(self, schema_id: SchemaId) -> CompiledSchema | DataError | None:
         if schema_id not in self._verified:
             schema = self._schema(schema_id)
             if schema is None:
@@ -161,30 +169,27 @@ class SchemaCatalog:
                 self._compiled[schema_id] = _compile(schema)
         return self._compiled[schema_id]
 
-    def _message(self, compiled: CompiledSchema, key: TypeKey) -> MessageDecoder | DataError:
+    def _message(self, compiled: CompiledSchema, key: TypeKey) -> PayloadDecoder | DataError:
         if key not in self._messages:
             try:
-                self._messages[key] = MessageDecoder(compiled, key[1])
+                self._messages[key] = make_decoder(compiled, key[1])
             except DataError as error:
                 self._messages[key] = error
         return self._messages[key]
 
-    def _read_archive(self) -> dict[int, RegistrySchema]:
+    def _read_archive(self) -> dict[SchemaId, RegistrySchema]:
         handle = self._table.open()
         if handle is None:
             return {}
-        rows = read_arrow(self._table, handle).to_pylist()
-        return {
-            r["schema_id"]: RegistrySchema(
-                r["schema_id"], r["format"], r["text"], tuple((x["name"], x["text"]) for x in r["references"] or [])
-            )
-            for r in rows
-        }
+        found: dict[SchemaId, RegistrySchema] = {}
+        for row in read_arrow(self._table, handle).to_pylist():
+            schema_id = row["schema_id"] if row["schema_id"] is not None else row["schema_guid"]
+            references = tuple((x["name"], x["text"]) for x in row["references"] or [])
+            found[schema_id] = RegistrySchema(schema_id, row["format"], row["text"], references)
+        return found
 
 
 def _compile(schema: RegistrySchema) -> CompiledSchema | DataError:
-    if schema.format != "PROTOBUF":
-        return DataError(f"schema id {schema.schema_id} is {schema.format}; only PROTOBUF is decoded")
     try:
         return compile_schema(schema)
     except DataError as error:

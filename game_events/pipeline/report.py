@@ -61,7 +61,7 @@ class RunReport:
     offsets: dict[int, tuple[int, int]] = field(default_factory=dict)
     lag: dict[int, int] = field(default_factory=dict)
     batches: list[int] = field(default_factory=list)
-    schema_ids: set[int] = field(default_factory=set)
+    schema_ids: set[int | str] = field(default_factory=set)
     rejected: Counter[str] = field(default_factory=Counter)
     unrouted: Counter[str] = field(default_factory=Counter)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -115,7 +115,7 @@ class RunReport:
             "offsets": {str(p): list(r) for p, r in sorted(self.offsets.items())},
             "lag": sum(self.lag.values()),
             "batches": self.batches,
-            "schema_ids": sorted(self.schema_ids),
+            "schema_ids": sorted(self.schema_ids, key=str),
             "rejected": dict(self.rejected),
             "unrouted": dict(self.unrouted),
             "errors": [{"table": t.table, "game": t.game, "error": t.error} for t in self.errors],

@@ -32,13 +32,13 @@ class RegistrySchema:
     """One schema as the registry holds it.
 
     Attributes:
-        schema_id: the id that stands in the records' frames.
+        schema_id: the id, or the GUID, that stands in the records' frames.
         format: ``PROTOBUF``, ``AVRO`` or ``JSON``.
         text: schema text, or a base64 ``FileDescriptorProto`` (what the Confluent serializer registers by itself).
         references: (import name, text) of everything it imports, dependencies before dependents.
     """
 
-    schema_id: int
+    schema_id: int | str
     format: str
     text: str
     references: tuple[tuple[str, str], ...] = ()
@@ -79,14 +79,17 @@ class SchemaRegistry:
         # Its connections end with this object; nobody has to remember it.
         weakref.finalize(self, self._client.close)
 
-    def fetch(self, schema_id: int) -> RegistrySchema | None:
-        """The schema of an id, or None if the registry does not know it.
+    def fetch(self, schema_id: int | str) -> RegistrySchema | None:
+        """The schema of an id (a number) or a GUID (text), or None if the registry does not know it.
 
         Raises:
             ConfigurationError: the registry refuses our credentials.
             TransientError: it cannot be reached, or answers with an error.
         """
-        schema = self._call(f"schema id {schema_id}", lambda: self._client.get_schema(schema_id))
+        if isinstance(schema_id, int):
+            schema = self._call(f"schema id {schema_id}", partial(self._client.get_schema, schema_id))
+        else:
+            schema = self._call(f"schema GUID {schema_id}", partial(self._client.get_schema_by_guid, schema_id))
         if schema is None:
             return None
         references: dict[str, str] = {}

@@ -10,8 +10,8 @@ from google.protobuf import message_factory
 
 from game_events.decoding.columns import ColumnMap
 from game_events.decoding.decoder import BatchDecoder, DecodePlan
-from game_events.decoding.descriptors import compile_schema
-from game_events.decoding.protobuf import MessageDecoder
+from game_events.decoding.descriptors import compile_protobuf
+from game_events.decoding.protobuf import ProtobufDecoder
 from game_events.sources.registry import RegistrySchema
 
 REGISTRY = SchemaRegistryClient.new_client({"url": "mock://decoding"})
@@ -20,7 +20,7 @@ REGISTRY = SchemaRegistryClient.new_client({"url": "mock://decoding"})
 @functools.cache
 def compiled(text, schema_id=1, references=()):
     """A schema as the driver compiles it."""
-    return compile_schema(RegistrySchema(schema_id, "PROTOBUF", text, references))
+    return compile_protobuf(RegistrySchema(schema_id, "PROTOBUF", text, references))
 
 
 def python_class(schema, path=(0,)):
@@ -47,7 +47,7 @@ def plan_for(*keys_and_schemas, columns=None):
     columns = columns or ColumnMap()
     schemas, types = {}, set()
     for schema, path in keys_and_schemas:
-        decoder = MessageDecoder(schema, path)
+        decoder = ProtobufDecoder(schema, path)
         columns = columns.with_message(decoder.message, decoder.fields)
         schemas[schema.schema_id] = schema
         types.add((schema.schema_id, path))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from game_events.decoding.columns import UINT64, ColumnMap, Field, kind_of, storage_type
 from game_events.decoding.decoder import BatchDecoder, DecodePlan
-from game_events.decoding.protobuf import MessageDecoder
+from game_events.decoding.protobuf import ProtobufDecoder
 from game_events.errors import DataError
 from game_events.lakehouse.commits import Commit, commit
 from game_events.lakehouse.tables import Lakehouse
@@ -39,7 +39,7 @@ def schema_of(*bodies, name="g.Event"):
     columns = ColumnMap()
     for number, body in enumerate(bodies):
         text = f'syntax = "proto3"; package {package}; message {message} {{ {body} }}'
-        decoder = MessageDecoder(compiled(text, 100 + number), (0,))
+        decoder = ProtobufDecoder(compiled(text, 100 + number), (0,))
         columns = columns.with_message(decoder.message, decoder.fields)
     return columns
 
@@ -137,9 +137,9 @@ def test_nested_additions_and_renames():
 
 def test_another_message_shares_what_is_nested_too():
     body = "message Pos { double x = 1; string note = 2; } Pos pos = 1;"
-    first = MessageDecoder(compiled(f'syntax = "proto3"; package a; message Event {{ {body} }}', 201), (0,))
+    first = ProtobufDecoder(compiled(f'syntax = "proto3"; package a; message Event {{ {body} }}', 201), (0,))
     other = body.replace("string note", "int32 note")
-    second = MessageDecoder(compiled(f'syntax = "proto3"; package b; message Event {{ {other} }}', 202), (0,))
+    second = ProtobufDecoder(compiled(f'syntax = "proto3"; package b; message Event {{ {other} }}', 202), (0,))
     columns = ColumnMap().with_message(first.message, first.fields).with_message(second.message, second.fields)
     assert columns.columns == {"pos": pa.struct([("x", REAL), ("note", TEXT), ("note__bigint", INT)])}
 
@@ -150,7 +150,7 @@ def test_a_message_that_becomes_a_list_of_it_is_another_column_and_both_stay_rea
     assert columns.columns == {"pos": pa.struct([("x", REAL)]), "pos__array": pa.list_(pa.struct([("x", REAL)]))}
     again = columns
     for body in (inner + "Pos pos = 1;", inner + "repeated Pos pos = 1;"):
-        decoder = MessageDecoder(compiled(f'syntax = "proto3"; package g; message Event {{ {body} }}', 210), (0,))
+        decoder = ProtobufDecoder(compiled(f'syntax = "proto3"; package g; message Event {{ {body} }}', 210), (0,))
         again = again.with_message(decoder.message, decoder.fields)
         compiled.cache_clear()
     assert again == columns
@@ -220,7 +220,7 @@ def test_going_on_from_the_table_is_going_on_from_memory(tmp_path):
         table = Lakehouse(str(tmp_path)).table(f"t{number}")
         commit(Commit(table, fields_of(schema_of(*EVOLUTION[:number])), [], {}, {}, None))
         text = f'syntax = "proto3"; package g; message Event {{ {EVOLUTION[number]} }}'
-        decoder = MessageDecoder(compiled(text, 100 + number), (0,))
+        decoder = ProtobufDecoder(compiled(text, 100 + number), (0,))
         went_on = column_map(DeltaTable(table.uri)).with_message(decoder.message, decoder.fields)
         straight_on = schema_of(*EVOLUTION[: number + 1])
         assert (went_on.columns, went_on.names, went_on.owners) == (straight_on.columns, straight_on.names, straight_on.owners)

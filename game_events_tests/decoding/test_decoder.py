@@ -10,8 +10,8 @@ import pytest
 from google.protobuf.internal import encoder
 
 from game_events.decoding.columns import ColumnMap
-from game_events.decoding.decoder import BatchDecoder, DecodePlan
-from game_events.decoding.protobuf import GUARDED_BYTES, MessageDecoder
+from game_events.decoding.decoder import MAX_UNKNOWN, BatchDecoder, DecodePlan
+from game_events.decoding.protobuf import GUARDED_BYTES, ProtobufDecoder
 from game_events.decoding.reasons import Reason
 from game_events.errors import DataError
 from game_events_tests.decoding.helpers import (
@@ -220,9 +220,24 @@ def test_a_hundred_thousand_repeated_elements_are_an_ordinary_record():
 def test_a_type_the_plan_does_not_know_is_reported_and_never_guessed():
     values = [event(11, game="a"), event(12, game_name="b"), frame(11, (4,), python_class(VERSIONS[11])())]
     decoded = decode(plan_for((VERSIONS[11], (0,))), values)
-    assert decoded.unknown == {(12, (0,)), (11, (4,))}
+    assert decoded.unknown == {(12, ()), (12, (0,))}
     assert set(rows_by_position(decoded)) == {0}
+    assert reasons_by_position(decoded) == {2: Reason.BAD_INDEX}
+
+
+def test_damaged_indexes_of_a_schema_nobody_has_looked_up_yet_are_reported_not_judged():
+    values = [b"\0\0\0\0\x0c\x01payload", b"\0\0\0\0\x0c"]
+    decoded = decode(plan_for((VERSIONS[11], (0,))), values)
+    assert decoded.unknown == {(12, ())}
+    assert not decoded.good
     assert not decoded.rejected
+
+
+def test_made_up_types_of_an_unknown_schema_are_reported_within_a_limit():
+    message = python_class(VERSIONS[11])()
+    decoded = decode(plan_for((VERSIONS[11], (0,))), [frame(12, (index,), message) for index in range(1_000)])
+    assert (12, ()) in decoded.unknown
+    assert len(decoded.unknown) <= MAX_UNKNOWN + 2
 
 
 def test_types_and_ids_that_the_plan_rejects_carry_its_reason_and_detail():
@@ -311,13 +326,13 @@ def test_a_nested_type_is_decoded_by_its_index_path():
 @pytest.mark.parametrize("path", [(1,), (0, 0), (0, 5), (-1,)])
 def test_a_path_to_no_message_is_an_error_that_names_it(path):
     with pytest.raises(DataError, match="schema id 11 has no message at index path"):
-        MessageDecoder(VERSIONS[11], path)
+        ProtobufDecoder(VERSIONS[11], path)
 
 
 def test_a_schema_the_native_library_cannot_take_is_an_error_not_a_panic():
     schema = compiled('edition = "2023"; package e; message Event { string a = 1; }', 44)
     with pytest.raises(DataError, match=r"schema id 44: e\.Event is not supported"):
-        MessageDecoder(schema, (0,))
+        ProtobufDecoder(schema, (0,))
 
 
 EMPTY = """syntax = "proto3"; import "google/protobuf/empty.proto"; message Nothing {}
@@ -355,4 +370,4 @@ def test_the_columns_of_a_batch_have_the_types_of_the_map():
 
 def test_an_empty_map_knows_no_message():
     with pytest.raises(KeyError):
-        MessageDecoder(VERSIONS[11], (0,)).decode(pa.array([b""], pa.binary()), ColumnMap())
+        ProtobufDecoder(VERSIONS[11], (0,)).decode(pa.array([b""], pa.binary()), ColumnMap())

@@ -1,6 +1,7 @@
 """The frame of a record's value, against the Confluent serializer and against a slow reader that is plainly right."""
 
 import struct
+import uuid
 
 import pyarrow as pa
 import pytest
@@ -27,12 +28,12 @@ def reference(value):  # noqa: PLR0911 - one for each way to be no frame
         return Reason.TOMBSTONE
     if value == b"":
         return Reason.TOO_SHORT
-    if value[0] != 0:
+    if value[0] not in (0, 1):
         return Reason.BAD_MAGIC
-    if len(value) < 6:
+    at = 5 if value[0] == 0 else 17
+    if len(value) <= at:
         return Reason.TOO_SHORT
-    (schema_id,) = struct.unpack(">I", value[1:5])
-    at = 5
+    schema_id = struct.unpack(">I", value[1:5])[0] if value[0] == 0 else str(uuid.UUID(bytes=value[1:17]))
 
     def varint():
         nonlocal at
@@ -159,7 +160,7 @@ def test_damaged_indexes_are_told_with_their_schema_id(indexes):
         (None, Reason.TOMBSTONE),
         (b"", Reason.TOO_SHORT),
         *((b"\0" * length, Reason.TOO_SHORT) for length in range(1, 6)),
-        (b"\x01" + b"\0" * 20, Reason.BAD_MAGIC),  # a GUID frame
+        (b"\x02" + b"\0" * 20, Reason.BAD_MAGIC),  # a GUID frame
         (b"{", Reason.BAD_MAGIC),
         (b'{"game_name": "rummy"}', Reason.BAD_MAGIC),
         (b"\x0a\x05rummy", Reason.BAD_MAGIC),  # protobuf without a frame

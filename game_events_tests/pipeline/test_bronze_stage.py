@@ -105,6 +105,7 @@ def test_good_rows_go_to_bronze_with_their_coordinates_and_columns(tmp_path):
         "_kafka_key": None,
         "_kafka_headers": [{"key": "h", "value": None}, {"key": "h", "value": b"2"}],
         "_schema_id": 72,
+        "_schema_guid": None,
         "_raw_value": values[0],
         "_batch": 9,
         "game": "uno",
@@ -183,7 +184,7 @@ def test_a_type_that_was_not_planned_for_leaves_no_file_and_every_such_type_is_r
         records([frame(74, (0,), python_class(OLD)())], start=4),
     ]
     staged = Staged(tmp_path, batches)
-    assert staged.result.unknown == {(73, (2, 1)), (74, (0,))}
+    assert staged.result.unknown == {(73, ()), (73, (2, 1)), (74, ()), (74, (0,))}
     assert (staged.result.bronze, staged.result.quarantine, staged.on_disk) == ([], [], set())
 
 

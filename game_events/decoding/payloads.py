@@ -1,0 +1,65 @@
+"""What a payload format brings: a compiled schema, and decoders that turn payloads into columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import pyarrow as pa
+
+from game_events.decoding.columns import ColumnMap, Field
+from game_events.decoding.frames import IndexPath, Rows, SchemaId
+from game_events.decoding.reasons import Reason
+
+
+class CompiledSchema(Protocol):
+    """One schema id's meaning: picklable, as it travels to Spark's workers."""
+
+    @property
+    def schema_id(self) -> SchemaId:
+        """The id, or the GUID."""
+
+    @property
+    def indexed(self) -> bool:
+        """Whether frames hold message indexes in front of the payload: protobuf alone."""
+
+    def has(self, path: IndexPath) -> bool:
+        """Whether the schema has a message type at an index path; formats without indexes have one, at ``()``."""
+
+
+@dataclass
+class Decoded:
+    """Payloads of one batch and message type, decoded.
+
+    Attributes:
+        table: columns of the good rows, named and typed by the column map.
+        good: their positions, in the order of the table's rows.
+        bad: positions by reason and detail.
+    """
+
+    table: pa.Table
+    good: Rows
+    bad: list[tuple[Reason, str, Rows]] = field(default_factory=list)
+
+
+class PayloadDecoder(Protocol):
+    """Decodes payloads of one message type of one schema.
+
+    Attributes:
+        message: full name of the type: the first part of its fields' identity. Holds no ``#``.
+        fields: its fields, nested ones included.
+    """
+
+    message: str
+    fields: tuple[Field, ...]
+
+    def decode(self, payloads: pa.BinaryArray, columns: ColumnMap) -> Decoded:
+        """Decode a batch.
+
+        Args:
+            payloads: messages without frames, shape (n,), no NULLs.
+            columns: the map, which must know this message type.
+
+        Returns:
+            every position once, in `good` or in `bad`: one bad payload never costs another.
+        """

@@ -1,0 +1,70 @@
+"""Arrays as a decoder gives them -> the columns of the table: names and types of the map, what a version lacks NULL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from game_events.decoding.columns import ColumnMap, Field, FieldId, field_key
+
+
+def project(message: str, fields: Sequence[Field], batches: Sequence[pa.RecordBatch], columns: ColumnMap) -> pa.Table:
+    """The columns of one message type.
+
+    Args:
+        message: its full name.
+        fields: its fields, in the order of the batches' columns; nested names are those of the batches.
+        batches: decoded rows.
+        columns: the map.
+
+    Returns:
+        one column for each field, rows of all batches in order.
+    """
+    arrays, names = [], []
+    for index, item in enumerate(fields):
+        name = columns.names[field_key(message, (item.id,), item.kind)]
+        target = columns.columns[name]
+        parts = [_conform(batch.column(index), item, target, message, (item.id,), columns) for batch in batches]
+        arrays.append(pa.chunked_array(parts, type=target))
+        names.append(name)
+    return pa.Table.from_arrays(arrays, names=names)
+
+
+def _conform(
+    array: pa.Array, item: Field, target: pa.DataType, message: str, path: tuple[FieldId, ...], columns: ColumnMap
+) -> pa.Array:
+    """An array of this version's type as the column's type: names from the map, missing nested fields NULL."""
+    if array.type == target:
+        return array
+    if not item.children:
+        return _stored(array, target)
+    if pa.types.is_list(target):
+        inner = _conform(array.values, item, target.value_type, message, path, columns)
+        return pa.ListArray.from_arrays(array.offsets, inner, mask=array.is_null() if array.null_count else None)
+    if pa.types.is_map(target):
+        keys = array.keys.cast(target.key_type)
+        items = _conform(array.items, item, target.item_type, message, path, columns)
+        return pa.MapArray.from_arrays(array.offsets, keys, items, type=target)
+    by_name = {}
+    for child in item.children:
+        child_path = (*path, child.id)
+        name = columns.names[field_key(message, child_path, child.kind)]
+        by_name[name] = _conform(array.field(child.name), child, target.field(name).type, message, child_path, columns)
+    arrays = [by_name.get(f.name, pa.nulls(len(array), f.type)) for f in target]
+    return pa.StructArray.from_arrays(arrays, fields=list(target), mask=array.is_null() if array.null_count else None)
+
+
+def _stored(array: pa.Array, target: pa.DataType) -> pa.Array:
+    """An array without named fields as `storage_type` has it."""
+    if pa.types.is_struct(array.type):
+        present = array.is_valid()
+        return pc.if_else(present, present, None)
+    if pa.types.is_list(target) and pa.types.is_boolean(target.value_type):
+        inner = _stored(array.values, target.value_type)
+        return pa.ListArray.from_arrays(array.offsets, inner, mask=array.is_null() if array.null_count else None)
+    if pa.types.is_map(target) and pa.types.is_boolean(target.item_type):
+        items = _stored(array.items, target.item_type)
+        return pa.MapArray.from_arrays(array.offsets, array.keys.cast(target.key_type), items, type=target)
+    return array.cast(target)
