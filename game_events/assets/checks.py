@@ -13,9 +13,9 @@ from game_events.pipeline.reconcile import reconcile
     name=CONSERVED,
     description="bronze = silver + unrouted + pending, in all and for each game: nothing lost, nothing doubled.",
 )
-def rows_conserved(lakehouse: LakehouseResource) -> dg.AssetCheckResult:
+def rows_conserved(context: dg.AssetCheckExecutionContext, lakehouse: LakehouseResource) -> dg.AssetCheckResult:
     """Count every layer anew."""
-    found = reconcile(lakehouse.pipeline())
+    found = reconcile(lakehouse.pipeline(context.run.run_id))
     return dg.AssetCheckResult(
         passed=found.passed,
         metadata=dict(found.metadata()),

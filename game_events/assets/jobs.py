@@ -22,7 +22,7 @@ Event = dg.AssetMaterialization | dg.AssetCheckEvaluation | dg.Output[None]
 )
 def refresh_all_layers(context: dg.OpExecutionContext, lakehouse: LakehouseResource) -> Iterator[Event]:
     """One run of the whole pipeline; a game that fails alone fails the run after the others' results are kept."""
-    pipeline = lakehouse.pipeline()
+    pipeline = lakehouse.pipeline(context.run_id)
     report = refresh_all(pipeline)
     yield from report_events(context, report)
     if report.batches:

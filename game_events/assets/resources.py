@@ -40,6 +40,6 @@ class LakehouseResource(dg.ConfigurableResource[Any]):
 
     spark: dg.ResourceDependency[SparkResource]
 
-    def pipeline(self) -> Pipeline:
-        """The parts of the pipeline; Spark starts when the first of them needs it."""
-        return Pipeline(load_settings(), lambda: self.spark.spark_session)
+    def pipeline(self, run_id: str) -> Pipeline:
+        """The parts of the pipeline for one run; Spark starts when the first of them needs it."""
+        return Pipeline(load_settings(), lambda: self.spark.spark_session, run_id)

@@ -6,6 +6,7 @@ index that the plan does not know is reported, not guessed, and the driver plans
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -22,7 +23,7 @@ from game_events.decoding.reasons import Reason
 #: Which message type a record is of: schema id and message index path.
 TypeKey = tuple[SchemaId, IndexPath]
 #: Made-up indexes may name any number of types of a schema that is not known yet: so many are reported from one batch.
-MAX_UNKNOWN = 64
+MAX_UNKNOWN_PATHS = 16
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ class BatchDecoder:
             every row in `good`, in `rejected` or, by its type, in `unknown`.
         """
         result = DecodedBatch()
+        paths: Counter[SchemaId] = Counter()
         groups, bad_frames = frames.split(values, headers, self._indexless)
         for bad in bad_frames:
             if bad.schema_id is not None and not self._knows(bad.schema_id):
@@ -104,8 +106,8 @@ class BatchDecoder:
                 result.types.add(key)
                 self._decode_group(values, group, result)
             elif not self._knows(group.schema_id):
-                if len(result.unknown) < MAX_UNKNOWN or (group.schema_id, ()) not in result.unknown:
-                    result.unknown |= {key, (group.schema_id, ())}
+                paths[group.schema_id] += 1
+                result.unknown.add((group.schema_id, ()) if paths[group.schema_id] > MAX_UNKNOWN_PATHS else key)
             elif self._plan.schemas[group.schema_id].has(group.path):
                 result.unknown.add(key)
             else:

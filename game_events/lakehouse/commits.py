@@ -39,6 +39,7 @@ class Commit:
         advance: `txn` -> value it has afterwards.
         table_id: id the table must have; None: the table must not exist.
         replace: remove every file of the handle's version: readers see the old rows or the new, nothing else.
+        rewritten: paths of files that the new ones stand for: they are removed.
         info: written into the commit's own information.
     """
 
@@ -49,6 +50,7 @@ class Commit:
     advance: Mapping[str, int]
     table_id: str | None
     replace: bool = False
+    rewritten: frozenset[str] = frozenset()
     info: Mapping[str, str] = field(default_factory=dict)
     description: str | None = None
 
@@ -100,8 +102,8 @@ def commit(plan: Commit) -> Landed:
             handle = evolve(plan.table, handle, plan.schema)
             _require(plan, handle)
             actions: list[AddAction | RemoveAction] = [f.add_action() for f in plan.files]
-            if plan.replace:
-                actions += removals(handle)
+            if plan.replace or plan.rewritten:
+                actions += removals(handle, None if plan.replace else plan.rewritten)
             handle.create_write_transaction(actions, "append", handle.schema(), commit_properties=properties)
     except ConflictError:
         discard(plan.table, list(plan.files))
@@ -120,6 +122,8 @@ def _require(plan: Commit, handle: DeltaTable | None) -> None:
         now = handle.transaction_version(app) if handle is not None else None
         if now != value:
             raise ConflictError(f"{plan.table.name}: a rival run moved {app} from {value} to {now}")
+    if handle is not None and plan.rewritten and not plan.rewritten <= set(paths(handle)):
+        raise ConflictError(f"{plan.table.name}: files to be rewritten are gone: somebody else rewrote them first")
 
 
 def _after_failure(plan: Commit, error: Exception) -> Landed:
@@ -150,10 +154,15 @@ def _landed(plan: Commit, handle: DeltaTable | None) -> Landed:
     return Landed(plan.table.name, handle.version(), str(handle.metadata().id), rows, len(plan.files), total)
 
 
-def removals(handle: DeltaTable) -> list[RemoveAction]:
-    """Actions that remove every file of a version."""
+def paths(handle: DeltaTable) -> list[str]:
+    """Paths of a version's files, below the table's folder."""
+    return [str(path) for path in pa.table(handle.get_add_actions()).column("path").to_pylist()]
+
+
+def removals(handle: DeltaTable, only: frozenset[str] | None = None) -> list[RemoveAction]:
+    """Actions that remove every file of a version, or only some."""
     now = int(time.time() * 1000)
-    return [RemoveAction(path, True, now) for path in pa.table(handle.get_add_actions()).column("path").to_pylist()]
+    return [RemoveAction(path, True, now) for path in paths(handle) if only is None or path in only]
 
 
 def evolve(table: Table, handle: DeltaTable, wanted: pa.Schema) -> DeltaTable:

@@ -16,6 +16,8 @@ CRASH_POINTS = {
     "bronze_staged": "files of bronze and quarantine are written, nothing is committed",
     "quarantine_committed": "quarantine is committed, bronze is not",
     "bronze_committed": "bronze is committed, silver has not begun",
+    "replay_staged": "rows of quarantine are decoded and written, nothing is committed",
+    "replay_committed": "replayed rows are committed to bronze, quarantine does not say so yet",
     "silver_staged": "files of all games are written, none is committed",
     "game_committed": "one game's silver is committed, others are not (detail: number of games committed)",
     "silver_committed": "all games are committed, the floor has not moved",

@@ -82,13 +82,15 @@ def read_files(spark: SparkSession, uris: Sequence[str], schema: StructType) -> 
     return spark.read.schema(schema).parquet(*[u.removeprefix("file://") for u in uris])
 
 
-def read_arrow(table: Table, handle: DeltaTable, columns: list[str] | None = None) -> pa.Table:
-    """A small table's rows in the driver, columns in the table's order."""
+def read_arrow(
+    table: Table, handle: DeltaTable, columns: list[str] | None = None, only: Sequence[str] | None = None
+) -> pa.Table:
+    """A small table's rows in the driver, columns in the table's order; of all files, or of those at some paths."""
     system, prefix = file_system(table)
     schema = pa.schema(handle.schema())
     wanted = [f for f in schema if columns is None or f.name in columns]
     parts = []
-    for path in pa.table(handle.get_add_actions()).column("path").to_pylist():
+    for path in pa.table(handle.get_add_actions()).column("path").to_pylist() if only is None else only:
         with system.open_input_file(prefix + path) as source:
             file = pq.ParquetFile(source)
             part = file.read(columns=[f.name for f in wanted if f.name in file.schema_arrow.names])

@@ -12,23 +12,26 @@ from contextlib import suppress
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
+from pyspark.sql import DataFrame
 
 from game_events.decoding.columns import ColumnMap
-from game_events.decoding.decoder import TypeKey
+from game_events.decoding.decoder import DecodePlan, TypeKey
 from game_events.errors import ConflictError
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, Landed, commit
 from game_events.lakehouse.reading import read_arrow
-from game_events.lakehouse.staging import REPORT_SCHEMA, discard
+from game_events.lakehouse.staging import discard
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.bronze_stage import (
     OWN_COLUMNS,
     QUARANTINE_COLUMNS,
     BronzeTask,
     StageResult,
+    bronze_schema,
     source_columns,
 )
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.planning import run_decode_job
 from game_events.pipeline.report import RunReport
 from game_events.sources.kafka import Offsets, Slice, TopicOffsets, plan_slice
 
@@ -132,7 +135,7 @@ def _load_slice(pipeline: Pipeline, handle: DeltaTable, now: TopicOffsets, part:
         held = _commit_quarantine(pipeline, quarantine, part, decided_until, staged)
         report.add_landed("quarantine", pipeline.quarantine, held, QUARANTINE_COLUMNS, batch)
         crash_points.reach("quarantine_committed")
-    schema = pa.schema([*OWN_COLUMNS, *(pa.field(n, t, metadata=seen.metadata(n)) for n, t in seen.columns.items())])
+    schema = bronze_schema(seen)
     known = {f.name for f in handle.schema().fields}
     plan = Commit(
         pipeline.bronze,
@@ -157,31 +160,20 @@ def _load_slice(pipeline: Pipeline, handle: DeltaTable, now: TopicOffsets, part:
 
 
 def _stage(pipeline: Pipeline, handle: DeltaTable, part: Slice, batch: int, decided: dict[int, frozenset[int]]) -> StageResult:
-    """Run the slice through the workers; once more with whatever types turned up that were not planned for."""
-    columns = column_map(handle)
-    wanted: set[TypeKey] = {(i, FIRST_MESSAGE) for i in pipeline.catalog.ids_of(f"{part.topic}-value")}
-    wanted |= pipeline.catalog.met
-    while True:
-        task = BronzeTask(
-            pipeline.bronze,
-            pipeline.quarantine,
-            pipeline.catalog.plan(columns, wanted),
-            part.topic,
-            part.topic_id,
-            batch,
-            pipeline.settings.keep_raw == "all",
-            decided,
+    """Run the slice through the workers."""
+
+    def task(plan: DecodePlan) -> BronzeTask:
+        keep_raw = pipeline.settings.keep_raw == "all"
+        return BronzeTask(
+            pipeline.bronze, pipeline.quarantine, plan, part.topic, part.topic_id, batch, pipeline.run_id, keep_raw, decided
         )
+
+    def read() -> DataFrame:
         records = pipeline.topic.read(pipeline.spark, part).select(*source_columns())
-        records = records.coalesce(max(1, -(-part.records // TASK_RECORDS)))
-        rows = records.mapInArrow(task, REPORT_SCHEMA).collect()
-        staged = StageResult.read((r["kind"], r["body"]) for r in rows)
-        if not staged.unknown - wanted:
-            return staged
-        discard(pipeline.bronze, staged.bronze)
-        discard(pipeline.quarantine, staged.quarantine)
-        wanted |= staged.unknown
-        pipeline.catalog.met |= staged.unknown
+        return records.coalesce(max(1, -(-part.records // TASK_RECORDS)))
+
+    wanted: list[TypeKey] = [(i, FIRST_MESSAGE) for i in pipeline.catalog.ids_of(f"{part.topic}-value")]
+    return run_decode_job(pipeline, column_map(handle), wanted, read, task)
 
 
 def _decided(table: Table, handle: DeltaTable | None, part: Slice, until: Offsets) -> dict[int, frozenset[int]]:

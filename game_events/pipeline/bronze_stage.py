@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +15,7 @@ import pyarrow.compute as pc
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
+from game_events.decoding.columns import ColumnMap
 from game_events.decoding.decoder import BatchDecoder, DecodedBatch, DecodePlan, Rejected, TypeKey
 from game_events.decoding.frames import Rows, SchemaId
 from game_events.lakehouse.staging import StagedFile, StagedWriter, report
@@ -45,6 +47,11 @@ QUARANTINE_COLUMNS = pa.schema(
         pa.field("reason", pa.string()),
         pa.field("detail", pa.string()),
         pa.field("quarantined_at", _TIME),
+        pa.field("run_id", pa.string()),
+        # NULL until the row has come to bronze after all (`replay.py`): when, to which table, as which batch of it
+        pa.field("replayed_table", pa.string()),
+        pa.field("replayed_batch", pa.int64()),
+        pa.field("replayed_at", _TIME),
     ]
 )
 #: Columns that Spark's Kafka source delivers and workers use.
@@ -69,7 +76,7 @@ class BronzeTask:
     Attributes:
         bronze, quarantine: where files go.
         plan: how to decode.
-        topic, topic_id, batch: constants of the slice.
+        topic, topic_id, batch, run_id: constants of the slice.
         keep_raw: whether bronze keeps the raw values.
         decided: partition -> offsets that quarantine holds already (a crash came between its commit and bronze's).
     """
@@ -80,18 +87,29 @@ class BronzeTask:
     topic: str
     topic_id: str
     batch: int
+    run_id: str
     keep_raw: bool
     decided: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
-    def bronze_schema(self) -> pa.Schema:
-        """Own columns, then every column of the plan, each with its share of the column map."""
-        columns = self.plan.columns
-        decoded = [pa.field(n, t, metadata=columns.metadata(n)) for n, t in columns.columns.items()]
-        return pa.schema([*OWN_COLUMNS, *decoded])
+    @property
+    def tables(self) -> tuple[Table, Table | None]:
+        """Where it writes."""
+        return self.bronze, self.quarantine
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """For `mapInArrow`: consumes the records, yields the report (`REPORT_SCHEMA`)."""
         yield report(iter(_Stage(self).run(batches)))
+
+
+class StageTask(Protocol):
+    """What `run_decode_job` runs: a function for `mapInArrow` that writes files of bronze and, perhaps, of quarantine."""
+
+    @property
+    def tables(self) -> tuple[Table, Table | None]:
+        """Where it writes."""
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Consumes rows, yields the report (`REPORT_SCHEMA`)."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +144,7 @@ class _Stage:
 
     def __init__(self, task: BronzeTask) -> None:
         self._task = task
-        self._schema = task.bronze_schema()
+        self._schema = bronze_schema(task.plan.columns)
         self._decoder = BatchDecoder(task.plan)
         self._good = StagedWriter(task.bronze, self._schema)
         self._bad = StagedWriter(task.quarantine, QUARANTINE_COLUMNS)
@@ -166,14 +184,13 @@ class _Stage:
         for rows, schema_id, columns in decoded.good:
             own = self._own(batch, rows, schema_id, raw=self._task.keep_raw)
             by_name = own | {name: columns.column(name) for name in columns.column_names}
-            self._good.write(_table(by_name, self._schema, len(rows)))
+            self._good.write(arranged(by_name, self._schema, len(rows)))
         for rejected in decoded.rejected:
             self._bad.write(self._quarantined(batch, rejected))
             self._reasons[rejected.reason] += len(rejected.rows)
 
     def _own(self, batch: pa.RecordBatch, rows: Rows, schema_id: SchemaId | None, *, raw: bool) -> dict[str, pa.Array]:
         count = len(rows)
-        number, guid = (schema_id, None) if isinstance(schema_id, int) else (None, schema_id)
         taken = batch if count == len(batch) and _ascending(rows) else batch.take(pa.array(rows))
         own = {
             "_kafka_topic": pa.repeat(pa.scalar(self._task.topic), count),
@@ -183,10 +200,9 @@ class _Stage:
             "_kafka_timestamp": taken.column("timestamp"),
             "_kafka_key": taken.column("key"),
             "_kafka_headers": _none_if_empty(taken.column("headers")),
-            "_schema_id": pa.repeat(pa.scalar(number, pa.int64()), count),
-            "_schema_guid": pa.repeat(pa.scalar(guid, pa.string()), count),
             "_batch": pa.repeat(pa.scalar(self._task.batch, pa.int64()), count),
         }
+        own |= identity_columns(schema_id, count)
         return own | {"_raw_value": taken.column("value")} if raw else own
 
     def _quarantined(self, batch: pa.RecordBatch, rejected: Rejected) -> pa.Table:
@@ -197,8 +213,9 @@ class _Stage:
             "reason": pa.repeat(pa.scalar(str(rejected.reason)), count),
             "detail": pa.repeat(pa.scalar(rejected.detail), count),
             "quarantined_at": pa.repeat(pa.scalar(self._now, _TIME), count),
+            "run_id": pa.repeat(pa.scalar(self._task.run_id), count),
         }
-        return _table(own, QUARANTINE_COLUMNS, count)
+        return arranged(own, QUARANTINE_COLUMNS, count)
 
 
 def _none_if_empty(headers: pa.Array) -> pa.Array:
@@ -213,7 +230,22 @@ def _ascending(rows: Rows) -> bool:
     return bool((np.diff(rows) > 0).all())
 
 
-def _table(columns: Mapping[str, pa.Array | pa.ChunkedArray], schema: pa.Schema, count: int) -> pa.Table:
+def bronze_schema(columns: ColumnMap) -> pa.Schema:
+    """Own columns, then every decoded column, each with its share of the column map."""
+    decoded = [pa.field(n, t, metadata=columns.metadata(n)) for n, t in columns.columns.items()]
+    return pa.schema([*OWN_COLUMNS, *decoded])
+
+
+def identity_columns(schema_id: SchemaId | None, count: int) -> dict[str, pa.Array]:
+    """`_schema_id` or `_schema_guid`, the other one NULL."""
+    number, guid = (schema_id, None) if isinstance(schema_id, int) else (None, schema_id)
+    return {
+        "_schema_id": pa.repeat(pa.scalar(number, pa.int64()), count),
+        "_schema_guid": pa.repeat(pa.scalar(guid, pa.string()), count),
+    }
+
+
+def arranged(columns: Mapping[str, pa.Array | pa.ChunkedArray], schema: pa.Schema, count: int) -> pa.Table:
     """Columns by name in the schema's order; what is missing is NULL."""
     arrays = []
     for item in schema:

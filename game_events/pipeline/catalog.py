@@ -105,6 +105,10 @@ class SchemaCatalog:
         """The map with only the message types that really occurred added to it."""
         return self.plan(columns, seen).columns
 
+    def knows(self, schema_id: SchemaId) -> bool:
+        """Whether the registry, or the archive, has this id now."""
+        return self._compile(schema_id) is not None
+
     def archive(self, schema_ids: Iterable[SchemaId]) -> None:
         """Write the texts of these ids to the lakehouse, once each; before the first row that needs them is committed."""
         used = (self._fetched.get(i) for i in sorted(set(schema_ids), key=str) if i not in self._archived)

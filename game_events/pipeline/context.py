@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from pyspark.sql import SparkSession
@@ -28,10 +29,12 @@ class Pipeline:
     Attributes:
         settings: the settings.
         get_spark: gives the session; only the Dagster resource (or a test's fixture) makes one.
+        run_id: who works: Dagster's run id where there is one.
     """
 
     settings: Settings
     get_spark: Callable[[], SparkSession]
+    run_id: str = field(default_factory=lambda: str(uuid.uuid4()))
 
     def on_progress(self, message: str) -> None:
         """Tell what is under way."""

@@ -53,6 +53,7 @@ class RunReport:
         batches: bronze batches committed.
         schema_ids: ids that occurred.
         rejected: quarantine reason -> rows.
+        replayed: rows that came from quarantine to bronze.
         unrouted: rows whose game is no table, by why: invalid, not_allowed, over_limit.
         seconds: layer -> seconds.
     """
@@ -63,6 +64,7 @@ class RunReport:
     batches: list[int] = field(default_factory=list)
     schema_ids: set[int | str] = field(default_factory=set)
     rejected: Counter[str] = field(default_factory=Counter)
+    replayed: int = 0
     unrouted: Counter[str] = field(default_factory=Counter)
     seconds: dict[str, float] = field(default_factory=dict)
     _landed: dict[str, TableReport] = field(default_factory=dict, repr=False)
@@ -117,6 +119,7 @@ class RunReport:
             "batches": self.batches,
             "schema_ids": sorted(self.schema_ids, key=str),
             "rejected": dict(self.rejected),
+            "replayed": self.replayed,
             "unrouted": dict(self.unrouted),
             "errors": [{"table": t.table, "game": t.game, "error": t.error} for t in self.errors],
             "seconds": {k: round(v, 3) for k, v in self.seconds.items()},

@@ -1,0 +1,56 @@
+"""A decode job that is run again until every type it meets was planned for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from pyspark.sql import DataFrame
+
+from game_events.decoding.columns import ColumnMap
+from game_events.decoding.decoder import DecodePlan, TypeKey
+from game_events.lakehouse.staging import REPORT_SCHEMA, discard
+from game_events.lakehouse.tables import Table
+from game_events.pipeline.bronze_stage import StageResult, StageTask
+from game_events.pipeline.context import Pipeline
+
+
+def run_decode_job(
+    pipeline: Pipeline,
+    columns: ColumnMap,
+    wanted: Iterable[TypeKey],
+    read: Callable[[], DataFrame],
+    task: Callable[[DecodePlan], StageTask],
+) -> StageResult:
+    """Run rows through the workers; again with whatever types turned up that the plan did not know.
+
+    Only the driver asks the registry, so workers report such types instead of decoding them; nothing is committed before a
+    pass has met none. Files of the passes before are deleted.
+
+    Args:
+        pipeline: the parts.
+        columns: where fields land so far.
+        wanted: types to plan for at once; those met earlier in this process are added.
+        read: gives the rows.
+        task: what workers do with a plan.
+
+    Raises:
+        TransientError: a type's schema is neither archived nor can the registry be asked.
+    """
+    planned = set(wanted) | pipeline.catalog.met
+    while True:
+        work = task(pipeline.catalog.plan(columns, planned))
+        rows = read().mapInArrow(work, REPORT_SCHEMA).collect()
+        staged = StageResult.read((r["kind"], r["body"]) for r in rows)
+        new = staged.unknown - planned
+        if not new:
+            return staged
+        _discard(work.tables, staged)
+        planned |= new
+        pipeline.catalog.met |= new
+
+
+def _discard(tables: tuple[Table, Table | None], staged: StageResult) -> None:
+    bronze, quarantine = tables
+    discard(bronze, staged.bronze)
+    if quarantine is not None:
+        discard(quarantine, staged.quarantine)

@@ -1,0 +1,82 @@
+"""What Spark's workers do with rows whose raw value is stored: decode it, again, into bronze's columns."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from game_events.decoding.decoder import BatchDecoder, DecodePlan, TypeKey
+from game_events.decoding.frames import Rows, SchemaId
+from game_events.lakehouse.staging import StagedWriter, report
+from game_events.lakehouse.tables import Table
+from game_events.pipeline.bronze_stage import OWN_COLUMNS, arranged, bronze_schema, identity_columns
+
+
+@dataclass(frozen=True)
+class StoredTask:
+    """What a worker needs; picklable.
+
+    Attributes:
+        bronze: where files go.
+        plan: how to decode.
+        batch: number of the batch the rows get; None: each keeps its own.
+        keep_raw: whether the written rows hold their raw value.
+        keep_undecodable: rows that do not decode (or hold no raw value) are written as they are; else they are left out.
+    """
+
+    bronze: Table
+    plan: DecodePlan
+    batch: int | None
+    keep_raw: bool
+    keep_undecodable: bool
+
+    @property
+    def tables(self) -> tuple[Table, Table | None]:
+        """Where it writes."""
+        return self.bronze, None
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """For `mapInArrow`: consumes rows with bronze's own columns, yields the report (`REPORT_SCHEMA`)."""
+        yield report(iter(self._run(batches)))
+
+    def _run(self, batches: Iterable[pa.RecordBatch]) -> list[tuple[str, str]]:
+        schema = bronze_schema(self.plan.columns)
+        decoder = BatchDecoder(self.plan)
+        writer = StagedWriter(self.bronze, schema)
+        types: set[TypeKey] = set()
+        unknown: set[TypeKey] = set()
+        reasons: Counter[str] = Counter()
+        for batch in batches:
+            rows = pa.Table.from_batches([batch])
+            decoded = decoder.decode(batch.column("_raw_value"), batch.column("_kafka_headers"))
+            types |= decoded.types
+            unknown |= decoded.unknown
+            if unknown:
+                continue  # the driver plans again: go on only to find all of them
+            for at, schema_id, columns in decoded.good:
+                own = self._own(rows, at, schema_id)
+                by_name = own | {name: columns.column(name) for name in columns.column_names}
+                writer.write(arranged(by_name, schema, len(at)))
+            for rejected in decoded.rejected:
+                reasons[rejected.reason] += len(rejected.rows)
+                if self.keep_undecodable:
+                    kept = rows.take(pa.array(rejected.rows))
+                    writer.write(arranged({n: kept.column(n) for n in kept.column_names}, schema, kept.num_rows))
+        if unknown:
+            writer.abort()
+        seen = {"types": list(types), "unknown": list(unknown), "reasons": reasons}
+        return [*(("bronze", f.to_json()) for f in writer.close()), ("seen", json.dumps(seen))]
+
+    def _own(self, rows: pa.Table, at: Rows, schema_id: SchemaId) -> dict[str, pa.ChunkedArray | pa.Array]:
+        taken = rows.take(pa.array(at))
+        own = {name: taken.column(name) for name in OWN_COLUMNS.names if name in taken.column_names}
+        own |= identity_columns(schema_id, len(at))
+        if self.batch is not None:
+            own["_batch"] = pa.repeat(pa.scalar(self.batch, pa.int64()), len(at))
+        if not self.keep_raw:
+            own["_raw_value"] = pa.nulls(len(at), pa.binary())
+        return own

@@ -1,0 +1,188 @@
+"""What could not be decoded comes to bronze, silver and gold, once, when its cause is gone; quarantine keeps what happened."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from game_events.lakehouse.tables import BRONZE, QUARANTINE
+from game_events.pipeline.reconcile import reconcile
+from game_events.pipeline.refresh import refresh
+from game_events.pipeline.replay import Selection, replay
+from game_events.pipeline.report import RunReport
+from game_events_tests.books import coordinates, count, rows
+from game_events_tests.guarantees.waves import assert_gold_follows_silver, power_cut_at, send, versions
+from game_events_tests.registry_proxy import registry_proxy
+
+pytestmark = pytest.mark.stack
+GAMES = ("rummy", "spades", "uno")
+
+
+@pytest.fixture
+def proxy(stack):
+    with registry_proxy(stack.schema_registry_url) as running:
+        yield running
+
+
+@pytest.fixture
+def settings(make_settings, proxy):
+    return make_settings(schema_registry_url=proxy.url)
+
+
+def sent_with_hidden_schema(make_settings, proxy, version=2, **wave):
+    """A wave whose schema the registry does not know yet, as the pipeline sees it."""
+    sent = send(make_settings(), version=version, poison=0.0, **wave)
+    proxy.hide(sent.schema_ids[version])
+    return sent
+
+
+def assert_all_there(settings, records, games=GAMES):
+    """Every record is in bronze and in its game's silver table, once, and gold follows."""
+    bronze = coordinates(settings, BRONZE)
+    assert len(bronze) == len(set(bronze)) == records
+    assert sorted(c for game in games for c in coordinates(settings, f"silver_{game}_events")) == bronze
+    assert_gold_follows_silver(settings, *games)
+
+
+def held(settings, sql="SELECT reason, replayed_batch IS NOT NULL, count(*) FROM t GROUP BY ALL ORDER BY ALL"):
+    return rows(settings, QUARANTINE, sql)
+
+
+def test_rows_of_an_unknown_schema_are_kept_and_come_by_themselves_once_it_is_registered(
+    settings, make_settings, make_pipeline, proxy
+):
+    sent = sent_with_hidden_schema(make_settings, proxy)
+    first = refresh(make_pipeline(settings))
+    assert (first.rejected["UNKNOWN_SCHEMA"], count(settings, BRONZE)) == (sent.records_total, 0)
+    # Not registered yet: nothing moves, and no table gets a commit.
+    before = versions(settings)
+    assert refresh(make_pipeline(settings)).tables == []
+    assert versions(settings) == before
+
+    proxy.show_all()
+    report = refresh(make_pipeline(settings))
+    assert report.replayed == sent.records_total
+    assert_all_there(settings, sent.records_total)
+    assert held(settings) == [("UNKNOWN_SCHEMA", True, sent.records_total)]
+    assert reconcile(make_pipeline(settings)).passed
+
+    before = versions(settings)
+    again = refresh(make_pipeline(settings))
+    assert (again.tables, again.replayed) == ([], 0)
+    assert versions(settings) == before
+
+
+def test_a_pipeline_that_goes_on_notices_the_schema_too(settings, make_settings, make_pipeline, proxy):
+    pipeline = make_pipeline(settings)
+    sent = sent_with_hidden_schema(make_settings, proxy)
+    refresh(pipeline)
+    proxy.show_all()
+    more = send(make_settings(), version=3, poison=0.0)
+    refresh(pipeline)
+    assert_all_there(settings, sent.records_total + more.records_total)
+
+
+def test_the_quarantine_says_who_when_and_what_happened(settings, make_settings, make_pipeline, proxy):
+    sent = sent_with_hidden_schema(make_settings, proxy, records=2)
+    pipeline = make_pipeline(settings)
+    refresh(pipeline)
+    proxy.show_all()
+    refresh(make_pipeline(settings))
+    found = held(
+        settings,
+        "SELECT DISTINCT run_id, reason, detail, _schema_id, replayed_table, replayed_batch, replayed_at >= quarantined_at FROM t",
+    )
+    bronze_id = str(pipeline.bronze.open().metadata().id)
+    (schema_id,) = sent.schema_ids.values()
+    assert [(r[0], r[1], r[3], r[4], r[6]) for r in found] == [(pipeline.run_id, "UNKNOWN_SCHEMA", schema_id, bronze_id, True)]
+    assert rows(settings, BRONZE, "SELECT DISTINCT _batch FROM t") == [(found[0][5],)]
+    raw = {r[0] for r in rows(settings, BRONZE, "SELECT _raw_value FROM t")}
+    assert raw == {r[0] for r in held(settings, "SELECT _raw_value FROM t")}
+
+
+def test_replay_takes_only_what_was_asked_for_and_leaves_what_still_cannot_be_decoded(
+    settings, make_settings, make_pipeline, proxy
+):
+    first = sent_with_hidden_schema(make_settings, proxy, version=1)
+    second = send(make_settings(), version=2, poison=0.5)
+    ids = (first.schema_ids[1], second.schema_ids[2])
+    proxy.hide(*ids)
+    refresh(make_pipeline(settings))
+    proxy.show_all()
+    pipeline, report = make_pipeline(settings), RunReport()
+    poison = sum(second.poison.values())
+    tombstones = held(settings, "SELECT count(*) FROM t WHERE _raw_value IS NULL")[0][0]
+
+    assert replay(pipeline, report, Selection(schema_ids=frozenset({ids[0]}))).rows == first.records_total
+    assert replay(pipeline, report, Selection(reasons=frozenset({"TOMBSTONE"}))).rows == 0
+    rest = replay(pipeline, report, Selection())
+    assert rest.rows == second.decodable
+    assert sum(rest.left.values()) == poison - tombstones
+    assert count(settings, BRONZE) == first.records_total + second.decodable
+    assert held(settings, "SELECT count(*) FROM t WHERE replayed_batch IS NULL") == [(poison,)]
+
+
+@pytest.mark.parametrize("point", ["replay_staged", "replay_committed"])
+def test_a_replay_killed_at_any_point_is_finished_by_the_next_run(settings, make_settings, make_pipeline, proxy, point):
+    sent = sent_with_hidden_schema(make_settings, proxy)
+    refresh(make_pipeline(settings))
+    proxy.show_all()
+    with power_cut_at(point):
+        refresh(make_pipeline(settings))
+    more = send(make_settings(), version=1, poison=0.0)
+    refresh(make_pipeline(settings))
+    assert_all_there(settings, sent.records_total + more.records_total)
+    assert held(settings) == [("UNKNOWN_SCHEMA", True, sent.records_total)]
+    before = versions(settings)
+    refresh(make_pipeline(settings))
+    assert versions(settings) == before
+
+
+def test_of_two_replays_at_once_one_brings_the_rows(settings, make_settings, make_pipeline, proxy, monkeypatch):
+    sent = sent_with_hidden_schema(make_settings, proxy)
+    refresh(make_pipeline(settings))
+    proxy.show_all()
+    rival = []
+
+    def act(name, _=None):
+        if name == "replay_staged" and not rival:
+            rival.append(None)
+            rival[0] = replay(make_pipeline(settings), RunReport(), Selection()).rows
+
+    monkeypatch.setattr("game_events.lakehouse.crash_points.reach", act)
+    mine = replay(make_pipeline(settings), RunReport(), Selection()).rows
+    assert (rival[0], mine) == (sent.records_total, 0)
+    refresh(make_pipeline(settings))
+    assert_all_there(settings, sent.records_total)
+
+
+def test_a_run_that_commits_while_a_replay_works_costs_neither_a_row(
+    settings, make_settings, make_pipeline, proxy, monkeypatch
+):
+    sent = sent_with_hidden_schema(make_settings, proxy)
+    refresh(make_pipeline(settings))
+    proxy.show_all()
+    more = []
+
+    def act(name, _=None):
+        if name == "replay_staged" and not more:
+            more.append(send(make_settings(), version=1, poison=0.5))
+            refresh(make_pipeline(settings))
+
+    monkeypatch.setattr("game_events.lakehouse.crash_points.reach", act)
+    replay(make_pipeline(settings), RunReport(), Selection())
+    refresh(make_pipeline(settings))
+    assert_all_there(settings, sent.records_total + more[0].decodable)
+
+
+def test_a_rebuilt_bronze_gets_what_was_replayed_to_the_old_one(settings, make_settings, make_pipeline, proxy):
+    sent = sent_with_hidden_schema(make_settings, proxy)
+    other = send(make_settings(), version=1, poison=0.0)
+    refresh(make_pipeline(settings))
+    proxy.show_all()
+    refresh(make_pipeline(settings))
+    shutil.rmtree(f"{settings.lakehouse}/{BRONZE}")
+    refresh(make_pipeline(settings))
+    refresh(make_pipeline(settings))
+    assert_all_there(settings, sent.records_total + other.records_total)

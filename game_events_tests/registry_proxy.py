@@ -1,0 +1,98 @@
+"""A small proxy in front of the real registry: it hides ids, refuses, breaks, stalls, and counts what was asked."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+#: (status, content type, body) instead of the registry's answer; None: ask the registry.
+Answer = tuple[int, str, bytes] | None
+JSON = "application/vnd.schemaregistry.v1+json"
+
+
+class RegistryProxy:
+    """Attributes: `url`; `answer`, a function of the path that a test may replace at any time; `asked`, the paths so far."""
+
+    def __init__(self, upstream: str) -> None:
+        self._upstream = urlsplit(upstream)
+        self.answer: Callable[[str], Answer] = lambda _: None
+        self.asked: list[str] = []
+        proxy = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                path = self.path.removeprefix(proxy._upstream.path)
+                proxy.asked.append(path)
+                given = proxy.answer(path)
+                status, kind, body = given if given is not None else proxy._forward(self.path)
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    self.send_response(status)
+                    self.send_header("Content-Type", kind)
+                    self.send_header("Content-Length", str(len(body)))
+                    self.end_headers()
+                    self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                """Quiet."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}{self._upstream.path}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def _forward(self, path: str) -> tuple[int, str, bytes]:
+        connection = http.client.HTTPConnection(self._upstream.hostname or "", self._upstream.port, timeout=30)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.getheader("Content-Type", JSON), answer.read()
+        finally:
+            connection.close()
+
+    # --- what it can be told to do
+
+    def hide(self, *schema_ids: int) -> None:
+        """These ids are unknown, and no subject has a version of them: as if they were not registered yet."""
+
+        def answer(path: str) -> Answer:
+            if any(
+                path.startswith(f"/schemas/ids/{i}") and not path[len(f"/schemas/ids/{i}") :][:1].isdigit() for i in schema_ids
+            ):
+                return 404, JSON, b'{"error_code":40403,"message":"Schema not found"}'
+            return (404, JSON, b'{"error_code":40401,"message":"Subject not found"}') if path.startswith("/subjects") else None
+
+        self.answer = answer
+
+    def show_all(self) -> None:
+        """As the registry is."""
+        self.answer = lambda _: None
+
+    def always(self, status: int, body: bytes = b"{}", kind: str = JSON, after_s: float = 0.0) -> None:
+        """Every question gets this answer, after a while."""
+
+        def answer(_: str) -> Answer:
+            time.sleep(after_s)
+            return status, kind, body
+
+        self.answer = answer
+
+
+@contextlib.contextmanager
+def registry_proxy(upstream: str) -> Iterator[RegistryProxy]:
+    """A proxy that ends with the block."""
+    proxy = RegistryProxy(upstream)
+    try:
+        yield proxy
+    finally:
+        proxy.close()
