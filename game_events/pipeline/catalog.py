@@ -66,8 +66,8 @@ class SchemaCatalog:
             if numbers != self._versions.get(subject):
                 self._ids[subject] = [v.schema_id for v in self._registry.versions(subject)]
                 self._versions[subject] = numbers
-        except TransientError as error:
-            log.warning("registry_down=true subject=%s going_on_with=archive error=%r", subject, str(error))
+        except TransientError:
+            log.info("registry_down=true subject=%s going_on_with=archive", subject)
         return self._ids.get(subject, [])
 
     def plan(self, columns: ColumnMap, wanted: Iterable[TypeKey]) -> DecodePlan:

@@ -111,8 +111,8 @@ def replay_what_became_known(pipeline: Pipeline, report: RunReport) -> None:
     ids, elsewhere = _due(pipeline, quarantine, str(bronze.metadata().id))
     try:
         known = frozenset(i for i in ids if pipeline.catalog.knows(i))
-    except TransientError as error:
-        log.warning("registry_down=true unknown_ids=%d asked_again=next_run error=%r", len(ids), str(error))
+    except TransientError:
+        log.info("registry_down=true unknown_ids=%d asked_again=next_run", len(ids))
         return
     if known:
         replay(pipeline, report, Selection(frozenset({Reason.UNKNOWN_SCHEMA}), known))

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,9 +22,12 @@ from confluent_kafka.schema_registry.error import SchemaRegistryError
 from game_events.errors import ConfigurationError, TransientError
 from game_events.settings import Settings
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 #: Seconds for one answer; the client's own retries come on top.
 TIMEOUT_S = 10
+#: After an outage the registry is not asked again for so long: each question costs ~2 s of the client's own retries.
+COOL_DOWN_S = 15
 NOT_FOUND = 404
 FORBIDDEN = (401, 403)
 
@@ -70,12 +75,16 @@ def registry_client(settings: Settings) -> SchemaRegistryClient:
 
 
 class SchemaRegistry:
-    """Read-only client. Every call is bounded by `TIMEOUT_S` and raises only this project's errors."""
+    """Read-only client. Every call is bounded by `TIMEOUT_S` and raises only this project's errors.
+
+    An outage is found out once: for `COOL_DOWN_S` seconds further questions get the same error at once.
+    """
 
     def __init__(self, settings: Settings) -> None:
         """Connects lazily: nothing is called yet."""
         self.url = settings.schema_registry_url
         self._client = registry_client(settings)
+        self._outage: tuple[float, TransientError] | None = None
         # Its connections end with this object; nobody has to remember it.
         weakref.finalize(self, self._client.close)
 
@@ -126,6 +135,18 @@ class SchemaRegistry:
                 into[name] = registered.schema.schema_str or ""
 
     def _call(self, what: str, call: Callable[[], T]) -> T | None:
+        if self._outage is not None and time.monotonic() < self._outage[0] + COOL_DOWN_S:
+            raise TransientError(str(self._outage[1]))
+        try:
+            answer = self._ask(what, call)
+        except TransientError as error:
+            self._outage = (time.monotonic(), error)
+            log.warning("registry_down=true asked_again_in_s=%d error=%r", COOL_DOWN_S, str(error))
+            raise
+        self._outage = None
+        return answer
+
+    def _ask(self, what: str, call: Callable[[], T]) -> T | None:
         try:
             return call()
         except SchemaRegistryError as error:

@@ -91,7 +91,8 @@ def test_the_quarantine_says_who_when_and_what_happened(settings, make_settings,
     refresh(make_pipeline(settings))
     found = held(
         settings,
-        "SELECT DISTINCT run_id, reason, detail, _schema_id, replayed_table, replayed_batch, replayed_at >= quarantined_at FROM t",
+        "SELECT DISTINCT run_id, reason, detail, _schema_id, replayed_table, replayed_batch, "
+        "replayed_at >= quarantined_at FROM t",
     )
     bronze_id = str(pipeline.bronze.open().metadata().id)
     (schema_id,) = sent.schema_ids.values()

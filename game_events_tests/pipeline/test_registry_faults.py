@@ -1,0 +1,166 @@
+"""A registry that is down, slow, wrong or reset: nothing is lost or guessed, and the error says what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from game_events.errors import ConfigurationError, DataError, TransientError
+from game_events.lakehouse.tables import BRONZE
+from game_events.pipeline import catalog
+from game_events.pipeline.bronze import load_bronze
+from game_events.pipeline.refresh import refresh
+from game_events.pipeline.report import RunReport
+from game_events_tests.books import assert_books_balance, count
+from game_events_tests.guarantees.waves import send
+from game_events_tests.registry_proxy import registry_proxy
+
+pytestmark = pytest.mark.stack
+
+#: What the registry answers -> (error class, words that tell the user what to do).
+FAULTS = {
+    "401": ((401, b'{"error_code":401,"message":"Unauthorized"}'), ConfigurationError, "GAME_EVENTS_SCHEMA_REGISTRY_USER"),
+    "403": ((403, b""), ConfigurationError, "GAME_EVENTS_SCHEMA_REGISTRY_PASSWORD"),
+    "500": ((500, b'{"error_code":500,"message":"oops"}'), TransientError, "500"),
+    "429": ((429, b"{}"), TransientError, "429"),
+    "HTML": (
+        (200, b"<html><body>Welcome to nginx</body></html>", "text/html"),
+        TransientError,
+        "GAME_EVENTS_SCHEMA_REGISTRY_URL",
+    ),
+}
+
+
+@pytest.fixture
+def proxy(stack):
+    with registry_proxy(stack.schema_registry_url) as running:
+        yield running
+
+
+@pytest.fixture
+def settings(make_settings, proxy):
+    return make_settings(schema_registry_url=proxy.url)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_with_a_cold_cache_nothing_is_committed_and_the_error_says_what_to_do(
+    fault, settings, make_settings, make_pipeline, proxy
+):
+    sent = send(make_settings())
+    answer, error, words = FAULTS[fault]
+    proxy.always(*answer)
+    with pytest.raises(error, match=words) as raised:
+        refresh(make_pipeline(settings))
+    assert proxy.url in str(raised.value)
+    assert count(settings, BRONZE) == count(settings, "quarantine_events") == 0
+
+    proxy.show_all()
+    refresh(make_pipeline(settings))
+    assert_books_balance(settings, sent)
+
+
+def test_a_registry_that_never_answers_stops_the_run_within_a_bound(settings, make_settings, make_pipeline, proxy, monkeypatch):
+    send(make_settings())
+    monkeypatch.setattr("game_events.sources.registry.TIMEOUT_S", 1)
+    proxy.always(200, after_s=5)
+    with pytest.raises(TransientError, match=r"no usable answer.*doctor"):
+        refresh(make_pipeline(settings))
+    assert count(settings, BRONZE) == 0
+
+
+def test_nobody_listening_stops_the_run_with_the_address(make_settings, make_pipeline):
+    send(make_settings())
+    with pytest.raises(TransientError, match=r"127\.0\.0\.1:9/"):
+        refresh(make_pipeline(make_settings(schema_registry_url="http://127.0.0.1:9/apis/ccompat/v7")))
+
+
+@pytest.mark.parametrize("fault", ["500", "HTML"])
+def test_with_a_warm_archive_a_run_goes_on_through_an_outage(fault, settings, make_settings, make_pipeline, proxy):
+    sent = send(make_settings(), version=2)
+    refresh(make_pipeline(settings))
+    proxy.always(*FAULTS[fault][0])
+    sent = sent.merge(send(make_settings(), version=2, poison=0.0))
+    refresh(make_pipeline(settings))  # as a new process: all it has is the archive in the lakehouse
+    assert_books_balance(settings, sent)
+
+
+def test_an_outage_with_an_id_that_is_not_archived_stops_before_anything_is_committed(
+    settings, make_settings, make_pipeline, proxy
+):
+    sent = send(make_settings(), version=1)
+    refresh(make_pipeline(settings))
+    before = count(settings, BRONZE)
+    sent = sent.merge(send(make_settings(), version=3))
+    proxy.always(*FAULTS["500"][0])
+    with pytest.raises(TransientError):
+        refresh(make_pipeline(settings))
+    assert count(settings, BRONZE) == before
+    proxy.show_all()
+    refresh(make_pipeline(settings))
+    assert_books_balance(settings, sent)
+
+
+def test_an_outage_in_mid_run_costs_nothing_that_is_known(make_settings, make_pipeline, proxy):
+    settings = make_settings(schema_registry_url=proxy.url, max_records_per_batch=10)
+    sent = send(make_settings(), version=1, poison=0.0)
+    pipeline, slices = make_pipeline(settings), []
+
+    def break_at_the_second_slice(message: str) -> None:
+        slices.append(message)
+        if len(slices) == 2:
+            proxy.always(500)
+
+    object.__setattr__(pipeline, "on_progress", break_at_the_second_slice)
+    refresh(pipeline)
+    assert slices[1].startswith("bronze")
+    assert_books_balance(settings, sent)
+
+
+def test_an_outage_is_not_waited_for_again_and_again(make_settings, make_pipeline, proxy):
+    for version in (1, 2, 3):
+        send(make_settings(), version=version)
+    settings = make_settings(schema_registry_url=proxy.url, max_records_per_batch=10)
+    refresh(make_pipeline(settings))
+    for version in (1, 2, 3):
+        send(make_settings(), version=version, poison=0.0)
+    proxy.always(503)
+    proxy.asked.clear()
+    refresh(make_pipeline(settings))
+    # One question (and the client's own retries) tells that it is down: not one for each id and slice.
+    assert len(proxy.asked) <= 6
+
+
+def test_each_id_is_asked_for_and_compiled_once_in_a_process(make_settings, make_pipeline, proxy, monkeypatch):
+    compiled = []
+    real = catalog.compile_schema
+    monkeypatch.setattr(catalog, "compile_schema", lambda schema: compiled.append(schema.schema_id) or real(schema))
+    settings = make_settings(schema_registry_url=proxy.url, max_records_per_batch=10)
+    sent = send(make_settings(), version=2).merge(send(make_settings(), version=3))
+    pipeline = make_pipeline(settings)
+    refresh(pipeline)
+    refresh(pipeline)
+    ids = sorted(sent.schema_ids.values())
+    assert sorted(compiled) == ids
+    assert [sum(path.startswith(f"/schemas/ids/{i}?") or path == f"/schemas/ids/{i}" for path in proxy.asked) for i in ids] == [
+        1,
+        1,
+    ]
+
+
+def test_a_registry_that_gives_an_old_id_a_new_meaning_stops_the_run(settings, make_settings, make_pipeline, proxy):
+    sent = send(make_settings(), version=1)
+    refresh(make_pipeline(settings))
+    (schema_id,) = sent.schema_ids.values()
+    send(make_settings(), version=1)
+    other = b'{"schemaType":"PROTOBUF","schema":"syntax = \\"proto3\\"; message Other { int32 game_name = 1; }"}'
+    proxy.answer = lambda path: (200, "application/json", other) if path.startswith(f"/schemas/ids/{schema_id}") else None
+    before = count(settings, BRONZE)
+    with pytest.raises(DataError, match=rf"REGISTRY_CHANGED.*{schema_id}"):
+        load_bronze(make_pipeline(settings), RunReport())
+    assert count(settings, BRONZE) == before
+
+
+def test_a_subject_deleted_after_its_data_was_produced_is_still_decoded(settings, make_settings, make_pipeline, proxy):
+    sent = send(make_settings(), version=2)
+    proxy.answer = lambda path: (404, "application/json", b'{"error_code":40401}') if path.startswith("/subjects") else None
+    refresh(make_pipeline(settings))
+    assert_books_balance(settings, sent)
