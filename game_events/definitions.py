@@ -3,7 +3,7 @@
 import dagster as dg
 
 from game_events.assets.checks import rows_conserved
-from game_events.assets.jobs import refresh
+from game_events.assets.jobs import redecode, refresh, replay
 from game_events.assets.resources import LakehouseResource, SparkResource
 from game_events.assets.sensors import schema_versions
 from game_events.assets.tables import build_tables
@@ -16,7 +16,7 @@ def build_defs(settings: Settings | None = None) -> dg.Definitions:
     return dg.Definitions(
         assets=build_tables(topic),
         asset_checks=[rows_conserved],
-        jobs=[refresh],
+        jobs=[refresh, replay, redecode],
         sensors=[schema_versions],
         resources={"lakehouse": LakehouseResource(spark=SparkResource())},
         # The default executor would start a JVM for each step and each check.

@@ -1,4 +1,4 @@
-"""The job that drives everything: one cycle over all layers, logged for the tables that changed."""
+"""The jobs: `refresh` drives everything, `replay` and `redecode` repair; each logs the tables that changed."""
 
 from collections.abc import Iterator
 
@@ -6,12 +6,31 @@ import dagster as dg
 
 from game_events.assets.events import check_evaluation, report_events
 from game_events.assets.resources import LakehouseResource
+from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reconcile import reconcile
+from game_events.pipeline.redecode import redecode as redecode_bronze
 from game_events.pipeline.refresh import refresh as refresh_all
+from game_events.pipeline.refresh import refresh_downstream
+from game_events.pipeline.replay import replay as replay_quarantine
+from game_events.pipeline.replay import selection_of
+from game_events.pipeline.report import RunReport
 
 #: Metadata key of the run's whole report.
 REPORT = "report"
 Event = dg.AssetMaterialization | dg.AssetCheckEvaluation | dg.Output[None]
+
+
+class ReplayConfig(dg.Config):
+    """Which rows of `quarantine_events` to try again; empty lists: all of them."""
+
+    reasons: list[str] = []  # noqa: RUF012 - pydantic copies it
+    schema_ids: list[str] = []  # noqa: RUF012 - pydantic copies it
+
+
+class RedecodeConfig(dg.Config):
+    """What else follows when bronze's columns were rebuilt."""
+
+    refresh_silver_and_gold: bool = False
 
 
 @dg.op(
@@ -23,11 +42,49 @@ Event = dg.AssetMaterialization | dg.AssetCheckEvaluation | dg.Output[None]
 def refresh_all_layers(context: dg.OpExecutionContext, lakehouse: LakehouseResource) -> Iterator[Event]:
     """One run of the whole pipeline; a game that fails alone fails the run after the others' results are kept."""
     pipeline = lakehouse.pipeline(context.run_id)
-    report = refresh_all(pipeline)
+    yield from _events(context, pipeline, refresh_all(pipeline), {})
+
+
+@dg.op(
+    name="replay_quarantined_rows",
+    description="Tries rows of quarantine_events again; those that decode now reach bronze, silver and gold once.",
+    out=dg.Out(dg.Nothing),
+    pool="bronze",
+)
+def replay_quarantined_rows(
+    context: dg.OpExecutionContext, config: ReplayConfig, lakehouse: LakehouseResource
+) -> Iterator[Event]:
+    """After a schema was registered, or decoding learned something new."""
+    pipeline, report = lakehouse.pipeline(context.run_id), RunReport()
+    done = replay_quarantine(pipeline, report, selection_of(config.reasons, config.schema_ids))
+    refresh_downstream(pipeline, report)
+    yield from _events(context, pipeline, report, {"replayed_rows": done.rows, "left_by_reason": dict(done.left)})
+
+
+@dg.op(
+    name="redecode_bronze",
+    description="Rebuilds bronze's decoded columns from its raw values, without Kafka, in one atomic commit.",
+    out=dg.Out(dg.Nothing),
+    pool="bronze",
+)
+def redecode_bronze_events(
+    context: dg.OpExecutionContext, config: RedecodeConfig, lakehouse: LakehouseResource
+) -> Iterator[Event]:
+    """After decoding learned something new."""
+    pipeline, report = lakehouse.pipeline(context.run_id), RunReport()
+    done = redecode_bronze(pipeline, report)
+    if config.refresh_silver_and_gold:
+        refresh_downstream(pipeline, report, full=True)
+    kept = {"redecoded_rows": done.rows, "kept_by_reason": dict(done.kept), "new_columns": done.new_columns}
+    yield from _events(context, pipeline, report, kept)
+
+
+def _events(context: dg.OpExecutionContext, pipeline: Pipeline, report: RunReport, more: dict[str, object]) -> Iterator[Event]:
+    """What a run did, as events; then its failure, if a table failed."""
     yield from report_events(context, report)
-    if report.batches:
+    if report.tables:
         yield check_evaluation(reconcile(pipeline))
-    whole = {REPORT: dg.MetadataValue.json(report.to_dict())}
+    whole = {REPORT: dg.MetadataValue.json(report.to_dict() | more)}
     if report.errors:
         failed = "; ".join(f"{t.table}: {t.error}" for t in report.errors[:10])
         raise dg.Failure(f"{len(report.errors)} tables failed: {failed}", metadata=whole)
@@ -44,3 +101,24 @@ def refresh_all_layers(context: dg.OpExecutionContext, lakehouse: LakehouseResou
 def refresh() -> None:
     """See the description."""
     refresh_all_layers()
+
+
+@dg.job(
+    name="replay",
+    description="Rows of quarantine_events that can be decoded after all reach bronze, silver and gold. The same as "
+    "`game-events quarantine replay`.",
+    executor_def=dg.in_process_executor,
+)
+def replay() -> None:
+    """See the description."""
+    replay_quarantined_rows()
+
+
+@dg.job(
+    name="redecode",
+    description="Bronze's decoded columns are rebuilt from its raw values. The same as `game-events redecode`.",
+    executor_def=dg.in_process_executor,
+)
+def redecode() -> None:
+    """See the description."""
+    redecode_bronze_events()

@@ -1,9 +1,10 @@
-"""Runs the job `refresh` in this process, on the same Dagster instance that the UI shows."""
+"""Runs a job in this process, on the same Dagster instance that the UI shows."""
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,15 +58,25 @@ def dagster_home(settings: Settings) -> Path:
     return home
 
 
-def run_refresh(settings: Settings) -> JobResult:
-    """Run the job; whatever happens to it is in the result and in Dagster's event log."""
+def run_job(settings: Settings, name: str, op: str | None = None, config: Mapping[str, object] | None = None) -> JobResult:
+    """Run a job; whatever happens to it is in the result and in Dagster's event log.
+
+    Args:
+        settings: the settings.
+        name: the job.
+        op: one of its ops that is configured.
+        config: that op's configuration.
+    """
     home = dagster_home(settings)
-    job = build_defs(settings).resolve_job_def("refresh")
+    job = build_defs(settings).resolve_job_def(name)
     with DagsterInstance.from_config(str(home)) as instance:
         result = job.execute_in_process(
             instance=instance,
             raise_on_error=False,
-            run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
+            run_config={
+                "loggers": {"console": {"config": {"log_level": "CRITICAL"}}},
+                "ops": {op: {"config": dict(config or {})}} if op else {},
+            },
             tags={"game_events/reason": "command line"},
         )
     report: dict[str, Any] = {}

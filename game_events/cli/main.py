@@ -8,7 +8,7 @@ import sys
 import typer
 from rich.console import Console
 
-from game_events.cli import demo, doctor, produce, run, stack, tables, up
+from game_events.cli import demo, doctor, produce, quarantine, redecode, run, stack, tables, up
 from game_events.errors import GameEventsError
 
 #: Exit codes: 0 success, 1 the command failed, 2 wrong usage (typer's own).
@@ -21,9 +21,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(stack.app, name="stack")
+app.add_typer(quarantine.app, name="quarantine")
 app.command("demo")(demo.demo)
 app.command("produce")(produce.produce_events)
 app.command("run")(run.run)
+app.command("redecode")(redecode.redecode)
 app.command("tables")(tables.tables)
 app.command("doctor")(doctor.doctor)
 app.command("up")(up.up)

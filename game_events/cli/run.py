@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from game_events.cli.dagster_run import JobResult, run_refresh
+from game_events.cli.dagster_run import JobResult, run_job
 from game_events.cli.options import Json
 from game_events.cli.output import Output
 from game_events.cli.summary import show_run
@@ -25,7 +25,7 @@ def run(as_json: Json = False) -> None:
 def run_and_show(output: Output, settings: Settings) -> JobResult:
     """Run the job with a spinner, then show the summary, or what went wrong."""
     with output.working("running"):
-        result = run_refresh(settings)
+        result = run_job(settings, "refresh")
     if result.report:
         show_run(output, result.report)
         output.say(f"tables: {Lakehouse(settings.lakehouse).root}")

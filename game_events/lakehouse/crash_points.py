@@ -18,6 +18,7 @@ CRASH_POINTS = {
     "bronze_committed": "bronze is committed, silver has not begun",
     "replay_staged": "rows of quarantine are decoded and written, nothing is committed",
     "replay_committed": "replayed rows are committed to bronze, quarantine does not say so yet",
+    "redecode_staged": "bronze's new files are written, the old ones are still the table",
     "silver_staged": "files of all games are written, none is committed",
     "game_committed": "one game's silver is committed, others are not (detail: number of games committed)",
     "silver_committed": "all games are committed, the floor has not moved",

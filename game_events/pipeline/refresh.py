@@ -21,7 +21,12 @@ def refresh(pipeline: Pipeline) -> RunReport:
     report = RunReport()
     load_bronze(pipeline, report)
     replay_what_became_known(pipeline, report)
-    refresh_silver(pipeline, report)
+    refresh_downstream(pipeline, report)
+    return report
+
+
+def refresh_downstream(pipeline: Pipeline, report: RunReport, *, full: bool = False) -> None:
+    """Bring silver, gold and the unified table up to bronze; `full`: replace every game's rows by what bronze has of them."""
+    refresh_silver(pipeline, report, full=full)
     refresh_gold(pipeline, report)
     refresh_unified(pipeline, report)
-    return report

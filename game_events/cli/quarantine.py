@@ -1,0 +1,100 @@
+"""`game-events quarantine`: what could not be decoded, why, and trying it again."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import duckdb
+import typer
+
+from game_events.cli.dagster_run import run_job
+from game_events.cli.options import Json
+from game_events.cli.output import Output
+from game_events.cli.summary import show_run
+from game_events.lakehouse.reading import read_arrow
+from game_events.lakehouse.tables import QUARANTINE, Lakehouse
+from game_events.settings import load_settings
+
+app = typer.Typer(help="Rows that are in no other table: list them, and replay them.", no_args_is_help=True)
+
+Reasons = Annotated[list[str] | None, typer.Option("--reason", help="Only rows with this reason; may be repeated.")]
+SchemaIds = Annotated[list[str] | None, typer.Option("--schema-id", help="Only rows of this schema id or GUID.")]
+Rows = Annotated[int, typer.Option("--rows", min=0, help="Show so many single rows, newest first, with their coordinates.")]
+
+_COLUMNS = [
+    "_kafka_topic", "_kafka_partition", "_kafka_offset", "_kafka_timestamp", "_schema_id", "_schema_guid",
+    "layer", "reason", "detail", "quarantined_at", "run_id", "replayed_batch", "replayed_at",
+]  # fmt: skip
+_GROUPS = """
+SELECT reason, coalesce(_schema_id::VARCHAR, _schema_guid, '-') AS schema_id, count(*) AS rows,
+  count(replayed_batch) AS replayed, any_value(detail) AS example, min(quarantined_at) AS first, max(quarantined_at) AS last
+FROM chosen GROUP BY ALL ORDER BY rows DESC, reason, schema_id
+"""
+_SINGLE = """
+SELECT concat(_kafka_topic, '[', _kafka_partition, ']@', _kafka_offset) AS record, layer, reason, detail,
+  coalesce(_schema_id::VARCHAR, _schema_guid, '-') AS schema_id, quarantined_at, run_id, replayed_batch, replayed_at
+FROM chosen ORDER BY quarantined_at DESC, _kafka_partition, _kafka_offset DESC LIMIT $rows
+"""
+
+
+@app.command("list")
+def list_rows(reason: Reasons = None, schema_id: SchemaIds = None, rows: Rows = 0, as_json: Json = False) -> None:
+    """Count the rows by reason and schema id: how many, how many of them were replayed, since when. No value is shown."""
+    output = Output(as_json=as_json)
+    table = Lakehouse(load_settings().lakehouse).table(QUARANTINE)
+    handle = table.open()
+    groups: list[dict[str, Any]] = []
+    single: list[dict[str, Any]] = []
+    if handle is not None:
+        with duckdb.connect() as connection:
+            connection.execute("SET TimeZone = 'UTC'")
+            found = read_arrow(table, handle, _COLUMNS)
+            for name in set(_COLUMNS) - set(found.column_names):  # a table of an earlier version
+                found = found.append_column(name, [[None] * found.num_rows])
+            connection.register("held", found)
+            connection.execute(
+                "CREATE TEMP TABLE chosen AS SELECT * FROM held WHERE (len($reasons) = 0 OR list_contains($reasons, reason)) "
+                "AND (len($ids) = 0 OR list_contains($ids, coalesce(_schema_id::VARCHAR, _schema_guid)))",
+                {"reasons": reason or [], "ids": schema_id or []},
+            )
+            groups = _records(connection.execute(_GROUPS))
+            single = _records(connection.execute(_SINGLE, {"rows": rows}))
+    if groups:
+        columns = ("reason", "schema_id", "rows", "replayed")
+        output.table(f"{QUARANTINE}: rows by reason and schema id", columns, [[g[c] for c in columns] for g in groups])
+        for why, detail in {g["reason"]: g["example"] for g in groups}.items():
+            output.say(f"{why}, for example: {detail}")
+        output.say("replay what can be decoded by now: `game-events quarantine replay [--reason R] [--schema-id I]`")
+    else:
+        output.say("no such rows in quarantine")
+    for row in single:
+        after = f", replayed as batch {row['replayed_batch']}" if row["replayed_batch"] is not None else ""
+        output.say(f"{row['record']} {row['reason']} (schema {row['schema_id']}){after}: {row['detail']}")
+    waiting = sum(g["rows"] - g["replayed"] for g in groups)
+    output.result({"table": table.uri, "waiting": waiting, "groups": groups, "rows": single})
+
+
+def _records(result: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
+    names = [column[0] for column in result.description or []]
+    return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
+
+
+@app.command("replay")
+def replay(reason: Reasons = None, schema_id: SchemaIds = None, as_json: Json = False) -> None:
+    """Try rows again with what the registry knows now; what decodes reaches bronze, silver and gold once."""
+    output = Output(as_json=as_json)
+    settings = load_settings()
+    config = {"reasons": reason or [], "schema_ids": schema_id or []}
+    with output.working("replaying"):
+        result = run_job(settings, "replay", "replay_quarantined_rows", config)
+    if result.report:
+        left = result.report["left_by_reason"]
+        show_run(output, result.report)
+        output.say(f"replayed: {result.report['replayed_rows']:,} rows")
+        if left:
+            output.say("still not decodable: " + ", ".join(f"{why} {n:,}" for why, n in sorted(left.items())))
+    if result.error:
+        output.say(f"the replay failed: {result.error}")
+    output.result({"success": result.success, "run_id": result.run_id, "error": result.error, **result.report})
+    if not result.success:
+        raise typer.Exit(1)

@@ -1,0 +1,105 @@
+"""Bronze's decoded columns, rebuilt from its raw values: without Kafka, in one atomic commit.
+
+Guarantee: rows, coordinates, batches and progress stay; readers see the old columns or the new. A row that does not decode any
+more, or holds no raw value, keeps the columns it has and is counted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from pyspark.sql import functions as F
+
+from game_events.decoding.decoder import DecodePlan, TypeKey
+from game_events.decoding.reasons import Reason
+from game_events.errors import ConflictError, DataError
+from game_events.lakehouse import crash_points
+from game_events.lakehouse.commits import Commit, commit, evolve
+from game_events.lakehouse.reading import read_files, row_count, spark_schema
+from game_events.lakehouse.staging import discard
+from game_events.pipeline.bronze import BATCH_APP, FIRST_MESSAGE, column_map
+from game_events.pipeline.bronze_stage import OWN_COLUMNS, bronze_schema
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.planning import run_decode_job
+from game_events.pipeline.report import RunReport
+from game_events.pipeline.stored_stage import StoredTask
+
+#: `txn` that counts how often bronze was decoded anew.
+REDECODE_APP = "redecode"
+#: Why a row keeps its columns although nothing is wrong with it: bronze was written with `keep_raw: failures`.
+NO_RAW_VALUE = "NO_RAW_VALUE"
+
+
+@dataclass
+class Redecoded:
+    """What happened.
+
+    Attributes:
+        rows: rows of the table.
+        kept: rows that keep the columns they had, by reason (`NO_RAW_VALUE`: bronze did not keep it).
+        new_columns: columns that bronze did not have before.
+    """
+
+    rows: int = 0
+    kept: Counter[str] = field(default_factory=Counter)
+    new_columns: list[str] = field(default_factory=list)
+
+
+def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
+    """Decode every row of bronze again with what is known now. One Spark job over the whole table.
+
+    Silver and gold keep what they have; a full refresh of silver takes the new columns over.
+
+    Raises:
+        ConflictError: a run committed to bronze meanwhile: nothing has changed, run it again.
+        TransientError: a schema is neither archived nor can the registry be asked.
+    """
+    began = time.monotonic()
+    handle = pipeline.bronze.open()
+    if handle is None or not row_count(handle):
+        return Redecoded()
+    before = {f.name for f in handle.schema().fields}
+    handle = evolve(pipeline.bronze, handle, OWN_COLUMNS)
+    batch = int(handle.transaction_version(BATCH_APP) or 0)
+    rows = read_files(pipeline.spark, handle.file_uris(), spark_schema(handle.schema()))
+    pipeline.on_progress(f"redecode: {row_count(handle):,} rows of bronze")
+
+    def task(plan: DecodePlan) -> StoredTask:
+        return StoredTask(pipeline.bronze, plan, None, keep_raw=True, keep_undecodable=True)
+
+    ids = rows.select("_schema_id", "_schema_guid").distinct().where(F.expr("coalesce(_schema_id, _schema_guid) IS NOT NULL"))
+    wanted: list[TypeKey] = [
+        (r["_schema_id"] if r["_schema_id"] is not None else r["_schema_guid"], FIRST_MESSAGE) for r in ids.collect()
+    ]
+    staged = run_decode_job(pipeline, column_map(handle), wanted, lambda: rows, task)
+    crash_points.reach("redecode_staged")
+    written = sum(f.rows for f in staged.bronze)
+    if written != row_count(handle):
+        discard(pipeline.bronze, staged.bronze)
+        raise DataError(f"redecode wrote {written} rows of {row_count(handle)}: nothing was committed; please report this")
+    schema = bronze_schema(pipeline.catalog.message_columns(column_map(handle), staged.types))
+    count = handle.transaction_version(REDECODE_APP)
+    try:
+        landed = commit(
+            Commit(
+                pipeline.bronze,
+                schema,
+                staged.bronze,
+                expected={BATCH_APP: batch, REDECODE_APP: count},
+                advance={REDECODE_APP: (count or 0) + 1},
+                table_id=str(handle.metadata().id),
+                replace=True,
+                info={"redecode": "all decoded columns rebuilt from raw values", "run_id": pipeline.run_id},
+            )
+        )
+    except ConflictError as error:
+        raise ConflictError(
+            f"{error}. Nothing was changed: run `game-events redecode` again while no run is under way"
+        ) from None
+    entry = report.add_landed("bronze", pipeline.bronze, landed, schema, batch)
+    entry.new_columns = [f.name for f in schema if f.name not in before]
+    report.seconds["bronze"] = time.monotonic() - began
+    kept = Counter({NO_RAW_VALUE if why == Reason.TOMBSTONE else why: n for why, n in staged.reasons.items()})
+    return Redecoded(landed.rows, kept, entry.new_columns)

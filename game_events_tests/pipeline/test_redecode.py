@@ -1,0 +1,96 @@
+"""Bronze's columns are rebuilt from its raw values: atomically, without Kafka, and no row is lost."""
+
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from game_events.errors import ConflictError
+from game_events.lakehouse.commits import paths, removals
+from game_events.lakehouse.tables import BRONZE
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.redecode import NO_RAW_VALUE, redecode
+from game_events.pipeline.refresh import refresh, refresh_downstream
+from game_events.pipeline.report import RunReport
+from game_events_tests.books import assert_books_balance, coordinates, rows
+from game_events_tests.guarantees.waves import at_point, power_cut_at, send, versions
+
+pytestmark = pytest.mark.stack
+
+
+def everything(settings):
+    return sorted(rows(settings, BRONZE, "SELECT * FROM t"), key=repr)
+
+
+def spoil(pipeline):
+    """Bronze as a decoder that did not know two columns would have left it."""
+    table = pipeline.bronze.open()
+    frame = pipeline.spark.read.parquet(*table.file_uris()).drop("device_id", "col_custom_0")
+    files = frame.toArrow()
+    write_deltalake(table.table_uri, files, mode="append", schema_mode="merge")
+    spoiled = DeltaTable(table.table_uri)
+    new = set(spoiled.file_uris()) - set(table.file_uris())
+    old = frozenset(p for p in paths(spoiled) if not any(uri.endswith(p) for uri in new))
+    spoiled.create_write_transaction(removals(spoiled, old), "append", spoiled.schema())
+
+
+def test_lost_columns_come_back_from_the_raw_values_and_rows_batches_and_progress_stay(settings, make_pipeline, monkeypatch):
+    sent = send(settings, version=2)
+    refresh(make_pipeline(settings))
+    sent = sent.merge(send(settings, version=3))
+    pipeline = make_pipeline(settings)
+    refresh(pipeline)
+    before = everything(settings)
+    spoil(pipeline)
+    assert everything(settings) != before
+
+    monkeypatch.setattr(Pipeline, "topic", property(lambda _: pytest.fail("redecode asked Kafka")))
+    done = redecode(make_pipeline(settings), RunReport())
+    assert (done.rows, dict(done.kept)) == (sent.decodable, {})
+    assert everything(settings) == before
+    monkeypatch.undo()
+
+    after = versions(settings)
+    assert refresh(make_pipeline(settings)).tables == []
+    assert versions(settings) == after
+    refresh_downstream(make_pipeline(settings), RunReport(), full=True)
+    assert_books_balance(settings, sent)
+
+
+def test_rows_without_a_raw_value_keep_their_columns(make_settings, make_pipeline):
+    settings = make_settings(keep_raw="failures")
+    sent = send(settings, version=2)
+    refresh(make_pipeline(settings))
+    before = everything(settings)
+    done = redecode(make_pipeline(settings), RunReport())
+    assert done.kept == {NO_RAW_VALUE: sent.decodable}
+    assert everything(settings) == before
+
+
+def test_a_redecode_that_is_killed_changes_nothing(settings, make_pipeline):
+    sent = send(settings)
+    refresh(make_pipeline(settings))
+    before = versions(settings)
+    with power_cut_at("redecode_staged"):
+        redecode(make_pipeline(settings), RunReport())
+    assert versions(settings) == before
+    redecode(make_pipeline(settings), RunReport())
+    assert_books_balance(settings, sent)
+
+
+def test_a_run_that_commits_meanwhile_wins_and_the_redecode_says_so(settings, make_pipeline, monkeypatch):
+    sent = send(settings)
+    refresh(make_pipeline(settings))
+    more = []
+
+    def commit_more():
+        more.append(send(settings, version=2))
+        refresh(make_pipeline(settings))
+
+    at_point(monkeypatch, "redecode_staged", commit_more)
+    with pytest.raises(ConflictError, match=r"Nothing was changed: run `game-events redecode` again"):
+        redecode(make_pipeline(settings), RunReport())
+    assert_books_balance(settings, sent.merge(more[0]))
+    assert len(coordinates(settings, BRONZE)) == sent.decodable + more[0].decodable
+
+
+def test_an_empty_lakehouse_has_nothing_to_redecode(settings, make_pipeline):
+    assert redecode(make_pipeline(settings), RunReport()).rows == 0
