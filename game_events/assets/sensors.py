@@ -2,13 +2,20 @@
 
 import json
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import dagster as dg
 
 from game_events.assets.keys import subject_key
-from game_events.errors import GameEventsError
+from game_events.errors import DataError, GameEventsError
+from game_events.lakehouse.tables import Lakehouse
+from game_events.pipeline.schema_history import SchemaHistory, as_markdown
 from game_events.settings import load_settings
 from game_events.sources.registry import SchemaRegistry, SubjectVersion
+
+#: Versions whose changes one event shows: a tick has to stay short.
+MAX_DIFFS = 10
 
 
 @dataclass(frozen=True)
@@ -24,6 +31,19 @@ def version_news(cursor: str | None, versions: list[SubjectVersion]) -> VersionN
     seen = set(json.loads(cursor)) if cursor else set()
     new = [v for v in versions if v.version not in seen]
     return VersionNews(new, json.dumps(sorted(v.version for v in versions)))
+
+
+def changes_by_version(history: SchemaHistory, versions: list[SubjectVersion], new: list[SubjectVersion]) -> dict[int, str]:
+    """Version -> what it changed against the one before it, as a Markdown table; of a flood of versions the newest."""
+    texts = {}
+    before = {later.version: earlier for earlier, later in pairwise(versions)}
+    for version in new[-MAX_DIFFS:]:
+        if version.version in before:
+            try:
+                texts[version.version] = as_markdown(history.changes(before[version.version], version))
+            except DataError as error:
+                texts[version.version] = f"not comparable: {error}"
+    return texts
 
 
 @dg.sensor(
@@ -42,21 +62,25 @@ def schema_versions(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg
         numbers = registry.version_numbers(subject)
         if context.cursor and set(numbers) == set(json.loads(context.cursor)):
             return dg.SkipReason(f"subject {subject} still has {len(numbers)} versions")
-        news = version_news(context.cursor, registry.versions(subject))
+        versions = registry.versions(subject)
+        news = version_news(context.cursor, versions)
+        changes = changes_by_version(SchemaHistory(registry, Lakehouse(settings.lakehouse), subject), versions, news.new)
     except GameEventsError as error:
         return dg.SkipReason(str(error))
     if not news.new:
         context.update_cursor(news.cursor)
         return dg.SkipReason(f"subject {subject} has no new version")
     newest = news.new[-1]
+    metadata: dict[str, Any] = {
+        "subject": subject,
+        "versions": [v.version for v in news.new],
+        "schema_ids": [v.schema_id for v in news.new],
+        "registry": registry.url,
+    }
+    metadata |= {f"changes_in_version_{number}": dg.MetadataValue.md(text) for number, text in changes.items()}
     event = dg.AssetMaterialization(
         subject_key(settings.kafka_topic),
-        metadata={
-            "subject": subject,
-            "versions": [v.version for v in news.new],
-            "schema_ids": [v.schema_id for v in news.new],
-            "registry": registry.url,
-        },
+        metadata=metadata,
         tags={"dagster/data_version": f"{newest.version}-{newest.schema_id}"},
     )
     key = f"{subject}-{'-'.join(str(v.schema_id) for v in news.new)}-{newest.version}"

@@ -8,7 +8,7 @@ import sys
 import typer
 from rich.console import Console
 
-from game_events.cli import demo, doctor, produce, quarantine, redecode, run, stack, tables, up
+from game_events.cli import demo, doctor, produce, quarantine, redecode, run, schema, stack, tables, up
 from game_events.errors import GameEventsError
 
 #: Exit codes: 0 success, 1 the command failed, 2 wrong usage (typer's own).
@@ -22,6 +22,7 @@ app = typer.Typer(
 )
 app.add_typer(stack.app, name="stack")
 app.add_typer(quarantine.app, name="quarantine")
+app.add_typer(schema.app, name="schema")
 app.command("demo")(demo.demo)
 app.command("produce")(produce.produce_events)
 app.command("run")(run.run)

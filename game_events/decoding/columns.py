@@ -37,12 +37,14 @@ class Field:
         name: its name in this version.
         type: Arrow type after `storage_type`, in this version's own names.
         children: fields of the message, for a message, a list of messages or a map of messages.
+        declared: the type as the schema declares it, for people.
     """
 
     id: FieldId
     name: str
     type: pa.DataType
     children: tuple[Field, ...] = ()
+    declared: str = field(default="", compare=False)
 
     @property
     def kind(self) -> str:

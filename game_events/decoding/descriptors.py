@@ -58,9 +58,13 @@ class ProtobufSchema:
         """Whether there is a message type at an index path."""
         return self.message(path) is not None
 
+    def paths(self) -> list[IndexPath]:
+        """Index paths of the file's own message types, nested ones left out."""
+        return [(index,) for index in range(len(self._main_file().message_type))]
+
     def message(self, path: IndexPath) -> Descriptor | None:
         """The message type at an index path of the frame, or None if there is none."""
-        file = next(f for f in FileSet.FromString(self.files).file if f.name == self.main)
+        file = self._main_file()
         level, name = file.message_type, file.package
         for index in path:
             if not 0 <= index < len(level):
@@ -68,6 +72,9 @@ class ProtobufSchema:
             name = f"{name}.{level[index].name}" if name else level[index].name
             level = level[index].nested_type
         return self.pool.FindMessageTypeByName(name)
+
+    def _main_file(self) -> descriptor_pb2.FileDescriptorProto:
+        return next(f for f in FileSet.FromString(self.files).file if f.name == self.main)
 
     def __getstate__(self) -> dict[str, object]:
         """Without the pool, which does not pickle."""

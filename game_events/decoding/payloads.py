@@ -26,6 +26,9 @@ class CompiledSchema(Protocol):
     def has(self, path: IndexPath) -> bool:
         """Whether the schema has a message type at an index path; formats without indexes have one, at ``()``."""
 
+    def paths(self) -> list[IndexPath]:
+        """Index paths of its message types that are not nested in another, in order."""
+
 
 @dataclass
 class Decoded:

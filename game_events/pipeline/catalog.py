@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 from deltalake import write_deltalake
 
-from game_events.decoding.columns import ColumnMap
+from game_events.decoding.columns import ColumnMap, Field
 from game_events.decoding.decoder import DecodePlan, TypeKey
 from game_events.decoding.formats import compile_schema, make_decoder
 from game_events.decoding.frames import SchemaId
@@ -108,6 +108,20 @@ class SchemaCatalog:
     def knows(self, schema_id: SchemaId) -> bool:
         """Whether the registry, or the archive, has this id now."""
         return self._compile(schema_id) is not None
+
+    def messages(self, schema_id: SchemaId) -> dict[str, tuple[Field, ...]]:
+        """Message types of a schema, by full name, with their fields.
+
+        Raises:
+            DataError: the registry has no such id, or it does not compile; the message says why.
+        """
+        compiled = self._compile(schema_id)
+        if compiled is None:
+            raise DataError(f"the registry {self._registry.url} has no schema with id {schema_id}")
+        if isinstance(compiled, DataError):
+            raise compiled
+        decoders = (make_decoder(compiled, path) for path in compiled.paths())
+        return {decoder.message: decoder.fields for decoder in decoders}
 
     def archive(self, schema_ids: Iterable[SchemaId]) -> None:
         """Write the texts of these ids to the lakehouse, once each; before the first row that needs them is committed."""

@@ -52,6 +52,11 @@ def test_a_new_version_is_one_event_of_the_subject_and_one_run_and_then_nothing(
     (event,) = found.asset_events
     assert event.metadata["versions"].value == [2, 3]
     assert event.metadata["schema_ids"].value == [more[2], more[3]]
+    assert "changes_in_version_1" not in event.metadata
+    for version in (2, 3):
+        table = event.metadata[f"changes_in_version_{version}"].value
+        assert f"| game_events.v1.GameEvent | col_custom_{version - 1} | added |" in table
+        assert f"column col_custom_{version - 1}; NULL in rows of older versions" in table
     assert json.loads(cursor) == [1, 2, 3]
     assert isinstance(look(cursor)[0], dg.SkipReason)
 

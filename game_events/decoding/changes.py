@@ -1,0 +1,133 @@
+"""What one schema version changed against another, field by field, and what becomes of the columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from game_events.decoding.columns import ColumnMap, Field, FieldId, field_key
+
+#: Message full name -> its fields, in one schema version.
+Messages = Mapping[str, Sequence[Field]]
+Path = tuple[FieldId, ...]
+
+
+class Kind(StrEnum):
+    """What happened to a field, or to a whole message type."""
+
+    MESSAGE_ADDED = "message added"
+    MESSAGE_REMOVED = "message removed"
+    ADDED = "added"
+    REMOVED = "removed"
+    RENAMED = "renamed"
+    RETYPED = "type changed"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One difference.
+
+    Attributes:
+        kind: what happened.
+        message: full name of the message type.
+        field: path of names in the newer version that has it; empty for a whole message.
+        before, after: declaration in each version; None where there is none.
+        effect: what becomes of the column and of older rows.
+    """
+
+    kind: Kind
+    message: str
+    field: str
+    before: str | None
+    after: str | None
+    effect: str
+
+    def to_dict(self) -> dict[str, str | None]:
+        """For `--json` and metadata."""
+        return {
+            "change": str(self.kind), "message": self.message, "field": self.field,
+            "before": self.before, "after": self.after, "effect": self.effect,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FieldColumn:
+    """A field and the column that it lands in."""
+
+    message: str
+    path: Path
+    names: str
+    field: Field
+    column: str
+
+    @property
+    def declaration(self) -> str:
+        """As the schema writes it, with the name."""
+        return f"{self.field.declared} {self.field.name}"
+
+
+def field_columns(messages: Messages, columns: ColumnMap) -> list[FieldColumn]:
+    """Every field of a version, nested ones after their parents, with its column in a map that knows the version."""
+
+    def walk(message: str, fields: Sequence[Field], above: Path, names: str, column: str) -> Iterator[FieldColumn]:
+        for item in fields:
+            path = (*above, item.id)
+            own = columns.names[field_key(message, path, item.kind)]
+            inner, outer = f"{names}.{item.name}" if names else item.name, f"{column}.{own}" if column else own
+            yield FieldColumn(message, path, inner, item, outer)
+            yield from walk(message, item.children, path, inner, outer)
+
+    return [found for message, fields in messages.items() for found in walk(message, fields, (), "", "")]
+
+
+def compare(old: Messages, new: Messages, columns: ColumnMap | None = None) -> list[Change]:
+    """What `new` changed.
+
+    Args:
+        old: the earlier version.
+        new: the later version.
+        columns: the map of the table as it is; None: of a table that begins with the earlier version.
+    """
+    known = columns or ColumnMap()
+    for version in (old, new):
+        for message, fields in version.items():
+            known = known.with_message(message, fields)
+    changes = []
+    for message in sorted(set(old) | set(new)):
+        if message not in old:
+            changes.append(
+                Change(Kind.MESSAGE_ADDED, message, "", None, message, "its columns are added; shared by name and type")
+            )
+        elif message not in new:
+            changes.append(Change(Kind.MESSAGE_REMOVED, message, "", message, None, "its columns stay"))
+        else:
+            before = {f.path: f for f in field_columns({message: old[message]}, known)}
+            after = {f.path: f for f in field_columns({message: new[message]}, known)}
+            changes += [c for path in _order(before, after) if (c := _change(before.get(path), after.get(path))) is not None]
+    return changes
+
+
+def _order(before: Mapping[Path, FieldColumn], after: Mapping[Path, FieldColumn]) -> list[Path]:
+    """Paths of both; what lies below an added or removed field is not told apart from it."""
+    both = sorted(set(before) | set(after), key=lambda path: [(isinstance(step, str), step) for step in path])
+    return [p for p in both if all((p[:n] in before) == (p[:n] in after) for n in range(1, len(p)))]
+
+
+def _change(before: FieldColumn | None, after: FieldColumn | None) -> Change | None:
+    if after is None:
+        assert before is not None  # noqa: S101 - a path is of one of them
+        effect = f"column {before.column} stays; NULL in rows of this version"
+        return Change(Kind.REMOVED, before.message, before.names, before.declaration, None, effect)
+    if before is None:
+        effect = f"column {after.column}; NULL in rows of older versions"
+        return Change(Kind.ADDED, after.message, after.names, None, after.declaration, effect)
+    if before.field.kind != after.field.kind:
+        effect = f"column {before.column} stays for older rows; rows of this version in {after.column}"
+    else:
+        effect = f"the same column {after.column}"
+    if before.field.declared != after.field.declared or before.field.kind != after.field.kind:
+        return Change(Kind.RETYPED, after.message, after.names, before.declaration, after.declaration, effect)
+    if before.field.name != after.field.name:
+        return Change(Kind.RENAMED, after.message, after.names, before.declaration, after.declaration, effect)
+    return None

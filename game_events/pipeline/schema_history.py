@@ -1,0 +1,98 @@
+"""The versions of a subject: what each one holds, what each one changed, and in which columns it lands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from game_events.decoding.changes import Change, FieldColumn, compare, field_columns
+from game_events.decoding.columns import ColumnMap
+from game_events.errors import ConfigurationError
+from game_events.lakehouse.tables import BRONZE, Lakehouse
+from game_events.pipeline.bronze import column_map
+from game_events.pipeline.catalog import SchemaCatalog
+from game_events.sources.registry import SchemaRegistry, SubjectVersion
+
+
+@dataclass(frozen=True)
+class SchemaHistory:
+    """A subject of a registry, seen from a lakehouse. Starts no Spark.
+
+    Attributes:
+        registry: where the versions are.
+        lakehouse: whose bronze table says which columns there are; without the table, a new one is assumed.
+        subject: the subject.
+    """
+
+    registry: SchemaRegistry
+    lakehouse: Lakehouse
+    subject: str
+
+    def versions(self) -> list[SubjectVersion]:
+        """All versions, oldest first.
+
+        Raises:
+            ConfigurationError: there is no such subject.
+        """
+        found = self.registry.versions(self.subject)
+        if not found:
+            raise ConfigurationError(
+                f"the registry {self.registry.url} has no subject {self.subject!r}: is GAME_EVENTS_KAFKA_TOPIC right, and was "
+                "anything produced to it? (another one: --subject)"
+            )
+        return found
+
+    def version(self, number: int | None) -> SubjectVersion:
+        """One version; None: the newest.
+
+        Raises:
+            ConfigurationError: there is no such version.
+        """
+        versions = self.versions()
+        chosen = [v for v in versions if number is None or v.version == number]
+        if not chosen:
+            raise ConfigurationError(
+                f"subject {self.subject!r} has no version {number}; it has {', '.join(str(v.version) for v in versions)}"
+            )
+        return chosen[-1]
+
+    def fields(self, version: SubjectVersion) -> list[FieldColumn]:
+        """Every field of a version with its column.
+
+        Raises:
+            DataError: its schema does not compile.
+        """
+        messages = self._catalog.messages(version.schema_id)
+        columns = self._columns()
+        for message, fields in messages.items():
+            columns = columns.with_message(message, fields)
+        return field_columns(messages, columns)
+
+    def changes(self, old: SubjectVersion, new: SubjectVersion) -> list[Change]:
+        """What one version changed against another.
+
+        Raises:
+            DataError: one of the schemas does not compile.
+        """
+        catalog = self._catalog
+        return compare(catalog.messages(old.schema_id), catalog.messages(new.schema_id), self._columns())
+
+    @cached_property
+    def _catalog(self) -> SchemaCatalog:
+        return SchemaCatalog(self.registry, self.lakehouse)
+
+    def _columns(self) -> ColumnMap:
+        bronze = self.lakehouse.table(BRONZE).open()
+        return column_map(bronze) if bronze is not None else ColumnMap()
+
+
+def as_markdown(changes: Sequence[Change]) -> str:
+    """A table of changes, for Dagster's metadata."""
+    if not changes:
+        return "no field changed"
+    lines = ["| message | field | change | before | after | column |", "|---|---|---|---|---|---|"]
+    for change in changes:
+        cells = (change.message, change.field, change.kind, change.before or "", change.after or "", change.effect)
+        lines.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines)
