@@ -1,4 +1,4 @@
-"""Every change between two schema versions: which columns there are, what old and new rows hold. docs/decoding.md has the table."""
+"""Every change between two schema versions: which columns there are, what old and new rows hold (docs/decoding.md)."""
 
 import re
 from datetime import UTC, datetime
