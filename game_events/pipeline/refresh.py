@@ -5,7 +5,7 @@ from __future__ import annotations
 from game_events.pipeline.bronze import load_bronze
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold import refresh_gold
-from game_events.pipeline.replay import replay_what_became_known
+from game_events.pipeline.replay_due import replay_what_became_known
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.silver import refresh_silver
 from game_events.pipeline.unified import refresh_unified

@@ -1,0 +1,72 @@
+"""What each run replays by itself: rows whose schema became known, and rows replayed to a bronze that is gone."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+
+from game_events.decoding.frames import SchemaId
+from game_events.decoding.reasons import Reason
+from game_events.errors import TransientError
+from game_events.lakehouse.reading import read_arrow
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.replay import Selection, replay
+from game_events.pipeline.replay_notes import note_replay
+from game_events.pipeline.report import RunReport
+
+log = logging.getLogger(__name__)
+
+#: Unknown ids that a run asks the registry about, those with most rows first: made-up ids may be any number.
+IDS_ASKED = 200
+
+
+def replay_what_became_known(pipeline: Pipeline, report: RunReport) -> None:
+    """Finish a replay that crashed, then replay what is due.
+
+    Costs two looks at table logs where quarantine holds no such rows.
+    """
+    note_replay(pipeline)
+    quarantine, bronze = pipeline.quarantine.open(), pipeline.bronze.open()
+    if quarantine is None or bronze is None:
+        return
+    ids, elsewhere = _due(pipeline, quarantine, str(bronze.metadata().id))
+    try:
+        known = frozenset(i for i in ids if pipeline.catalog.knows(i))
+    except TransientError:
+        log.info("registry_down=true unknown_ids=%d asked_again=next_run", len(ids))
+        return
+    if known:
+        replay(pipeline, report, Selection(frozenset({Reason.UNKNOWN_SCHEMA}), known))
+    if elsewhere:
+        replay(pipeline, report, Selection())
+
+
+def _due(pipeline: Pipeline, quarantine: DeltaTable, bronze_id: str) -> tuple[list[SchemaId], bool]:
+    """Ids that were unknown, most rows first; and whether rows were replayed to another bronze. Only files that may say so."""
+    actions = pa.table(quarantine.get_add_actions(flatten=True))
+    if "max.reason" not in actions.column_names:
+        return [], False
+    waits = pc.or_kleene(pc.is_null(actions["max.reason"]), pc.greater_equal(actions["max.reason"], Reason.UNKNOWN_SCHEMA))
+    elsewhere = pa.array([False] * actions.num_rows)
+    if "null_count.replayed_batch" in actions.column_names:
+        open_rows = pc.not_equal(pc.fill_null(actions["null_count.replayed_batch"], -1), 0)
+        waits = pc.and_kleene(waits, open_rows)
+    if "max.replayed_table" in actions.column_names:
+        other = [pc.not_equal(actions[f"{end}.replayed_table"], bronze_id) for end in ("min", "max")]
+        elsewhere = pc.fill_null(pc.or_kleene(*other), False)
+    chosen = actions.filter(pc.fill_null(waits, True)).column("path").to_pylist()
+    ids: Counter[SchemaId] = Counter()
+    if chosen:
+        columns = ["reason", "_schema_id", "_schema_guid", "replayed_batch"]
+        found = read_arrow(pipeline.quarantine, quarantine, columns, chosen)
+        unknown = found.filter(pc.equal(found["reason"], Reason.UNKNOWN_SCHEMA))
+        if "replayed_batch" in unknown.column_names:
+            unknown = unknown.filter(pc.is_null(unknown["replayed_batch"]))
+        for name in {"_schema_id", "_schema_guid"} & set(unknown.column_names):
+            counted = pc.value_counts(unknown[name].drop_null())
+            ids.update({entry["values"]: entry["counts"] for entry in counted.to_pylist()})
+    return [i for i, _ in ids.most_common(IDS_ASKED)], bool(pc.any(elsewhere).as_py())

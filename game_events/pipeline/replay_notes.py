@@ -1,0 +1,61 @@
+"""What `quarantine_events` notes of a replay: when its rows came to bronze, and as which batch."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from game_events.lakehouse.commits import Commit, commit, evolve, paths
+from game_events.lakehouse.reading import files_with, read_files, spark_schema
+from game_events.lakehouse.staging import REPORT_SCHEMA
+from game_events.pipeline.bronze_stage import QUARANTINE_COLUMNS
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.file_stage import FileStage, staged_files
+
+#: `txn` of bronze with the batch of the last replay; of quarantine, followed by bronze's id, with the last one noted.
+REPLAY_APP = "replay"
+COORDINATES = ["_kafka_topic_id", "_kafka_partition", "_kafka_offset"]
+
+
+def note_replay(pipeline: Pipeline) -> None:
+    """Note the replay that bronze has and quarantine does not, if there is one: it crashed between its two commits."""
+    bronze, quarantine = pipeline.bronze.open(), pipeline.quarantine.open()
+    if bronze is None or quarantine is None:
+        return
+    app = f"{REPLAY_APP}:{bronze.metadata().id}"
+    batch, noted = bronze.transaction_version(REPLAY_APP), quarantine.transaction_version(app)
+    if batch is None or batch == noted:
+        return
+    quarantine = evolve(pipeline.quarantine, quarantine, QUARANTINE_COLUMNS)
+    came = read_files(pipeline.spark, files_with(bronze, "_batch", batch - 1), spark_schema(bronze.schema()))
+    came = came.where(F.col("_batch") == batch).select(*COORDINATES, F.lit(True).alias("_came"))
+    held = read_files(pipeline.spark, quarantine.file_uris(), spark_schema(quarantine.schema())).where("layer = 'bronze'")
+    held = held.select(*COORDINATES, F.col("_metadata.file_name").alias("_file"))
+    touched = held.join(F.broadcast(came), COORDINATES, "left_semi").select("_file").distinct().collect()
+    names = {r["_file"] for r in touched}
+    rewritten = frozenset(path for path in paths(quarantine) if path.rpartition("/")[2] in names)
+    files = [f"{quarantine.table_uri.rstrip('/')}/{path}" for path in rewritten]
+    rows = read_files(pipeline.spark, files, spark_schema(quarantine.schema()))
+    staged = _noted(rows.join(F.broadcast(came), COORDINATES, "left"), str(bronze.metadata().id), batch).mapInArrow(
+        FileStage(pipeline.quarantine, QUARANTINE_COLUMNS), REPORT_SCHEMA
+    )
+    commit(
+        Commit(
+            pipeline.quarantine,
+            QUARANTINE_COLUMNS,
+            staged_files(staged.collect()),
+            expected={app: noted},
+            advance={app: batch},
+            table_id=str(quarantine.metadata().id),
+            rewritten=rewritten,
+            info={"replayed_batch": str(batch)},
+        )
+    )
+
+
+def _noted(rows: DataFrame, table_id: str, batch: int) -> DataFrame:
+    came = F.col("_came").isNotNull() & (F.col("layer") == "bronze")
+    values = {"replayed_table": F.lit(table_id), "replayed_batch": F.lit(batch), "replayed_at": F.current_timestamp()}
+    return rows.select(
+        *(F.when(came, values[n]).otherwise(F.col(n)).alias(n) if n in values else n for n in QUARANTINE_COLUMNS.names)
+    )
