@@ -1,5 +1,7 @@
 """What the lakehouse tests share: small tables, and DuckDB as the reader that is not ours."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import duckdb
@@ -53,3 +55,36 @@ def data_files(table):
 def committed_files(table):
     """Names of the files of the newest version."""
     return {Path(uri).name for uri in DeltaTable(table.uri).file_uris()}
+
+
+def fails_before(error):
+    """A call that never happens."""
+
+    def call(*_, **__):
+        raise error
+
+    return call
+
+
+def txn(table, app="txn"):
+    return DeltaTable(table.uri).transaction_version(app)
+
+
+def both(*calls):
+    """Calls at the same moment; what each returned or raised."""
+    start = threading.Barrier(len(calls))
+
+    def one(call):
+        start.wait()
+        try:
+            return call()
+        except Exception as error:  # noqa: BLE001 - looked at by the test
+            return error
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(one, calls))
+
+
+def assert_nothing_left_over(table):
+    """Every file on disk is in the log of some version."""
+    assert data_files(table) == committed_files(table)

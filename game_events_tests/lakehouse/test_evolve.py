@@ -1,0 +1,108 @@
+"""Columns are added in a commit of their own, beside any rival, and never change their type."""
+
+from functools import partial
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
+
+from game_events.errors import ConflictError
+from game_events.lakehouse.commits import Commit, commit, evolve
+from game_events.lakehouse.reading import read_arrow
+from game_events.lakehouse.tables import Lakehouse
+from game_events_tests.lakehouse.helpers import (
+    SCHEMA,
+    assert_nothing_left_over,
+    both,
+    fails_before,
+    numbers,
+    plan,
+    rows,
+    staged,
+    txn,
+)
+
+
+@pytest.fixture
+def table(tmp_path):
+    return Lakehouse(str(tmp_path)).table("t")
+
+
+WIDER = pa.schema([*SCHEMA, ("t", pa.timestamp("us", tz="UTC")), ("p", pa.struct([("x", pa.float64())]))])
+WIDEST = pa.schema(
+    [
+        *WIDER.remove(3),
+        ("p", pa.struct([("x", pa.float64()), ("q", pa.struct([("y", pa.int64())]))])),
+        ("l", pa.list_(pa.struct([("a", pa.string())]))),
+    ]
+)
+
+
+def test_new_columns_and_nested_fields_are_added_and_old_rows_have_null(table):
+    commit(plan(table, [1], None, 1))
+    wider = staged(table, [2], WIDER, t=[0], p=[{"x": 1.5}])
+    commit(plan(table, None, 1, 2, schema=WIDER, files=wider))
+    widest = staged(table, [3], WIDEST, t=[0], p=[{"x": 2.5, "q": {"y": 7}}], l=[[{"a": "b"}]])
+    commit(plan(table, None, 2, 3, schema=WIDEST, files=widest))
+    schema = pa.schema(DeltaTable(table.uri).schema())
+    assert schema.names == ["n", "s", "t", "p", "l"]
+    assert schema.field("p").type == WIDEST.field("p").type
+    assert rows(table, "n, p.x, t IS NULL, l IS NULL") == [(1, None, True, True), (2, 1.5, False, True), (3, 2.5, False, False)]
+    read = {row["n"]: row["l"] for row in read_arrow(table, table.open(), ["l", "n"]).to_pylist()}
+    assert read == {1: None, 2: None, 3: [{"a": "b"}]}
+
+
+def test_fewer_columns_than_the_table_has_are_no_fault(table):
+    commit(plan(table, None, None, 1, schema=WIDER, files=staged(table, [1], WIDER, t=[0], p=[None])))
+    commit(plan(table, [2], 1, 2))
+    assert [f.name for f in DeltaTable(table.uri).schema().fields] == WIDER.names
+    assert rows(table, "n, t IS NULL") == [(1, False), (2, True)]
+
+
+def test_two_rivals_that_each_add_nested_fields_both_find_theirs(table):
+    base = pa.schema([("n", pa.int64()), ("p", pa.struct([("x", pa.int64())]))])
+    commit(Commit(table, base, [], {}, {}, None))
+    for name in ("y", "z"):
+        evolve(table, table.open(), pa.schema([("n", pa.int64()), ("p", pa.struct([("x", pa.int64()), (name, pa.int64())]))]))
+    assert [f.name for f in pa.schema(table.open().schema()).field("p").type] == ["x", "y", "z"]
+
+
+def test_a_columns_metadata_is_kept_when_nested_fields_are_added(table):
+    old = pa.schema([pa.field("p", pa.struct([("x", pa.int64())]), metadata={"k": "1"})])
+    new = pa.schema([pa.field("p", pa.struct([("x", pa.int64()), ("y", pa.int64())]), metadata={"k": "2"})])
+    commit(Commit(table, old, [], {}, {}, None))
+    evolve(table, table.open(), new)
+    (field,) = table.open().schema().fields
+    assert field.metadata == {"k": "2"}
+    assert [f.name for f in pa.schema(table.open().schema()).field("p").type] == ["x", "y"]
+
+
+@pytest.mark.parametrize("attempt", range(3))
+def test_rivals_that_add_columns_end_with_one_commit_and_every_column_once(table, attempt):  # noqa: ARG001 - a race: tried several times
+    commit(plan(table, [0], None, 1))
+    schemas = [pa.schema([*SCHEMA, (name, pa.int64())]) for name in ("a", "b")]
+    plans = [
+        plan(
+            table, None, 1, end, schema=schema, files=staged(table, range(1, end), schema, **{schema.names[-1]: range(1, end)})
+        )
+        for end, schema in zip((5, 9), schemas, strict=True)
+    ]
+    outcomes = both(*(partial(commit, p) for p in plans))
+    landed = [o for o in outcomes if not isinstance(o, Exception)]
+    assert len(landed) <= 1
+    assert all(isinstance(o, ConflictError) for o in outcomes if isinstance(o, Exception)), outcomes
+    assert numbers(table) == list(range(txn(table)))
+    names = [f.name for f in DeltaTable(table.uri).schema().fields]
+    assert len(names) == len(set(names))
+    assert_nothing_left_over(table)
+
+
+def test_a_schema_that_keeps_changing_is_a_conflict_and_the_files_go(table, monkeypatch):
+    commit(plan(table, [0], None, 1))
+    alter = type(table.open().alter)
+    monkeypatch.setattr(alter, "add_columns", fails_before(CommitFailedError("Metadata changed")))
+    with pytest.raises(ConflictError, match="keeps changing"):
+        commit(plan(table, None, 1, 2, schema=WIDER, files=staged(table, [1], WIDER, t=[0], p=[None])))
+    assert (numbers(table), txn(table)) == ([0], 1)
+    assert_nothing_left_over(table)
