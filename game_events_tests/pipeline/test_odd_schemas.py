@@ -1,0 +1,169 @@
+"""Schemas that nobody would write and somebody does: they reach bronze and silver, and every reader opens them (faults B)."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import duckdb
+import pytest
+from confluent_kafka.schema_registry import SchemaReference
+from confluent_kafka.schema_registry.avro import AvroSerializer
+from confluent_kafka.schema_registry.json_schema import JSONSerializer
+from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+from deltalake import DeltaTable
+
+from game_events.lakehouse.tables import BRONZE, QUARANTINE
+from game_events.pipeline.reconcile import reconcile
+from game_events.pipeline.refresh import refresh
+from game_events.sources.registry import registry_client
+from game_events_tests.books import coordinates, count, rows
+from game_events_tests.decoding.helpers import compiled, frame, python_class
+from game_events_tests.pipeline.topic import register, send_values
+
+pytestmark = pytest.mark.stack
+
+HEAD = 'syntax = "proto3"; package o; import "google/protobuf/struct.proto"; import "google/protobuf/any.proto";'
+OWN = "string game_name = 1; string gamer_id = 2; int64 event_timestamp = 2001;"
+#: name -> (schema, a message as keyword arguments besides game and gamer, column -> value in silver)
+SCHEMAS = {
+    "names that differ by case": (
+        f"{HEAD} message E {{ {OWN} string level = 3; int32 Level = 4; string LEVEL = 5; }}",
+        {"level": "a", "Level": 1, "LEVEL": "b"},
+        {"level": "a", "Level__bigint": 1, "LEVEL__string": "b"},
+    ),
+    "reserved words": (
+        f"{HEAD} message E {{ {OWN} int32 select = 3; string from = 4; bool table = 5; string group = 6; string order = 7; }}",
+        {"select": 1, "from": "x", "table": True, "group": "g", "order": "o"},
+        {"select": 1, "from": "x", "table": True, "group": "g", "order": "o"},
+    ),
+    "names of the pipeline's own": (
+        f"{HEAD} message E {{ {OWN} int64 _kafka_offset = 3; string _batch = 4; string reason = 5; }}",
+        {"_kafka_offset": 7, "_batch": "x", "reason": "r"},
+        {"field_kafka_offset": 7, "field_batch": "x", "reason": "r"},
+    ),
+    "a recursive message": (
+        f"{HEAD} message E {{ {OWN} Node root = 3; }} message Node {{ string name = 1; repeated Node children = 2; }}",
+        {"root": {"name": "a", "children": [{"name": "b"}, {"name": "c"}]}},
+        {},
+    ),
+    "Struct and Any": (
+        f"{HEAD} message E {{ {OWN} google.protobuf.Struct free = 3; google.protobuf.Any any = 4; }}",
+        {"free": {"a": 1, "b": [True, None]}, "any": {"type_url": "t", "value": b"\1"}},
+        {},
+    ),
+    "an empty message": (
+        f"{HEAD} message E {{ {OWN} Nothing nothing = 3; }} message Nothing {{}}", {"nothing": {}}, {"nothing": True},
+    ),
+    "two thousand fields": (
+        f"{HEAD} message E {{ {OWN} {' '.join(f'string field_{n} = {n};' for n in range(3, 2001))} }}",
+        {"field_3": "first", "field_2000": "last"},
+        {"field_3": "first", "field_2000": "last", "field_1000": ""},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_an_odd_schema_reaches_silver_and_spark_and_duckdb_read_it(name, settings, make_pipeline, spark):
+    text, values, expected = SCHEMAS[name]
+    schema_id = register(settings, text)
+    event = python_class(compiled(text, schema_id))
+    messages = [event(game_name="uno", gamer_id=f"g{n}", **values) for n in range(3)] + [event(game_name="uno")]
+    send_values(settings, [frame(schema_id, (0,), m) for m in messages])
+
+    report = refresh(make_pipeline(settings))
+
+    assert report.success, report.errors
+    assert count(settings, QUARANTINE) == 0
+    assert len(coordinates(settings, BRONZE)) == 4
+    assert coordinates(settings, "silver_uno_events") == coordinates(settings, BRONZE)
+    listed = ", ".join(f'"{column}"' for column in expected) or "1"
+    files = DeltaTable(f"{settings.lakehouse}/silver_uno_events").file_uris()
+    with duckdb.connect() as connection:
+        found = connection.execute(f"SELECT {listed} FROM read_parquet(?) WHERE gamer_id = 'g1'", [files]).fetchone()
+    assert list(found) == (list(expected.values()) or [1])
+    table = spark.read.format("delta").load(f"{settings.lakehouse}/silver_uno_events")
+    (row,) = table.where("gamer_id = 'g1'").collect()
+    assert {column: row[column] for column in expected} == expected
+
+
+def test_a_schema_whose_reference_is_missing_costs_its_own_rows_until_it_is_there(settings, make_pipeline):
+    good = f'syntax = "proto3"; package o; message E {{ {OWN} }}'
+    bad = f'syntax = "proto3"; package o; import "gone.proto"; message E {{ {OWN} gone.Thing thing = 3; }}'
+    ids = [register(settings, text, subject=f"{settings.kafka_topic}-{n}") for n, text in enumerate((good, bad))]
+    event = python_class(compiled(good, ids[0]))
+    send_values(settings, [frame(i, (0,), event(game_name="uno")) for i in ids])
+    refresh(make_pipeline(settings))
+    ((reason, detail),) = rows(settings, QUARANTINE, "SELECT reason, detail FROM t")
+    assert reason == "BAD_SCHEMA"
+    assert "gone.proto" in detail
+    assert count(settings, BRONZE) == 1
+
+
+def test_references_three_deep_are_followed(settings, make_pipeline):
+    topic = settings.kafka_topic
+    leaf = 'syntax = "proto3"; package deep; message Leaf { string leaf = 1; }'
+    middle = 'syntax = "proto3"; package deep; import "leaf.proto"; message Middle { Leaf leaf = 1; }'
+    top = 'syntax = "proto3"; package deep; import "middle.proto"; message Top { Middle middle = 1; }'
+    main = f'syntax = "proto3"; package deep; import "top.proto"; message E {{ {OWN} Top top = 3; }}'
+    known, last = (), ()
+    for name, text in (("leaf.proto", leaf), ("middle.proto", middle), ("top.proto", top)):
+        register(settings, text, references=last, subject=f"{topic}-{name}")
+        last = (SchemaReference(name, f"{topic}-{name}", 1),)
+        known += ((name, text),)
+    schema_id = register(settings, main, references=last)
+    event = python_class(compiled(main, schema_id, known))
+    send_values(settings, [frame(schema_id, (0,), event(game_name="uno", top={"middle": {"leaf": {"leaf": "x"}}}))])
+    refresh(make_pipeline(settings))
+    assert rows(settings, "silver_uno_events", "SELECT top.middle.leaf.leaf FROM t") == [("x",)]
+
+
+def test_one_topic_of_protobuf_avro_and_json_fills_the_same_columns(settings, make_pipeline):
+    """Frames from the real serializers against the real registry; the format is the registry's word for each schema."""
+    topic = settings.kafka_topic
+    avro = json.dumps(
+        {
+            "type": "record", "name": "Event", "namespace": "o", "fields": [
+                {"name": "game_name", "type": "string"}, {"name": "gamer_id", "type": "string"},
+                {"name": "event_timestamp", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+            ],
+        }
+    )  # fmt: skip
+    document = json.dumps(
+        {
+            "$schema": "http://json-schema.org/draft-07/schema#", "title": "Event", "type": "object", "properties": {
+                "game_name": {"type": "string"}, "gamer_id": {"type": "string"},
+                "event_timestamp": {"type": "string", "format": "date-time"},
+            },
+        }
+    )  # fmt: skip
+    text = (
+        f'{HEAD} import "google/protobuf/timestamp.proto"; message E {{ {OWN} google.protobuf.Timestamp event_timestamp = 3; }}'
+    )
+    at = datetime(2026, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
+    with registry_client(settings) as client:
+
+        def context(kind):
+            return SerializationContext(f"{topic}-{kind}", MessageField.VALUE)
+
+        event = python_class(compiled(text, 1))
+        values = []
+        for n in range(3):
+            body = {"game_name": "uno", "gamer_id": f"g{n}", "event_timestamp": at}
+            as_text = body | {"event_timestamp": "2026-05-06T07:08:09.123456Z"}
+            values.append(ProtobufSerializer(event, client, {})(event(**body), context("protobuf")))
+            values.append(AvroSerializer(client, avro)(body, context("avro")))
+            values.append(JSONSerializer(document, client)(as_text, context("json")))
+    send_values(settings, values)
+    report = refresh(make_pipeline(settings))
+    assert report.success, report.errors
+    assert count(settings, QUARANTINE) == 0
+    assert rows(settings, "silver_uno_events", "SELECT DISTINCT gamer_id, event_timestamp FROM t ORDER BY 1") == [
+        (f"g{n}", at) for n in range(3)
+    ]
+    assert {
+        r[0]: r[1] for r in rows(settings, "gold_uno_player_agg", "SELECT gamer_id, session_count FROM t")
+    } == dict.fromkeys(("g0", "g1", "g2"), 3)
+    assert len({r[0] for r in rows(settings, BRONZE, "SELECT _schema_id FROM t")}) == 3
+    assert reconcile(make_pipeline(settings)).passed
