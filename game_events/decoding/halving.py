@@ -8,42 +8,40 @@ import numpy as np
 import pyarrow as pa
 
 from game_events.decoding.frames import Rows
-from game_events.decoding.reasons import Reason
 from game_events.errors import DataError
 
-Bad = tuple[Reason, str, Rows]
+#: Rows handed to the decoder, as a multiple of the batch: one bad row costs ~3, hundreds cost ~10. Beyond this, looking at
+#: each row by itself is cheaper.
+MAX_ROUNDS = 4
 
 
 def decode_by_halves(
-    payloads: pa.BinaryArray,
-    rows: Rows,
-    attempt: Callable[[pa.BinaryArray], pa.RecordBatch],
-    diagnose: Callable[[bytes, DataError], tuple[Reason, str]],
-) -> tuple[list[pa.RecordBatch], Rows, list[Bad]]:
-    """Decode rows, halving a part that fails until the bad rows stand alone: O(bad * log n) calls on top of one.
+    payloads: pa.BinaryArray, rows: Rows, attempt: Callable[[pa.BinaryArray], pa.RecordBatch], max_rounds: int = MAX_ROUNDS
+) -> tuple[list[tuple[Rows, pa.RecordBatch]], Rows, list[tuple[int, DataError]]]:
+    """Decode rows, halving a part that fails until the bad rows stand alone, or until that has cost enough.
 
     Args:
         payloads: the batch, shape (n,).
         rows: positions to decode.
         attempt: decodes an array whole, one row out for each row in, or raises `DataError`.
-        diagnose: why a single payload failed.
+        max_rounds: rows handed to `attempt` at most, as a multiple of `rows`; 0: no limit.
 
     Returns:
-        the decoded parts, the positions they hold in that order, and the bad positions.
+        the decoded parts with the positions they hold, the positions that were given up on, and each bad position with its error.
     """
-    batches: list[pa.RecordBatch] = []
-    kept: list[Rows] = []
-    bad: list[Bad] = []
+    done: list[tuple[Rows, pa.RecordBatch]] = []
+    bad: list[tuple[int, DataError]] = []
     stack = [rows] if len(rows) else []
-    while stack:
+    tried = 0
+    while stack and (not max_rounds or tried <= max_rounds * len(rows)):
         part = stack.pop()
+        tried += len(part)
         try:
-            batches.append(attempt(payloads if len(part) == len(payloads) else payloads.take(pa.array(part))))
-            kept.append(part)
+            done.append((part, attempt(payloads if len(part) == len(payloads) else payloads.take(pa.array(part)))))
         except DataError as failure:
             if len(part) > 1:
                 half = len(part) // 2
                 stack += [part[half:], part[:half]]
             else:
-                bad.append((*diagnose(payloads[int(part[0])].as_py(), failure), part))
-    return batches, (np.concatenate(kept) if kept else np.empty(0, dtype=np.int64)), bad
+                bad.append((int(part[0]), failure))
+    return done, np.concatenate([*stack, np.empty(0, dtype=np.int64)]), bad

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from game_events.decoding.decoder import BatchDecoder
-from game_events.decoding.protobuf import TIMESTAMP_RANGE
+from game_events.decoding.protobuf_times import TIMESTAMP_RANGE
 from game_events_tests.decoding.helpers import (
     assert_each_row_once,
     compiled,
