@@ -24,9 +24,9 @@ MAX_LEVELS = 100
 MAX_STEPS = 20_000
 _F = FieldDescriptor
 _FIXED = {_F.TYPE_FIXED32: 4, _F.TYPE_SFIXED32: 4, _F.TYPE_FLOAT: 4, _F.TYPE_FIXED64: 8, _F.TYPE_SFIXED64: 8, _F.TYPE_DOUBLE: 8}
-#: A varint has ten bytes at most, and only one bit in the tenth.
-_LONG_VARINT = re.compile(rb"[\x80-\xff]{9}[\x02-\xff]")
-_END_OF_GROUP, _TAG_BYTES, _MAX_TAG, _MAX_LENGTH = 4, 5, 2**32, 2**31
+#: A varint has ten bytes at most. (What does not fit into 64 bits is cut off, and no fault.)
+_LONG_VARINT = re.compile(rb"[\x80-\xff]{10}")
+_END_OF_GROUP, _TAG_BYTES, _MAX_TAG, _MAX_LENGTH, _ALL_BITS = 4, 5, 2**32, 2**31, 2**64 - 1
 
 
 class _FaultError(Exception):
@@ -148,7 +148,7 @@ def _check(payload: bytes, begin: int, end: int, known: _Known) -> None:
         content = payload[begin:end]
         long = _LONG_VARINT.search(content)
         if long is not None:
-            raise _FaultError(Reason.MALFORMED, "a varint of more than 64 bits", begin + long.start())
+            raise _FaultError(Reason.MALFORMED, "a varint of more than ten bytes", begin + long.start())
         if content[-1] > 0x7F:
             raise _FaultError(Reason.TRUNCATED, "the last varint of a packed list runs past its end", end - 1)
     elif known.packed and (end - begin) % known.packed:
@@ -180,11 +180,9 @@ def _varint(payload: bytes, at: int, end: int) -> tuple[int, int]:
         value |= (octet & 0x7F) << shift
         shift += 7
         if octet < 0x80:
-            if value >> 64:
-                break
-            return value, at
+            return value & _ALL_BITS, at
         if shift == 70:
             break
     if shift >= 70:
-        raise _FaultError(Reason.MALFORMED, "a varint of more than 64 bits", begin)
+        raise _FaultError(Reason.MALFORMED, "a varint of more than ten bytes", begin)
     raise _FaultError(Reason.TRUNCATED, "the varint runs past the end", begin)
