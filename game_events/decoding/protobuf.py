@@ -24,7 +24,7 @@ from game_events.decoding.protobuf_canonical import canonical
 from game_events.decoding.protobuf_faults import FaultFinder
 from game_events.decoding.protobuf_fields import tree_of
 from game_events.decoding.protobuf_native import NativeDecoder
-from game_events.decoding.protobuf_reading import Doubts, read
+from game_events.decoding.protobuf_reading import Reading, read
 from game_events.decoding.reasons import Reason
 from game_events.errors import DataError
 
@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 GUARDED_BYTES = 32_768
 
 Part = tuple[Rows, pa.RecordBatch]
+Bad = tuple[Reason, str, Rows]
 _NONE: Rows = np.empty(0, dtype=np.int64)
 
 
@@ -70,29 +71,35 @@ class ProtobufDecoder:
 
     def decode(self, payloads: pa.BinaryArray, columns: ColumnMap) -> Decoded:
         """Decode a batch."""
-        self._bad: list[tuple[Reason, str, Rows]] = []
+        bad: list[Bad] = []
         lengths = np.diff(np.frombuffer(payloads.buffers()[1], dtype=np.int32)[payloads.offset :][: len(payloads) + 1])
-        rows = np.arange(len(payloads), dtype=np.int64)
         parts: list[Part] = []
-        again = rows
+        again = np.arange(len(payloads), dtype=np.int64)
         if not self._is_slow:
-            guarded = np.flatnonzero(lengths >= GUARDED_BYTES)
-            if len(guarded):
-                refused = self._refused(payloads, guarded)
-                rows = np.setdiff1d(rows, refused, assume_unique=True)
-            decoded, left, failed = decode_by_halves(payloads, rows, self._native.decode)
-            again = np.concatenate([left, np.asarray([at for at, _ in failed], dtype=np.int64)])
+            rows = self._readable(payloads, again, bad, among=np.flatnonzero(lengths >= GUARDED_BYTES))
+            decoded, again = self._natively(payloads, rows, bad)
             for part, batch in decoded:
-                sure, doubted = self._first_look(payloads, part, batch, lengths)
+                sure, doubted = self._first_look(payloads, part, batch, lengths, bad)
                 parts.append(sure)
                 again = np.concatenate([again, doubted])
         if len(again):
-            parts += self._second_look(payloads, again)
+            parts += self._second_look(payloads, again, bad)
         good = np.concatenate([part for part, _ in parts]) if parts else _NONE
         table = project(self.message, self.fields, [batch for _, batch in parts], columns)
-        return Decoded(table, good, self._bad)
+        return Decoded(table, good, bad)
 
-    def _first_look(self, payloads: pa.BinaryArray, part: Rows, batch: pa.RecordBatch, lengths: Rows) -> tuple[Part, Rows]:
+    def _natively(self, payloads: pa.BinaryArray, rows: Rows, bad: list[Bad]) -> tuple[list[Part], Rows]:
+        """Decoded parts, and the rows that the native decoder refuses though Python's protobuf may read them."""
+        decoded, left, failed = decode_by_halves(payloads, rows, self._native.decode)
+        if len(left):
+            # Many are bad: Python's protobuf tells which, in one go.
+            more, left, others = decode_by_halves(payloads, self._readable(payloads, left, bad), self._native.decode)
+            decoded, failed = decoded + more, failed + others
+        return decoded, np.concatenate([left, np.asarray([at for at, _ in failed], dtype=np.int64)])
+
+    def _first_look(
+        self, payloads: pa.BinaryArray, part: Rows, batch: pa.RecordBatch, lengths: Rows, bad: list[Bad]
+    ) -> tuple[Part, Rows]:
         """What of a natively decoded part is right for sure, and the rows that are in doubt."""
         reading = read(self._nodes, batch, lengths if len(part) == len(lengths) else lengths[part])
         doubts = reading.doubts
@@ -100,10 +107,11 @@ class ProtobufDecoder:
         dropped = doubted
         if doubts.unread:
             unread = np.setdiff1d(_distinct(doubts.unread), doubted, assume_unique=True)
-            dropped = np.concatenate([doubted, np.flatnonzero(np.isin(part, self._refused(payloads, part[unread])))])
+            read_by_python = self._readable(payloads, part[unread], bad)
+            dropped = np.concatenate([doubted, unread[~np.isin(part[unread], read_by_python)]])
         return _without((part, reading.batch), dropped), part[doubted]
 
-    def _second_look(self, payloads: pa.BinaryArray, rows: Rows) -> list[Part]:
+    def _second_look(self, payloads: pa.BinaryArray, rows: Rows, bad: list[Bad]) -> list[Part]:
         """Rows written again by Python's protobuf, then decoded; the rest is bad."""
         kept: list[int] = []
         texts: list[bytes] = []
@@ -112,40 +120,45 @@ class ProtobufDecoder:
                 texts.append(self._canonical(payload))
                 kept.append(at)
             except DecodeError as error:
-                self._reject(at, payload, str(error))
+                bad.append(self._rejected(at, payload, str(error)))
         written, origin = pa.array(texts, pa.binary()), np.asarray(kept, dtype=np.int64)
         lengths = np.asarray([len(text) for text in texts], dtype=np.int64)
         decoded, _, failed = decode_by_halves(written, np.arange(len(kept)), self._native.decode, max_rounds=0)
         for at, failure in failed:
-            self._reject(kept[at], payloads[kept[at]].as_py(), str(failure))
-        return [self._accepted(payloads, part, batch, origin, lengths) for part, batch in decoded]
+            bad.append(self._rejected(kept[at], payloads[kept[at]].as_py(), str(failure)))
+        return [self._fit(payloads, origin[part], read(self._nodes, batch, lengths[part]), bad) for part, batch in decoded]
 
-    def _accepted(self, payloads: pa.BinaryArray, part: Rows, batch: pa.RecordBatch, origin: Rows, lengths: Rows) -> Part:
+    def _fit(self, payloads: pa.BinaryArray, rows: Rows, reading: Reading, bad: list[Bad]) -> Part:
         """Of rows written again, those that are right: nothing is in doubt now but the values themselves."""
-        doubts: Doubts
-        reading = read(self._nodes, batch, lengths[part])
-        doubts = reading.doubts
-        dropped = _distinct([*doubts.unfit, *doubts.wrong])
-        for at in origin[part[dropped]].tolist():
-            self._reject(at, payloads[at].as_py(), "the native decoder and Python's protobuf disagree")
-        rows, kept = _without((part, reading.batch), dropped)
-        return origin[rows], kept
+        dropped = _distinct([*reading.doubts.unfit, *reading.doubts.wrong])
+        for at in rows[dropped].tolist():
+            bad.append(self._rejected(at, payloads[at].as_py(), "the native decoder and Python's protobuf disagree"))
+        return _without((rows, reading.batch), dropped)
 
-    def _refused(self, payloads: pa.BinaryArray, rows: Rows) -> Rows:
-        """Rejects those of the rows that Python's protobuf does not read, and returns them."""
-        refused = []
-        for at in rows.tolist():
-            payload = payloads[at].as_py()
+    def _readable(self, payloads: pa.BinaryArray, rows: Rows, bad: list[Bad], among: Rows | None = None) -> Rows:
+        """Those of the rows that Python's protobuf reads; the others are bad.
+
+        Args:
+            payloads: the batch.
+            rows: positions.
+            bad: what is found is added to it.
+            among: the positions to look at, if not all.
+        """
+        looked_at = rows if among is None else among
+        if not len(looked_at):
+            return rows
+        parse, refused = self._python().ParseFromString, []
+        for at, payload in zip(looked_at.tolist(), payloads.take(pa.array(looked_at)).to_pylist(), strict=True):
             try:
-                self._python().ParseFromString(payload)
+                parse(payload)
             except DecodeError as error:
-                self._reject(at, payload, str(error))
+                bad.append(self._rejected(at, payload, str(error)))
                 refused.append(at)
-        return np.asarray(refused, dtype=np.int64)
+        return np.setdiff1d(rows, np.asarray(refused, dtype=np.int64), assume_unique=True) if refused else rows
 
-    def _reject(self, at: int, payload: bytes, said: str) -> None:
+    def _rejected(self, at: int, payload: bytes, said: str) -> Bad:
         reason, detail = self._faults.first(payload) or (Reason.MALFORMED, f"{self.message}: {said}")
-        self._bad.append((reason, detail, np.asarray([at], dtype=np.int64)))
+        return reason, detail, np.asarray([at], dtype=np.int64)
 
 
 def _distinct(rows: list[Rows]) -> Rows:

@@ -108,7 +108,7 @@ class _Reader:
                     if present is None:
                         constant += tag
                     else:
-                        sizes = np.where(present, sizes + tag, 0)
+                        sizes = (sizes + tag) * present
                     oneof = node.descriptor.containing_oneof
                     # A oneof of one member is how proto3 writes `optional`: nothing to disagree about.
                     if oneof is not None and len(oneof.fields) > 1:
@@ -285,12 +285,23 @@ def _converted(array: pa.Array, node: Node) -> pa.Array:
 
 def _no_utf8(array: pa.Array) -> Rows:
     """Positions of strings that are not UTF-8."""
+    if _is_ascii(array.buffers()[2]):
+        return np.empty(0, dtype=np.int64)
     try:
         array.validate(full=True)
     except pa.ArrowInvalid:
         texts = array.view(pa.binary()).to_pylist()
         return np.asarray([at for at, text in enumerate(texts) if text is not None and not _is_utf8(text)], dtype=np.int64)
     return np.empty(0, dtype=np.int64)
+
+
+def _is_ascii(data: pa.Buffer | None) -> bool:
+    """Whether all bytes are below 128: told ten times faster than UTF-8, and usual."""
+    if data is None:
+        return True
+    whole = data.size // 8 * 8
+    words = np.bitwise_or.reduce(np.frombuffer(data, dtype=np.uint64, count=whole // 8)) if whole else 0
+    return not int(words) & 0x8080808080808080 and data.slice(whole).to_pybytes().isascii()
 
 
 def _is_utf8(text: bytes) -> bool:

@@ -9,6 +9,9 @@ import numpy.typing as npt
 Sizes = int | npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.uint64]
 
+#: The least number whose varint takes two bytes.
+_TWO_BYTES = 128
+
 
 def varint_size(value: int) -> int:
     """Bytes of one varint, 1 to 10."""
@@ -37,6 +40,8 @@ def zigzag(values: npt.NDArray[np.int64]) -> Numbers:
 
 def delimited(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Bytes of values behind their lengths."""
+    if len(lengths) and lengths.max() < _TWO_BYTES:
+        return lengths + 1
     return lengths + varint_sizes(lengths)
 
 

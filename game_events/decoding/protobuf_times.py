@@ -44,7 +44,8 @@ def microseconds(seconds: pa.Array, nanos: pa.Array, kind: pa.DataType) -> tuple
         # numpy rounds down, protobuf towards zero.
         micros = np.sign(parts) * (np.abs(parts) // 1_000)
     else:
-        micros = parts // 1_000
+        # Unsigned: numpy divides those twice as fast, and what is negative is bad.
+        micros = (parts.view(np.uint64) // np.uint64(1_000)).view(np.int64)
     micros += np.where(bad, 0, whole) * 1_000_000 if bad.any() else whole * 1_000_000
     return pa.Array.from_buffers(kind, len(micros), [None, pa.py_buffer(micros)], 0), bad
 
