@@ -10,13 +10,16 @@ import pyarrow as pa
 from game_events.decoding.frames import Rows
 from game_events.errors import DataError
 
-#: Rows handed to the decoder, as a multiple of the batch: one bad row costs ~3, hundreds cost ~10. Beyond this, looking at
-#: each row by itself is cheaper.
-MAX_ROUNDS = 4
+#: Attempts that may fail before halving is given up: two or three bad rows cost that many in a batch of 100,000. With more of
+#: them, looking at each row by itself is cheaper.
+MAX_FAILURES = 48
 
 
 def decode_by_halves(
-    payloads: pa.BinaryArray, rows: Rows, attempt: Callable[[pa.BinaryArray], pa.RecordBatch], max_rounds: int = MAX_ROUNDS
+    payloads: pa.BinaryArray,
+    rows: Rows,
+    attempt: Callable[[pa.BinaryArray], pa.RecordBatch],
+    max_failures: int | None = MAX_FAILURES,
 ) -> tuple[list[tuple[Rows, pa.RecordBatch]], Rows, list[tuple[int, DataError]]]:
     """Decode rows, halving a part that fails until the bad rows stand alone, or until that has cost enough.
 
@@ -24,7 +27,7 @@ def decode_by_halves(
         payloads: the batch, shape (n,).
         rows: positions to decode.
         attempt: decodes an array whole, one row out for each row in, or raises `DataError`.
-        max_rounds: rows handed to `attempt` at most, as a multiple of `rows`; 0: no limit.
+        max_failures: attempts that may fail; None: no limit.
 
     Returns:
         the decoded parts with the positions they hold, the positions that were given up on, and each bad position with its error.
@@ -32,13 +35,13 @@ def decode_by_halves(
     done: list[tuple[Rows, pa.RecordBatch]] = []
     bad: list[tuple[int, DataError]] = []
     stack = [rows] if len(rows) else []
-    tried = 0
-    while stack and (not max_rounds or tried <= max_rounds * len(rows)):
+    failures = 0
+    while stack and (max_failures is None or failures < max_failures):
         part = stack.pop()
-        tried += len(part)
         try:
             done.append((part, attempt(payloads if len(part) == len(payloads) else payloads.take(pa.array(part)))))
         except DataError as failure:
+            failures += 1
             if len(part) > 1:
                 half = len(part) // 2
                 stack += [part[half:], part[:half]]

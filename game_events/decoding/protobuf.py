@@ -123,7 +123,7 @@ class ProtobufDecoder:
                 bad.append(self._rejected(at, payload, str(error)))
         written, origin = pa.array(texts, pa.binary()), np.asarray(kept, dtype=np.int64)
         lengths = np.asarray([len(text) for text in texts], dtype=np.int64)
-        decoded, _, failed = decode_by_halves(written, np.arange(len(kept)), self._native.decode, max_rounds=0)
+        decoded, _, failed = decode_by_halves(written, np.arange(len(kept)), self._native.decode, max_failures=None)
         for at, failure in failed:
             bad.append(self._rejected(kept[at], payloads[kept[at]].as_py(), str(failure)))
         return [self._fit(payloads, origin[part], read(self._nodes, batch, lengths[part]), bad) for part, batch in decoded]
