@@ -30,7 +30,7 @@ def decode_by_halves(
         max_failures: attempts that may fail; None: no limit.
 
     Returns:
-        the decoded parts with the positions they hold, the positions that were given up on, and each bad position with its error.
+        the decoded parts with the positions they hold, the positions given up on, and each bad position with its error.
     """
     done: list[tuple[Rows, pa.RecordBatch]] = []
     bad: list[tuple[int, DataError]] = []

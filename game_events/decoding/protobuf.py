@@ -1,8 +1,8 @@
 """Payloads of one message type -> Arrow columns, equal to what Python's protobuf reads; a bad row costs only itself.
 
 The native decoder reads whole batches. Rows it refuses, and rows whose bytes it may have read in another way (see
-`protobuf_reading`), are written again by Python's protobuf (see `protobuf_canonical`) and read natively after that; what Python's
-protobuf refuses is rejected with its fault.
+`protobuf_reading`), are written again by Python's protobuf (see `protobuf_canonical`) and read natively after that; what
+Python's protobuf refuses is rejected with its fault.
 """
 
 from __future__ import annotations

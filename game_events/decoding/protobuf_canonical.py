@@ -8,6 +8,7 @@ field numbers), the fields are moved: a group becomes a message behind a length,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import cast
 
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
@@ -28,12 +29,12 @@ def canonical(new: type[Message], nodes: Sequence[Node], *, is_foreign: bool) ->
     Returns:
         a function that raises `DecodeError` for what Python's protobuf does not read.
     """
-    moved = _Moved(nodes, new.DESCRIPTOR) if is_foreign else None
+    moved = _Moved(nodes, cast(Descriptor, new.DESCRIPTOR)) if is_foreign else None
 
     def write(payload: bytes) -> bytes:
         message = new()
         message.ParseFromString(payload)
-        message.DiscardUnknownFields()  # type: ignore[attr-defined]
+        message.DiscardUnknownFields()
         # Partial: a required field that is missing is NULL, as it is for Python's readers.
         again = message.SerializePartialToString()
         return moved.write(again) if moved is not None else again
@@ -80,7 +81,7 @@ class _Moved:
 
 
 def _inner(node: Node) -> _Moved | None:
-    return _Moved(node.children, node.descriptor.message_type) if node.role in MESSAGES and node.is_foreign else None
+    return _Moved(node.children, node.message) if node.role in MESSAGES and node.is_foreign else None
 
 
 def _items(data: bytes) -> Iterator[tuple[int, int, bytes]]:
@@ -131,5 +132,3 @@ def _varint(value: int) -> bytes:
         value >>= 7
     out.append(value)
     return bytes(out)
-
-

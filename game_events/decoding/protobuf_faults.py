@@ -7,7 +7,9 @@ never values: they may be personal data. Source of the format: protobuf.dev, "En
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 from google.protobuf import message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -26,7 +28,8 @@ _F = FieldDescriptor
 _FIXED = {_F.TYPE_FIXED32: 4, _F.TYPE_SFIXED32: 4, _F.TYPE_FLOAT: 4, _F.TYPE_FIXED64: 8, _F.TYPE_SFIXED64: 8, _F.TYPE_DOUBLE: 8}
 #: A varint has ten bytes at most. (What does not fit into 64 bits is cut off, and no fault.)
 _LONG_VARINT = re.compile(rb"[\x80-\xff]{10}")
-_END_OF_GROUP, _TAG_BYTES, _MAX_TAG, _MAX_LENGTH, _ALL_BITS = 4, 5, 2**32, 2**31, 2**64 - 1
+_LENGTH, _GROUP, _END_OF_GROUP, _FIXED_WIRES = 2, 3, 4, {1: 8, 5: 4}
+_TAG_BYTES, _MAX_TAG, _MAX_LENGTH, _ALL_BITS = 5, 2**32, 2**31, 2**64 - 1
 
 
 class _FaultError(Exception):
@@ -56,76 +59,108 @@ class FaultFinder:
 
     def first(self, payload: bytes) -> tuple[Reason, str] | None:
         """Reason and detail of the first fault; None if there is none, or none so near. Never raises."""
-        path: list[str] = []
+        walk = _Walk(payload, self._message, self._of)
         try:
-            self._walk(payload, path)
+            walk.run()
         except _FaultError as fault:
             reason, what, at = fault.args
-            name = ".".join(path)
+            name = ".".join(walk.path)
             where = f"{self._message.full_name}: field {name}: " if name else f"{self._message.full_name}: "
             return reason, f"{where}{what} at byte {at}"
         return None
-
-    def _walk(self, payload: bytes, path: list[str]) -> None:
-        # (where the level ends, its message type if the schema knows it, number of the group that it is)
-        levels: list[tuple[int, Descriptor | None, int]] = [(len(payload), self._message, 0)]
-        at = 0
-        for _ in range(MAX_STEPS):
-            end, message, group = levels[-1]
-            if at >= end:
-                if group:
-                    raise _FaultError(Reason.MALFORMED, f"group {group} is never closed", at)
-                levels.pop()
-                if not levels:
-                    return
-                path.pop()
-                continue
-            begin = at
-            tag, at = _varint(payload, at, end)
-            number, wire = tag >> 3, tag & 7
-            if at - begin > _TAG_BYTES or tag >= _MAX_TAG or not number:
-                what = "field number 0" if not number else "field number is too great"
-                raise _FaultError(Reason.MALFORMED, what, begin)
-            known = self._of(message).get(number) if message is not None else None
-            path.append(known.name if known is not None else str(number))
-            if wire == 0:
-                _, at = _varint(payload, at, end)
-            elif wire in (1, 5):
-                at += 8 if wire == 1 else 4
-                if at > end:
-                    raise _FaultError(Reason.TRUNCATED, "the value runs past the end", begin)
-            elif wire == 2:
-                length, at = _varint(payload, at, end)
-                if length >= _MAX_LENGTH:
-                    raise _FaultError(Reason.MALFORMED, "the length is impossible", begin)
-                if length > end - at:
-                    raise _FaultError(Reason.TRUNCATED, "the length runs past the end", begin)
-                if known is not None and known.message is not None and not known.is_group:
-                    if known.time is not None:
-                        _check_time(payload[at : at + length], known, begin)
-                    levels.append((at + length, known.message, 0))
-                    _check_depth(levels, begin)
-                    continue
-                if known is not None:
-                    _check(payload, at, at + length, known)
-                at += length
-            elif wire == 3:
-                levels.append((end, known.message if known is not None and known.is_group else None, number))
-                _check_depth(levels, begin)
-                continue
-            elif wire == _END_OF_GROUP and group == number:
-                levels.pop()
-                path.pop()
-            else:
-                what = "the end of a group that was not opened" if wire == _END_OF_GROUP else f"wire type {wire}"
-                raise _FaultError(Reason.MALFORMED, what, begin)
-            path.pop()
 
     def _of(self, message: Descriptor) -> dict[int, _Known]:
         known = self._known.get(message.full_name)
         if known is None:
             known = self._known[message.full_name] = {int(f.number): _known(f) for f in members(message, self._pool)}
         return known
+
+
+class _Walk:
+    """One way through a payload, field after field, until the first fault.
+
+    Attributes:
+        path: names of the fields around the place it stands at, and of the field that stands there.
+    """
+
+    def __init__(self, payload: bytes, message: Descriptor, known_of: Callable[[Descriptor], dict[int, _Known]]) -> None:
+        self.path: list[str] = []
+        self._payload = payload
+        self._known_of = known_of
+        # (where the level ends, its message type if the schema knows it, number of the group that it is)
+        self._levels: list[tuple[int, Descriptor | None, int]] = [(len(payload), message, 0)]
+
+    def run(self) -> None:
+        """Walks.
+
+        Raises:
+            _FaultError: the first fault.
+        """
+        at = 0
+        for _ in range(MAX_STEPS):
+            end, message, group = self._levels[-1]
+            if at < end:
+                at = self._field(at, end, message, group)
+                continue
+            if group:
+                raise _FaultError(Reason.MALFORMED, "the group is never closed", at)
+            self._levels.pop()
+            if not self._levels:
+                return
+            self.path.pop()
+
+    def _field(self, begin: int, end: int, message: Descriptor | None, group: int) -> int:
+        """One field, or the tag that opens or closes a level; returns where the next one begins."""
+        tag, at = _varint(self._payload, begin, end)
+        number, wire = tag >> 3, tag & 7
+        if not number:
+            raise _FaultError(Reason.MALFORMED, "field number 0", begin)
+        if at - begin > _TAG_BYTES or tag >= _MAX_TAG:
+            raise _FaultError(Reason.MALFORMED, "the field number is too great", begin)
+        if wire == _END_OF_GROUP and group == number:
+            self._levels.pop()
+            self.path.pop()
+            return at
+        known = self._known_of(message).get(number) if message is not None else None
+        self.path.append(known.name if known is not None else str(number))
+        if wire == _LENGTH:
+            return self._delimited(begin, at, end, known)
+        if wire == _GROUP:
+            self._open(end, known.message if known is not None and known.is_group else None, number, begin)
+            return at
+        if wire == 0:
+            _, at = _varint(self._payload, at, end)
+        elif wire in _FIXED_WIRES:
+            at += _FIXED_WIRES[wire]
+            if at > end:
+                raise _FaultError(Reason.TRUNCATED, "the value runs past the end", begin)
+        else:
+            what = "the end of a group that was not opened" if wire == _END_OF_GROUP else f"wire type {wire}"
+            raise _FaultError(Reason.MALFORMED, what, begin)
+        self.path.pop()
+        return at
+
+    def _delimited(self, begin: int, at: int, end: int, known: _Known | None) -> int:
+        """A value behind a length."""
+        length, at = _varint(self._payload, at, end)
+        if length >= _MAX_LENGTH:
+            raise _FaultError(Reason.MALFORMED, "the length is impossible", begin)
+        if length > end - at:
+            raise _FaultError(Reason.TRUNCATED, "the length runs past the end", begin)
+        if known is not None and known.message is not None and not known.is_group:
+            if known.time is not None:
+                _check_time(self._payload[at : at + length], known, begin)
+            self._open(at + length, known.message, 0, begin)
+            return at
+        if known is not None:
+            _check(self._payload, at, at + length, known)
+        self.path.pop()
+        return at + length
+
+    def _open(self, end: int, message: Descriptor | None, group: int, at: int) -> None:
+        self._levels.append((end, message, group))
+        if len(self._levels) > MAX_LEVELS:
+            raise _FaultError(Reason.TOO_DEEP, f"more than {MAX_LEVELS} levels", at)
 
 
 def _known(field: FieldDescriptor) -> _Known:
@@ -157,18 +192,13 @@ def _check(payload: bytes, begin: int, end: int, known: _Known) -> None:
 
 def _check_time(content: bytes, known: _Known, at: int) -> None:
     try:
-        time = message_factory.GetMessageClass(known.message).FromString(content)
+        time = message_factory.GetMessageClass(cast(Descriptor, known.message)).FromString(content)
     except DecodeError:
         return
     is_time = known.time is Role.TIME
     if not is_in_range(time.seconds, time.nanos, is_time=is_time):  # type: ignore[attr-defined]
         what = "outside protobuf's range of a " + ("time" if is_time else "duration")
         raise _FaultError(Reason.OUT_OF_RANGE, what, at)
-
-
-def _check_depth(levels: list[tuple[int, Descriptor | None, int]], at: int) -> None:
-    if len(levels) > MAX_LEVELS:
-        raise _FaultError(Reason.TOO_DEEP, f"more than {MAX_LEVELS} levels", at)
 
 
 def _varint(payload: bytes, at: int, end: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What each field of a protobuf message type becomes: one tree, from which the native twin, the columns and the checks are made.
+"""What each field of a protobuf message type becomes: one tree, of which the native twin, the columns and the checks are made.
 
 The types that Spark cannot hold as they are (docs/decoding.md, "Protobuf types") are decided here and nowhere else.
 """
@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import cast
 
 import pyarrow as pa
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -87,10 +88,14 @@ class Node:
     key: Node | None = None
 
     @property
+    def message(self) -> Descriptor:
+        """The message type of a value."""
+        return cast(Descriptor, self.descriptor.message_type)
+
+    @property
     def is_foreign(self) -> bool:
         """Whether the native decoder cannot read the field as it stands in the bytes."""
-        message = self.descriptor.message_type if self.role in MESSAGES else None
-        in_set = message is not None and message.GetOptions().message_set_wire_format
+        in_set = self.role in MESSAGES and self.message.GetOptions().message_set_wire_format
         return self.native != self.number or is_group(self.descriptor) or in_set or any(c.is_foreign for c in self.children)
 
     @property
@@ -108,22 +113,11 @@ class Node:
 
     def element(self) -> pa.DataType:
         """The type of one value."""
-        match self.role:
-            case Role.STRUCT:
-                return pa.struct([pa.field(c.name, c.stored()) for c in self.children])
-            case Role.TIME:
-                return pa.timestamp("us", tz="UTC")
-            case Role.DURATION:
-                return pa.int64()
-            case Role.WRAPPER:
-                return self.children[0].element()
-            case Role.EMPTY:
-                return pa.bool_()
-            case Role.JSON:
-                return pa.string()
-            case Role.OPAQUE:
-                return pa.binary()
-        return _SCALARS.get(self.descriptor.type, pa.int64())
+        if self.role is Role.STRUCT:
+            return pa.struct([pa.field(c.name, c.stored()) for c in self.children])
+        if self.role is Role.WRAPPER:
+            return self.children[0].element()
+        return _ROLES.get(self.role) or _SCALARS.get(self.descriptor.type, pa.int64())
 
     def as_field(self) -> Field:
         """The field as the column map has it."""
@@ -131,6 +125,10 @@ class Node:
         return Field(self.number, self.name, self.stored(), inner)
 
 
+_ROLES = {
+    Role.TIME: pa.timestamp("us", tz="UTC"), Role.DURATION: pa.int64(), Role.EMPTY: pa.bool_(), Role.JSON: pa.string(),
+    Role.OPAQUE: pa.binary(),
+}  # fmt: skip
 _SCALARS = {
     FieldDescriptor.TYPE_UINT64: UINT64, FieldDescriptor.TYPE_FIXED64: UINT64, FieldDescriptor.TYPE_DOUBLE: pa.float64(),
     FieldDescriptor.TYPE_FLOAT: pa.float32(), FieldDescriptor.TYPE_BOOL: pa.bool_(), FieldDescriptor.TYPE_STRING: pa.string(),
@@ -154,13 +152,13 @@ def tree_of(message: Descriptor, pool: DescriptorPool) -> list[Node]:
         for node in _nodes(parent, pool):
             into.append(node)
             count += 1
-            inner = node.descriptor.message_type
             if node.role in (Role.TIME, Role.DURATION, Role.WRAPPER):
-                node.children += [_node(f, f.name, f.number) for f in inner.fields]
-            elif node.role is Role.STRUCT and next(members(inner, pool), None) is None:
-                node.role = Role.EMPTY
-            elif node.role is Role.STRUCT:
-                if inner.full_name in above or len(above) > MAX_DEPTH or count > MAX_NODES:
+                node.children += [_node(f, f.name, f.number) for f in node.message.fields]
+            if node.role is Role.STRUCT:
+                inner = node.message
+                if next(members(inner, pool), None) is None:
+                    node.role = Role.EMPTY
+                elif inner.full_name in above or len(above) > MAX_DEPTH or count > MAX_NODES:
                     node.role = Role.OPAQUE
                 else:
                     waiting.append((inner, above | {inner.full_name}, node.children))

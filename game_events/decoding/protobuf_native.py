@@ -22,7 +22,7 @@ _CONFIG = ptars.PtarsConfig(
     # Without it, a map entry that lacks its value (legal bytes) is a panic.
     map_value_nullable=True,
 )
-_BYTES = FieldDescriptor.TYPE_BYTES
+_BYTES = FieldDescriptorProto.TYPE_BYTES
 _WIDER = {
     FieldDescriptor.TYPE_INT32: FieldDescriptor.TYPE_INT64,
     FieldDescriptor.TYPE_UINT32: FieldDescriptor.TYPE_UINT64,
@@ -76,18 +76,21 @@ def _fill(message: DescriptorProto, path: str, nodes: list[Node]) -> None:
         if node.key is not None:
             entry = message.nested_type.add(name=f"F{node.native}Entry")
             entry.options.map_entry = True
-            key = entry.field.add(name="key", number=1, label=FieldDescriptor.LABEL_OPTIONAL)
+            key = entry.field.add(name="key", number=1, label=FieldDescriptorProto.LABEL_OPTIONAL)
             # Protobuf allows no bytes here: bad UTF-8 in the key of a map does fail the batch.
             is_text = node.key.descriptor.type == FieldDescriptor.TYPE_STRING
-            key.type = FieldDescriptor.TYPE_STRING if is_text else _scalar(node.key)
-            value = entry.field.add(name="value", number=2, label=FieldDescriptor.LABEL_OPTIONAL)
+            key.type = FieldDescriptorProto.TYPE_STRING if is_text else _scalar(node.key)
+            value = entry.field.add(name="value", number=2, label=FieldDescriptorProto.LABEL_OPTIONAL)
             _typed(value, node, message, path)
             message.field.add(
-                name=name, number=node.native, label=FieldDescriptor.LABEL_REPEATED, type=FieldDescriptor.TYPE_MESSAGE,
+                name=name,
+                number=node.native,
+                label=FieldDescriptorProto.LABEL_REPEATED,
+                type=FieldDescriptorProto.TYPE_MESSAGE,
                 type_name=f"{path}.{entry.name}",
-            )  # fmt: skip
+            )
             continue
-        label = FieldDescriptor.LABEL_REPEATED if node.label is Label.LIST else FieldDescriptor.LABEL_OPTIONAL
+        label = FieldDescriptorProto.LABEL_REPEATED if node.label is Label.LIST else FieldDescriptorProto.LABEL_OPTIONAL
         item = message.field.add(name=name, number=node.native, label=label)
         _typed(item, node, message, path)
         if node.label is Label.ONE and node.presence and item.type != FieldDescriptor.TYPE_MESSAGE:
@@ -99,7 +102,7 @@ def _fill(message: DescriptorProto, path: str, nodes: list[Node]) -> None:
 def _typed(item: FieldDescriptorProto, node: Node, into: DescriptorProto, path: str) -> None:
     if node.role in MESSAGES:
         name = f"M{node.native}"
-        item.type, item.type_name = FieldDescriptor.TYPE_MESSAGE, f"{path}.{name}"
+        item.type, item.type_name = FieldDescriptorProto.TYPE_MESSAGE, f"{path}.{name}"
         _fill(into.nested_type.add(name=name), f"{path}.{name}", node.children)
     elif node.role is Role.SCALAR:
         item.type = _scalar(node)
@@ -108,5 +111,4 @@ def _typed(item: FieldDescriptorProto, node: Node, into: DescriptorProto, path: 
 
 
 def _scalar(node: Node) -> FieldDescriptorProto.Type.ValueType:
-    kind: FieldDescriptorProto.Type.ValueType = _WIDER.get(node.descriptor.type, node.descriptor.type)
-    return kind
+    return FieldDescriptorProto.Type.ValueType(_WIDER.get(node.descriptor.type, node.descriptor.type))

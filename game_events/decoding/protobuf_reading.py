@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
 
-from game_events.decoding.columns import UINT64
 from game_events.decoding.frames import Mask, Rows
+from game_events.decoding.protobuf_arrays import converted, enum_names, lengths_of, no_utf8, numbers_of, valid, with_validity
 from game_events.decoding.protobuf_fields import Label, Node, Role
 from game_events.decoding.protobuf_json import json_texts
 from game_events.decoding.protobuf_sizes import Sizes, delimited, sums, varint_size, varint_sizes, zigzag
@@ -123,7 +124,7 @@ class _Reader:
                 total += sizes
             arrays.append(stored)
         for masks in members.values():
-            self._add(self.doubts.wrong, np.sum(masks, axis=0, dtype=np.int32) > 1, lift)
+            self._add(self.doubts.wrong, np.greater(np.sum(masks, axis=0, dtype=np.int32), 1), lift)
         return arrays, total + constant if constant else total
 
     def _one(self, node: Node, array: pa.Array, lift: Lift) -> tuple[pa.Array, Sizes, Mask | None]:
@@ -131,11 +132,11 @@ class _Reader:
         stored, sizes, is_set = self._values(node, array, lift)
         # A message field has presence whatever the syntax.
         if node.presence:
-            return stored, sizes, _valid(array)
+            return stored, sizes, valid(array)
         return stored, sizes, None if is_set.all() else is_set
 
     def _list(self, node: Node, array: pa.Array, tag: int, lift: Lift) -> tuple[pa.Array, npt.NDArray[np.int64]]:
-        offsets = _numbers(array, np.int32).astype(np.int64)
+        offsets = numbers_of(array, np.int32).astype(np.int64)
         stored, sizes, _ = self._values(node, array.values, _through(offsets, lift))
         counts, content = np.diff(offsets), sums(sizes, offsets)
         if node.descriptor.is_packed:
@@ -148,10 +149,10 @@ class _Reader:
         return pa.ListArray.from_arrays(array.offsets, stored, type=node.stored()), total
 
     def _map(self, node: Node, array: pa.Array, tag: int, lift: Lift) -> tuple[pa.Array, npt.NDArray[np.int64]]:
-        assert node.key is not None
-        offsets = _numbers(array, np.int32).astype(np.int64)
+        key = cast(Node, node.key)
+        offsets = numbers_of(array, np.int32).astype(np.int64)
         inner = _through(offsets, lift)
-        keys, key_sizes, key_set = self._values(node.key, array.keys, inner)
+        keys, key_sizes, key_set = self._values(key, array.keys, inner)
         items, item_sizes, item_set = self._values(node, array.items, inner)
         if array.items.null_count:
             self._add(self.doubts.wrong, ~np.asarray(array.items.is_valid()), inner)
@@ -175,8 +176,8 @@ class _Reader:
                 return self._scalars(node, array, lift)
             case Role.STRUCT | Role.TIME | Role.DURATION | Role.WRAPPER:
                 return self._messages(node, array, lift)
-        lengths = _lengths(array)
-        present = _valid(array)
+        lengths = lengths_of(array)
+        present = valid(array)
         set_ = np.ones(len(array), dtype=bool) if present is None else present
         stored = array
         if node.role is Role.EMPTY:
@@ -185,23 +186,23 @@ class _Reader:
             return stored, 1, np.zeros(len(array), dtype=bool)
         self._add(self.doubts.unread, set_ & (lengths > 0), lift)
         if node.role is Role.JSON:
-            stored, bad = json_texts(array, node.descriptor.message_type)
+            stored, bad = json_texts(array, node.message)
             if len(bad):
                 self.doubts.wrong.append(lift(bad))
         return stored, delimited(lengths), lengths > 0
 
     def _messages(self, node: Node, array: pa.Array, lift: Lift) -> tuple[pa.Array, Sizes, Mask]:
         columns = {f.name: array.field(index) for index, f in enumerate(array.type)}
-        present = _valid(array)
+        present = valid(array)
         set_ = np.ones(len(array), dtype=bool) if present is None else present
         arrays, sizes = self.message(node.children, columns, len(array), lift)
         match node.role:
             case Role.TIME | Role.DURATION:
                 stored, bad = microseconds(arrays[0], arrays[1], node.element())
                 self._add(self.doubts.unfit, bad, lift)
-                stored = _with_validity(stored, array)
+                stored = with_validity(stored, array)
             case Role.WRAPPER:
-                stored = _with_validity(arrays[0], array)
+                stored = with_validity(arrays[0], array)
             case _:
                 mask = array.is_null() if array.null_count else None
                 stored = pa.StructArray.from_arrays(arrays, fields=list(node.element()), mask=mask)
@@ -210,11 +211,11 @@ class _Reader:
     def _scalars(self, node: Node, array: pa.Array, lift: Lift) -> tuple[pa.Array, Sizes, Mask]:
         kind = node.descriptor.type
         if kind in (_F.TYPE_STRING, _F.TYPE_BYTES):
-            lengths = _lengths(array)
+            lengths = lengths_of(array)
             stored = array
             if kind == _F.TYPE_STRING and array.type != pa.string():
                 stored = pa.Array.from_buffers(pa.string(), len(array), array.buffers(), array.null_count)
-                bad = _no_utf8(stored)
+                bad = no_utf8(stored)
                 if len(bad):
                     self.doubts.unfit.append(lift(bad))
             return stored, delimited(lengths), lengths > 0
@@ -222,9 +223,9 @@ class _Reader:
             values = np.asarray(array.to_numpy(zero_copy_only=False) if not array.null_count else pc.fill_null(array, False))
             return array, 1, values
         if kind in _FIXED:
-            values = _numbers(array, _FIXED_DTYPES[kind])[: len(array)]
-            return _converted(array, node), _FIXED[kind], values != 0
-        numbers = _numbers(array, np.int64)[: len(array)]
+            values = numbers_of(array, _FIXED_DTYPES[kind])[: len(array)]
+            return converted(array, node.element()), _FIXED[kind], values != 0
+        numbers = numbers_of(array, np.int64)[: len(array)]
         if kind in (*_SIGNED_32, _F.TYPE_UINT32) and len(numbers):
             low, high = (0, 2**32 - 1) if kind == _F.TYPE_UINT32 else (-(2**31), 2**31 - 1)
             if numbers.min() < low or numbers.max() > high:
@@ -232,12 +233,13 @@ class _Reader:
                 self._add(self.doubts.wrong, (numbers < low) | (numbers > high), lift)
         sizes = varint_sizes(zigzag(numbers) if kind in (_F.TYPE_SINT32, _F.TYPE_SINT64) else numbers)
         if kind == _F.TYPE_ENUM:
-            stored, unknown = _enum_names(array, node.descriptor.enum_type)
-            if node.descriptor.enum_type.is_closed and len(unknown):
+            enum = cast(EnumDescriptor, node.descriptor.enum_type)
+            stored, unknown = enum_names(array, enum)
+            if enum.is_closed and len(unknown):
                 # Python's protobuf counts the number as an unknown field.
                 self.doubts.wrong.append(lift(unknown))
             return stored, sizes, numbers != 0
-        return _converted(array, node), sizes, numbers != 0
+        return converted(array, node.element()), sizes, numbers != 0
 
     @staticmethod
     def _add(to: list[Rows], mask: Mask, lift: Lift) -> None:
@@ -248,81 +250,6 @@ class _Reader:
 def _through(offsets: Rows, lift: Lift) -> Lift:
     """From elements of a list, by way of the list, to the row."""
     return lambda elements: lift(np.searchsorted(offsets, elements, side="right") - 1)
-
-
-def _numbers(array: pa.Array, kind: type[np.generic]) -> npt.NDArray[np.int64]:
-    """What stands in the buffer of numbers, or of offsets."""
-    buffer = array.buffers()[1]
-    # The native decoder gives whole arrays, never slices.
-    return np.frombuffer(buffer, dtype=kind) if buffer is not None and buffer.size else np.zeros(0, dtype=kind)  # type: ignore[return-value]
-
-
-def _lengths(array: pa.Array) -> npt.NDArray[np.int64]:
-    """Bytes of strings and byte strings."""
-    return np.diff(_numbers(array, np.int32)[: len(array) + 1]).astype(np.int64)
-
-
-def _valid(array: pa.Array) -> Mask | None:
-    """Which values are there; None: all."""
-    return np.asarray(array.is_valid()) if array.null_count else None
-
-
-def _with_validity(stored: pa.Array, message: pa.Array) -> pa.Array:
-    """The only field of a message as the message itself: NULL where that is."""
-    if not message.null_count:
-        return stored
-    buffers = [message.buffers()[0], *stored.buffers()[1:]]
-    return pa.Array.from_buffers(stored.type, len(stored), buffers, message.null_count)
-
-
-def _converted(array: pa.Array, node: Node) -> pa.Array:
-    if node.element() == UINT64:
-        return array.cast(UINT64)
-    if array.type == pa.uint64():
-        return array.view(pa.int64())
-    return array if array.type == node.element() else array.cast(node.element())
-
-
-def _no_utf8(array: pa.Array) -> Rows:
-    """Positions of strings that are not UTF-8."""
-    if _is_ascii(array.buffers()[2]):
-        return np.empty(0, dtype=np.int64)
-    try:
-        array.validate(full=True)
-    except pa.ArrowInvalid:
-        texts = array.view(pa.binary()).to_pylist()
-        return np.asarray([at for at, text in enumerate(texts) if text is not None and not _is_utf8(text)], dtype=np.int64)
-    return np.empty(0, dtype=np.int64)
-
-
-def _is_ascii(data: pa.Buffer | None) -> bool:
-    """Whether all bytes are below 128: told ten times faster than UTF-8, and usual."""
-    if data is None:
-        return True
-    whole = data.size // 8 * 8
-    words = np.bitwise_or.reduce(np.frombuffer(data, dtype=np.uint64, count=whole // 8)) if whole else 0
-    return not int(words) & 0x8080808080808080 and data.slice(whole).to_pybytes().isascii()
-
-
-def _is_utf8(text: bytes) -> bool:
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _enum_names(array: pa.Array, enum: EnumDescriptor) -> tuple[pa.Array, Rows]:
-    """Numbers as names, those without a name as digits; and the positions of the latter."""
-    encoded = pc.dictionary_encode(array)
-    numbers = encoded.dictionary.to_pylist()
-    known = enum.values_by_number
-    names = pa.array([known[n].name if n in known else str(n) for n in numbers], pa.string())
-    nameless = pa.array([i for i, n in enumerate(numbers) if n not in known], encoded.indices.type)
-    unknown = np.empty(0, dtype=np.int64)
-    if len(nameless):
-        unknown = np.flatnonzero(np.asarray(pc.fill_null(pc.is_in(encoded.indices, value_set=nameless), False)))
-    return names.take(encoded.indices), unknown
 
 
 def _is_packable(node: Node) -> bool:

@@ -1,4 +1,4 @@
-"""How many bytes protobuf values take in the canonical encoding: what a payload must be long if nothing of it was overlooked."""
+"""How many bytes protobuf values take in the canonical encoding: as long must a payload be of which nothing was overlooked."""
 
 from __future__ import annotations
 
@@ -55,4 +55,5 @@ def sums(sizes: Sizes, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     if isinstance(sizes, int):
         return np.diff(offsets) * sizes
     total = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)])
-    return total[offsets[1:]] - total[offsets[:-1]]
+    each: npt.NDArray[np.int64] = total[offsets[1:]] - total[offsets[:-1]]
+    return each

@@ -20,7 +20,19 @@ SCALARS = (
     "bool", "string", "bytes",
 )  # fmt: skip
 KEYS = [s for s in SCALARS if s not in ("float", "double", "bytes")]
-KNOWN = ("Timestamp", "Duration", "StringValue", "Int32Value", "UInt64Value", "BoolValue", "Struct", "Value", "ListValue", "Any", "Empty")
+KNOWN = (
+    "Timestamp",
+    "Duration",
+    "StringValue",
+    "Int32Value",
+    "UInt64Value",
+    "BoolValue",
+    "Struct",
+    "Value",
+    "ListValue",
+    "Any",
+    "Empty",
+)
 IMPORTS = "".join(
     f'import "google/protobuf/{name}.proto";' for name in ("timestamp", "duration", "wrappers", "struct", "any", "empty")
 )
@@ -34,7 +46,9 @@ def schema_text(chance):
     syntax = chance.choice(["proto3", "proto3", "proto2", "proto2", "editions"])
     head = 'edition = "2023";' if syntax == "editions" else f'syntax = "{syntax}";'
     count = chance.randint(1, 4)
-    enum = "enum Color { ZERO = 0; ONE = 1; MANY = 300; MINUS = -1; %s}" % ("option allow_alias = true; UN = 1;" if chance.random() < 0.5 else "")
+    enum = "enum Color { ZERO = 0; ONE = 1; MANY = 300; MINUS = -1; %s}" % (
+        "option allow_alias = true; UN = 1;" if chance.random() < 0.5 else ""
+    )
     bodies = [_message(chance, syntax, index, count) for index in range(count)]
     extend = ""
     if syntax != "proto3":
@@ -64,11 +78,15 @@ def _field(chance, syntax, name, number, count):
     if draw < 0.15:
         return f"map<{chance.choice(KEYS)}, {_type(chance, count)}> {name} = {number};"
     kind = _type(chance, count)
-    packable = kind in SCALARS and kind not in ("string", "bytes") or kind == "Color"
+    packable = (kind in SCALARS and kind not in ("string", "bytes")) or kind == "Color"
     if draw < 0.4:
         option = chance.choice(["", "true", "false"]) if packable else ""
         if syntax == "editions":
-            option = {"": "", "true": " [features.repeated_field_encoding = PACKED]", "false": " [features.repeated_field_encoding = EXPANDED]"}[option]
+            option = {
+                "": "",
+                "true": " [features.repeated_field_encoding = PACKED]",
+                "false": " [features.repeated_field_encoding = EXPANDED]",
+            }[option]
         else:
             option = option and f" [packed = {option}]"
         return f"repeated {kind} {name} = {number}{option};"
@@ -113,7 +131,27 @@ def varint(value, extra=0):
     return bytes(out)
 
 
-INTEGERS = (0, 0, 1, 1, 2, 127, 128, 300, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**32 + 5, 2**63 - 1, 2**63, 2**64 - 1, -1, -300, -(2**31))
+INTEGERS = (
+    0,
+    0,
+    1,
+    1,
+    2,
+    127,
+    128,
+    300,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**32,
+    2**32 + 5,
+    2**63 - 1,
+    2**63,
+    2**64 - 1,
+    -1,
+    -300,
+    -(2**31),
+)
 TEXTS = (b"", b"", b"a", b"abc", "é😀".encode(), b"x" * 130, b"\xff", b"\xc3")
 WIRES = {
     "varint": {1, 3, 4, 5, 8, 13, 14, 17, 18},
@@ -144,7 +182,9 @@ class Writer:
             seconds, nanos = chance.choice([0, 1, 1_700_000_000, -5]), chance.choice([0, 1_000, 999_999_999])
             if descriptor.name == "Duration" and seconds < 0:
                 nanos = -nanos
-            return b"\x08" + varint(seconds) + b"\x10" + varint(nanos) if nanos else b"\x08" + varint(seconds) if seconds else b""
+            return (
+                b"\x08" + varint(seconds) + b"\x10" + varint(nanos) if nanos else b"\x08" + varint(seconds) if seconds else b""
+            )
         fields = [*descriptor.fields, *(self.pool.FindAllExtensions(descriptor) if descriptor.is_extendable else ())]
         parts = []
         for field in sorted(fields, key=lambda f: f.number):
@@ -171,7 +211,9 @@ class Writer:
 
     def one(self, field, depth):
         if self.odd() and self.odd():
-            wire, other = self.chance.choice([(0, b"\x05"), (1, bytes(8)), (2, b"\x02\x08\x01"), (5, bytes(4)), (3, self.tag(field.number, 4))])
+            wire, other = self.chance.choice(
+                [(0, b"\x05"), (1, bytes(8)), (2, b"\x02\x08\x01"), (5, bytes(4)), (3, self.tag(field.number, 4))]
+            )
             return self.tag(field.number, wire) + other
         if field.type == 10:
             return self.tag(field.number, 3) + self.message(field.message_type, depth + 1) + self.tag(field.number, 4)
@@ -192,9 +234,17 @@ class Writer:
                 value %= 2**32
             return varint(value, self.more())
         if field.type in WIRES[8]:
-            return struct.pack("<d", chance.choice([0.0, -0.0, 1.5, math.nan, -math.inf])) if chance.random() < 0.7 else chance.randbytes(8)
+            return (
+                struct.pack("<d", chance.choice([0.0, -0.0, 1.5, math.nan, -math.inf]))
+                if chance.random() < 0.7
+                else chance.randbytes(8)
+            )
         if field.type in WIRES[4]:
-            return struct.pack("<f", chance.choice([0.0, -0.0, 1.5, math.nan, math.inf])) if chance.random() < 0.7 else chance.randbytes(4)
+            return (
+                struct.pack("<f", chance.choice([0.0, -0.0, 1.5, math.nan, math.inf]))
+                if chance.random() < 0.7
+                else chance.randbytes(4)
+            )
         if field.type in (10, 11):
             message = field.message_type
             if message.GetOptions().map_entry:

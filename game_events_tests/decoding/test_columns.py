@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from game_events.decoding.columns import UINT64, ColumnMap, Field, kind_of, storage_type
 from game_events.decoding.decoder import BatchDecoder, DecodePlan
 from game_events.decoding.protobuf import ProtobufDecoder
-from game_events.errors import DataError
 from game_events.lakehouse.commits import Commit, commit
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.bronze import column_map

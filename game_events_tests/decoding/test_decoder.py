@@ -330,7 +330,9 @@ def test_a_path_to_no_message_is_an_error_that_names_it(path):
 
 
 def test_a_schema_in_an_edition_is_decoded():
-    schema = compiled('edition = "2023"; package e; message Event { string a = 1; int32 b = 2 [features.field_presence = IMPLICIT]; }', 44)
+    schema = compiled(
+        'edition = "2023"; package e; message Event { string a = 1; int32 b = 2 [features.field_presence = IMPLICIT]; }', 44
+    )
     values = [frame(44, (0,), python_class(schema)(a="x", b=1)), frame(44, (0,), python_class(schema)())]
     assert rows_by_position(decode(plan_for((schema, (0,))), values)) == {0: {"a": "x", "b": 1}, 1: {"a": None, "b": 0}}
 
