@@ -130,10 +130,16 @@ class ProtobufDecoder:
 
     def _fit(self, payloads: pa.BinaryArray, rows: Rows, reading: Reading, bad: list[Bad]) -> Part:
         """Of rows written again, those that are right: nothing is in doubt now but the values themselves."""
-        dropped = _distinct([*reading.doubts.unfit, *reading.doubts.wrong])
-        for at in rows[dropped].tolist():
+        unfit = _distinct(reading.doubts.unfit)
+        for at in rows[unfit].tolist():
+            # Not found in the bytes: a time that is out of range only after it was merged from two.
+            merged = Reason.OUT_OF_RANGE, f"{self.message}: {Reason.OUT_OF_RANGE.explanation}"
+            reason, detail = self._faults.first(payloads[at].as_py()) or merged
+            bad.append((reason, detail, np.asarray([at], dtype=np.int64)))
+        wrong = np.setdiff1d(_distinct(reading.doubts.wrong), unfit, assume_unique=True)
+        for at in rows[wrong].tolist():
             bad.append(self._rejected(at, payloads[at].as_py(), "the native decoder and Python's protobuf disagree"))
-        return _without((rows, reading.batch), dropped)
+        return _without((rows, reading.batch), np.concatenate([unfit, wrong]))
 
     def _readable(self, payloads: pa.BinaryArray, rows: Rows, bad: list[Bad], among: Rows | None = None) -> Rows:
         """Those of the rows that Python's protobuf reads; the others are bad.

@@ -24,6 +24,8 @@ from game_events.decoding.reasons import Reason
 MAX_LEVELS = 100
 #: Fields looked at: some milliseconds. What is wrong behind them is damage all the same, only not located.
 MAX_STEPS = 20_000
+#: Names of a path that are told.
+_NAMED = 10
 _F = FieldDescriptor
 _FIXED = {_F.TYPE_FIXED32: 4, _F.TYPE_SFIXED32: 4, _F.TYPE_FLOAT: 4, _F.TYPE_FIXED64: 8, _F.TYPE_SFIXED64: 8, _F.TYPE_DOUBLE: 8}
 #: A varint has ten bytes at most. (What does not fit into 64 bits is cut off, and no fault.)
@@ -64,7 +66,7 @@ class FaultFinder:
             walk.run()
         except _FaultError as fault:
             reason, what, at = fault.args
-            name = ".".join(walk.path)
+            name = ".".join(walk.path if len(walk.path) <= _NAMED else [*walk.path[:_NAMED], "..."])
             where = f"{self._message.full_name}: field {name}: " if name else f"{self._message.full_name}: "
             return reason, f"{where}{what} at byte {at}"
         return None
@@ -159,7 +161,8 @@ class _Walk:
 
     def _open(self, end: int, message: Descriptor | None, group: int, at: int) -> None:
         self._levels.append((end, message, group))
-        if len(self._levels) > MAX_LEVELS:
+        # The outermost message does not count.
+        if len(self._levels) > MAX_LEVELS + 1:
             raise _FaultError(Reason.TOO_DEEP, f"more than {MAX_LEVELS} levels", at)
 
 
