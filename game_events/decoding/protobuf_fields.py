@@ -20,7 +20,7 @@ from game_events.decoding.columns import UINT64, Field
 #: Depth to which nested messages become columns; deeper ones arrive as bytes.
 MAX_DEPTH = 32
 #: Fields of a tree at most: types that refer to one another widely would grow without end. What is beyond arrives as bytes.
-MAX_NODES = 20_000
+MAX_NODES = 5_000
 #: The native decoder keeps 16 bytes for each number up to a message's greatest, and ends the process when there is no memory:
 #: greater numbers are moved (see `protobuf_canonical`).
 MAX_NATIVE_NUMBER = 100_000
