@@ -154,9 +154,7 @@ class _Reader:
         inner = _through(offsets, lift)
         keys, key_sizes, key_set = self._values(key, array.keys, inner)
         items, item_sizes, item_set = self._values(node, array.items, inner)
-        if array.items.null_count:
-            self._add(self.doubts.wrong, ~np.asarray(array.items.is_valid()), inner)
-        # Key and value are always written, but may be missing: then they are the default.
+        # Key and value are always written, but may be missing: then they are the default (natively NULL, if a message).
         self._add(self.doubts.ambiguous, ~(key_set & item_set), inner)
         if (np.diff(offsets) > 1).any():
             codes = pc.dictionary_encode(array.keys)

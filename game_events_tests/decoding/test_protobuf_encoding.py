@@ -161,6 +161,20 @@ def test_damage_is_named_and_located(payload, reason, what):
     assert detail.endswith(what)
 
 
+def test_bytes_saved_in_one_place_do_not_hide_what_is_wrong_in_another():
+    lists = " ".join(f"repeated int32 l{i} = {i};" for i in range(2, 7))
+    schema = compiled(f'syntax = "proto3"; message E {{ int32 n = 1; {lists} }}', 403)
+    # Five lists of one element, unpacked: a byte less each. A tag of six bytes, which no protobuf reads: five bytes more.
+    spared = b"".join(bytes([number << 3, 1]) for number in range(2, 7))
+    payload = b"\x88\x80\x80\x80\x80\x00\x01" + spared
+    message = python_class(schema)
+    assert len(payload) == len(message(n=1, **{f"l{i}": [1] for i in range(2, 7)}).SerializeToString())
+    with pytest.raises(DecodeError):
+        message.FromString(payload)
+    decoded = decode(plan_for((schema, (0,))), [b"\0\0\0\x01\x93\0" + payload])
+    assert reasons_by_position(decoded) == {0: Reason.MALFORMED}
+
+
 @pytest.mark.parametrize("payload", [b"\x12\x06secret\x12\x07secret\xff", b"\x12\x06secret\x08\x80"])
 def test_a_detail_holds_no_value(payload):
     assert "secret" not in fault(payload)[1]
