@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import pyarrow as pa
 
@@ -69,28 +70,32 @@ class ColumnMap:
     def with_message(self, message: str, fields: Iterable[Field]) -> ColumnMap:
         """This map with a message type added; the same again if it is known already."""
         columns, names, owners = dict(self.columns), dict(self.names), dict(self.owners)
-        used: set[str] = set()
-        fields = list(fields)
-        for item in fields:
-            key = field_key(message, (item.id,), item.kind)
-            if key in names:
-                used.add(names[key])
+        owned = _owned(message, names)
+        level = _Level(columns, owned.get("", ()))
         for item in fields:
             key = field_key(message, (item.id,), item.kind)
             if key not in names:
-                names[key] = _free_name(item, columns, _taken_by(message, names) | used)
-                used.add(names[key])
+                names[key] = level.free_name(item)
+                level.bar(names[key])
             column = names[key]
             owners[key] = column
             known = columns.get(column)
-            target = _named_type(item, message, (item.id,), names, owners, column, known)
+            target = _Nested(message, names, owners, owned, column).named_type(item, (item.id,), known)
             columns[column] = target if known is None else merge_types(known, target)
+            level.use(column, columns[column])
         return replace(self, columns=columns, names=names, owners=owners)
 
     def metadata(self, column: str) -> dict[str, str]:
         """What is stored in the metadata of a column."""
-        mine = {key: name for key, name in sorted(self.names.items()) if self.owners[key] == column}
-        return {METADATA_KEY: json.dumps(mine, separators=(",", ":"))}
+        return {METADATA_KEY: json.dumps(self._by_owner.get(column, {}), separators=(",", ":"))}
+
+    @cached_property
+    def _by_owner(self) -> dict[str, dict[str, str]]:
+        """Column -> its share of the names, sorted by key."""
+        shares: dict[str, dict[str, str]] = {}
+        for key, name in sorted(self.names.items()):
+            shares.setdefault(self.owners[key], {})[key] = name
+        return shares
 
     @classmethod
     def from_metadata(cls, columns: Iterable[tuple[str, pa.DataType, Mapping[str, object]]]) -> ColumnMap:
@@ -164,31 +169,45 @@ def merge_types(old: pa.DataType, new: pa.DataType) -> pa.DataType:
     return old
 
 
-def _named_type(
-    item: Field,
-    message: str,
-    path: tuple[FieldId, ...],
-    names: dict[str, str],
-    owners: dict[str, str],
-    column: str,
-    known: pa.DataType | None,
-) -> pa.DataType:
-    """The field's type with the names that the map gives to nested fields; adds new ones to the map."""
-    if not item.children:
-        return item.type
-    taken = _struct_of(known)
-    members: list[pa.Field] = []
-    for child in item.children:
-        child_path = (*path, child.id)
-        key = field_key(message, child_path, child.kind)
-        if key not in names:
-            in_use = {f.name: f.type for f in (*taken, *members)}
-            names[key] = _free_name(child, in_use, _taken_by(message, names, path))
-        # A number whose kind changed between a message and a list of it is two columns with the same nested keys.
-        owners.setdefault(key, column)
-        inner = next((f.type for f in taken if f.name == names[key]), None)
-        members.append(pa.field(names[key], _named_type(child, message, child_path, names, owners, column, inner)))
-    return _with_struct(item.type, pa.struct(members))
+@dataclass(frozen=True)
+class _Nested:
+    """Names the nested fields of one column.
+
+    Attributes:
+        message: the message type.
+        names: the map's names; new ones are added.
+        owners: the map's owners; new ones are added.
+        owned: names that fields of this message own, by the path above them; new ones are added.
+        column: the top-level column.
+    """
+
+    message: str
+    names: dict[str, str]
+    owners: dict[str, str]
+    owned: dict[str, set[str]]
+    column: str
+
+    def named_type(self, item: Field, path: tuple[FieldId, ...], known: pa.DataType | None) -> pa.DataType:
+        """The field's type with the names that the map gives to nested fields."""
+        if not item.children:
+            return item.type
+        taken = {f.name: f.type for f in _struct_of(known)}
+        mine = self.owned.setdefault(_joined(path), set())
+        level = _Level(taken, mine)
+        members: list[pa.Field] = []
+        for child in item.children:
+            child_path = (*path, child.id)
+            key = field_key(self.message, child_path, child.kind)
+            if key not in self.names:
+                self.names[key] = level.free_name(child)
+                level.bar(self.names[key])
+                mine.add(self.names[key])
+            name = self.names[key]
+            # A number whose kind changed between a message and a list of it is two columns with the same nested keys.
+            self.owners.setdefault(key, self.column)
+            members.append(pa.field(name, self.named_type(child, child_path, taken.get(name))))
+            level.use(name, members[-1].type)
+        return _with_struct(item.type, pa.struct(members))
 
 
 def _struct_of(kind: pa.DataType | None) -> list[pa.Field]:
@@ -209,40 +228,55 @@ def _with_struct(kind: pa.DataType, struct: pa.DataType) -> pa.DataType:
     return struct
 
 
-def _taken_by(message: str, names: Mapping[str, str], parent: tuple[FieldId, ...] = ()) -> set[str]:
-    """Names that fields of this message own at one level: two fields of one message never share a column."""
-    above = _joined(parent)
-    return {name for key, name in names.items() if key.startswith(message + "#") and _parent_of(key) == above}
+def _owned(message: str, names: Mapping[str, str]) -> dict[str, set[str]]:
+    """Names that fields of this message own, by the path above them: two fields of one message never share a column."""
+    owned: dict[str, set[str]] = {}
+    for key, name in names.items():
+        if key.startswith(message + "#"):
+            owned.setdefault(key.rsplit("#", 1)[1].split(":", 1)[0].rpartition(".")[0], set()).add(name)
+    return owned
 
 
-def _parent_of(key: str) -> str:
-    return key.rsplit("#", 1)[1].split(":", 1)[0].rpartition(".")[0]
+class _Level:
+    """The names of one level: of the columns of a table, or of the fields of one struct. Spark compares them without case."""
 
+    def __init__(self, types: Mapping[str, pa.DataType], barred: Iterable[str]) -> None:
+        """Starts with what is there.
 
-def _free_name(item: Field, columns: Mapping[str, pa.DataType], taken: set[str]) -> str:
-    """A name for a new field.
+        Args:
+            types: names in use, with their types.
+            barred: names that may not be shared even with the same kind.
+        """
+        self._in_use = {name.lower(): name for name in types}
+        self._kinds = {name: kind_of(kind) for name, kind in types.items()}
+        self._barred = {name.lower() for name in barred}
 
-    Args:
-        item: the field.
-        columns: names in use at this level, with their types.
-        taken: those that may not be shared even with the same kind.
-    """
-    # A leading underscore is ours (`_kafka_offset`); Spark compares names without case.
-    clean = _REFUSED.sub("_", item.name)
-    wanted = f"field{clean}" if clean.startswith("_") or not clean else clean
-    in_use = {name.lower(): name for name in columns}
-    barred = {name.lower() for name in taken}
-    simple = item.kind.split("<", 1)[0]
-    candidates = [wanted, f"{wanted}__{simple}"]
-    if isinstance(item.id, int):
-        candidates += [f"{wanted}__{item.id}", f"{wanted}__{simple}_{item.id}"]
-    for candidate in candidates:
-        lower = candidate.lower()
-        if lower not in in_use and lower not in barred:
-            return candidate
-        if lower not in barred and kind_of(columns[in_use[lower]]) == item.kind:
-            return in_use[lower]
-    number = 2
-    while f"{candidates[-1]}_{number}".lower() in in_use:
-        number += 1
-    return f"{candidates[-1]}_{number}"
+    def use(self, name: str, kind: pa.DataType) -> None:
+        """Counts a name as in use."""
+        if name not in self._kinds:
+            self._in_use[name.lower()] = name
+            self._kinds[name] = kind_of(kind)
+
+    def bar(self, name: str) -> None:
+        """Keeps a name from being shared."""
+        self._barred.add(name.lower())
+
+    def free_name(self, item: Field) -> str:
+        """A name for a new field."""
+        # A leading underscore is ours (`_kafka_offset`).
+        clean = _REFUSED.sub("_", item.name)
+        wanted = f"field{clean}" if clean.startswith("_") or not clean else clean
+        simple = item.kind.split("<", 1)[0]
+        candidates = [wanted, f"{wanted}__{simple}"]
+        if isinstance(item.id, int):
+            candidates += [f"{wanted}__{item.id}", f"{wanted}__{simple}_{item.id}"]
+        for candidate in candidates:
+            lower = candidate.lower()
+            if lower not in self._in_use and lower not in self._barred:
+                return candidate
+            if lower not in self._barred and self._kinds[self._in_use[lower]] == item.kind:
+                return self._in_use[lower]
+        number = 2
+        while f"{candidates[-1]}_{number}".lower() in self._in_use:
+            number += 1
+        return f"{candidates[-1]}_{number}"

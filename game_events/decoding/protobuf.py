@@ -1,57 +1,49 @@
-"""Payloads of one message type -> Arrow columns, with ptars (Rust); a bad row costs only itself.
+"""Payloads of one message type -> Arrow columns, equal to what Python's protobuf reads; a bad row costs only itself.
 
-Contained here because the native library would not: deep nesting ends its process, a panic is a BaseException, one bad row
-fails its batch without a row number.
+The native decoder reads whole batches. Rows it refuses, and rows whose bytes it may have read in another way (see
+`protobuf_reading`), are written again by Python's protobuf (see `protobuf_canonical`) and read natively after that; what
+Python's protobuf refuses is rejected with its fault.
 """
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
-import ptars
 import pyarrow as pa
-import pyarrow.compute as pc
 from google.protobuf import message_factory
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
-from game_events.decoding.columns import ColumnMap, Field, storage_type
+from game_events.decoding.columns import ColumnMap, Field
 from game_events.decoding.descriptors import ProtobufSchema
-from game_events.decoding.frames import IndexPath
-from game_events.decoding.halving import Bad, decode_by_halves
-from game_events.decoding.nesting import is_too_deep
+from game_events.decoding.frames import IndexPath, Rows
+from game_events.decoding.halving import decode_by_halves
 from game_events.decoding.payloads import Decoded
 from game_events.decoding.projection import project
+from game_events.decoding.protobuf_canonical import canonical
+from game_events.decoding.protobuf_faults import FaultFinder
+from game_events.decoding.protobuf_fields import tree_of
+from game_events.decoding.protobuf_native import NativeDecoder
+from game_events.decoding.protobuf_reading import Reading, read
 from game_events.decoding.reasons import Reason
 from game_events.errors import DataError
+
+log = logging.getLogger(__name__)
 
 #: The native decoder overflows its stack at ~150,000 levels, one byte each at least: payloads this long are read by
 #: Python's protobuf first, which refuses more than 100 levels. Far below, and long payloads are rare.
 GUARDED_BYTES = 32_768
-#: Depth to which nested messages become columns; deeper ones exist only in recursive types, which arrive as bytes.
-MAX_DEPTH = 32
-#: Protobuf's own ranges, in microseconds: the years 1 to 9999, and 10,000 years either way. Outside, the native decoder
-#: gives the nearest value it can hold, and Python cannot read most of them back.
-TIMESTAMP_RANGE = (-62_135_596_800_000_000, 253_402_300_799_999_999)
-DURATION_RANGE = (-315_576_000_000_999_999, 315_576_000_000_999_999)
 
-_CONFIG = ptars.PtarsConfig(
-    # Microseconds: what Delta holds; nanoseconds overflow after the year 2262.
-    timestamp_unit="us",
-    time_unit="us",
-    duration_unit="us",
-    enum_repr="string",
-    list_nullable=True,
-    map_nullable=True,
-    # Without it, a map entry that lacks its value (legal bytes) is a panic.
-    map_value_nullable=True,
-)
+Part = tuple[Rows, pa.RecordBatch]
+Bad = tuple[Reason, str, Rows]
+_NONE: Rows = np.empty(0, dtype=np.int64)
 
 
 class ProtobufDecoder:
     """Decodes one message type of one schema id (see `payloads.PayloadDecoder`)."""
 
     def __init__(self, compiled: ProtobufSchema, path: IndexPath) -> None:
-        """Looks the message type up and builds the native handler.
+        """Looks the message type up and builds the native decoder.
 
         Raises:
             DataError: the schema has no message at this path, or the native library cannot take the schema.
@@ -60,91 +52,129 @@ class ProtobufDecoder:
         if descriptor is None:
             raise DataError(f"schema id {compiled.schema_id} has no message at index path {list(path)}")
         self.message: str = descriptor.full_name
-        self._descriptor = descriptor
+        self._nodes = tree_of(descriptor, compiled.pool)
         self._python: type[Message] = message_factory.GetMessageClass(descriptor)
+        self._faults = FaultFinder(descriptor, compiled.pool)
         try:
-            pool = ptars.HandlerPool([descriptor.file], config=_CONFIG)
-            self._handler = pool.get_for_message(descriptor)
-            arrow: pa.Schema = self._handler.schema()
-        except BaseException as error:  # noqa: BLE001 - a native panic is one; `_contained` lets the others go on
-            raise _contained(error, f"schema id {compiled.schema_id}: {self.message} is not supported") from None
-        self.fields: tuple[Field, ...] = tuple(_field(descriptor.fields_by_name[f.name], f.type, MAX_DEPTH) for f in arrow)
+            self._native = NativeDecoder(self._nodes)
+        except DataError as error:
+            raise DataError(f"schema id {compiled.schema_id}: {self.message} is not supported: {error}") from None
+        self.fields: tuple[Field, ...] = tuple(node.as_field() for node in self._nodes)
+        moved = [n.name for n in self._nodes if n.is_foreign]
+        self._is_slow = bool(moved) or bool(descriptor.GetOptions().message_set_wire_format)
+        self._canonical = canonical(self._python, self._nodes, is_foreign=self._is_slow)
+        if self._is_slow:
+            log.warning(
+                "slow_decoding=true schema_id=%s message=%s fields=%s reason=%r",
+                compiled.schema_id, self.message, ",".join(moved), "groups, message sets or great field numbers",
+            )  # fmt: skip
 
     def decode(self, payloads: pa.BinaryArray, columns: ColumnMap) -> Decoded:
         """Decode a batch."""
         bad: list[Bad] = []
-        rows = np.arange(len(payloads), dtype=np.int64)
         lengths = np.diff(np.frombuffer(payloads.buffers()[1], dtype=np.int32)[payloads.offset :][: len(payloads) + 1])
-        for at in np.flatnonzero(lengths >= GUARDED_BYTES).tolist():
-            fault = self._fault(payloads[at].as_py())
-            if fault is not None:
-                bad.append((*fault, np.asarray([at], dtype=np.int64)))
-                rows = rows[rows != at]
-        batches, good, more = decode_by_halves(payloads, rows, self._attempt, self._diagnose)
-        return Decoded(project(self.message, self.fields, batches, columns), good, bad + more)
+        parts: list[Part] = []
+        again = np.arange(len(payloads), dtype=np.int64)
+        if not self._is_slow:
+            rows = self._readable(payloads, again, bad, among=np.flatnonzero(lengths >= GUARDED_BYTES))
+            decoded, again = self._natively(payloads, rows, bad)
+            for part, batch in decoded:
+                sure, doubted = self._first_look(payloads, part, batch, lengths, bad)
+                parts.append(sure)
+                again = np.concatenate([again, doubted])
+        if len(again):
+            parts += self._second_look(payloads, again, bad)
+        good = np.concatenate([part for part, _ in parts]) if parts else _NONE
+        table = project(self.message, self.fields, [batch for _, batch in parts], columns)
+        return Decoded(table, good, bad)
 
-    def _attempt(self, payloads: pa.BinaryArray) -> pa.RecordBatch:
-        try:
-            batch = self._handler.array_to_record_batch(payloads)
-        except BaseException as error:  # noqa: BLE001 - a native panic is one; `_contained` lets the others go on
-            raise _contained(error, "not a message of its schema") from None
-        for name, column in zip(batch.schema.names, batch.columns, strict=True):
-            _check_ranges(column, name)
-        return batch
+    def _natively(self, payloads: pa.BinaryArray, rows: Rows, bad: list[Bad]) -> tuple[list[Part], Rows]:
+        """Decoded parts, and the rows that the native decoder refuses though Python's protobuf may read them."""
+        decoded, left, failed = decode_by_halves(payloads, rows, self._native.decode)
+        if len(left):
+            # Many are bad: Python's protobuf tells which, in one go.
+            more, left, others = decode_by_halves(payloads, self._readable(payloads, left, bad), self._native.decode)
+            decoded, failed = decoded + more, failed + others
+        return decoded, np.concatenate([left, np.asarray([at for at, _ in failed], dtype=np.int64)])
 
-    def _diagnose(self, payload: bytes, failure: DataError) -> tuple[Reason, str]:
-        return self._fault(payload) or (Reason.MALFORMED, str(failure))
+    def _first_look(
+        self, payloads: pa.BinaryArray, part: Rows, batch: pa.RecordBatch, lengths: Rows, bad: list[Bad]
+    ) -> tuple[Part, Rows]:
+        """What of a natively decoded part is right for sure, and the rows that are in doubt."""
+        reading = read(self._nodes, batch, lengths if len(part) == len(lengths) else lengths[part])
+        doubts = reading.doubts
+        doubted = _distinct([*doubts.wrong, *doubts.ambiguous, *doubts.unfit])
+        dropped = doubted
+        if doubts.unread:
+            unread = np.setdiff1d(_distinct(doubts.unread), doubted, assume_unique=True)
+            read_by_python = self._readable(payloads, part[unread], bad)
+            dropped = np.concatenate([doubted, unread[~np.isin(part[unread], read_by_python)]])
+        return _without((part, reading.batch), dropped), part[doubted]
 
-    def _fault(self, payload: bytes) -> tuple[Reason, str] | None:
-        """What Python's protobuf says of one payload: None if it reads it."""
-        try:
-            self._python().ParseFromString(payload)
-        except DecodeError as error:
-            deep = is_too_deep(payload, self._descriptor)
-            return (Reason.TOO_DEEP if deep else Reason.MALFORMED), f"{self.message}: {error}"
-        return None
+    def _second_look(self, payloads: pa.BinaryArray, rows: Rows, bad: list[Bad]) -> list[Part]:
+        """Rows written again by Python's protobuf, then decoded; the rest is bad."""
+        kept: list[int] = []
+        texts: list[bytes] = []
+        for at, payload in zip(rows.tolist(), payloads.take(pa.array(rows)).to_pylist(), strict=True):
+            try:
+                texts.append(self._canonical(payload))
+                kept.append(at)
+            except DecodeError as error:
+                bad.append(self._rejected(at, payload, str(error)))
+        written, origin = pa.array(texts, pa.binary()), np.asarray(kept, dtype=np.int64)
+        lengths = np.asarray([len(text) for text in texts], dtype=np.int64)
+        decoded, _, failed = decode_by_halves(written, np.arange(len(kept)), self._native.decode, max_failures=None)
+        for at, failure in failed:
+            bad.append(self._rejected(kept[at], payloads[kept[at]].as_py(), str(failure)))
+        return [self._fit(payloads, origin[part], read(self._nodes, batch, lengths[part]), bad) for part, batch in decoded]
+
+    def _fit(self, payloads: pa.BinaryArray, rows: Rows, reading: Reading, bad: list[Bad]) -> Part:
+        """Of rows written again, those that are right: nothing is in doubt now but the values themselves."""
+        unfit = _distinct(reading.doubts.unfit)
+        for at in rows[unfit].tolist():
+            # Not found in the bytes: a time that is out of range only after it was merged from two.
+            merged = Reason.OUT_OF_RANGE, f"{self.message}: {Reason.OUT_OF_RANGE.explanation}"
+            reason, detail = self._faults.first(payloads[at].as_py()) or merged
+            bad.append((reason, detail, np.asarray([at], dtype=np.int64)))
+        wrong = np.setdiff1d(_distinct(reading.doubts.wrong), unfit, assume_unique=True)
+        for at in rows[wrong].tolist():
+            bad.append(self._rejected(at, payloads[at].as_py(), "the native decoder and Python's protobuf disagree"))
+        return _without((rows, reading.batch), np.concatenate([unfit, wrong]))
+
+    def _readable(self, payloads: pa.BinaryArray, rows: Rows, bad: list[Bad], among: Rows | None = None) -> Rows:
+        """Those of the rows that Python's protobuf reads; the others are bad.
+
+        Args:
+            payloads: the batch.
+            rows: positions.
+            bad: what is found is added to it.
+            among: the positions to look at, if not all.
+        """
+        looked_at = rows if among is None else among
+        if not len(looked_at):
+            return rows
+        parse, refused = self._python().ParseFromString, []
+        for at, payload in zip(looked_at.tolist(), payloads.take(pa.array(looked_at)).to_pylist(), strict=True):
+            try:
+                parse(payload)
+            except DecodeError as error:
+                bad.append(self._rejected(at, payload, str(error)))
+                refused.append(at)
+        return np.setdiff1d(rows, np.asarray(refused, dtype=np.int64), assume_unique=True) if refused else rows
+
+    def _rejected(self, at: int, payload: bytes, said: str) -> Bad:
+        reason, detail = self._faults.first(payload) or (Reason.MALFORMED, f"{self.message}: {said}")
+        return reason, detail, np.asarray([at], dtype=np.int64)
 
 
-def _contained(error: BaseException, what: str) -> DataError:
-    """A native failure as our own error; whatever asks the process to end goes on."""
-    if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-        return DataError(f"{what}: {error}")
-    raise error
+def _distinct(rows: list[Rows]) -> Rows:
+    return np.unique(np.concatenate(rows)) if rows else _NONE
 
 
-def _field(descriptor: FieldDescriptor, kind: pa.DataType, depth: int) -> Field:
-    struct = kind
-    while pa.types.is_list(struct) or pa.types.is_map(struct):
-        struct = struct.value_type if pa.types.is_list(struct) else struct.item_type
-    message = _element_message(descriptor)
-    children: tuple[Field, ...] = ()
-    if pa.types.is_struct(struct) and message is not None and depth:
-        by_name = message.fields_by_name
-        if all(f.name in by_name for f in struct):
-            children = tuple(_field(by_name[f.name], f.type, depth - 1) for f in struct)
-    return Field(descriptor.number, descriptor.name, storage_type(kind), children)
-
-
-def _element_message(descriptor: FieldDescriptor) -> Descriptor | None:
-    message: Descriptor | None = descriptor.message_type
-    if message is not None and message.GetOptions().map_entry:
-        return message.fields_by_name["value"].message_type
-    return message
-
-
-def _check_ranges(array: pa.Array, name: str) -> None:
-    """Refuses times that protobuf itself does not allow, at any depth."""
-    kind = array.type
-    if pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
-        low, high = TIMESTAMP_RANGE if pa.types.is_timestamp(kind) else DURATION_RANGE
-        bounds = pc.min_max(array.cast(pa.int64())).as_py()
-        if bounds["min"] is not None and not low <= bounds["min"] <= bounds["max"] <= high:
-            raise DataError(f"{name} is outside protobuf's range of a {'time' if low == TIMESTAMP_RANGE[0] else 'duration'}")
-    elif pa.types.is_struct(kind):
-        for index, item in enumerate(kind):
-            _check_ranges(array.field(index), f"{name}.{item.name}")
-    elif pa.types.is_map(kind):
-        _check_ranges(array.keys, name)
-        _check_ranges(array.items, name)
-    elif pa.types.is_list(kind):
-        _check_ranges(array.values, name)
+def _without(part: Part, dropped: Rows) -> Part:
+    """A part without some of its rows, given by their places in it."""
+    if not len(dropped):
+        return part
+    keep = np.ones(len(part[0]), dtype=bool)
+    keep[dropped] = False
+    return part[0][keep], part[1].filter(pa.array(keep))

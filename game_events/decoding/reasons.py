@@ -15,6 +15,9 @@ class Reason(StrEnum):
     UNKNOWN_SCHEMA = "UNKNOWN_SCHEMA"
     BAD_SCHEMA = "BAD_SCHEMA"
     TOO_DEEP = "TOO_DEEP"
+    TRUNCATED = "TRUNCATED"
+    BAD_UTF8 = "BAD_UTF8"
+    OUT_OF_RANGE = "OUT_OF_RANGE"
     MALFORMED = "MALFORMED"
 
     @property
@@ -31,5 +34,8 @@ _EXPLANATIONS = {
     Reason.UNKNOWN_SCHEMA: "the registry does not know the schema id",
     Reason.BAD_SCHEMA: "the registry's text does not compile, or has a format that is not decoded",
     Reason.TOO_DEEP: "nested deeper than protobuf's own limit of 100 levels",
+    Reason.TRUNCATED: "a number, a length or a value runs past the end of the payload",
+    Reason.BAD_UTF8: "a text field holds bytes that are not UTF-8",
+    Reason.OUT_OF_RANGE: "a time or a duration is outside the range that protobuf allows",
     Reason.MALFORMED: "the payload is not a message of its schema",
 }

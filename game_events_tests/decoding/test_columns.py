@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from game_events.decoding.columns import UINT64, ColumnMap, Field, kind_of, storage_type
 from game_events.decoding.decoder import BatchDecoder, DecodePlan
 from game_events.decoding.protobuf import ProtobufDecoder
-from game_events.errors import DataError
 from game_events.lakehouse.commits import Commit, commit
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.bronze import column_map
@@ -120,9 +119,9 @@ def test_names_that_differ_only_by_case_are_two_columns_for_spark_as_well():
     assert [f.name for f in columns.columns["in"]] == ["a", "A__string"]
 
 
-def test_a_schema_whose_names_differ_only_by_case_is_refused_with_a_reason():
-    with pytest.raises(DataError, match="not supported"):
-        schema_of("string Level = 1; string level = 2;")
+def test_a_schema_whose_names_differ_only_by_case_is_decoded():
+    columns = schema_of("string Level = 1; string level = 2;")
+    assert names(columns) == {"1:string": "Level", "2:string": "level__string"}
 
 
 def test_nested_additions_and_renames():

@@ -87,7 +87,7 @@ BAD = {
     b"": Reason.TOO_SHORT,
     b"{}": Reason.BAD_MAGIC,
     b"\0\0\0\0\x47\x01": Reason.BAD_INDEX,
-    b"\0\0\0\0\x47\0\xff": Reason.MALFORMED,
+    b"\0\0\0\0\x47\0\xff": Reason.TRUNCATED,
 }
 
 
@@ -132,7 +132,7 @@ def test_bad_rows_go_to_quarantine_with_reason_coordinates_and_their_bytes(tmp_p
 def test_reasons_are_counted_over_all_batches(tmp_path):
     staged = Staged(tmp_path, [records([*BAD, None], start=0), records([good(1), b"{}"], start=10)])
     assert staged.result.reasons == {
-        Reason.TOMBSTONE: 2, Reason.TOO_SHORT: 1, Reason.BAD_MAGIC: 2, Reason.BAD_INDEX: 1, Reason.MALFORMED: 1,
+        Reason.TOMBSTONE: 2, Reason.TOO_SHORT: 1, Reason.BAD_MAGIC: 2, Reason.BAD_INDEX: 1, Reason.TRUNCATED: 1,
     }  # fmt: skip
 
 
@@ -212,7 +212,7 @@ def test_a_time_nobody_can_read_is_one_bad_row_and_no_crash(tmp_path):
     schema = compiled(text, 77)
     values = [frame(77, (0,), python_class(schema)(at={"seconds": s})) for s in (1, 2**62, 2)]
     staged = Staged(tmp_path, [records(values)], plan=plan_for((schema, (0,))))
-    assert (sorted(staged.good), staged.bad) == ([0, 2], {1: Reason.MALFORMED})
+    assert (sorted(staged.good), staged.bad) == ([0, 2], {1: Reason.OUT_OF_RANGE})
 
 
 @pytest.mark.parametrize("micros", [2**62, -(2**62), -1])
