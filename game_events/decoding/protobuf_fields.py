@@ -38,7 +38,7 @@ _JSON = {
     "Value": {"null_value", "number_value", "string_value", "bool_value", "struct_value", "list_value"},
 }  # fmt: skip
 
-_DECLARED = {number: name.removeprefix("TYPE_").lower() for name, number in FieldDescriptorProto.Type.items()}
+_DECLARED: dict[int, str] = {number: name.removeprefix("TYPE_").lower() for name, number in FieldDescriptorProto.Type.items()}
 
 
 class Role(Enum):
