@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from game_events.decoding.avro_decoder import AvroDecoder
+from game_events.decoding.avro_schema import AvroSchema, compile_avro
 from game_events.decoding.descriptors import ProtobufSchema, compile_protobuf
 from game_events.decoding.frames import IndexPath
 from game_events.decoding.payloads import CompiledSchema, PayloadDecoder
@@ -19,6 +21,8 @@ def compile_schema(schema: RegistrySchema) -> CompiledSchema:
     match schema.format:
         case "PROTOBUF":
             return compile_protobuf(schema)
+        case "AVRO":
+            return compile_avro(schema)
         case other:
             raise DataError(f"schema id {schema.schema_id} is {other}, which is not decoded")
 
@@ -32,5 +36,7 @@ def make_decoder(schema: CompiledSchema, path: IndexPath) -> PayloadDecoder:
     match schema:
         case ProtobufSchema():
             return ProtobufDecoder(schema, path)
+        case AvroSchema():
+            return AvroDecoder(schema)
         case other:
             raise DataError(f"no decoder for {type(other).__name__}")

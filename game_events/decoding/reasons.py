@@ -15,6 +15,9 @@ class Reason(StrEnum):
     UNKNOWN_SCHEMA = "UNKNOWN_SCHEMA"
     BAD_SCHEMA = "BAD_SCHEMA"
     TOO_DEEP = "TOO_DEEP"
+    TRUNCATED = "TRUNCATED"
+    BAD_UTF8 = "BAD_UTF8"
+    OUT_OF_RANGE = "OUT_OF_RANGE"
     MALFORMED = "MALFORMED"
 
     @property
@@ -30,6 +33,9 @@ _EXPLANATIONS = {
     Reason.BAD_INDEX: "the message indexes are damaged, or name no message of the schema",
     Reason.UNKNOWN_SCHEMA: "the registry does not know the schema id",
     Reason.BAD_SCHEMA: "the registry's text does not compile, or has a format that is not decoded",
-    Reason.TOO_DEEP: "nested deeper than protobuf's own limit of 100 levels",
+    Reason.TOO_DEEP: "nested deeper than the limit of 100 levels",
+    Reason.TRUNCATED: "the payload ends in the middle of a value",
+    Reason.BAD_UTF8: "a text is not UTF-8",
+    Reason.OUT_OF_RANGE: "a value is outside the range of its type",
     Reason.MALFORMED: "the payload is not a message of its schema",
 }
