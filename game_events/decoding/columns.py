@@ -241,6 +241,6 @@ def _free_name(item: Field, columns: Mapping[str, pa.DataType], taken: set[str])
         if lower not in barred and kind_of(columns[in_use[lower]]) == item.kind:
             return in_use[lower]
     number = 2
-    while f"{candidates[-1]}_{number}".lower() in in_use:
+    while f"{candidates[-1]}_{number}".lower() in in_use.keys() | barred:
         number += 1
     return f"{candidates[-1]}_{number}"
