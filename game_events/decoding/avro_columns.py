@@ -30,6 +30,7 @@ class RecordColumn:
     def __init__(self, members: Sequence[tuple[str, Column]]) -> None:
         self.members = members
         self.type: pa.DataType = pa.struct([pa.field(n, c.type) for n, c in members]) if members else pa.bool_()
+        self.is_text = False
         self._count = 0
         self._readers = [(name, column.read) for name, column in members]
 
@@ -65,6 +66,7 @@ class ArrayColumn:
 
     def __init__(self, items: Column, least: int, budget: Budget) -> None:
         self.type: pa.DataType = pa.list_(items.type)
+        self.is_text = items.is_text
         self._items, self._least, self._budget = items, least, budget
         self._offsets = [0]
 
@@ -90,6 +92,7 @@ class MapColumn:
 
     def __init__(self, items: Column, least: int, budget: Budget) -> None:
         self.type: pa.DataType = pa.map_(pa.string(), items.type)
+        self.is_text = items.is_text
         self._items, self._least, self._budget = items, least + 1, budget
         self._keys: list[str] = []
         self._offsets = [0]
@@ -131,6 +134,7 @@ class OptionalLeaf:
 
     def __init__(self, inner: Leaf, null: int) -> None:
         self.type: pa.DataType = inner.type
+        self.is_text = inner.is_text
         self._inner, self._null = inner, null
         self._read, self._append = inner.read, inner.values.append
 
@@ -161,6 +165,7 @@ class UnionColumn:
         self._plain = len(self.members) == 1 and not always_struct
         struct = pa.struct([pa.field(n, c.type) for n, c in self.members])
         self.type: pa.DataType = self.members[0][1].type if self._plain else struct
+        self.is_text = self._plain and self.members[0][1].is_text
         self._counts = [0] * len(branches)
         self._chosen: list[int] = []
 
@@ -198,6 +203,12 @@ class UnionColumn:
         return pa.StructArray.from_arrays(arrays, fields=list(self.type), mask=pa.array(absent))
 
 
+class TextLeaf(Leaf):
+    """JSON text."""
+
+    is_text = True
+
+
 class ColumnBuilder:
     """Makes the columns of one schema, and says which fields they are."""
 
@@ -219,12 +230,12 @@ class ColumnBuilder:
         if self._columns > MAX_COLUMNS:
             raise DataError(f"the schema has more than {MAX_COLUMNS} columns")
         if id(type_) in above or len(above) >= MAX_DEPTH:
-            return Leaf(pa.string(), text_reader(type_, self.budget)), ()
+            return TextLeaf(pa.string(), text_reader(type_, self.budget)), ()
         inside = (*above, id(type_))
         match type_.kind:
             case "record":
                 parts = [(name, id_, *self.build(inner, inside)) for name, id_, inner in type_.fields]
-                fields = tuple(Field(id_, name, column.type, children) for name, id_, column, children in parts)
+                fields = tuple(Field(_identity(id_, column), name, column.type, inner) for name, id_, column, inner in parts)
                 return RecordColumn([(name, column) for name, _, column, _ in parts]), fields
             case "array" | "map":
                 items, fields = self.build(type_.items[0], inside)
@@ -252,6 +263,11 @@ class ColumnBuilder:
             return UnionColumn(branches), fields
         fields = tuple(Field(b.name, names[id(b)], built[id(b)][0].type, built[id(b)][1]) for b in others)
         return UnionColumn(branches, always_struct=True), fields
+
+
+def _identity(name: str, column: Column) -> str:
+    """JSON text never shares a column with plain strings: ``1`` would be meant by both. A name holds no colon."""
+    return f"{name}:json" if column.is_text else name
 
 
 def _leaf_fields(kind: pa.DataType) -> tuple[Field, ...]:

@@ -28,9 +28,11 @@ class Column(Protocol):
 
     Attributes:
         type: what `finish` gives.
+        is_text: whether it is JSON text, or lists or maps of it.
     """
 
     type: pa.DataType
+    is_text: bool
 
     def read(self, buf: bytes, at: int, /) -> int:
         """Reads one value of a payload at a position into the column, and returns the position behind it."""
@@ -44,6 +46,8 @@ class Column(Protocol):
 
 class Leaf:
     """A column of single values."""
+
+    is_text = False
 
     def __init__(self, type_: pa.DataType, parse: Callable[[bytes, int], tuple[Any, int]]) -> None:
         self.type = type_

@@ -341,6 +341,29 @@ def test_columns_are_what_apache_avro_reads_whoever_wrote(case, by_apache):
         assert normal(comparable(schema, rows[position], named)) == normal(expected(schema, read, named))
 
 
+SIMPLE = [
+    *PRIMITIVES,
+    *({"type": kind, "logicalType": name} for name, kind in LOGICAL.items()),
+    {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 38},
+    {"type": "bytes", "logicalType": "decimal", "precision": 39, "scale": 2},
+    {"type": "fixed", "name": "U", "namespace": "g.n", "size": 16, "logicalType": "uuid"},
+    {"type": "fixed", "name": "D", "namespace": "g.n", "size": 12, "logicalType": "duration"},
+]
+
+
+@settings(max_examples=20, deadline=None)
+@pytest.mark.parametrize("type_", SIMPLE, ids=lambda t: t if isinstance(t, str) else t["logicalType"])
+@given(st.data())
+def test_each_simple_type_holds_what_apache_avro_reads(type_, data):
+    schema = {"type": "record", "name": "R", "fields": [{"name": "a", "type": type_}, {"name": "z", "type": ["null", "int"]}]}
+    value = {"a": data.draw(values(type_, {})), "z": Branch((1, 7))}
+    bare = without_logical(schema)
+    payload = written(bare, value, by_apache=True)
+    read = apache_reads(bare, payload)
+    decoded = BatchDecoder(plan_of(registered("AVRO", schema))).decode(pa.array([framed(payload)], pa.binary()))
+    assert normal(rows_by_position(decoded)[0]) == normal(expected(schema, read, {}))
+
+
 edits = st.lists(st.tuples(st.integers(0, 60), st.none() | st.integers(0, 255)), min_size=1, max_size=3)
 
 
