@@ -182,9 +182,9 @@ def leaf(type_: AvroType) -> Leaf:
 
 def _timestamp(name: str) -> Leaf:
     times, per = {"millis": (1_000, 1), "micros": (1, 1), "nanos": (1, 1_000)}[name.rpartition("-")[2]]
-    low, high = (bound * per // times for bound in TIMESTAMP_RANGE)
-    # The last microsecond has a thousand nanoseconds.
-    bounds = (low, high + per - 1)
+    # Nanoseconds of these years do not fit into 64 bits: all of them are inside.
+    low, high = TIMESTAMP_RANGE
+    bounds = (low * per // times, high * per // times)
     if name.startswith("local"):
         return LocalTimeLeaf(bounds, times, per)
     return NumberLeaf(pa.timestamp("us", tz="UTC"), bounds, times, per)

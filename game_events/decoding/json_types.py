@@ -115,8 +115,11 @@ class _Types:
         if self._count > MAX_COLUMNS:
             raise DataError(f"schema id {self._schema.schema_id} has more than {MAX_COLUMNS} columns")
         parts = self._expand(places)
-        key = tuple(sorted(id(p.node) for p in parts))
-        if key in above or len(above) >= MAX_DEPTH or any(p.node is False for p in parts):
+        if len(above) >= MAX_DEPTH or any(p.node is False for p in parts):
+            return TEXT
+        # What a value inside itself is known by: a schema that only refers to another one does not count.
+        key = tuple(sorted(id(p.node) for p in parts if _says_something(p.node)))
+        if key and key in above:
             return TEXT
         above = (*above, key)
         allowed = _allowed(p.node for p in parts)
@@ -227,6 +230,10 @@ def _types_of(node: dict[str, Any]) -> set[str] | None:
     else:
         return None
     return types - {"integer"} if "number" in types else types
+
+
+def _says_something(node: dict[str, Any]) -> bool:
+    return _types_of(node) is not None or "oneOf" in node or "anyOf" in node
 
 
 def _both(some: set[str], others: set[str]) -> set[str]:

@@ -49,7 +49,7 @@ def parse(payload: bytes) -> Any:  # noqa: ANN401 - any JSON
     try:
         document = _DECODER.decode(text)
     except json.JSONDecodeError as error:
-        ended = text.rstrip() and error.pos >= len(text.rstrip()) and not error.msg.startswith("Extra")
+        ended = error.pos >= len(text.rstrip()) and not error.msg.startswith("Extra")
         reason = Reason.TRUNCATED if ended or error.msg.startswith("Unterminated string") else Reason.MALFORMED
         raise DamageError(reason, f"no JSON document: {error.msg} at character {error.pos}") from None
     except RecursionError:
@@ -72,7 +72,7 @@ _DECODER = json.JSONDecoder(parse_float=Real, parse_constant=_constant)
 
 def _check_depth(document: Any) -> None:  # noqa: ANN401 - any JSON
     level = [document]
-    for _ in range(MAX_LEVELS + 1):
+    for _ in range(MAX_LEVELS):
         inner: list[Any] = []
         for value in level:
             if type(value) is dict:
