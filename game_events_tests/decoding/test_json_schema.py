@@ -199,6 +199,15 @@ def test_names_that_no_table_can_have_are_cleaned_and_stay_apart():
     assert {"a_b", "field", "😀", "field_id", "ordinary"} <= set(row)
 
 
+def test_names_that_clean_alike_stay_apart_when_their_object_becomes_a_list():
+    inner = {"type": "object", "properties": dict.fromkeys(["p q", "p.q", "p;q"], INTEGER)}
+    more = {"type": "object", "properties": dict.fromkeys(["p,q", "p q", "p.q", "p;q"], INTEGER)}
+    versions = [{"title": "E", **with_x(inner)}, {"title": "E", **with_x({"type": "array", "items": more})}]
+    plan = plan_of(*(registered("JSON", version, number) for number, version in enumerate(versions)))
+    row = rows_by_position(decode(plan, [framed(b'{"x":[{"p,q":0,"p q":1,"p.q":2,"p;q":3}]}', 1)]))[0]
+    assert list(row["x__array"][0].values()) == [0, 1, 2, 3]
+
+
 def test_the_map_of_cleaned_names_comes_back_from_the_tables_metadata():
     names = ["a b", "a.b", "a#b", "a:b", "a~1b"]
     plan = plan_of(registered("JSON", {"title": "E", "type": "object", "properties": {n: with_x(INTEGER) for n in names}}))
