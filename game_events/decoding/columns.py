@@ -123,6 +123,8 @@ def kind_of(kind: pa.DataType) -> str:
         return f"map<{kind_of(kind.key_type)},{kind_of(kind.item_type)}>"
     if pa.types.is_list(kind):
         return f"array<{kind_of(kind.value_type)}>"
+    if pa.types.is_decimal(kind) and kind != UINT64:
+        return f"decimal({kind.precision},{kind.scale})"
     simple = {pa.int64(): "bigint", pa.float32(): "float", pa.float64(): "double", pa.bool_(): "boolean"}
     simple |= {pa.string(): "string", pa.binary(): "binary", pa.date32(): "date", UINT64: "decimal"}
     return simple.get(kind, "timestamp" if pa.types.is_timestamp(kind) else str(kind))
@@ -230,7 +232,7 @@ def _free_name(item: Field, columns: Mapping[str, pa.DataType], taken: set[str])
     wanted = f"field{clean}" if clean.startswith("_") or not clean else clean
     in_use = {name.lower(): name for name in columns}
     barred = {name.lower() for name in taken}
-    simple = item.kind.split("<", 1)[0]
+    simple = _REFUSED.sub("_", item.kind.split("<", 1)[0]).rstrip("_")
     candidates = [wanted, f"{wanted}__{simple}"]
     if isinstance(item.id, int):
         candidates += [f"{wanted}__{item.id}", f"{wanted}__{simple}_{item.id}"]

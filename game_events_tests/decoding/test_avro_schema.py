@@ -176,6 +176,20 @@ def test_a_field_that_changes_its_type_gets_a_column_of_its_own_and_one_that_is_
     }
 
 
+def test_a_decimal_that_gets_more_digits_is_a_new_column_with_a_name_that_tables_can_have():
+    def decimal(precision, scale):
+        return record(field("x", {"type": "bytes", "logicalType": "decimal", "precision": precision, "scale": scale}))
+
+    plan = plan_of(
+        registered("AVRO", decimal(9, 2), 1), registered("AVRO", decimal(20, 0), 2), registered("AVRO", decimal(38, 9), 3)
+    )
+    assert plan.columns.columns == {
+        "x": pa.decimal128(9, 2),
+        "x__decimal": pa.decimal128(20, 0),
+        "x__decimal_38_9": pa.decimal128(38, 9),
+    }
+
+
 def test_json_text_of_a_recursive_type_never_shares_a_column_with_plain_text():
     plan = plan_of(
         registered("AVRO", record(field("x", "string")), 1), registered("AVRO", record(field("x", ["null", "Event"])), 2)
