@@ -21,6 +21,7 @@ from confluent_kafka.schema_registry.json_schema import JSONSerializer
 from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
+from game_events.decoding import avro_decoder, json_decoder
 from game_events.decoding.decoder import BatchDecoder
 from game_events.decoding.formats import compile_schema
 from game_events.decoding.reasons import Reason
@@ -194,3 +195,19 @@ def test_nullable_maps_lists_and_structs_of_different_versions_keep_null_and_emp
 def test_a_format_that_nobody_knows_is_refused_by_name():
     with pytest.raises(DataError, match="schema id 1 is XML"):
         compile_schema(RegistrySchema(1, "XML", "<a/>"))
+
+
+@pytest.mark.parametrize("limit", [0, 8, 40])
+def test_many_arrow_arrays_of_one_batch_hold_the_same_rows_as_one(limit, monkeypatch):
+    monkeypatch.setattr(avro_decoder, "BATCH_BYTES", limit)
+    monkeypatch.setattr(json_decoder, "BATCH_BYTES", limit)
+    lists = {"type": "record", "name": "L", "fields": [{"name": "l", "type": {"type": "array", "items": "string"}}]}
+    listed = {"type": "object", "properties": {"l": {"type": "array", "items": {"type": "string"}}}}
+    plan = plan_of(registered("AVRO", lists, 1), registered("JSON", listed, 2))
+    good = [framed(b"\x04\x02a\x02b\x00", 1), framed(b'{"l":["a","b"]}', 2)]
+    bad = [framed(b"\x04\x02a\x02\xff\x00", 1), framed(b'{"l":["a",1]}', 2)]
+    decoded = BatchDecoder(plan).decode(pa.array((good + bad + good) * 5, pa.binary()))
+    assert {i % 6 for i in reasons_by_position(decoded)} == {2, 3}
+    rows = rows_by_position(decoded)
+    assert len(rows) == 20
+    assert all(row == {"l": ["a", "b"]} for row in rows.values())
