@@ -35,7 +35,7 @@ def show(
     chosen = history.version(version)
     fields = history.fields(chosen)
     for message in dict.fromkeys(f.message for f in fields):
-        rows = [(f.names, f.field.declared, f.column, f.field.kind) for f in fields if f.message == message]
+        rows = [(f.names, f.declared, f.column, f.field.kind) for f in fields if f.message == message]
         output.table(
             f"{message} (version {chosen.version}, schema id {chosen.schema_id})",
             ("field", "type", "column", "stored as"),
@@ -50,7 +50,7 @@ def show(
                 {
                     "message": f.message,
                     "field": f.names,
-                    "type": f.field.declared,
+                    "type": f.declared,
                     "column": f.column,
                     "stored_as": f.field.kind,
                 }

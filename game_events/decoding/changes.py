@@ -64,7 +64,12 @@ class FieldColumn:
     @property
     def declaration(self) -> str:
         """As the schema writes it, with the name."""
-        return f"{self.field.declared} {self.field.name}"
+        return f"{self.declared} {self.field.name}"
+
+    @property
+    def declared(self) -> str:
+        """The type as the schema writes it; for Avro and JSON as it is stored."""
+        return self.field.declared or self.field.kind
 
 
 def field_columns(messages: Messages, columns: ColumnMap) -> list[FieldColumn]:

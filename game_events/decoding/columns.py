@@ -130,6 +130,8 @@ def kind_of(kind: pa.DataType) -> str:
         return f"map<{kind_of(kind.key_type)},{kind_of(kind.item_type)}>"
     if pa.types.is_list(kind):
         return f"array<{kind_of(kind.value_type)}>"
+    if pa.types.is_decimal(kind) and kind != UINT64:
+        return f"decimal({kind.precision},{kind.scale})"
     simple = {pa.int64(): "bigint", pa.float32(): "float", pa.float64(): "double", pa.bool_(): "boolean"}
     simple |= {pa.string(): "string", pa.binary(): "binary", pa.date32(): "date", UINT64: "decimal"}
     return simple.get(kind, "timestamp" if pa.types.is_timestamp(kind) else str(kind))
@@ -266,7 +268,7 @@ class _Level:
         # A leading underscore is ours (`_kafka_offset`).
         clean = _REFUSED.sub("_", item.name)
         wanted = f"field{clean}" if clean.startswith("_") or not clean else clean
-        simple = item.kind.split("<", 1)[0]
+        simple = _REFUSED.sub("_", item.kind.split("<", 1)[0]).rstrip("_")
         candidates = [wanted, f"{wanted}__{simple}"]
         if isinstance(item.id, int):
             candidates += [f"{wanted}__{item.id}", f"{wanted}__{simple}_{item.id}"]
@@ -277,6 +279,6 @@ class _Level:
             if lower not in self._barred and self._kinds[self._in_use[lower]] == item.kind:
                 return self._in_use[lower]
         number = 2
-        while f"{candidates[-1]}_{number}".lower() in self._in_use:
+        while f"{candidates[-1]}_{number}".lower() in self._in_use.keys() | self._barred:
             number += 1
         return f"{candidates[-1]}_{number}"

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from game_events.decoding.avro_decoder import AvroDecoder
+from game_events.decoding.avro_schema import AvroSchema, compile_avro
 from game_events.decoding.descriptors import ProtobufSchema, compile_protobuf
 from game_events.decoding.frames import IndexPath
+from game_events.decoding.json_decoder import JsonDecoder
+from game_events.decoding.json_schema import JsonSchema
+from game_events.decoding.json_types import compile_json
 from game_events.decoding.payloads import CompiledSchema, PayloadDecoder
 from game_events.decoding.protobuf import ProtobufDecoder
 from game_events.errors import DataError
@@ -19,6 +24,10 @@ def compile_schema(schema: RegistrySchema) -> CompiledSchema:
     match schema.format:
         case "PROTOBUF":
             return compile_protobuf(schema)
+        case "AVRO":
+            return compile_avro(schema)
+        case "JSON":
+            return compile_json(schema)
         case other:
             raise DataError(f"schema id {schema.schema_id} is {other}, which is not decoded")
 
@@ -32,5 +41,9 @@ def make_decoder(schema: CompiledSchema, path: IndexPath) -> PayloadDecoder:
     match schema:
         case ProtobufSchema():
             return ProtobufDecoder(schema, path)
+        case AvroSchema():
+            return AvroDecoder(schema)
+        case JsonSchema():
+            return JsonDecoder(schema)
         case other:
             raise DataError(f"no decoder for {type(other).__name__}")

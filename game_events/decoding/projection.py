@@ -46,7 +46,8 @@ def _conform(
     if pa.types.is_map(target):
         keys = array.keys.cast(target.key_type)
         items = _conform(array.items, item, target.item_type, message, path, columns)
-        return pa.MapArray.from_arrays(array.offsets, keys, items, type=target)
+        mask = array.is_null() if array.null_count else None
+        return pa.MapArray.from_arrays(array.offsets, keys, items, type=target, mask=mask)
     by_name = {}
     for child in item.children:
         child_path = (*path, child.id)

@@ -33,9 +33,9 @@ _EXPLANATIONS = {
     Reason.BAD_INDEX: "the message indexes are damaged, or name no message of the schema",
     Reason.UNKNOWN_SCHEMA: "the registry does not know the schema id",
     Reason.BAD_SCHEMA: "the registry's text does not compile, or has a format that is not decoded",
-    Reason.TOO_DEEP: "nested deeper than protobuf's own limit of 100 levels",
-    Reason.TRUNCATED: "a number, a length or a value runs past the end of the payload",
-    Reason.BAD_UTF8: "a text field holds bytes that are not UTF-8",
-    Reason.OUT_OF_RANGE: "a time or a duration is outside the range that protobuf allows",
+    Reason.TOO_DEEP: "nested deeper than the limit of 100 levels",
+    Reason.TRUNCATED: "the payload ends in the middle of a value",
+    Reason.BAD_UTF8: "a text is not UTF-8",
+    Reason.OUT_OF_RANGE: "a value is outside the range of its type",
     Reason.MALFORMED: "the payload is not a message of its schema",
 }

@@ -117,7 +117,7 @@ class RunReport:
             "offsets": {str(p): list(r) for p, r in sorted(self.offsets.items())},
             "lag": sum(self.lag.values()),
             "batches": self.batches,
-            "schema_ids": sorted(self.schema_ids, key=str),
+            "schema_ids": sorted(self.schema_ids, key=lambda i: (isinstance(i, str), i)),
             "rejected": dict(self.rejected),
             "replayed": self.replayed,
             "unrouted": dict(self.unrouted),
