@@ -161,14 +161,23 @@ def test_damage_is_named_and_located(payload, reason, what):
     assert detail.endswith(what)
 
 
-def test_bytes_saved_in_one_place_do_not_hide_what_is_wrong_in_another():
-    lists = " ".join(f"repeated int32 l{i} = {i};" for i in range(2, 7))
-    schema = compiled(f'syntax = "proto3"; message E {{ int32 n = 1; {lists} }}', 403)
-    # Five lists of one element, unpacked: a byte less each. A tag of six bytes, which no protobuf reads: five bytes more.
-    spared = b"".join(bytes([number << 3, 1]) for number in range(2, 7))
-    payload = b"\x88\x80\x80\x80\x80\x00\x01" + spared
+#: Five lists of one element, written unpacked; a list of seven, written packed; map entries without key and value: each saves
+#: five bytes, and reads the same.
+SAVING = [
+    (" ".join(f"repeated int32 l{i} = {i};" for i in range(2, 7)), b"".join(bytes([i << 3, 1]) for i in range(2, 7)), 5),
+    ("repeated int32 l = 2 [packed = false];", b"\x12\x07\1\1\1\1\1\1\1", 5),
+    ("map<int32, int32> m = 2; repeated int32 l = 3;", b"\x12\0" + b"\x18\1", 5),
+]
+
+
+@pytest.mark.parametrize(("fields", "spared", "saved"), SAVING)
+def test_bytes_saved_in_one_place_do_not_hide_what_is_wrong_in_another(fields, spared, saved):
+    schema = compiled(f'syntax = "proto3"; message E {{ int32 n = 1; {fields} }}', 403)
     message = python_class(schema)
-    assert len(payload) == len(message(n=1, **{f"l{i}": [1] for i in range(2, 7)}).SerializeToString())
+    # A tag of six bytes, which no protobuf reads: five bytes more than it needs.
+    payload = b"\x88\x80\x80\x80\x80\x00\x01" + spared
+    right = message.FromString(b"\x08\x01" + spared)
+    assert len(right.SerializeToString()) == 2 + len(spared) + saved == len(payload)
     with pytest.raises(DecodeError):
         message.FromString(payload)
     decoded = decode(plan_for((schema, (0,))), [b"\0\0\0\x01\x93\0" + payload])
