@@ -22,7 +22,7 @@ from game_events_tests.decoding.helpers import (
     reasons_by_position,
     rows_by_position,
 )
-from game_events_tests.decoding.protobuf_worlds import Writer, spoilt
+from game_events_tests.decoding.protobuf_worlds import Writer, spoilt, varint
 
 SCHEMA = compiled(
     """syntax = "proto3"; package e; import "google/protobuf/timestamp.proto"; import "google/protobuf/wrappers.proto";
@@ -161,14 +161,22 @@ def test_damage_is_named_and_located(payload, reason, what):
     assert detail.endswith(what)
 
 
-def test_bytes_saved_in_one_place_do_not_hide_what_is_wrong_in_another():
-    lists = " ".join(f"repeated int32 l{i} = {i};" for i in range(2, 7))
-    schema = compiled(f'syntax = "proto3"; message E {{ int32 n = 1; {lists} }}', 403)
-    # Five lists of one element, unpacked: a byte less each. A tag of six bytes, which no protobuf reads: five bytes more.
-    spared = b"".join(bytes([number << 3, 1]) for number in range(2, 7))
-    payload = b"\x88\x80\x80\x80\x80\x00\x01" + spared
+#: Five lists of one element, written unpacked; a list of seven, written packed; a map entry without key and value.
+SAVING = [
+    (" ".join(f"repeated int32 l{i} = {i};" for i in range(2, 7)), b"".join(bytes([i << 3, 1]) for i in range(2, 7)), 1),
+    ("repeated int32 l = 2 [packed = false];", b"\x12\x07\1\1\1\1\1\1\1", 1),
+    ("map<int32, int32> m = 2;", b"\x12\0", 16),
+]
+
+
+@pytest.mark.parametrize(("fields", "spared", "number"), SAVING)
+def test_bytes_saved_in_one_place_do_not_hide_what_is_wrong_in_another(fields, spared, number):
+    schema = compiled(f'syntax = "proto3"; message E {{ int32 n = {number}; {fields} }}', 403)
     message = python_class(schema)
-    assert len(payload) == len(message(n=1, **{f"l{i}": [1] for i in range(2, 7)}).SerializeToString())
+    # A tag of six bytes, which no protobuf reads: as many bytes too long as the rest is shorter than usual.
+    tag = varint(number << 3)
+    payload = varint(number << 3, extra=6 - len(tag)) + b"\1" + spared
+    assert len(message.FromString(tag + b"\1" + spared).SerializeToString()) == len(payload)
     with pytest.raises(DecodeError):
         message.FromString(payload)
     decoded = decode(plan_for((schema, (0,))), [b"\0\0\0\x01\x93\0" + payload])
