@@ -7,6 +7,7 @@ from typing import Any
 
 import dagster as dg
 
+from game_events.decoding.frames import ordered
 from game_events.pipeline.report import RunReport, TableReport
 
 
@@ -44,6 +45,6 @@ def read_metadata(report: RunReport) -> Mapping[str, Any]:
             offsets, schema=dg.TableSchema([dg.TableColumn(c, type="int") for c in ("partition", "from", "to", "lag")])
         ),
         "lag": sum(report.lag.values()),
-        "schema_ids": sorted(report.schema_ids),
+        "schema_ids": sorted(report.schema_ids, key=ordered),
         "batches": report.batches,
     }

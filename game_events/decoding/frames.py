@@ -35,6 +35,11 @@ Rows = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 
+def ordered(schema_id: SchemaId) -> tuple[bool, SchemaId]:
+    """A sort key: ids by number, as they were registered, then GUIDs."""
+    return isinstance(schema_id, str), schema_id
+
+
 @dataclass(frozen=True)
 class FrameGroup:
     """Rows of one batch that share schema id, message index path and length of the prefix in their values."""

@@ -16,7 +16,7 @@ from deltalake import write_deltalake
 from game_events.decoding.columns import ColumnMap, Field
 from game_events.decoding.decoder import DecodePlan, TypeKey
 from game_events.decoding.formats import compile_schema, make_decoder
-from game_events.decoding.frames import SchemaId
+from game_events.decoding.frames import SchemaId, ordered
 from game_events.decoding.payloads import CompiledSchema, PayloadDecoder
 from game_events.decoding.reasons import Reason
 from game_events.errors import DataError, TransientError
@@ -80,7 +80,7 @@ class SchemaCatalog:
         schemas: dict[SchemaId, CompiledSchema] = {}
         types: set[TypeKey] = set()
         rejected: dict[TypeKey, tuple[Reason, str]] = {}
-        for schema_id, path in sorted(set(wanted), key=str):
+        for schema_id, path in sorted(set(wanted), key=lambda key: (ordered(key[0]), key[1])):
             compiled = self._compile(schema_id)
             if compiled is None:
                 detail = f"the registry {self._registry.url} has no schema with id {schema_id}"
@@ -125,7 +125,7 @@ class SchemaCatalog:
 
     def archive(self, schema_ids: Iterable[SchemaId]) -> None:
         """Write the texts of these ids to the lakehouse, once each; before the first row that needs them is committed."""
-        used = (self._fetched.get(i) for i in sorted(set(schema_ids), key=str) if i not in self._archived)
+        used = (self._fetched.get(i) for i in sorted(set(schema_ids), key=ordered) if i not in self._archived)
         new = [schema for schema in used if schema is not None]
         if not new:
             return

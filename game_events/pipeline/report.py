@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from game_events.decoding.frames import ordered
 from game_events.lakehouse.commits import Landed
 from game_events.lakehouse.tables import Table
 
@@ -117,7 +118,7 @@ class RunReport:
             "offsets": {str(p): list(r) for p, r in sorted(self.offsets.items())},
             "lag": sum(self.lag.values()),
             "batches": self.batches,
-            "schema_ids": sorted(self.schema_ids, key=lambda i: (isinstance(i, str), i)),
+            "schema_ids": sorted(self.schema_ids, key=ordered),
             "rejected": dict(self.rejected),
             "replayed": self.replayed,
             "unrouted": dict(self.unrouted),

@@ -36,7 +36,7 @@ PAYLOADS = {
     "field number 0": (b"\0" + b"\x00\x01", Reason.MALFORMED),
     "a nested field number 0": (b"\0" + key(5, 2) + b"\x02\x00\x01", Reason.MALFORMED),
     "wire type 7": (b"\0" + key(4, 7), Reason.MALFORMED),
-    "a group that nothing ends": (b"\0" + key(9, 3) + b"\x08\x01", Reason.TRUNCATED),
+    "a group that nothing ends": (b"\0" + key(9, 3) + b"\x08\x01", Reason.MALFORMED),
     "the end of a group that nothing began": (b"\0" + key(9, 4), Reason.MALFORMED),
     "a varint of eleven bytes": (b"\0" + key(4, 0) + b"\xff" * 11, Reason.MALFORMED),
     "a time in the year 10^11": (b"\0" + key(3, 2) + b"\x0a" + key(1, 0) + b"\x80" * 8 + b"\x40", Reason.OUT_OF_RANGE),

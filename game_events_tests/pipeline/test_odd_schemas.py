@@ -138,9 +138,8 @@ def test_one_topic_of_protobuf_avro_and_json_fills_the_same_columns(settings, ma
             },
         }
     )  # fmt: skip
-    text = (
-        f'{HEAD} import "google/protobuf/timestamp.proto"; message E {{ {OWN} google.protobuf.Timestamp event_timestamp = 3; }}'
-    )
+    text = f"""{HEAD} import "google/protobuf/timestamp.proto";
+        message E {{ string game_name = 1; string gamer_id = 2; google.protobuf.Timestamp event_timestamp = 3; }}"""
     at = datetime(2026, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
     with registry_client(settings) as client:
 

@@ -129,6 +129,7 @@ def test_the_report_for_programs_is_plain_json_and_says_everything():
         "batches": [7],
         "schema_ids": [3, 12],
         "rejected": {"MALFORMED": 2},
+        "replayed": 0,
         "unrouted": {"invalid": 1},
         "errors": [{"table": "silver_rummy_events", "game": "rummy", "error": "disk full"}],
         "seconds": {"bronze": 1.235},
