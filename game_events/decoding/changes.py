@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from game_events.decoding.columns import ColumnMap, Field, FieldId, field_key
+from game_events.decoding.columns import ColumnMap, Field, FieldId, field_key, path_inside
 
 #: Message full name -> its fields, in one schema version.
 Messages = Mapping[str, Sequence[Field]]
@@ -75,15 +75,18 @@ class FieldColumn:
 def field_columns(messages: Messages, columns: ColumnMap) -> list[FieldColumn]:
     """Every field of a version, nested ones after their parents, with its column in a map that knows the version."""
 
-    def walk(message: str, fields: Sequence[Field], above: Path, names: str, column: str) -> Iterator[FieldColumn]:
+    def walk(message: str, fields: Sequence[Field], around: FieldColumn | None, keys: Path) -> Iterator[FieldColumn]:
         for item in fields:
-            path = (*above, item.id)
-            own = columns.names[field_key(message, path, item.kind)]
-            inner, outer = f"{names}.{item.name}" if names else item.name, f"{column}.{own}" if column else own
-            yield FieldColumn(message, path, inner, item, outer)
-            yield from walk(message, item.children, path, inner, outer)
+            key = (*keys, item.id)
+            column = columns.names[field_key(message, key, item.kind)]
+            found = FieldColumn(message, (item.id,), item.name, item, column)
+            if around is not None:
+                names, column = f"{around.names}.{item.name}", f"{around.column}.{column}"
+                found = replace(found, path=(*around.path, item.id), names=names, column=column)
+            yield found
+            yield from walk(message, item.children, found, path_inside(key, item))
 
-    return [found for message, fields in messages.items() for found in walk(message, fields, (), "", "")]
+    return [found for message, fields in messages.items() for found in walk(message, fields, None, ())]
 
 
 def compare(old: Messages, new: Messages, columns: ColumnMap | None = None) -> list[Change]:

@@ -118,6 +118,14 @@ def field_key(message: str, path: tuple[FieldId, ...], kind: str) -> str:
     return f"{message}#{_joined(path)}:{kind}"
 
 
+def path_inside(path: tuple[FieldId, ...], item: Field) -> tuple[FieldId, ...]:
+    """The path that begins a nested field's, given that of the field around it.
+
+    A message, a list of it and a map of it are columns of their own, and so are the fields inside.
+    """
+    return path if item.kind == "struct" else (*path[:-1], f"{item.id}[{item.kind}]")
+
+
 def _joined(path: Iterable[FieldId]) -> str:
     return ".".join(str(step).translate(_ESCAPES) for step in path)
 
@@ -194,6 +202,7 @@ class _Nested:
         if not item.children:
             return item.type
         taken = {f.name: f.type for f in _struct_of(known)}
+        path = path_inside(path, item)
         mine = self.owned.setdefault(_joined(path), set())
         level = _Level(taken, mine)
         members: list[pa.Field] = []
@@ -205,8 +214,7 @@ class _Nested:
                 level.bar(self.names[key])
                 mine.add(self.names[key])
             name = self.names[key]
-            # A number whose kind changed between a message and a list of it is two columns with the same nested keys.
-            self.owners.setdefault(key, self.column)
+            self.owners[key] = self.column
             members.append(pa.field(name, self.named_type(child, child_path, taken.get(name))))
             level.use(name, members[-1].type)
         return _with_struct(item.type, pa.struct(members))

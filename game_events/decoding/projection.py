@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from game_events.decoding.columns import ColumnMap, Field, FieldId, field_key
+from game_events.decoding.columns import ColumnMap, Field, FieldId, field_key, path_inside
 
 
 def project(message: str, fields: Sequence[Field], batches: Sequence[pa.RecordBatch], columns: ColumnMap) -> pa.Table:
@@ -50,7 +50,7 @@ def _conform(
         return pa.MapArray.from_arrays(array.offsets, keys, items, type=target, mask=mask)
     by_name = {}
     for child in item.children:
-        child_path = (*path, child.id)
+        child_path = (*path_inside(path, item), child.id)
         name = columns.names[field_key(message, child_path, child.kind)]
         by_name[name] = _conform(array.field(child.name), child, target.field(name).type, message, child_path, columns)
     arrays = [by_name.get(f.name, pa.nulls(len(array), f.type)) for f in target]

@@ -25,6 +25,8 @@ from game_events.lakehouse.tables import Table
 
 #: Rows of a row group: columnar enough for readers, small enough that some hundred open writers fit in memory.
 ROW_GROUP_ROWS = 131_072
+#: Bytes of a row group in memory: some records are megabytes, and readers hold a row group at a time.
+ROW_GROUP_BYTES = 128 * 1024 * 1024
 #: Files are closed past this size; readers split larger ones anyway.
 MAX_FILE_BYTES = 256 * 1024 * 1024
 #: Delta's own default of columns with statistics.
@@ -83,7 +85,7 @@ class StagedWriter:
         """Nothing is created before the first row group is full."""
         self._table, self._schema, self._game = table, schema, game
         self._buffer: list[pa.Table] = []
-        self._rows = 0
+        self._rows = self._bytes = 0
         self._writer: pq.ParquetWriter | None = None
         self._sink: pa.NativeFile | None = None
         self._name = ""
@@ -93,7 +95,8 @@ class StagedWriter:
         """Add rows; the schema is the writer's own."""
         self._buffer.append(rows)
         self._rows += rows.num_rows
-        if self._rows >= ROW_GROUP_ROWS:
+        self._bytes += rows.nbytes
+        if self._rows >= ROW_GROUP_ROWS or self._bytes >= ROW_GROUP_BYTES:
             self.flush()
 
     def flush(self) -> None:
@@ -101,7 +104,7 @@ class StagedWriter:
         if not self._rows:
             return
         rows = pa.concat_tables(self._buffer)
-        self._buffer, self._rows = [], 0
+        self._buffer, self._rows, self._bytes = [], 0, 0
         if self._writer is None:
             system, prefix = file_system(self._table)
             self._name = f"part-{uuid.uuid4()}.zstd.parquet"
@@ -120,7 +123,7 @@ class StagedWriter:
 
     def abort(self) -> None:
         """Forget everything that was written so far; `close` then returns no file."""
-        self._buffer, self._rows = [], 0
+        self._buffer, self._rows, self._bytes = [], 0, 0
         if self._writer is not None:
             self._finish()
         discard(self._table, self.files)

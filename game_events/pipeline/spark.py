@@ -24,8 +24,9 @@ def spark_config(settings: Settings) -> dict[str, str]:
     conf = {
         "spark.app.name": "game_events",
         "spark.sql.session.timeZone": "UTC",
-        # Rows of an Arrow batch: large enough that a batch's fixed cost vanishes, small enough for 10 kB records.
+        # Rows of an Arrow batch: large enough that a batch's fixed cost vanishes; its bytes are bounded for large records.
         "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
+        "spark.sql.execution.arrow.maxBytesPerBatch": "67108864",
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         # Batches here are small; the right number of tasks is chosen for each job from its rows.
         "spark.sql.shuffle.partitions": "8",

@@ -9,7 +9,7 @@ from decimal import Decimal
 import pyarrow as pa
 from google.protobuf import json_format, message_factory
 
-from game_events.decoding.columns import field_key
+from game_events.decoding.columns import field_key, path_inside
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -117,7 +117,7 @@ def _value(value, like, item, name_of, path):  # noqa: PLR0911 - one for each ki
         likes = like if isinstance(like, list) and len(like) == len(value) else [None] * len(value)
         return [_value(v, other, item, name_of, path) for v, other in zip(value, likes, strict=True)]
     if isinstance(value, dict):
-        return _fields(value, like if isinstance(like, dict) else {}, item.children, name_of, path)
+        return _fields(value, like if isinstance(like, dict) else {}, item.children, name_of, path_inside(path, item))
     if isinstance(value, float):
         return "NaN" if math.isnan(value) else struct.pack("<d", value)
     if isinstance(value, Decimal):

@@ -8,6 +8,7 @@ from deltalake import DeltaTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from game_events.decoding.changes import field_columns
 from game_events.decoding.columns import UINT64, ColumnMap, Field, kind_of, storage_type
 from game_events.decoding.decoder import BatchDecoder, DecodePlan
 from game_events.decoding.protobuf import ProtobufDecoder
@@ -270,6 +271,45 @@ def test_any_history_keeps_every_field_in_one_column_of_its_own_kind(history):
             assert len(set(mine)) == len(mine), "two fields of one message in one column"
     stored = ColumnMap.from_metadata((n, t, columns.metadata(n)) for n, t in columns.columns.items())
     assert (stored.names, dict(stored.columns)) == (columns.names, columns.columns)
+
+
+LEAVES = (INT, TEXT, pa.list_(TEXT), pa.map_(TEXT, INT), pa.binary())
+
+
+def nested_fields(draw, depth):
+    """Fields of one message: numbers and names used once, messages also in lists and maps."""
+    ids = draw(st.lists(st.integers(1, 5), min_size=1, max_size=3, unique=True))
+    taken = draw(st.permutations(["a", "A", "b", "a__string", "a__struct", "c", "a__bigint"]))
+    fields = []
+    for number, name in zip(ids, taken, strict=False):
+        kind, children = draw(st.sampled_from(LEAVES)), ()
+        if depth and draw(st.booleans()):
+            children = tuple(nested_fields(draw, depth - 1))
+            message = pa.struct([pa.field(c.name, c.type) for c in children])
+            kind = draw(st.sampled_from([message, pa.list_(message), pa.map_(TEXT, message)]))
+        fields.append(Field(number, name, kind, children))
+    return fields
+
+
+nested_histories = st.lists(
+    st.tuples(st.sampled_from(["g.A", "g.B"]), st.composite(nested_fields)(2)), min_size=1, max_size=4
+)  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(nested_histories)
+def test_any_history_of_nested_messages_keeps_every_field_in_a_member_of_its_own_kind(history):
+    columns = ColumnMap()
+    for message, fields in history:
+        columns = columns.with_message(message, fields)
+    for message, fields in history:
+        for found in field_columns({message: fields}, columns):
+            kind = columns.columns[found.column.split(".")[0]]
+            for member in found.column.split(".")[1:]:
+                while not pa.types.is_struct(kind):
+                    kind = kind.value_type if pa.types.is_list(kind) else kind.item_type
+                kind = kind.field(member).type
+            assert kind_of(kind) == found.field.kind
 
 
 # --- values find their column

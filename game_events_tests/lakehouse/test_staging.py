@@ -37,6 +37,17 @@ def write(table, rows):
     return writer.close()
 
 
+def test_a_row_group_has_a_bounded_number_of_bytes(table, monkeypatch):
+    monkeypatch.setattr(staging, "ROW_GROUP_BYTES", 10_000)
+    large = pa.table({"n": pa.array(range(3), pa.int64()), "s": ["x" * 4_000] * 3}, schema=SCHEMA)
+    writer = StagedWriter(table, SCHEMA)
+    for _ in range(4):
+        writer.write(large)
+    (file,) = writer.close()
+    metadata = pq.ParquetFile(Path(table.uri) / file.path).metadata
+    assert [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)] == [3, 3, 3, 3]
+
+
 # --- statistics
 
 TYPES = {

@@ -1,0 +1,25 @@
+"""What the session's settings promise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+
+def _sizes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield pa.RecordBatch.from_pydict({"rows": [batch.num_rows], "bytes": [batch.nbytes]})
+
+
+def test_large_records_reach_the_workers_in_small_batches_and_small_ones_in_large_batches(spark: SparkSession) -> None:
+    def batches(record_bytes: int, count: int) -> list[tuple[int, int]]:
+        rows = spark.range(0, count, 1, 1).select(F.repeat(F.lit("x"), record_bytes).cast("binary").alias("value"))
+        return [(r["rows"], r["bytes"]) for r in rows.mapInArrow(_sizes, "rows bigint, bytes bigint").collect()]
+
+    large = batches(1_000_000, 300)
+    assert sum(rows for rows, _ in large) == 300
+    assert max(size for _, size in large) <= 70_000_000
+    assert max(rows for rows, _ in batches(100, 30_000)) == 20_000
