@@ -1,0 +1,91 @@
+"""Nested messages of about 500 bytes: this decoder, Python's protobuf and Spark's `from_protobuf`, each on one core."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from google.protobuf.json_format import MessageToDict
+
+from benchmarks.arena import Arena
+from benchmarks.baseline.client import job
+from benchmarks.figures import Figure, Step, ratio
+from benchmarks.memory import tree_cpu_s
+from benchmarks.messages import NESTED, NESTED_NAME, arrow, compiled, decoder_for, purchase, python_class, values
+
+BATCH = 10_000
+#: Fewer messages than events: each is six times as wide. The least keeps Spark busy for more than its fixed cost.
+FEWER, LEAST = 10, 100_000
+FRAME_BYTES = 6
+OURS, PARSE, TO_DICT = (
+    "nested: this decoder",
+    "nested: Python's protobuf, parse only",
+    "nested: Python's protobuf, MessageToDict",
+)
+SPARK = "nested: Spark 3.4's from_protobuf, local[1]"
+
+
+def nested(arena: Arena) -> list[Figure]:
+    """Strings, a repeated message with a message in it, a map, a repeated integer and a Timestamp, of one schema."""
+    schemas = compiled([NESTED])
+    made = values(schemas, purchase, BATCH)
+    payloads = [value[FRAME_BYTES:] for value in made]
+    batch, decoder, kind = arrow(made), decoder_for(schemas), python_class(schemas[0])
+    rounds = max(LEAST, arena.events // FEWER) // BATCH
+    descriptor, file = arena.folder / "nested.desc", arena.folder / "nested.parquet"
+    descriptor.write_bytes(schemas[0].files)
+    _write(file, payloads, rounds)
+    (rows, _, _), *others = decoder.decode(batch).good
+    assert len(rows) == BATCH and not others, f"{len(rows)} of {BATCH} messages were decoded"
+
+    def ours() -> None:
+        for _ in range(rounds):
+            decoder.decode(batch)
+
+    def parse() -> None:
+        for _ in range(rounds):
+            for payload in payloads:
+                kind().ParseFromString(payload)
+
+    def to_dict() -> None:
+        for payload in payloads:
+            MessageToDict(kind.FromString(payload))
+
+    with job(arena, "local[1]") as spark:
+        arena.say("decoding nested messages")
+        for _ in range(2):
+            spark.decode(file, descriptor, NESTED_NAME)
+        for pair in range(arena.pairs):
+            _timed(arena, OURS, pair, rounds * BATCH, ours)
+            _timed(arena, PARSE, pair, rounds * BATCH, parse)
+            _timed(arena, TO_DICT, pair, BATCH, to_dict)
+            before = tree_cpu_s(spark.pid)
+            done = spark.decode(file, descriptor, NESTED_NAME)
+            note = f"without the {done.scan_s:.2f} s that reading the file takes; processor time with it, JIT and GC"
+            seconds = done.decode_s - done.scan_s
+            arena.add(Step(SPARK, 0, pair, rounds * BATCH, seconds, 0, tree_cpu_s(spark.pid) - before, note))
+    size = sum(map(len, payloads)) / len(payloads)
+    rates = {name: [step.rate * size / 1e6 for step in arena.measured.of(name, 0)] for name in (OURS, PARSE, TO_DICT, SPARK)}
+    notes = {OURS: f"{size:.0f} bytes a message", SPARK: arena.measured.of(SPARK, 0)[-1].note}
+    return [
+        *(Figure(name, "MB/s", samples, note=notes.get(name, "")) for name, samples in rates.items()),
+        *(ratio(f"{OURS} / {name.removeprefix('nested: ')}", rates[OURS], rates[name]) for name in rates if name != OURS),
+    ]
+
+
+def _timed(arena: Arena, name: str, pair: int, messages: int, work: Callable[[], None]) -> None:
+    """A step in this process alone; nothing looks at its memory meanwhile, which would take some of its time."""
+    wall, processor = time.perf_counter(), time.process_time()
+    work()
+    arena.add(Step(name, 0, pair, messages, time.perf_counter() - wall, 0, time.process_time() - processor))
+
+
+def _write(file: Path, payloads: list[bytes], rounds: int) -> None:
+    """Plain and uncompressed, so that reading costs next to nothing."""
+    rows = pa.table({"payload": pa.array(payloads, pa.binary())})
+    with pq.ParquetWriter(file, rows.schema, compression="none", use_dictionary=False) as writer:
+        for _ in range(rounds):
+            writer.write_table(rows)
