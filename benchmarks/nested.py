@@ -20,11 +20,9 @@ BATCH = 10_000
 #: Fewer messages than events: each is six times as wide. The least keeps Spark busy for more than its fixed cost.
 FEWER, LEAST = 10, 100_000
 FRAME_BYTES = 6
-OURS, PARSE, TO_DICT = (
-    "nested: this decoder",
-    "nested: Python's protobuf, parse only",
-    "nested: Python's protobuf, MessageToDict",
-)
+OURS = "nested: this decoder"
+PARSE = "nested: Python's protobuf, parse only"
+TO_DICT = "nested: Python's protobuf, MessageToDict"
 SPARK = "nested: Spark 3.4's from_protobuf, local[1]"
 
 
