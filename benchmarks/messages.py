@@ -44,7 +44,7 @@ NESTED_NAME = "game_events.bench.Purchase"
 
 
 def version_text(version: int) -> str:
-    """A version as `schema_versions.schema_text` makes it, but without its limit."""
+    """A version as `schema_versions.schema_text` makes it, but any number of them, 0 (no custom columns) included."""
     head, brace, tail = (files("game_events.producer") / FILE_NAME).read_text("utf-8").rpartition("}")
     added = "".join(f"  optional string col_custom_{i} = {FIRST_CUSTOM_FIELD + i};\n" for i in range(version))
     return f"{head}{added}{brace}{tail}"
