@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from functools import partial
 
 from benchmarks.arena import Arena
 from benchmarks.bad_rows import bad_rows
-from benchmarks.figures import Figure, Step, Target, ratio
+from benchmarks.figures import Figure, Target, ratio
 from benchmarks.messages import arrow, compiled, decoder_for, event, values, version_text
 from benchmarks.nested import nested
+from benchmarks.turns import in_turns
 
 #: Messages of one batch, and batches of distinct ones.
 BATCH, BATCHES = 10_000, 4
@@ -28,32 +29,26 @@ def decoding(arena: Arena) -> list[Figure]:
 def versions(arena: Arena) -> list[Figure]:
     """The decoder alone, in this process: 1, 3 and 20 schema ids mixed evenly, batch by batch in turns."""
     arena.say("decoding batches of 1, 3 and 20 schema versions")
-    mixes = {}
-    for count, columns in MIXES.items():
-        schemas = compiled([version_text(number) for number in columns])
-        made = values(schemas, partial(event, custom=max(columns)), BATCH * BATCHES)
-        batches = [arrow(made[start : start + BATCH]) for start in range(0, len(made), BATCH)]
-        mixes[count] = (decoder_for(schemas), batches, sum(map(len, made)) / len(made))
-        rows = sum(len(good) for batch in batches for good, _, _ in mixes[count][0].decode(batch).good)
-        assert rows == len(made), f"{rows} of {len(made)} messages were decoded"
-    rounds = max(LEAST, arena.events // BATCH)
+    turns = {_name(count): _turn(columns) for count, columns in MIXES.items()}
     for pair in range(arena.pairs):
-        spent = {count: [0.0, 0.0] for count in MIXES}
-        for turn in range(rounds):
-            for count, (decoder, batches, _) in mixes.items():
-                wall, processor = time.perf_counter(), time.process_time()
-                decoder.decode(batches[turn % BATCHES])
-                spent[count][0] += time.perf_counter() - wall
-                spent[count][1] += time.process_time() - processor
-        for count, (seconds, cpu_s) in spent.items():
-            note = f"{mixes[count][2]:.0f} bytes a message"
-            arena.add(Step(_name(count), 0, pair, rounds * BATCH, seconds, 0, cpu_s, note))
+        in_turns(arena, pair, turns, max(LEAST, arena.events // BATCH), BATCH)
     rates = {count: [step.rate for step in arena.measured.of(_name(count), 0)] for count in MIXES}
-    note = f"{BATCH:,} values in a batch; the versions have 10 custom columns on average"
+    note = f"{BATCH:,} values in a batch; the versions have 10 custom columns (230 bytes) on average"
     return [
         *(arena.measured.rate(_name(count), 0) for count in MIXES),
         *(ratio(f"decode rate, {n} schema versions / 1", rates[n], rates[1], SHARE, note) for n in MIXES if n > 1),
     ]
+
+
+def _turn(columns: tuple[int, ...]) -> Callable[[int], object]:
+    """Decodes one batch of versions with so many custom columns."""
+    schemas = compiled([version_text(number) for number in columns])
+    made = values(schemas, partial(event, custom=max(columns)), BATCH * BATCHES)
+    batches = [arrow(made[start : start + BATCH]) for start in range(0, len(made), BATCH)]
+    decoder = decoder_for(schemas)
+    rows = sum(len(good) for batch in batches for good, _, _ in decoder.decode(batch).good)
+    assert rows == len(made), f"{rows} of {len(made)} messages were decoded"
+    return lambda number: decoder.decode(batches[number % BATCHES])
 
 
 def _name(count: int) -> str:

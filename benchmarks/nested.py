@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,11 +13,14 @@ from benchmarks.baseline.client import job
 from benchmarks.figures import Figure, Step, ratio
 from benchmarks.memory import tree_cpu_s
 from benchmarks.messages import NESTED, NESTED_NAME, arrow, compiled, decoder_for, purchase, python_class, values
+from benchmarks.turns import in_turns
 
 BATCH = 10_000
 #: Fewer messages than events: each is six times as wide. The least keeps Spark busy for more than its fixed cost.
-FEWER, LEAST = 10, 100_000
+FEWER, LEAST = 10, 200_000
 FRAME_BYTES = 6
+#: For the JIT.
+WARM_UPS = 3
 OURS = "nested: this decoder"
 PARSE = "nested: Python's protobuf, parse only"
 TO_DICT = "nested: Python's protobuf, MessageToDict"
@@ -39,27 +40,21 @@ def nested(arena: Arena) -> list[Figure]:
     (rows, _, _), *others = decoder.decode(batch).good
     assert len(rows) == BATCH and not others, f"{len(rows)} of {BATCH} messages were decoded"
 
-    def ours() -> None:
-        for _ in range(rounds):
-            decoder.decode(batch)
+    def parse(_: int) -> None:
+        for payload in payloads:
+            kind().ParseFromString(payload)
 
-    def parse() -> None:
-        for _ in range(rounds):
-            for payload in payloads:
-                kind().ParseFromString(payload)
-
-    def to_dict() -> None:
+    def to_dict(_: int) -> None:
         for payload in payloads:
             MessageToDict(kind.FromString(payload))
 
     with job(arena, "local[1]") as spark:
         arena.say("decoding nested messages")
-        for _ in range(2):
+        for _ in range(WARM_UPS):
             spark.decode(file, descriptor, NESTED_NAME)
         for pair in range(arena.pairs):
-            _timed(arena, OURS, pair, rounds * BATCH, ours)
-            _timed(arena, PARSE, pair, rounds * BATCH, parse)
-            _timed(arena, TO_DICT, pair, BATCH, to_dict)
+            in_turns(arena, pair, {OURS: lambda _: decoder.decode(batch), PARSE: parse}, rounds, BATCH)
+            in_turns(arena, pair, {TO_DICT: to_dict}, 1, BATCH)
             before = tree_cpu_s(spark.pid)
             done = spark.decode(file, descriptor, NESTED_NAME)
             note = f"without the {done.scan_s:.2f} s that reading the file takes; processor time with it, JIT and GC"
@@ -72,13 +67,6 @@ def nested(arena: Arena) -> list[Figure]:
         *(Figure(name, "MB/s", samples, note=notes.get(name, "")) for name, samples in rates.items()),
         *(ratio(f"{OURS} / {name.removeprefix('nested: ')}", rates[OURS], rates[name]) for name in rates if name != OURS),
     ]
-
-
-def _timed(arena: Arena, name: str, pair: int, messages: int, work: Callable[[], None]) -> None:
-    """A step in this process alone; nothing looks at its memory meanwhile, which would take some of its time."""
-    wall, processor = time.perf_counter(), time.process_time()
-    work()
-    arena.add(Step(name, 0, pair, messages, time.perf_counter() - wall, 0, time.process_time() - processor))
 
 
 def _write(file: Path, payloads: list[bytes], rounds: int) -> None:
