@@ -69,20 +69,27 @@ class Arena:
     servers: tuple[int, ...]
     closing: ExitStack
     measured: Measured = field(default_factory=Measured)
-    _topics: dict[str, str] = field(default_factory=dict)
+    #: Name -> bad records.
+    _topics: dict[str, int] = field(default_factory=dict)
 
-    def topic(self, games: int, events: int | None = None, hot_share: float | None = None) -> str:
+    def topic(self, games: int, events: int | None = None, hot_share: float | None = None, bad_share: float = 0.0) -> str:
         """A topic with that many events of two schema versions; made at the first call."""
         count = events or self.events
-        name = f"bench_{games}_games_{count}" + (f"_hot_{hot_share:g}".replace(".", "_") if hot_share else "")
+        name = f"bench_{games}_games_{count}"
+        for what, share in (("hot", hot_share), ("bad", bad_share)):
+            name += f"_{what}_{share:g}".replace(".", "_") if share else ""
         if name not in self._topics:
             self.say(f"producing {count:,} events of {games:,} games")
             settings = settings_for(self.folder, name, self.folder / "unused")
-            simulation = BulkSimulation(records=count, games=games, versions=2, hot_share=hot_share)
+            simulation = BulkSimulation(records=count, games=games, versions=2, hot_share=hot_share, bad_share=bad_share)
             manifest = produce_bulk(settings, simulation, partitions=PARTITIONS)
             assert manifest.records_total == count, f"{manifest.records_total} of {count} records were produced"
-            self._topics[name] = name
+            self._topics[name] = sum(manifest.poison.values())
         return name
+
+    def bad_records(self, topic: str) -> int:
+        """How many records of a topic nobody can decode."""
+        return self._topics[topic]
 
     @cached_property
     def spark(self) -> SparkSession:
@@ -121,8 +128,8 @@ class Arena:
     def add(self, step: Step) -> Step:
         """Note a step."""
         self.measured.steps.append(step)
-        spent = f"{step.seconds:.2f} s, processor {step.cpu_s:.1f} s, peak {step.peak_mib:,.0f} MiB"
-        self.say(f"  {step.name}, {step.games:,} games: {spent}")
+        peak = f", peak {step.peak_mib:,.0f} MiB" if step.peak_mib else ""
+        self.say(f"  {step.label}: {step.seconds:.2f} s, processor {step.cpu_s:.1f} s{peak}")
         return step
 
     @property

@@ -15,11 +15,11 @@ class Step:
     """One repetition of one step.
 
     Attributes:
-        name, games: what ran.
+        name, games: what ran; 0 games where they do not matter.
         pair: number of the repetition; steps of the same pair ran right behind each other.
         events: records it worked on.
         seconds: wall time, warm.
-        peak_mib: highest memory of its process tree meanwhile.
+        peak_mib: highest memory of its process tree meanwhile; 0 if nobody looked.
         cpu_s: processor time of its process tree meanwhile: tells work from waiting, and from a busy machine.
         note: what is not measured but said, for example an extrapolation.
     """
@@ -32,6 +32,11 @@ class Step:
     peak_mib: float
     cpu_s: float
     note: str = ""
+
+    @property
+    def label(self) -> str:
+        """What ran, for people."""
+        return f"{self.name}, {self.games:,} games" if self.games else self.name
 
     @property
     def rate(self) -> float:
@@ -116,12 +121,14 @@ class Measured:
         return [sum(parts) for parts in zip(*([s.seconds for s in self.of(n, games)] for n in names), strict=True)]
 
     def rate(self, name: str, games: int) -> Figure:
-        """Thousand events each second, with the peak memory."""
+        """Thousand events each second, with the peak memory if it was looked at."""
         steps = self.of(name, games)
         peak = max((s.peak_mib for s in steps), default=0.0)
         cpu = median(s.cpu_s for s in steps) if steps else 0.0
-        notes = [f"peak {peak:,.0f} MiB, {cpu:.1f} s of processor time", *sorted({s.note for s in steps if s.note})]
-        return Figure(f"{name}, {games:,} games", "k events/s", [s.rate / 1000 for s in steps], note="; ".join(notes))
+        spent = f"{cpu:.1f} s of processor time"
+        notes = [f"peak {peak:,.0f} MiB, {spent}" if peak else spent, *sorted({s.note for s in steps if s.note})]
+        label = steps[0].label if steps else name
+        return Figure(label, "k events/s", [s.rate / 1000 for s in steps], note="; ".join(notes))
 
 
 def ratio(name: str, above: list[float], below: list[float], target: Target | None = None, note: str = "") -> Figure:

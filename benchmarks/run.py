@@ -15,13 +15,20 @@ from rich.console import Console
 
 from benchmarks.arena import Arena, arena
 from benchmarks.backlog import memory
+from benchmarks.decoding import decoding
 from benchmarks.figures import Figure
 from benchmarks.graph import graph
 from benchmarks.layers import bronze, fan_out
 from benchmarks.output import save, table
 
 Scenario = Callable[[Arena], list[Figure]]
-SCENARIOS: dict[str, Scenario] = {"bronze": bronze, "fan_out": fan_out, "graph": graph, "memory": memory}
+SCENARIOS: dict[str, Scenario] = {
+    "decoding": decoding,
+    "bronze": bronze,
+    "fan_out": fan_out,
+    "graph": graph,
+    "memory": memory,
+}
 QUICK_EVENTS = 200_000
 RESULTS = Path(__file__).parent / "results"
 

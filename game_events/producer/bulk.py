@@ -13,7 +13,7 @@ from typing import Annotated
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from game_events.producer.encoding import EventEncoder
-from game_events.producer.events import DEFAULT_BASE_TIME, EventFactory, GameEvent
+from game_events.producer.events import DEFAULT_BASE_TIME, EventFactory, PoisonKind, SimulatedRecord
 from game_events.producer.kafka_writer import BatchMessage
 from game_events.producer.simulator import DEFAULT_GAMES, GameName, Share, Versions, version_numbers
 
@@ -39,6 +39,8 @@ class BulkSimulation(BaseModel):
         games: how many (``game_0001`` ..), or their names.
         hot_share: share of the pool that belongs to the first game; None spreads evenly.
         pool_per_version: distinct events of each version.
+        bad_share: share of the pool whose payload is cut off within a field, drawn event by event; part of `records`, not on
+            top. It changes no other event.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -51,6 +53,7 @@ class BulkSimulation(BaseModel):
     gamers_per_game: int = Field(100, ge=1)
     base_time: AwareDatetime = DEFAULT_BASE_TIME
     pool_per_version: int = Field(50_000, ge=1)
+    bad_share: Share = 0.0
 
     @property
     def game_names(self) -> tuple[str, ...]:
@@ -64,13 +67,20 @@ class BulkSimulation(BaseModel):
         """The versions in use, ascending."""
         return version_numbers(self.versions)
 
-    def pool(self) -> list[GameEvent]:
-        """The distinct events, versions interleaved; never more than `records`."""
+    def pool(self) -> list[SimulatedRecord]:
+        """The distinct events, versions interleaved, some of them spoilt; never more than `records`."""
         factory = EventFactory(self.seed, self.gamers_per_game, self.base_time)
         names = self._names()
         versions = cycle(self.version_numbers)
         size = min(self.records, self.pool_per_version * len(self.version_numbers))
-        return [factory.make(next(names), next(versions)) for _ in range(size)]
+        spoil = Random(f"bad/{self.seed}")  # noqa: S311 - simulation, no secrets
+        return [
+            SimulatedRecord(
+                factory.make(next(names), next(versions)),
+                poison=PoisonKind.TRUNCATED if spoil.random() < self.bad_share else None,
+            )
+            for _ in range(size)
+        ]
 
     def times_sent(self, size: int) -> Iterator[int]:
         """How often each of the pool's events is sent, in the pool's order."""
@@ -98,6 +108,6 @@ class BulkSimulation(BaseModel):
             yield from (game for _ in self.version_numbers)
 
 
-def encode_pool(pool: list[GameEvent], encoder: EventEncoder) -> list[BatchMessage]:
+def encode_pool(pool: list[SimulatedRecord], encoder: EventEncoder) -> list[BatchMessage]:
     """The pool as framed messages, key = gamer."""
-    return [{"key": event.gamer.encode(), "value": encoder.event(event)} for event in pool]
+    return [{"key": record.event.gamer.encode(), "value": encoder.record(record)} for record in pool]

@@ -18,16 +18,15 @@ class ManifestBuilder:
         #: game -> gamer -> [count, min, max] (microseconds): far cheaper per record than a frozen model.
         self._truth: dict[str, dict[str, list[int]]] = defaultdict(dict)
 
-    def add(self, record: SimulatedRecord) -> None:
-        """One record of the simulation."""
+    def add(self, record: SimulatedRecord, times: int = 1) -> None:
+        """One record of the simulation that was sent `times` times."""
         if record.poison is not None:
-            self._poison[record.poison] += 1
+            self._poison[record.poison] += times
         else:
-            self.add_event(record.event)
-            self._duplicates += record.duplicate
+            self._add_event(record.event, times)
+            self._duplicates += times - 1 + record.duplicate
 
-    def add_event(self, event: GameEvent, times: int = 1) -> None:
-        """An event that was sent `times` times."""
+    def _add_event(self, event: GameEvent, times: int) -> None:
         self._records[event.game][event.version] += times
         at = event.timestamp_us
         known = self._truth[event.game].setdefault(event.gamer, [0, at, at])
@@ -35,15 +34,15 @@ class ManifestBuilder:
         known[1] = min(known[1], at)
         known[2] = max(known[2], at)
 
-    def build(self, topic: str, seed: int, schema_ids: dict[int, int], duplicates: int | None = None) -> Manifest:
-        """The manifest of everything added; `duplicates` overrides the count where `add_event` hid them."""
+    def build(self, topic: str, seed: int, schema_ids: dict[int, int]) -> Manifest:
+        """The manifest of everything added."""
         return Manifest(
             topic=topic,
             seeds=(seed,),
             schema_ids=schema_ids,
             records_total=sum(counts.total() for counts in self._records.values()) + self._poison.total(),
             records={game: dict(sorted(counts.items())) for game, counts in self._records.items()},
-            duplicates=self._duplicates if duplicates is None else duplicates,
+            duplicates=self._duplicates,
             poison=dict(self._poison),
             truth={
                 game: {

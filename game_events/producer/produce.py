@@ -85,9 +85,9 @@ def produce_bulk(
             sent += len(batch)
             _report(on_progress, sent)
     truth = ManifestBuilder()
-    for event, times in zip(pool, simulation.times_sent(len(pool)), strict=True):
-        truth.add_event(event, times)
-    return truth.build(settings.kafka_topic, simulation.seed, schema_ids, duplicates=simulation.records - len(pool))
+    for record, times in zip(pool, simulation.times_sent(len(pool)), strict=True):
+        truth.add(record, times)
+    return truth.build(settings.kafka_topic, simulation.seed, schema_ids)
 
 
 def _prepare(settings: Settings, versions: tuple[int, ...], partitions: int) -> tuple[EventEncoder, dict[int, int]]:

@@ -1,12 +1,16 @@
 """The bulk load's pool and its exact truth."""
 
+import struct
+from collections import Counter
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from game_events.producer.bulk import BATCH, BulkSimulation, encode_pool
+from game_events.producer.events import PoisonKind
 from game_events.producer.manifest_builder import ManifestBuilder
-from game_events_tests.producer.helpers import SCHEMA_IDS, assert_true, encoder
+from game_events_tests.producer.helpers import SCHEMA_IDS, VERSION_OF, assert_true, decode, encoder
 
 
 def sent_values(simulation):
@@ -16,9 +20,9 @@ def sent_values(simulation):
 
 def manifest_of(simulation):
     pool, builder = simulation.pool(), ManifestBuilder()
-    for event, times in zip(pool, simulation.times_sent(len(pool)), strict=True):
-        builder.add_event(event, times)
-    return builder.build("t", 0, SCHEMA_IDS, duplicates=simulation.records - len(pool))
+    for record, times in zip(pool, simulation.times_sent(len(pool)), strict=True):
+        builder.add(record, times)
+    return builder.build("t", 0, SCHEMA_IDS)
 
 
 @settings(max_examples=30, deadline=None)
@@ -28,10 +32,11 @@ def manifest_of(simulation):
     games=st.integers(1, 5),
     versions=st.integers(1, 3),
     hot=st.none() | st.floats(0, 1),
+    bad=st.floats(0, 1),
 )
-def test_the_truth_is_exact(records, pool, games, versions, hot):
+def test_the_truth_is_exact(records, pool, games, versions, hot, bad):
     simulation = BulkSimulation(
-        records=records, pool_per_version=pool, games=games, versions=versions, hot_share=hot, gamers_per_game=3
+        records=records, pool_per_version=pool, games=games, versions=versions, hot_share=hot, gamers_per_game=3, bad_share=bad
     )
     assert_true(manifest_of(simulation), sent_values(simulation))
 
@@ -56,3 +61,26 @@ def test_the_hot_game_gets_its_share():
     manifest = manifest_of(BulkSimulation(records=20_000, games=50, hot_share=0.9))
     assert sum(manifest.records["game_0001"].values()) / 20_000 == pytest.approx(0.9, abs=0.02)
     assert len(manifest.records) == 50
+
+
+def test_what_is_sent_more_than_once_counts_as_duplicates_unless_it_is_bad():
+    simulation = BulkSimulation(records=100, pool_per_version=10, versions=1, bad_share=0.5)
+    values = sent_values(simulation)
+    good = [value for value in values if not isinstance(decode(value), str)]
+    assert 0 < len(good) < len(values)
+    assert manifest_of(simulation).duplicates == len(good) - len(set(good))
+
+
+def test_bad_payloads_get_their_share_in_every_version_and_can_be_read_by_nobody():
+    simulation = BulkSimulation(records=20_000, versions=2, bad_share=0.1)
+    bad = [value for value in sent_values(simulation) if decode(value) == "truncated"]
+    assert manifest_of(simulation).poison == {PoisonKind.TRUNCATED: len(bad)}
+    assert len(bad) / 20_000 == pytest.approx(0.1, abs=0.01)
+    by_version = Counter(VERSION_OF[struct.unpack(">I", value[1:5])[0]] for value in bad)
+    assert by_version[1] == pytest.approx(by_version[2], rel=0.2)
+
+
+def test_a_share_of_bad_payloads_leaves_the_others_as_they_were():
+    clean, spoilt = (sent_values(BulkSimulation(records=500, bad_share=share)) for share in (0, 0.2))
+    assert all(a == b for a, b in zip(clean, spoilt, strict=True) if not isinstance(decode(b), str))
+    assert clean != spoilt
