@@ -16,7 +16,7 @@ from game_events.decoding.columns import ColumnMap, Field
 from game_events.decoding.damage import DAMAGE, DamageError, as_damage
 from game_events.decoding.frames import Rows
 from game_events.decoding.payloads import Decoded
-from game_events.decoding.projection import project
+from game_events.decoding.projection import Projection
 from game_events.decoding.reasons import Reason
 
 #: Payload bytes for one Arrow array: text of 2 GiB would not fit, and bytes in JSON text take up to six times their size.
@@ -48,6 +48,7 @@ class AvroDecoder:
             self._column, self.fields = builder.build(root)
             if not isinstance(self._column, RecordColumn):
                 self.fields = (Field(VALUE, VALUE, self._column.type, self.fields),)
+        self._projection = Projection(self.message, self.fields)
 
     def decode(self, payloads: pa.BinaryArray, columns: ColumnMap) -> Decoded:
         """Decode a batch."""
@@ -72,7 +73,7 @@ class AvroDecoder:
                 batches.append(self._finish())
                 size = held = 0
         batches.append(self._finish())
-        table = project(self.message, self.fields, batches, columns)
+        table = self._projection.table(batches, columns)
         return Decoded(table, _rows(good), [(*why, _rows(rows)) for why, rows in bad.items()])
 
     def _finish(self) -> pa.RecordBatch:

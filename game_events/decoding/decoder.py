@@ -97,6 +97,7 @@ class BatchDecoder:
                 result.unknown.add((bad.schema_id, ()))
             else:
                 result.rejected.append(Rejected(bad.reason, bad.reason.explanation, bad.rows, bad.schema_id))
+        known: list[frames.FrameGroup] = []
         for group in groups:
             key = (group.schema_id, group.path)
             refusal = self._plan.rejected.get(key) or self._plan.rejected.get((group.schema_id, ()))
@@ -104,7 +105,7 @@ class BatchDecoder:
                 result.rejected.append(Rejected(*refusal, group.rows, group.schema_id))
             elif key in self._plan.types:
                 result.types.add(key)
-                self._decode_group(values, group, result)
+                known.append(group)
             elif not self._knows(group.schema_id):
                 paths[group.schema_id] += 1
                 result.unknown.add((group.schema_id, ()) if paths[group.schema_id] > MAX_UNKNOWN_PATHS else key)
@@ -113,18 +114,20 @@ class BatchDecoder:
             else:
                 detail = f"schema id {group.schema_id} has no message at index path {list(group.path)}"
                 result.rejected.append(Rejected(Reason.BAD_INDEX, detail, group.rows, group.schema_id))
+        for group, payloads in zip(known, frames.payloads(values, known), strict=True):
+            self._decode_group(payloads, group, result)
         result.rejected = _merged(result.rejected)
         return result
 
     def _knows(self, schema_id: SchemaId) -> bool:
         return schema_id in self._plan.schemas or (schema_id, ()) in self._plan.rejected
 
-    def _decode_group(self, values: pa.BinaryArray, group: frames.FrameGroup, result: DecodedBatch) -> None:
+    def _decode_group(self, payloads: pa.BinaryArray, group: frames.FrameGroup, result: DecodedBatch) -> None:
         key = (group.schema_id, group.path)
         decoder = self._decoders.get(key)
         if decoder is None:
             decoder = self._decoders[key] = make_decoder(self._plan.schemas[group.schema_id], group.path)
-        decoded = decoder.decode(frames.payloads(values, group), self._plan.columns)
+        decoded = decoder.decode(payloads, self._plan.columns)
         if len(decoded.good):
             result.good.append((group.rows[decoded.good], group.schema_id, decoded.table))
         result.rejected += [Rejected(r, detail, group.rows[at], group.schema_id) for r, detail, at in decoded.bad]

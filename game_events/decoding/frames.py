@@ -9,7 +9,7 @@ bare payload. Source: Confluent documentation, "Wire format", and the serializer
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -95,12 +95,23 @@ def split(
     return groups, bad
 
 
-def payloads(values: pa.BinaryArray, group: FrameGroup) -> pa.BinaryArray:
-    """The group's values without their frames, in the order of ``group.rows``."""
-    whole = len(group.rows) == len(values)
-    taken = values if whole else values.take(pa.array(group.rows))
-    # A `stop` is required by pyarrow 26, or it raises.
-    return pc.binary_slice(taken, group.prefix, stop=2**31 - 1) if group.prefix else taken
+def payloads(values: pa.BinaryArray, groups: Sequence[FrameGroup]) -> list[pa.BinaryArray]:
+    """Each group's values without their frames, in the order of its ``rows``.
+
+    Copied once for all groups, as a batch may hold many small ones.
+    """
+    found: list[pa.BinaryArray] = [None] * len(groups)
+    for prefix in {group.prefix for group in groups}:
+        mine = [number for number, group in enumerate(groups) if group.prefix == prefix]
+        rows = np.concatenate([groups[number].rows for number in mine])
+        taken = values if len(mine) == 1 and len(rows) == len(values) else values.take(pa.array(rows))
+        # A `stop` is required by pyarrow 26, or it raises.
+        taken = pc.binary_slice(taken, prefix, stop=2**31 - 1) if prefix else taken
+        start = 0
+        for number in mine:
+            found[number] = taken.slice(start, len(groups[number].rows))
+            start += len(groups[number].rows)
+    return found
 
 
 def parse_indexes(head: bytes) -> IndexPath | None:
@@ -178,8 +189,13 @@ class _Frames:
         else:
             found, inverse = np.unique(heads.view("V16").reshape(-1), return_inverse=True)
             names = [str(uuid.UUID(bytes=item.tobytes())) for item in found]
-        for number, name in enumerate(names):
-            yield name, rows if len(names) == 1 else rows[inverse.reshape(-1) == number]
+        if len(names) == 1:
+            yield names[0], rows
+            return
+        # One sort for all ids, not a look at every row for each.
+        inverse = inverse.reshape(-1)
+        parts = np.split(rows[np.argsort(inverse, kind="stable")], np.cumsum(np.bincount(inverse))[:-1])
+        yield from zip(names, parts, strict=True)
 
     def _split_indexes(self, schema_id: SchemaId, rows: Rows, prefix: int) -> None:
         """Groups the rows of one schema by their message indexes."""

@@ -18,7 +18,7 @@ from game_events.decoding.json_schema import JsonSchema
 from game_events.decoding.json_types import JsonType, json_type
 from game_events.decoding.json_values import converter, parse
 from game_events.decoding.payloads import Decoded
-from game_events.decoding.projection import project
+from game_events.decoding.projection import Projection
 from game_events.decoding.reasons import Reason
 
 #: Payload bytes for one Arrow array: text of 2 GiB would not fit, and an escape makes six characters of one.
@@ -45,6 +45,7 @@ class JsonDecoder:
         root = found if self._is_object else JsonType("struct", ((VALUE, found),))
         self.message: str = compiled.message
         self.fields: tuple[Field, ...] = root.children
+        self._projection = Projection(self.message, self.fields)
         self._type: pa.DataType = root.arrow
         self._convert = converter(root)
 
@@ -68,7 +69,7 @@ class JsonDecoder:
                 batches.append(self._batch(rows))
                 rows, size = [], 0
         batches.append(self._batch(rows))
-        table = project(self.message, self.fields, batches, columns)
+        table = self._projection.table(batches, columns)
         return Decoded(table, _rows(good), [(*why, _rows(at)) for why, at in bad.items()])
 
     def _batch(self, rows: list[dict[str, Any]]) -> pa.RecordBatch:

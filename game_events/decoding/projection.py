@@ -10,26 +10,31 @@ import pyarrow.compute as pc
 from game_events.decoding.columns import ColumnMap, Field, FieldId, field_key, path_inside
 
 
-def project(message: str, fields: Sequence[Field], batches: Sequence[pa.RecordBatch], columns: ColumnMap) -> pa.Table:
-    """The columns of one message type.
+class Projection:
+    """The columns of one message type; names and types are looked up once for each map."""
 
-    Args:
-        message: its full name.
-        fields: its fields, in the order of the batches' columns; nested names are those of the batches.
-        batches: decoded rows.
-        columns: the map.
+    def __init__(self, message: str, fields: Sequence[Field]) -> None:
+        """For a type's full name and its fields, in the order of the batches' columns; nested names are the batches' own."""
+        self._message, self._fields = message, fields
+        self._columns: ColumnMap | None = None
+        self._targets: list[pa.Field] = []
 
-    Returns:
-        one column for each field, rows of all batches in order.
-    """
-    arrays, names = [], []
-    for index, item in enumerate(fields):
-        name = columns.names[field_key(message, (item.id,), item.kind)]
-        target = columns.columns[name]
-        parts = [_conform(batch.column(index), item, target, message, (item.id,), columns) for batch in batches]
-        arrays.append(pa.chunked_array(parts, type=target))
-        names.append(name)
-    return pa.Table.from_arrays(arrays, names=names)
+    def table(self, batches: Sequence[pa.RecordBatch], columns: ColumnMap) -> pa.Table:
+        """One column for each field, named and typed by the map; rows of all batches in order."""
+        if columns is not self._columns:
+            names = [columns.names[field_key(self._message, (item.id,), item.kind)] for item in self._fields]
+            self._columns, self._targets = columns, [pa.field(name, columns.columns[name]) for name in names]
+        schema = pa.schema(self._targets)
+        return pa.Table.from_batches([self._project(batch, columns, schema) for batch in batches], schema)
+
+    def _project(self, batch: pa.RecordBatch, columns: ColumnMap, schema: pa.Schema) -> pa.RecordBatch:
+        arrays = [
+            _conform(batch.column(index), item, target.type, self._message, (item.id,), columns)
+            for index, (item, target) in enumerate(zip(self._fields, self._targets, strict=True))
+        ]
+        if not arrays:  # a message without fields: only its rows are known
+            return batch
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _conform(

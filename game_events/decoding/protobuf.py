@@ -19,7 +19,7 @@ from game_events.decoding.descriptors import ProtobufSchema
 from game_events.decoding.frames import IndexPath, Rows
 from game_events.decoding.halving import decode_by_halves
 from game_events.decoding.payloads import Decoded
-from game_events.decoding.projection import project
+from game_events.decoding.projection import Projection
 from game_events.decoding.protobuf_canonical import canonical
 from game_events.decoding.protobuf_faults import FaultFinder
 from game_events.decoding.protobuf_fields import tree_of
@@ -60,6 +60,7 @@ class ProtobufDecoder:
         except DataError as error:
             raise DataError(f"schema id {compiled.schema_id}: {self.message} is not supported: {error}") from None
         self.fields: tuple[Field, ...] = tuple(node.as_field() for node in self._nodes)
+        self._projection = Projection(self.message, self.fields)
         moved = [n.name for n in self._nodes if n.is_foreign]
         self._is_slow = bool(moved) or bool(descriptor.GetOptions().message_set_wire_format)
         self._canonical = canonical(self._python, self._nodes, is_foreign=self._is_slow)
@@ -85,7 +86,7 @@ class ProtobufDecoder:
         if len(again):
             parts += self._second_look(payloads, again, bad)
         good = np.concatenate([part for part, _ in parts]) if parts else _NONE
-        table = project(self.message, self.fields, [batch for _, batch in parts], columns)
+        table = self._projection.table([batch for _, batch in parts], columns)
         return Decoded(table, good, bad)
 
     def _natively(self, payloads: pa.BinaryArray, rows: Rows, bad: list[Bad]) -> tuple[list[Part], Rows]:

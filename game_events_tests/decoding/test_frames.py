@@ -66,8 +66,8 @@ def found(values):
         assert position not in seen, "a row in two places"
         seen[position] = what
 
-    for group in groups:
-        for position, payload in zip(group.rows.tolist(), payloads(array, group).to_pylist(), strict=True):
+    for group, found in zip(groups, payloads(array, groups), strict=True):
+        for position, payload in zip(group.rows.tolist(), found.to_pylist(), strict=True):
             put(position, (group.schema_id, group.path, payload))
     for frames in bad:
         for position in frames.rows.tolist():
