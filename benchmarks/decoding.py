@@ -11,11 +11,12 @@ from benchmarks.figures import Figure, Target, ratio
 from benchmarks.messages import arrow, compiled, decoder_for, event, values, version_text
 from benchmarks.nested import nested
 from benchmarks.turns import in_turns
+from game_events.pipeline.spark import ARROW_RECORDS
 
-#: Messages of one batch, and batches of distinct ones.
-BATCH, BATCHES = 10_000, 4
+#: Messages of one batch, as Spark delivers them, and batches of distinct ones.
+BATCH, BATCHES = ARROW_RECORDS, 2
 #: Batches of each mix at least: fewer are a fraction of a second.
-LEAST = 100
+LEAST = 30
 #: How many custom columns the versions of a mix have: always 10 on average, so that only the number of versions counts.
 MIXES = {1: (10,), 3: (9, 10, 11), 20: (*range(10), *range(11, 21))}
 SHARE = Target(">=", 0.7)

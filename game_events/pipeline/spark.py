@@ -13,6 +13,12 @@ from game_events.stack.jars import resolve
 LOG_CONFIGURATION = Path(stack.__file__).with_name("spark-log4j2.properties")
 
 
+#: Records of an Arrow batch: so many that 20 schema versions in it are large groups each.
+ARROW_RECORDS = 50_000
+#: Bytes of it: some records are megabytes.
+ARROW_BYTES = 64 * 1024 * 1024
+
+
 def spark_config(settings: Settings) -> dict[str, str]:
     """Settings of the session, user's own last.
 
@@ -24,9 +30,8 @@ def spark_config(settings: Settings) -> dict[str, str]:
     conf = {
         "spark.app.name": "game_events",
         "spark.sql.session.timeZone": "UTC",
-        # Rows of an Arrow batch: large enough that a batch's fixed cost vanishes; its bytes are bounded for large records.
-        "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
-        "spark.sql.execution.arrow.maxBytesPerBatch": "67108864",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_RECORDS),
+        "spark.sql.execution.arrow.maxBytesPerBatch": str(ARROW_BYTES),
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         # Batches here are small; the right number of tasks is chosen for each job from its rows.
         "spark.sql.shuffle.partitions": "8",

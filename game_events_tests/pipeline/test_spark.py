@@ -8,6 +8,8 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from game_events.pipeline.spark import ARROW_BYTES, ARROW_RECORDS
+
 
 def _sizes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
@@ -21,5 +23,5 @@ def test_large_records_reach_the_workers_in_small_batches_and_small_ones_in_larg
 
     large = batches(1_000_000, 300)
     assert sum(rows for rows, _ in large) == 300
-    assert max(size for _, size in large) <= 70_000_000
-    assert max(rows for rows, _ in batches(100, 30_000)) == 20_000
+    assert max(size for _, size in large) <= 1.05 * ARROW_BYTES
+    assert max(rows for rows, _ in batches(100, ARROW_RECORDS + 1)) == ARROW_RECORDS
