@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import struct
+import uuid
+from dataclasses import dataclass
 
 import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from game_events.decoding.reasons import Reason
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
+from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reconcile import reconcile
 from game_events.pipeline.refresh import refresh
+from game_events.settings import Settings, load_settings
 from game_events.sources.kafka_client import ensure_topic
 from game_events_tests.books import coordinates, rows
 from game_events_tests.decoding.helpers import compiled, frame, python_class
+from game_events_tests.guarantees.waves import assert_gold_follows_silver
 from game_events_tests.pipeline.topic import register, send_values
 
 pytestmark = pytest.mark.stack
+HELD = "SELECT _kafka_offset, reason, _raw_value FROM t"
 
 TEXT = """syntax = "proto3"; package f; import "google/protobuf/timestamp.proto";
 message Event { string game_name = 1; string gamer_id = 2; google.protobuf.Timestamp event_timestamp = 3; int32 n = 4;
@@ -62,28 +68,63 @@ VALUES = {
 }
 
 
-def test_each_kind_of_damage_costs_only_its_own_record_and_says_why(settings, make_pipeline):
+FAULTS = VALUES | PAYLOADS
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """One run over a topic that holds every fault between good records.
+
+    Attributes:
+        settings: of the run.
+        sent: fault -> the record's value.
+        offsets: fault -> the record's offset; a good record stands before each.
+        held: offset -> (reason, raw value) in quarantine.
+    """
+
+    settings: Settings
+    sent: dict[str, bytes | None]
+    offsets: dict[str, int]
+    held: dict[int, tuple[str, bytes | None]]
+
+
+@pytest.fixture(scope="module")
+def loaded(stack, spark, tmp_path_factory) -> Loaded:
+    """The run that all faults share."""
+    folder = tmp_path_factory.mktemp("bad_bytes")
+    settings = load_settings(
+        kafka_bootstrap_servers=stack.kafka_bootstrap_servers,
+        schema_registry_url=stack.schema_registry_url,
+        kafka_topic=f"bad_bytes_{uuid.uuid4().hex[:8]}",
+        lakehouse=str(folder / "lakehouse"),
+        state_dir=folder / "state",
+    )
     schema_id = register(settings, TEXT)
     event = python_class(compiled(TEXT, schema_id))
     head = b"\0" + struct.pack(">I", schema_id)
-    bad = [value for value, _ in VALUES.values()] + [head + tail for tail, _ in PAYLOADS.values()]
-    reasons = [reason for _, reason in (*VALUES.values(), *PAYLOADS.values())]
-    values = []
-    for number, value in enumerate(bad):
+    sent = {name: value for name, (value, _) in VALUES.items()} | {n: head + tail for n, (tail, _) in PAYLOADS.items()}
+    values: list[bytes | None] = []
+    for number, value in enumerate(sent.values()):
         values += [frame(schema_id, (0,), event(game_name="uno", gamer_id="g", n=number)), value]
     send_values(settings, values)
+    report = refresh(Pipeline(settings, lambda: spark))
+    assert report.success, report.errors
+    held = {offset: (reason, raw) for offset, reason, raw in rows(settings, QUARANTINE, HELD)}
+    return Loaded(settings, sent, {name: 2 * number + 1 for number, name in enumerate(sent)}, held)
 
-    report = refresh(make_pipeline(settings))
 
-    assert report.success
-    found = rows(settings, QUARANTINE, "SELECT _kafka_offset, reason, _raw_value FROM t ORDER BY 1")
-    names = [*VALUES, *PAYLOADS]
-    assert {names[(offset - 1) // 2]: reason for offset, reason, _ in found} == dict(zip(names, map(str, reasons), strict=True))
-    assert [raw for _, _, raw in found] == bad
-    good = rows(settings, BRONZE, "SELECT _kafka_offset, n FROM t ORDER BY 1")
-    assert good == [(2 * number, number) for number in range(len(bad))]
-    assert coordinates(settings, "silver_uno_events") == coordinates(settings, BRONZE)
-    assert reconcile(make_pipeline(settings)).passed
+@pytest.mark.parametrize("fault", FAULTS)
+def test_damage_goes_to_quarantine_with_its_reason_and_its_bytes(fault, loaded):
+    assert loaded.held[loaded.offsets[fault]] == (str(FAULTS[fault][1]), loaded.sent[fault])
+
+
+def test_damage_costs_only_its_own_record_and_the_books_balance(loaded, spark):
+    assert sorted(loaded.held) == sorted(loaded.offsets.values())
+    good = rows(loaded.settings, BRONZE, "SELECT _kafka_offset, n FROM t ORDER BY 1")
+    assert good == [(2 * number, number) for number in range(len(FAULTS))]
+    assert coordinates(loaded.settings, "silver_uno_events") == coordinates(loaded.settings, BRONZE)
+    assert_gold_follows_silver(loaded.settings, "uno")
+    assert reconcile(Pipeline(loaded.settings, lambda: spark)).passed
 
 
 def test_a_ten_megabyte_record_and_a_hundred_thousand_elements_are_ordinary_records(settings, make_pipeline):

@@ -88,6 +88,33 @@ def test_an_odd_schema_reaches_silver_and_spark_and_duckdb_read_it(name, setting
     assert {column: row[column] for column in expected} == expected
 
 
+def test_json_names_that_no_table_can_have_are_cleaned_and_every_reader_opens_them(settings, make_pipeline, spark):
+    names = {
+        "with space": "with_space", "with.dot": "with_dot", "a,b;{}(c)=d": "a_b____c__d", "tab\there": "tab_here", "": "field",
+        "_own": "field_own", "größe": "größe", "🎲": "🎲", "select": "select", "Case": "Case", "case": "case__string",
+        "with_space": "with_space__string", "`tick`": "field_tick_",
+    }  # fmt: skip
+    own = {"game_name": "uno", "gamer_id": "g", "event_timestamp": "2026-01-01T00:00:00Z"}
+    kinds = {name: {"type": "string"} for name in names} | {
+        "game_name": {"type": "string"}, "gamer_id": {"type": "string"},
+        "event_timestamp": {"type": "string", "format": "date-time"},
+        "nested": {"type": "object", "properties": {"in side": {"type": "integer"}, "in.side": {"type": "integer"}}},
+    }  # fmt: skip
+    document = json.dumps({"title": "Odd", "type": "object", "properties": kinds})
+    schema_id = register(settings, document, "JSON")
+    body = own | {name: f"value of {name}" for name in names} | {"nested": {"in side": 1, "in.side": 2}}
+    send_values(settings, [b"\0" + schema_id.to_bytes(4, "big") + json.dumps(body).encode()])
+
+    report = refresh(make_pipeline(settings))
+
+    assert report.success, report.errors
+    (row,) = spark.read.format("delta").load(f"{settings.lakehouse}/silver_uno_events").collect()
+    assert {column: row[column] for column in names.values()} == {c: f"value of {n}" for n, c in names.items()}
+    assert row["nested"].asDict() == {"in_side": 1, "in_side__bigint": 2}
+    listed = ", ".join(f'"{column}"' for column in names.values())
+    assert list(rows(settings, "silver_uno_events", f"SELECT {listed} FROM t")[0]) == [f"value of {n}" for n in names]
+
+
 def test_a_schema_whose_reference_is_missing_costs_its_own_rows_until_it_is_there(settings, make_pipeline):
     good = f'syntax = "proto3"; package o; message E {{ {OWN} }}'
     bad = f'syntax = "proto3"; package o; import "gone.proto"; message E {{ {OWN} gone.Thing thing = 3; }}'
