@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import dagster as dg
 
-from game_events.assets.keys import GAMES, LAYER_KEYS, SILVER_KEY
+from game_events.assets.keys import GAMES, LAYER_KEYS, QUARANTINE_KEY, SILVER_KEY
 from game_events.assets.metadata import table_metadata
 from game_events.pipeline.reconcile import Reconciliation
 from game_events.pipeline.report import RunReport
@@ -24,7 +24,7 @@ def add_games(instance: dg.DagsterInstance, report: RunReport) -> list[str]:
     return new
 
 
-def report_events(context: dg.OpExecutionContext, report: RunReport) -> Iterator[dg.AssetMaterialization]:
+def report_events(context: dg.OpExecutionContext, report: RunReport) -> Iterator[dg.AssetMaterialization | dg.AssetObservation]:
     """What a whole run did, for the assets and partitions that changed and no others.
 
     An op has to yield these: what it logs instead (`log_event`) is kept back until it ends, and lost if it fails.
@@ -35,6 +35,9 @@ def report_events(context: dg.OpExecutionContext, report: RunReport) -> Iterator
     for entry in report.tables:
         if entry.error is None:
             yield dg.AssetMaterialization(LAYER_KEYS[entry.layer], partition=entry.game, metadata=table_metadata(entry, report))
+    if report.replayed:
+        # The table holds the same rows as before, and says of these that they are in bronze now.
+        yield dg.AssetObservation(QUARANTINE_KEY, metadata={"replayed_rows": report.replayed})
 
 
 def check_evaluation(found: Reconciliation) -> dg.AssetCheckEvaluation:

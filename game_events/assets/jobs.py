@@ -17,7 +17,7 @@ from game_events.pipeline.report import RunReport
 
 #: Metadata key of the run's whole report.
 REPORT = "report"
-Event = dg.AssetMaterialization | dg.AssetCheckEvaluation | dg.Output[None]
+Event = dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation | dg.Output[None]
 
 
 class ReplayConfig(dg.Config):

@@ -90,7 +90,8 @@ def replay(reason: Reasons = None, schema_id: SchemaIds = None, as_json: Json = 
     if result.report:
         left = result.report["left_by_reason"]
         show_run(output, result.report)
-        output.say(f"replayed: {result.report['replayed_rows']:,} rows")
+        if not result.report["replayed_rows"]:
+            output.say("no row could be decoded that could not before")
         if left:
             output.say("still not decodable: " + ", ".join(f"{why} {n:,}" for why, n in sorted(left.items())))
     if result.error:

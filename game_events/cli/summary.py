@@ -34,6 +34,8 @@ def show_run(output: Output, report: dict[str, Any]) -> None:
     for what in ("rejected", "unrouted"):
         if report[what]:
             output.say(f"{what}: " + ", ".join(f"{why} {n:,}" for why, n in sorted(report[what].items())))
+    if report["replayed"]:
+        output.say(f"replayed: {report['replayed']:,} rows of quarantine are in bronze now")
     output.say(f"lag: {report['lag']:,} records; schema ids seen: {', '.join(map(str, report['schema_ids'])) or '-'}")
     for error in report["errors"]:
         output.say(f"FAILED {error['table']}: {error['error']}")

@@ -6,7 +6,7 @@ listed as failed"; a lost or old floor costs a re-read, never a row. Layers: sil
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -74,6 +74,10 @@ class Progress:
         failures |= {(layer, game): why for game, why in (failed or {}).items()}
         floors = self.floors | {layer: max(floor, self.floor(layer))}
         return replace(self, floors=floors, games=known, failed=failures)
+
+    def pending(self, layer: str, games: Iterable[str], why: str) -> Progress:
+        """This state with games that a layer has to look at whatever its floor says."""
+        return replace(self, failed=self.failed | {(layer, game): why for game in games})
 
 
 class ProgressTable:

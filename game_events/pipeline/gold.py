@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 from game_events.errors import GameEventsError
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit
-from game_events.lakehouse.progress import GOLD, SILVER, Progress
+from game_events.lakehouse.progress import GOLD, SILVER, UNIFIED_LAYER, Progress
 from game_events.lakehouse.reading import BATCH_INFO, files_and_rows, files_with, read_files, restored, spark_schema
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fan_out import FanOut, FanOutResult, stage
@@ -116,6 +116,10 @@ def _pass(
             plans[game] = plan
     if not plans:
         return set()
+    replaced = [game for game, plan in plans.items() if plan.full and plan.gold is not None]
+    if replaced:
+        # The unified table looks at games above its floor, and at these.
+        pipeline.progress.update(bronze_id, lambda now: now.pending(UNIFIED_LAYER, replaced, "its gold table was replaced"))
     pipeline.on_progress(f"gold: {len(plans)} games")
     key, time_column = pipeline.settings.key_column, pipeline.settings.time_column
     known = pa.schema(next(iter(plans.values())).silver.schema())

@@ -26,7 +26,10 @@ def refresh(pipeline: Pipeline) -> RunReport:
 
 
 def refresh_downstream(pipeline: Pipeline, report: RunReport, *, full: bool = False) -> None:
-    """Bring silver, gold and the unified table up to bronze; `full`: replace every game's rows by what bronze has of them."""
+    """Bring silver, gold and the unified table up to bronze; `full`: replace every game's rows by what bronze has of them.
+
+    Gold follows a replaced silver table by itself, after a crash too: its progress names silver's generation.
+    """
     refresh_silver(pipeline, report, full=full)
     refresh_gold(pipeline, report)
     refresh_unified(pipeline, report)

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from game_events.errors import ConfigurationError
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit
-from game_events.lakehouse.progress import SILVER, Progress
+from game_events.lakehouse.progress import GOLD, SILVER, UNIFIED_LAYER, Progress
 from game_events.lakehouse.reading import BATCH_INFO, files_with, read_files, restored, row_count, rows_above, spark_schema
 from game_events.lakehouse.staging import StagedFile, discard
 from game_events.lakehouse.tables import is_game
@@ -84,6 +84,12 @@ def refresh_silver(pipeline: Pipeline, report: RunReport, games: frozenset[str] 
     again: set[str] = set()
     if full or games is not None:
         again = set(games or state.games)
+        if full:
+            # Before any commit: a crash between the layers' commits must not leave the later ones with the old rows.
+            why = "its silver table was replaced"
+            pipeline.progress.update(
+                source.bronze_id, lambda now: now.pending(GOLD, again, why).pending(UNIFIED_LAYER, again, why)
+            )
     elif source.batch > floor:
         again, failed, unrouted = _default_pass(pipeline, source, state, report, done)
     if games is None and not full:

@@ -67,7 +67,8 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
     # A new table, or one whose rows went back, has no rows to carry over.
     full = full or handle is None or restored(handle)
     changed: dict[str, DeltaTable] = {}
-    games = sorted(g for g, batch in state.games.items() if full or batch > state.floor(UNIFIED_LAYER))
+    pending = state.failed_in(UNIFIED_LAYER)
+    games = sorted(g for g, batch in state.games.items() if full or g in pending or batch > state.floor(UNIFIED_LAYER))
     for game, gold in for_games(games, lambda game: pipeline.lakehouse.gold(game).open()).items():
         if gold is None:
             continue

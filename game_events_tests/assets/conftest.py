@@ -54,7 +54,16 @@ class Runs:
 
     def refresh(self) -> dg.ExecuteInProcessResult:
         """The job that sensors and the command line start."""
-        return build_defs().resolve_job_def("refresh").execute_in_process(instance=self.instance, raise_on_error=False)
+        return self.job("refresh")
+
+    def job(self, name: str, **ops: dict[str, Any]) -> dg.ExecuteInProcessResult:
+        """A job, with the configuration of its ops."""
+        config = {"ops": {op: {"config": values} for op, values in ops.items()}}
+        return (
+            build_defs()
+            .resolve_job_def(name)
+            .execute_in_process(instance=self.instance, run_config=config, raise_on_error=False)
+        )
 
     def materialize(
         self, *keys: dg.AssetKey, games: tuple[str, str] | str | None = None, full: bool = False

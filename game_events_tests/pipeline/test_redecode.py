@@ -94,3 +94,14 @@ def test_a_run_that_commits_meanwhile_wins_and_the_redecode_says_so(settings, ma
 
 def test_an_empty_lakehouse_has_nothing_to_redecode(settings, make_pipeline):
     assert redecode(make_pipeline(settings), RunReport()).rows == 0
+
+
+def test_gold_follows_a_silver_that_was_replaced_after_a_crash_too(settings, make_pipeline):
+    sent = send(settings, version=2)
+    refresh(make_pipeline(settings))
+    with power_cut_at("silver_committed"):
+        refresh_downstream(make_pipeline(settings), RunReport(), full=True)
+    report = refresh(make_pipeline(settings))
+    assert {t.layer for t in report.tables} == {"gold", "unified"}
+    assert_books_balance(settings, sent)
+    assert refresh(make_pipeline(settings)).tables == []

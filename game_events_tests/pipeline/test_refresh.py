@@ -10,8 +10,11 @@ from deltalake import DeltaTable
 
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline import bronze as bronze_module
+from game_events.pipeline.gold import refresh_gold
 from game_events.pipeline.reconcile import reconcile
 from game_events.pipeline.refresh import refresh
+from game_events.pipeline.report import RunReport
+from game_events.pipeline.unified import refresh_unified
 from game_events.producer.bulk import BulkSimulation
 from game_events.producer.produce import produce, produce_bulk
 from game_events.producer.simulator import DEFAULT_GAMES, Simulation
@@ -242,3 +245,19 @@ def test_a_reader_during_a_refresh_sees_the_old_aggregate_or_the_new_one(setting
     reader.join()
     assert sums == {200, 400}
     assert DeltaTable(table).version() == 1
+
+
+def test_the_unified_table_follows_a_gold_table_that_was_recomputed(settings, make_pipeline):
+    produce(settings, Simulation(games=("rummy", "uno")))
+    refresh(make_pipeline(settings))
+    gold_table = DeltaTable(f"{settings.lakehouse}/gold_rummy_player_agg")
+    gold_table.delete("session_count > 0")
+    report = RunReport()
+    refresh_gold(make_pipeline(settings), report, frozenset({"rummy"}), full=True)
+    refresh_unified(make_pipeline(settings), report)
+    columns = "gamer_id, session_count, min_timestamp, max_timestamp"
+    held = rows(settings, "gold_unified_player_agg", f"SELECT {columns} FROM t WHERE game_name = 'rummy'")
+    assert {r[0]: r[1:] for r in held} == gold(settings, "rummy")
+    before = versions(settings)
+    assert refresh(make_pipeline(settings)).tables == []
+    assert versions(settings) == before
