@@ -16,8 +16,10 @@ from deltalake import DeltaTable, Field, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction, create_table_with_add_actions
 
+from game_events.decoding.columns import METADATA_KEY
 from game_events.errors import ConflictError, DataError, TransientError
 from game_events.lakehouse import crash_points
+from game_events.lakehouse.field_shares import merge_shares
 from game_events.lakehouse.staging import StagedFile, discard
 from game_events.lakehouse.tables import Table
 
@@ -40,6 +42,7 @@ class Commit:
         table_id: id the table must have; None: the table must not exist.
         replace: remove every file of the handle's version: readers see the old rows or the new, nothing else.
         rewritten: paths of files that the new ones stand for: they are removed.
+        owns_map: the table's metadata is where the column map lives (bronze): what rivals added to it stays.
         info: written into the commit's own information.
     """
 
@@ -51,6 +54,7 @@ class Commit:
     table_id: str | None
     replace: bool = False
     rewritten: frozenset[str] = frozenset()
+    owns_map: bool = False
     info: Mapping[str, str] = field(default_factory=dict)
     description: str | None = None
 
@@ -99,7 +103,7 @@ def commit(plan: Commit) -> Landed:
                 commit_properties=properties,
             )
         else:
-            handle = evolve(plan.table, handle, plan.schema)
+            handle = evolve(plan.table, handle, plan.schema, owns_map=plan.owns_map)
             _require(plan, handle)
             actions: list[AddAction | RemoveAction] = [f.add_action() for f in plan.files]
             if plan.replace or plan.rewritten:
@@ -165,13 +169,18 @@ def removals(handle: DeltaTable, only: frozenset[str] | None = None) -> list[Rem
     return [RemoveAction(path, True, now) for path in paths(handle) if only is None or path in only]
 
 
-def evolve(table: Table, handle: DeltaTable, wanted: pa.Schema) -> DeltaTable:
+def evolve(table: Table, handle: DeltaTable, wanted: pa.Schema, *, owns_map: bool = False) -> DeltaTable:
     """Add missing columns and nested fields, in a commit of its own, and assert that it worked.
 
     `create_write_transaction` with new columns would fail silently. Types never change.
+
+    Raises:
+        ConflictError: rivals keep changing the schema, or have given one of our fields another column.
     """
     for _ in range(EVOLVE_ATTEMPTS):
         new, metadata = _missing(handle, wanted)
+        if owns_map:
+            metadata = _merged(table, handle, wanted, metadata)
         if not new and not metadata:
             return handle
         try:
@@ -204,6 +213,20 @@ def _missing(handle: DeltaTable, wanted: pa.Schema) -> tuple[list[Field], dict[s
         if any(known[item.name].metadata.get(key) != value for key, value in extra.items()):
             metadata[item.name] = extra
     return new, metadata
+
+
+def _merged(
+    table: Table, handle: DeltaTable, wanted: pa.Schema, metadata: dict[str, dict[str, str]]
+) -> dict[str, dict[str, str]]:
+    """Changes of metadata that keep what rivals have added to the column map."""
+    held = ((f.name, f.metadata) for f in handle.schema().fields)
+    shares = merge_shares(table.name, held, ((f.name, Field.from_arrow(f).metadata) for f in wanted))
+    known = {f.name for f in handle.schema().fields}
+    others = {c: {k: v for k, v in values.items() if k != METADATA_KEY} for c, values in metadata.items()}
+    for column, share in shares.items():
+        if column in known:
+            others.setdefault(column, {})[METADATA_KEY] = share
+    return {column: values for column, values in others.items() if values}
 
 
 def _adds(old: pa.DataType, new: pa.DataType) -> bool:

@@ -144,6 +144,7 @@ def _load_slice(pipeline: Pipeline, handle: DeltaTable, now: TopicOffsets, part:
         expected={_app(part, p): handle.transaction_version(_app(part, p)) for p in part.end} | {BATCH_APP: batch - 1},
         advance={_app(part, p): end for p, end in part.end.items()} | {BATCH_APP: batch},
         table_id=str(handle.metadata().id),
+        owns_map=True,
         info={
             "batch": str(batch),
             "offsets": ", ".join(f"{part.topic}[{p}]@{part.start[p]}..{part.end[p]}" for p in sorted(part.end)),

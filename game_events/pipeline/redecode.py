@@ -91,6 +91,7 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
                 advance={REDECODE_APP: (count or 0) + 1},
                 table_id=str(handle.metadata().id),
                 replace=True,
+                owns_map=True,
                 info={"redecode": "all decoded columns rebuilt from raw values", "run_id": pipeline.run_id},
             )
         )

@@ -122,6 +122,7 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Repl
         expected={BATCH_APP: batch - 1, REPLAY_APP: last},
         advance={BATCH_APP: batch, REPLAY_APP: batch},
         table_id=str(bronze.metadata().id),
+        owns_map=True,
         info={"batch": str(batch), "replay_of": "quarantine_events", "run_id": pipeline.run_id},
     )
     landed = commit(plan)

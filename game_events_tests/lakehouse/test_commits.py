@@ -126,8 +126,8 @@ def test_of_rivals_that_passed_the_comparison_together_exactly_one_lands(table, 
     meeting = threading.Barrier(2)
     evolve_ = commits.evolve
 
-    def meet(*arguments):
-        handle = evolve_(*arguments)
+    def meet(*arguments, **options):
+        handle = evolve_(*arguments, **options)
         meeting.wait(10)  # both hold a handle from before either commit
         return handle
 

@@ -1,5 +1,6 @@
 """Columns are added in a commit of their own, beside any rival, and never change their type."""
 
+import json
 from functools import partial
 
 import pyarrow as pa
@@ -7,6 +8,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
+from game_events.decoding.columns import METADATA_KEY
 from game_events.errors import ConflictError
 from game_events.lakehouse.commits import Commit, commit, evolve
 from game_events.lakehouse.reading import read_arrow
@@ -106,3 +108,48 @@ def test_a_schema_that_keeps_changing_is_a_conflict_and_the_files_go(table, monk
         commit(plan(table, None, 1, 2, schema=WIDER, files=staged(table, [1], WIDER, t=[0], p=[None])))
     assert (numbers(table), txn(table)) == ([0], 1)
     assert_nothing_left_over(table)
+
+
+# --- the column map in the metadata
+
+
+def shared(**shares):
+    """Columns of text with their shares of the map."""
+    return pa.schema([pa.field(c, pa.string(), metadata={METADATA_KEY: json.dumps(s)}) for c, s in shares.items()])
+
+
+def shares_of(table):
+    return {f.name: json.loads(f.metadata.get(METADATA_KEY, "{}")) for f in table.open().schema().fields}
+
+
+def evolved(table, schema):
+    return evolve(table, table.open(), schema, owns_map=True)
+
+
+@pytest.fixture
+def mapped(table):
+    commit(Commit(table, shared(a={"m#1:string": "a"}), [], {}, {}, None))
+    return table
+
+
+def test_what_a_rival_added_to_a_columns_share_stays(mapped):
+    evolved(mapped, shared(a={"m#1:string": "a", "rival#1:string": "a"}))
+    evolved(mapped, shared(a={"m#1:string": "a", "mine#7:string": "a"}, b={"mine#8:string": "b"}))
+    assert shares_of(mapped) == {
+        "a": {"m#1:string": "a", "rival#1:string": "a", "mine#7:string": "a"},
+        "b": {"mine#8:string": "b"},
+    }
+
+
+def test_a_plan_without_a_rivals_fields_changes_nothing(mapped):
+    evolved(mapped, shared(a={"m#1:string": "a", "rival#1:string": "a"}))
+    before = mapped.open().version()
+    evolved(mapped, shared(a={"m#1:string": "a"}))
+    assert mapped.open().version() == before
+
+
+def test_a_field_that_a_rival_gave_another_column_is_planned_again(mapped):
+    evolved(mapped, shared(a={"m#1:string": "a"}, b={"m#2:string": "b"}))
+    with pytest.raises(ConflictError, match=r"m#2:string the column b, not c"):
+        evolved(mapped, shared(a={"m#1:string": "a"}, c={"m#2:string": "c"}))
+    assert set(shares_of(mapped)) == {"a", "b"}
