@@ -78,7 +78,7 @@ def _bronze(topic: str) -> dg.AssetsDefinition:
         pool="bronze",
     )
     def bronze_events(context: dg.AssetExecutionContext, lakehouse: LakehouseResource) -> Iterator[dg.MaterializeResult[None]]:
-        pipeline = lakehouse.pipeline(context.run_id)
+        pipeline = lakehouse.pipeline(context.run.run_id)
         report = RunReport()
         load_bronze(pipeline, report)
         names = new_games(pipeline)
@@ -109,7 +109,7 @@ def silver_events(
 ) -> dg.MaterializeResult[None]:
     """Materialize any set of games by hand; the job `refresh` does all that have news."""
     report = RunReport()
-    refresh_silver(lakehouse.pipeline(context.run_id), report, frozenset(context.partition_keys), full=config.full_refresh)
+    refresh_silver(lakehouse.pipeline(context.run.run_id), report, frozenset(context.partition_keys), full=config.full_refresh)
     return _partitions(context, report, "silver")
 
 
@@ -130,7 +130,7 @@ def gold_player_agg(
 ) -> dg.MaterializeResult[None]:
     """Materialize any set of games by hand; the job `refresh` does all that have news."""
     report = RunReport()
-    refresh_gold(lakehouse.pipeline(context.run_id), report, frozenset(context.partition_keys), full=config.full_refresh)
+    refresh_gold(lakehouse.pipeline(context.run.run_id), report, frozenset(context.partition_keys), full=config.full_refresh)
     return _partitions(context, report, "gold")
 
 
@@ -148,7 +148,7 @@ def gold_unified_player_agg(
 ) -> dg.MaterializeResult[None]:
     """Bring the unified table up to the games' gold tables."""
     report = RunReport()
-    refresh_unified(lakehouse.pipeline(context.run_id), report, full=config.full_refresh)
+    refresh_unified(lakehouse.pipeline(context.run.run_id), report, full=config.full_refresh)
     for entry in report.of("unified"):
         if entry.error is not None:
             raise dg.Failure(f"{entry.table}: {entry.error}")
