@@ -26,7 +26,10 @@ def refresh(pipeline: Pipeline) -> RunReport:
 
 
 def refresh_downstream(pipeline: Pipeline, report: RunReport, *, full: bool = False) -> None:
-    """Bring silver, gold and the unified table up to bronze; `full`: replace every game's rows by what bronze has of them."""
+    """Bring silver, gold and the unified table up to bronze; `full`: replace every game's rows by what bronze has of them.
+
+    Gold and unified are told to begin anew too: no batch is new, so they would see nothing to do.
+    """
     refresh_silver(pipeline, report, full=full)
-    refresh_gold(pipeline, report)
-    refresh_unified(pipeline, report)
+    refresh_gold(pipeline, report, full=full)
+    refresh_unified(pipeline, report, full=full)
