@@ -7,6 +7,7 @@ registry that gives an old id a new meaning is noticed.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
@@ -25,6 +26,9 @@ from game_events.lakehouse.tables import SCHEMAS, Lakehouse
 from game_events.sources.registry import RegistrySchema, SchemaRegistry
 
 log = logging.getLogger(__name__)
+
+#: Seconds for which an id that the registry did not know is not asked for again: else a flood of them is, for every slice.
+UNKNOWN_S = 60
 
 ARCHIVE_SCHEMA = pa.schema(
     [
@@ -48,6 +52,7 @@ class SchemaCatalog:
         self._registry, self._table = registry, lakehouse.table(SCHEMAS)
         self._archived = self._read_archive()
         self._verified: set[SchemaId] = set()
+        self._unknown_since: dict[SchemaId, float] = {}
         self._fetched: dict[SchemaId, RegistrySchema] = {}
         self._compiled: dict[SchemaId, CompiledSchema | DataError] = {}
         self._messages: dict[TypeKey, PayloadDecoder | DataError] = {}
@@ -106,7 +111,8 @@ class SchemaCatalog:
         return self.plan(columns, seen).columns
 
     def knows(self, schema_id: SchemaId) -> bool:
-        """Whether the registry, or the archive, has this id now."""
+        """Whether the registry, or the archive, has this id now: it is asked anew."""
+        self._unknown_since.pop(schema_id, None)
         return self._compile(schema_id) is not None
 
     def messages(self, schema_id: SchemaId) -> dict[str, tuple[Field, ...]]:
@@ -157,6 +163,9 @@ class SchemaCatalog:
         """From the registry, checked against the archive once per process; from the archive while the registry is down."""
         if schema_id in self._verified:
             return self._fetched.get(schema_id)
+        since = self._unknown_since.get(schema_id)
+        if since is not None and time.monotonic() < since + UNKNOWN_S:
+            return None
         archived = self._archived.get(schema_id)
         try:
             found = self._registry.fetch(schema_id)
@@ -165,7 +174,8 @@ class SchemaCatalog:
                 raise
             return archived
         if found is None and archived is None:
-            return None  # asked again next time: it may be registered later
+            self._unknown_since[schema_id] = time.monotonic()
+            return None  # asked again later: it may be registered by then
         if found is not None and archived is not None and found.digest != archived.digest:
             raise DataError(
                 f"REGISTRY_CHANGED: {self._registry.url} gives schema id {schema_id} another meaning than the records "

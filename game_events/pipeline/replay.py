@@ -27,7 +27,7 @@ from game_events.pipeline.bronze import BATCH_APP, FIRST_MESSAGE, RIVAL_ATTEMPTS
 from game_events.pipeline.bronze_stage import OWN_COLUMNS, QUARANTINE_COLUMNS, bronze_schema
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.planning import run_decode_job
-from game_events.pipeline.replay_notes import REPLAY_APP, note_replay
+from game_events.pipeline.replay_notes import REPLAY_APP, is_noted, note_replay
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.stored_stage import StoredTask
 
@@ -98,6 +98,9 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Repl
     bronze, quarantine = pipeline.bronze.open(), pipeline.quarantine.open()
     if bronze is None or quarantine is None:
         return Replayed()
+    if not is_noted(bronze, quarantine):
+        # A rival replayed since the look above, and these rows of quarantine do not say so: they would be in bronze twice.
+        raise ConflictError("quarantine_events: a rival's replay is not noted yet")
     quarantine = evolve(pipeline.quarantine, quarantine, QUARANTINE_COLUMNS)
     batch = int(bronze.transaction_version(BATCH_APP) or 0) + 1
     held = read_files(pipeline.spark, quarantine.file_uris(), spark_schema(quarantine.schema()))

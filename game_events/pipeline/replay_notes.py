@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from deltalake import DeltaTable
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from game_events.errors import ConflictError
 from game_events.lakehouse.commits import Commit, commit, evolve, paths
 from game_events.lakehouse.reading import files_with, read_files, spark_schema
 from game_events.lakehouse.staging import REPORT_SCHEMA
+from game_events.pipeline.bronze import RIVAL_ATTEMPTS
 from game_events.pipeline.bronze_stage import QUARANTINE_COLUMNS
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.file_stage import FileStage, staged_files
@@ -17,26 +20,48 @@ REPLAY_APP = "replay"
 COORDINATES = ["_kafka_topic_id", "_kafka_partition", "_kafka_offset"]
 
 
+def is_noted(bronze: DeltaTable, quarantine: DeltaTable) -> bool:
+    """Whether this version of quarantine knows of every replay that this version of bronze holds."""
+    batch = bronze.transaction_version(REPLAY_APP)
+    return batch is None or batch == quarantine.transaction_version(_noted_app(bronze))
+
+
 def note_replay(pipeline: Pipeline) -> None:
-    """Note the replay that bronze has and quarantine does not, if there is one: it crashed between its two commits."""
-    bronze, quarantine = pipeline.bronze.open(), pipeline.quarantine.open()
-    if bronze is None or quarantine is None:
-        return
-    app = f"{REPLAY_APP}:{bronze.metadata().id}"
-    batch, noted = bronze.transaction_version(REPLAY_APP), quarantine.transaction_version(app)
-    if batch is None or batch == noted:
-        return
+    """Note the replay that bronze has and quarantine does not, if there is one: it crashed between its two commits.
+
+    Raises:
+        ConflictError: rivals won every attempt.
+    """
+    for attempt in range(RIVAL_ATTEMPTS):
+        bronze, quarantine = pipeline.bronze.open(), pipeline.quarantine.open()
+        if bronze is None or quarantine is None or is_noted(bronze, quarantine):
+            return
+        try:
+            _note(pipeline, bronze, quarantine)
+            return
+        except ConflictError:  # a rival noted it, or rewrote the files: look again
+            if attempt == RIVAL_ATTEMPTS - 1:
+                raise
+
+
+def _noted_app(bronze: DeltaTable) -> str:
+    return f"{REPLAY_APP}:{bronze.metadata().id}"
+
+
+def _note(pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable) -> None:
+    app = _noted_app(bronze)
+    batch, noted = int(bronze.transaction_version(REPLAY_APP) or 0), quarantine.transaction_version(app)
     quarantine = evolve(pipeline.quarantine, quarantine, QUARANTINE_COLUMNS)
     came = read_files(pipeline.spark, files_with(bronze, "_batch", batch - 1), spark_schema(bronze.schema()))
     came = came.where(F.col("_batch") == batch).select(*COORDINATES, F.lit(True).alias("_came"))
     held = read_files(pipeline.spark, quarantine.file_uris(), spark_schema(quarantine.schema())).where("layer = 'bronze'")
     held = held.select(*COORDINATES, F.col("_metadata.file_name").alias("_file"))
-    touched = held.join(F.broadcast(came), COORDINATES, "left_semi").select("_file").distinct().collect()
+    touched = held.join(came, COORDINATES, "left_semi").select("_file").distinct().collect()
     names = {r["_file"] for r in touched}
     rewritten = frozenset(path for path in paths(quarantine) if path.rpartition("/")[2] in names)
     files = [f"{quarantine.table_uri.rstrip('/')}/{path}" for path in rewritten]
     rows = read_files(pipeline.spark, files, spark_schema(quarantine.schema()))
-    staged = _noted(rows.join(F.broadcast(came), COORDINATES, "left"), str(bronze.metadata().id), batch).mapInArrow(
+    staged = _noted(rows.join(came, COORDINATES, "left"), str(bronze.metadata().id), batch).mapInArrow(
         FileStage(pipeline.quarantine, QUARANTINE_COLUMNS), REPORT_SCHEMA
     )
     commit(

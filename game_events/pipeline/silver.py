@@ -83,7 +83,8 @@ def refresh_silver(pipeline: Pipeline, report: RunReport, games: frozenset[str] 
     unrouted: Counter[str] = Counter()
     again: set[str] = set()
     if full or games is not None:
-        again = set(games or state.games)
+        # Rows that had no game before they were decoded anew may have one now.
+        again = set(games or state.games) | (set(new_games(pipeline, above=0)) if games is None else set())
         if full:
             # Before any commit: a crash between the layers' commits must not leave the later ones with the old rows.
             why = "its silver table was replaced"
@@ -322,14 +323,14 @@ def _record(
         entry.new = game not in known
 
 
-def new_games(pipeline: Pipeline) -> list[str]:
-    """Valid, allowed names in bronze above silver's floor that have no table yet, while there is room for more games."""
+def new_games(pipeline: Pipeline, above: int | None = None) -> list[str]:
+    """Valid, allowed names without a table in bronze above a batch (None: silver's floor), while there is room for games."""
     handle = pipeline.bronze.open()
     if handle is None or not row_count(handle):
         return []
     source = _source(pipeline, handle)
     state = pipeline.progress.read(source.bronze_id)
-    uris = files_with(handle, "_batch", state.floor(SILVER))
+    uris = files_with(handle, "_batch", state.floor(SILVER) if above is None else above)
     if not uris:
         return []
     entity = F.col(pipeline.settings.entity_column).alias("game")

@@ -2,15 +2,17 @@
 
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from pyspark.sql import functions as F
 
 from game_events.errors import ConflictError
 from game_events.lakehouse.commits import paths, removals
 from game_events.lakehouse.tables import BRONZE
+from game_events.pipeline.bronze import load_bronze
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.redecode import NO_RAW_VALUE, redecode
 from game_events.pipeline.refresh import refresh, refresh_downstream
 from game_events.pipeline.report import RunReport
-from game_events_tests.books import assert_books_balance, coordinates, rows
+from game_events_tests.books import assert_books_balance, coordinates, count, rows
 from game_events_tests.guarantees.waves import at_point, power_cut_at, send, versions
 
 pytestmark = pytest.mark.stack
@@ -20,11 +22,10 @@ def everything(settings):
     return sorted(rows(settings, BRONZE, "SELECT * FROM t"), key=repr)
 
 
-def spoil(pipeline):
-    """Bronze as a decoder that did not know two columns would have left it."""
+def spoil(pipeline, change=lambda frame: frame.drop("device_id", "col_custom_0")):
+    """Bronze as another decoder would have left it: one that did not know two columns, or what a test says."""
     table = pipeline.bronze.open()
-    frame = pipeline.spark.read.parquet(*table.file_uris()).drop("device_id", "col_custom_0")
-    files = frame.toArrow()
+    files = change(pipeline.spark.read.parquet(*table.file_uris())).toArrow()
     write_deltalake(table.table_uri, files, mode="append", schema_mode="merge")
     spoiled = DeltaTable(table.table_uri)
     new = set(spoiled.file_uris()) - set(table.file_uris())
@@ -53,6 +54,22 @@ def test_lost_columns_come_back_from_the_raw_values_and_rows_batches_and_progres
     assert versions(settings) == after
     refresh_downstream(make_pipeline(settings), RunReport(), full=True)
     assert_books_balance(settings, sent)
+
+
+def test_games_and_aggregates_that_were_wrong_are_right_afterwards(settings, make_pipeline):
+    sent = send(settings, version=2)
+    load_bronze(make_pipeline(settings), RunReport())
+    later = F.col("event_timestamp") + F.expr("INTERVAL 1 DAY")
+    no_uno = F.when(F.col("game_name") != "uno", F.col("game_name"))
+    spoil(make_pipeline(settings), lambda f: f.withColumns({"game_name": no_uno, "event_timestamp": later}))
+    refresh(make_pipeline(settings))
+    assert count(settings, "silver_uno_events") == 0
+    redecode(make_pipeline(settings), RunReport())
+    refresh_downstream(make_pipeline(settings), RunReport(), full=True)
+    assert_books_balance(settings, sent)
+    after = versions(settings)
+    assert refresh(make_pipeline(settings)).tables == []
+    assert versions(settings) == after
 
 
 def test_rows_without_a_raw_value_keep_their_columns(make_settings, make_pipeline):

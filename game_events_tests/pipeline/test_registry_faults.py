@@ -12,6 +12,7 @@ from game_events.pipeline.refresh import refresh
 from game_events.pipeline.report import RunReport
 from game_events_tests.books import assert_books_balance, count
 from game_events_tests.guarantees.waves import send
+from game_events_tests.pipeline.topic import send_values
 from game_events_tests.registry_proxy import registry_proxy
 
 pytestmark = pytest.mark.stack
@@ -164,3 +165,12 @@ def test_a_subject_deleted_after_its_data_was_produced_is_still_decoded(settings
     proxy.answer = lambda path: (404, "application/json", b'{"error_code":40401}') if path.startswith("/subjects") else None
     refresh(make_pipeline(settings))
     assert_books_balance(settings, sent)
+
+
+def test_ids_that_nobody_knows_are_asked_for_once_however_many_slices_follow(make_settings, make_pipeline, proxy):
+    values = [bytes([0]) + (1_000_000 + n).to_bytes(4, "big") + b"\0abc" for n in range(50)]
+    send_values(make_settings(), values)
+    report = refresh(make_pipeline(make_settings(schema_registry_url=proxy.url, max_records_per_batch=10)))
+    assert report.rejected["UNKNOWN_SCHEMA"] == 50
+    # Once to read the slices, once more at the end of the run: they may have been registered meanwhile.
+    assert sum(path.startswith("/schemas/ids/") for path in proxy.asked) == 2 * 50

@@ -7,6 +7,8 @@ import shutil
 import pytest
 
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
+from game_events.pipeline import replay as replay_module
+from game_events.pipeline import replay_notes
 from game_events.pipeline.reconcile import reconcile
 from game_events.pipeline.refresh import refresh
 from game_events.pipeline.replay import Selection, replay
@@ -187,3 +189,41 @@ def test_a_rebuilt_bronze_gets_what_was_replayed_to_the_old_one(settings, make_s
     refresh(make_pipeline(settings))
     refresh(make_pipeline(settings))
     assert_all_there(settings, sent.records_total + other.records_total)
+
+
+def test_a_rival_that_crashes_before_its_note_doubles_no_row(settings, make_settings, make_pipeline, proxy, monkeypatch):
+    sent = sent_with_hidden_schema(make_settings, proxy)
+    refresh(make_pipeline(settings))
+    proxy.show_all()
+    real, rivals = replay_module.note_replay, []
+
+    def note_then_rival(pipeline):
+        real(pipeline)
+        if not rivals:
+            rivals.append(None)
+            with power_cut_at("replay_committed"):
+                replay(make_pipeline(settings), RunReport(), Selection())
+
+    monkeypatch.setattr(replay_module, "note_replay", note_then_rival)
+    assert replay(make_pipeline(settings), RunReport(), Selection()).rows == 0
+    refresh(make_pipeline(settings))
+    assert_all_there(settings, sent.records_total)
+
+
+def test_two_that_note_one_replay_do_not_fail_and_it_counts_its_rows(
+    settings, make_settings, make_pipeline, proxy, monkeypatch
+):
+    sent = sent_with_hidden_schema(make_settings, proxy)
+    refresh(make_pipeline(settings))
+    proxy.show_all()
+    real, rivals = replay_notes.commit, []
+
+    def rival_then_commit(plan):
+        if not rivals:
+            rivals.append(None)
+            replay_notes.note_replay(make_pipeline(settings))
+        return real(plan)
+
+    monkeypatch.setattr(replay_notes, "commit", rival_then_commit)
+    assert replay(make_pipeline(settings), RunReport(), Selection()).rows == sent.records_total
+    assert held(settings) == [("UNKNOWN_SCHEMA", True, sent.records_total)]
