@@ -13,6 +13,7 @@ from game_events.cli.output import Output
 from game_events.cli.summary import show_run
 from game_events.lakehouse.reading import read_arrow
 from game_events.lakehouse.tables import QUARANTINE, Lakehouse
+from game_events.pipeline.replay import selection_of
 from game_events.settings import load_settings
 
 app = typer.Typer(help="Rows that are in no other table: list them, and replay them.", no_args_is_help=True)
@@ -41,6 +42,7 @@ FROM chosen ORDER BY quarantined_at DESC, _kafka_partition, _kafka_offset DESC L
 def list_rows(reason: Reasons = None, schema_id: SchemaIds = None, rows: Rows = 0, as_json: Json = False) -> None:
     """Count the rows by reason and schema id: how many, how many of them were replayed, since when. No value is shown."""
     output = Output(as_json=as_json)
+    chosen = selection_of(reason or [], schema_id or [])
     table = Lakehouse(load_settings().lakehouse).table(QUARANTINE)
     handle = table.open()
     groups: list[dict[str, Any]] = []
@@ -55,7 +57,7 @@ def list_rows(reason: Reasons = None, schema_id: SchemaIds = None, rows: Rows = 
             connection.execute(
                 "CREATE TEMP TABLE chosen AS SELECT * FROM held WHERE (len($reasons) = 0 OR list_contains($reasons, reason)) "
                 "AND (len($ids) = 0 OR list_contains($ids, coalesce(_schema_id::VARCHAR, _schema_guid)))",
-                {"reasons": reason or [], "ids": schema_id or []},
+                {"reasons": sorted(chosen.reasons), "ids": sorted(map(str, chosen.schema_ids))},
             )
             groups = _records(connection.execute(_GROUPS))
             single = _records(connection.execute(_SINGLE, {"rows": rows}))
@@ -84,6 +86,7 @@ def replay(reason: Reasons = None, schema_id: SchemaIds = None, as_json: Json = 
     """Try rows again with what the registry knows now; what decodes reaches bronze, silver and gold once."""
     output = Output(as_json=as_json)
     settings = load_settings()
+    selection_of(reason or [], schema_id or [])  # what is wrong with it is said before Spark starts
     config = {"reasons": reason or [], "schema_ids": schema_id or []}
     with output.working("replaying"):
         result = run_job(settings, "replay", "replay_quarantined_rows", config)

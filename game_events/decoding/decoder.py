@@ -95,8 +95,11 @@ class BatchDecoder:
             if bad.schema_id is not None and not self._knows(bad.schema_id):
                 # Bad only if the schema has indexes at all, which the driver will know.
                 result.unknown.add((bad.schema_id, ()))
-            else:
-                result.rejected.append(Rejected(bad.reason, bad.reason.explanation, bad.rows, bad.schema_id))
+                continue
+            # Of a schema that nobody can read it is not known whether it has indexes, so they cannot be what is wrong.
+            refusal = None if bad.schema_id is None else self._plan.rejected.get((bad.schema_id, ()))
+            reason, detail = refusal or (bad.reason, bad.reason.explanation)
+            result.rejected.append(Rejected(reason, detail, bad.rows, bad.schema_id))
         known: list[frames.FrameGroup] = []
         for group in groups:
             key = (group.schema_id, group.path)

@@ -29,7 +29,7 @@ class Reason(StrEnum):
 _EXPLANATIONS = {
     Reason.TOMBSTONE: "the record has no value at all",
     Reason.TOO_SHORT: "fewer bytes than a schema registry frame needs",
-    Reason.BAD_MAGIC: "the first byte is not 00: not framed for a schema registry",
+    Reason.BAD_MAGIC: "the first byte is neither 00 nor 01: not framed for a schema registry",
     Reason.BAD_INDEX: "the message indexes are damaged, or name no message of the schema",
     Reason.UNKNOWN_SCHEMA: "the registry does not know the schema id",
     Reason.BAD_SCHEMA: "the registry's text does not compile, or has a format that is not decoded",

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import logging
 import time
+import uuid
 from collections import Counter
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from pyspark.sql import Column
@@ -19,7 +21,8 @@ from pyspark.sql import functions as F
 
 from game_events.decoding.decoder import DecodePlan, TypeKey
 from game_events.decoding.frames import SchemaId
-from game_events.errors import ConflictError
+from game_events.decoding.reasons import Reason
+from game_events.errors import ConfigurationError, ConflictError
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, commit, evolve
 from game_events.lakehouse.reading import read_files, spark_schema
@@ -32,6 +35,9 @@ from game_events.pipeline.report import RunReport
 from game_events.pipeline.stored_stage import StoredTask
 
 log = logging.getLogger(__name__)
+
+#: A frame has 4 bytes for it.
+MAX_SCHEMA_ID = 2**32 - 1
 
 
 @dataclass(frozen=True)
@@ -60,8 +66,26 @@ class Selection:
 
 
 def selection_of(reasons: Collection[str], schema_ids: Collection[str]) -> Selection:
-    """A selection from a user's words: ids are numbers, GUIDs anything else."""
-    return Selection(frozenset(reasons), frozenset(int(i) if i.isdigit() else i for i in schema_ids))
+    """A selection from a user's words.
+
+    Raises:
+        ConfigurationError: one of them is no reason, or neither a schema id nor a GUID; the message says which.
+    """
+    unknown = sorted(set(reasons) - set(Reason))
+    if unknown:
+        raise ConfigurationError(f"--reason: there is no {', '.join(unknown)}; there are {', '.join(sorted(Reason))}")
+    return Selection(frozenset(reasons), frozenset(_schema_id(word) for word in schema_ids))
+
+
+def _schema_id(word: str) -> SchemaId:
+    with suppress(ValueError):
+        if not (word.isascii() and word.isdigit()):
+            return str(uuid.UUID(word))
+        if int(word) <= MAX_SCHEMA_ID:
+            return int(word)
+    raise ConfigurationError(
+        f"--schema-id: {word!r} is neither a schema id (0 to {MAX_SCHEMA_ID}) nor a GUID: see `game-events quarantine list`"
+    )
 
 
 @dataclass

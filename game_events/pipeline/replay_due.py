@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from contextlib import suppress
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,8 +12,10 @@ from deltalake import DeltaTable
 
 from game_events.decoding.frames import SchemaId
 from game_events.decoding.reasons import Reason
-from game_events.errors import TransientError
+from game_events.errors import ConflictError, TransientError
+from game_events.lakehouse.commits import Commit, commit
 from game_events.lakehouse.reading import read_arrow
+from game_events.pipeline.bronze_stage import QUARANTINE_COLUMNS
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.replay import Selection, replay
 from game_events.pipeline.replay_notes import note_replay
@@ -20,6 +23,8 @@ from game_events.pipeline.report import RunReport
 
 log = logging.getLogger(__name__)
 
+#: `txn` of quarantine, followed by a schema id: so many of its rows were tried when it became known, and stay as they are.
+LEFT_APP = "replay_left"
 #: Unknown ids that a run asks the registry about, those with most rows first: made-up ids may be any number.
 IDS_ASKED = 200
 
@@ -35,21 +40,50 @@ def replay_what_became_known(pipeline: Pipeline, report: RunReport) -> None:
         return
     ids, elsewhere = _due(pipeline, quarantine, str(bronze.metadata().id))
     try:
-        known = frozenset(i for i in ids if pipeline.catalog.knows(i))
+        untried = (i for i, rows in ids.most_common(IDS_ASKED) if rows != _left(quarantine, i))
+        known = frozenset(i for i in untried if pipeline.catalog.knows(i))
     except TransientError:
         log.info("registry_down=true unknown_ids=%d asked_again=next_run", len(ids))
         return
     if known:
-        replay(pipeline, report, Selection(frozenset({Reason.UNKNOWN_SCHEMA}), known))
+        done = replay(pipeline, report, Selection(frozenset({Reason.UNKNOWN_SCHEMA}), known))
+        _note_left(pipeline, known, sum(ids[i] for i in known) - done.rows)
     if elsewhere:
         replay(pipeline, report, Selection())
 
 
-def _due(pipeline: Pipeline, quarantine: DeltaTable, bronze_id: str) -> tuple[list[SchemaId], bool]:
-    """Ids that were unknown, most rows first; and whether rows were replayed to another bronze. Only files that may say so."""
+def _left(quarantine: DeltaTable, schema_id: SchemaId) -> int | None:
+    return quarantine.transaction_version(f"{LEFT_APP}:{schema_id}")
+
+
+def _note_left(pipeline: Pipeline, known: frozenset[SchemaId], expected: int) -> None:
+    """Note how many rows of these ids do not decode all the same: until there are others, no run need try them again."""
+    quarantine, bronze = pipeline.quarantine.open(), pipeline.bronze.open()
+    if not expected or quarantine is None or bronze is None:
+        return
+    ids, _ = _due(pipeline, quarantine, str(bronze.metadata().id))
+    left = {i: ids[i] for i in known if ids[i]}
+    if sum(left.values()) != expected:
+        return  # rows came meanwhile, and nobody has tried them
+    apps = {i: f"{LEFT_APP}:{i}" for i in left}
+    with suppress(ConflictError):  # a rival noted it, or the next run will
+        commit(
+            Commit(
+                pipeline.quarantine,
+                QUARANTINE_COLUMNS,
+                [],
+                expected={app: _left(quarantine, i) for i, app in apps.items()},
+                advance={app: left[i] for i, app in apps.items()},
+                table_id=str(quarantine.metadata().id),
+            )
+        )
+
+
+def _due(pipeline: Pipeline, quarantine: DeltaTable, bronze_id: str) -> tuple[Counter[SchemaId], bool]:
+    """Rows of each id that was unknown; and whether rows were replayed to another bronze. Only files that may say so."""
     actions = pa.table(quarantine.get_add_actions(flatten=True))
     if "max.reason" not in actions.column_names:
-        return [], False
+        return Counter(), False
     waits = pc.or_kleene(pc.is_null(actions["max.reason"]), pc.greater_equal(actions["max.reason"], Reason.UNKNOWN_SCHEMA))
     elsewhere = pa.array([False] * actions.num_rows)
     if "null_count.replayed_batch" in actions.column_names:
@@ -69,4 +103,4 @@ def _due(pipeline: Pipeline, quarantine: DeltaTable, bronze_id: str) -> tuple[li
         for name in {"_schema_id", "_schema_guid"} & set(unknown.column_names):
             counted = pc.value_counts(unknown[name].drop_null())
             ids.update({entry["values"]: entry["counts"] for entry in counted.to_pylist()})
-    return [i for i, _ in ids.most_common(IDS_ASKED)], bool(pc.any(elsewhere).as_py())
+    return ids, bool(pc.any(elsewhere).as_py())

@@ -29,6 +29,9 @@ TIMEOUT_S = 10
 #: After an outage the registry is not asked again for so long: each question costs ~2 s of the client's own retries.
 COOL_DOWN_S = 15
 NOT_FOUND = 404
+#: What registries answer for an id that none of theirs can be (one above 2^31, a GUID where there are none), if it is their own
+#: error: a gateway's 400 means another thing.
+IMPOSSIBLE = (400, 405, 422)
 FORBIDDEN = (401, 403)
 
 
@@ -151,7 +154,7 @@ class SchemaRegistry:
             return call()
         except SchemaRegistryError as error:
             status = error.http_status_code
-            if status == NOT_FOUND:
+            if status == NOT_FOUND or (status in IMPOSSIBLE and (error.error_code or 0) > 0):
                 return None
             if status in FORBIDDEN:
                 raise ConfigurationError(

@@ -10,7 +10,7 @@ from game_events.pipeline import catalog
 from game_events.pipeline.bronze import load_bronze
 from game_events.pipeline.refresh import refresh
 from game_events.pipeline.report import RunReport
-from game_events_tests.books import assert_books_balance, count
+from game_events_tests.books import assert_books_balance, count, rows
 from game_events_tests.guarantees.waves import send
 from game_events_tests.pipeline.topic import send_values
 from game_events_tests.registry_proxy import registry_proxy
@@ -174,3 +174,22 @@ def test_ids_that_nobody_knows_are_asked_for_once_however_many_slices_follow(mak
     assert report.rejected["UNKNOWN_SCHEMA"] == 50
     # Once to read the slices, once more at the end of the run: they may have been registered meanwhile.
     assert sum(path.startswith("/schemas/ids/") for path in proxy.asked) == 2 * 50
+
+
+@pytest.mark.parametrize("status", [400, 404, 422])
+def test_an_id_that_the_registry_finds_impossible_stops_no_run(settings, make_settings, make_pipeline, proxy, status):
+    sent = send(make_settings(), poison=0.0)
+    send_values(make_settings(), [b"\0\xff\xff\xff\xff\0abc"])
+    body = b'{"error_code":%d,"message":"not an int32"}' % status
+    proxy.answer = lambda path: (status, "application/json", body) if "4294967295" in path else None
+    refresh(make_pipeline(settings))
+    assert count(settings, BRONZE) == sent.decodable
+    assert rows(settings, "quarantine_events", "SELECT reason FROM t") == [("UNKNOWN_SCHEMA",)]
+
+
+def test_a_gateway_that_answers_400_is_no_registry_that_does_not_know(settings, make_settings, make_pipeline, proxy):
+    send(make_settings())
+    proxy.always(400, b"<html>The plain HTTP request was sent to HTTPS port</html>", "text/html")
+    with pytest.raises(TransientError, match="400"):
+        refresh(make_pipeline(settings))
+    assert count(settings, "quarantine_events") == 0

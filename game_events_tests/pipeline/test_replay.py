@@ -6,15 +6,18 @@ import shutil
 
 import pytest
 
+from game_events.errors import ConfigurationError
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
 from game_events.pipeline import replay as replay_module
-from game_events.pipeline import replay_notes
+from game_events.pipeline import replay_due, replay_notes
+from game_events.pipeline.bronze import load_bronze
 from game_events.pipeline.reconcile import reconcile
 from game_events.pipeline.refresh import refresh
-from game_events.pipeline.replay import Selection, replay
+from game_events.pipeline.replay import Selection, replay, selection_of
 from game_events.pipeline.report import RunReport
 from game_events_tests.books import coordinates, count, rows
 from game_events_tests.guarantees.waves import assert_gold_follows_silver, power_cut_at, send, versions
+from game_events_tests.pipeline.topic import register, send_values
 from game_events_tests.registry_proxy import registry_proxy
 
 pytestmark = pytest.mark.stack
@@ -227,3 +230,69 @@ def test_two_that_note_one_replay_do_not_fail_and_it_counts_its_rows(
     monkeypatch.setattr(replay_notes, "commit", rival_then_commit)
     assert replay(make_pipeline(settings), RunReport(), Selection()).rows == sent.records_total
     assert held(settings) == [("UNKNOWN_SCHEMA", True, sent.records_total)]
+
+
+def test_rows_that_do_not_decode_although_their_schema_is_known_are_tried_once_and_again_when_others_come(
+    settings, make_settings, make_pipeline, proxy, monkeypatch
+):
+    schema_id = register(make_settings(), 'syntax = "proto3"; message E { string game_name = 1; }')
+    head = b"\0" + schema_id.to_bytes(4, "big") + b"\0"
+    tries = []
+    real = replay_due.replay
+    monkeypatch.setattr(replay_due, "replay", lambda *a: tries.append(a) or real(*a))
+
+    def run():
+        report = RunReport()
+        load_bronze(make_pipeline(settings), report)
+        replay_due.replay_what_became_known(make_pipeline(settings), report)
+        return report.replayed, len(tries)
+
+    proxy.hide(schema_id)
+    send_values(make_settings(), [head + b"\x0a\xff"] * 2)
+    assert run() == (0, 0)
+    proxy.show_all()
+    assert run() == (0, 1)
+    assert run() == (0, 1)
+    proxy.hide(schema_id)
+    send_values(make_settings(), [head + b"\x0a\xff", head + b"\x0a\x03uno"])
+    assert run() == (0, 1)
+    proxy.show_all()
+    assert run() == (1, 2)
+    before = versions(settings)
+    assert run() == (0, 2)
+    assert versions(settings) == before
+
+
+@pytest.mark.parametrize("where", ["in the value", "in the header"])
+def test_rows_of_an_unknown_schema_without_message_indexes_are_known_as_such(
+    settings, make_settings, make_pipeline, proxy, where
+):
+    text = '{"type": "record", "name": "E", "fields": [{"name": "n", "type": "long"}, {"name": "game_name", "type": "string"}]}'
+    schema_id = register(make_settings(), text, "AVRO")
+    identity, header = b"\0" + schema_id.to_bytes(4, "big"), where == "in the header"
+    # As message indexes these payloads would be damaged: a negative count, a count without indexes.
+    payloads = [b"\x01\x06uno", b"\x7f\x06uno"]
+    send_values(
+        make_settings(),
+        [p if header else identity + p for p in payloads],
+        [("__value_schema_id", identity)] if header else [],
+    )
+    proxy.hide(schema_id)
+    refresh(make_pipeline(settings))
+    assert held(settings) == [("UNKNOWN_SCHEMA", False, 2)]
+    proxy.show_all()
+    assert refresh(make_pipeline(settings)).replayed == 2
+    assert rows(settings, BRONZE, "SELECT n, game_name FROM t ORDER BY ALL") == [(-64, "uno"), (-1, "uno")]
+
+
+@pytest.mark.parametrize("word", ["99999999999999999999", "\u00b2", "abc", "-1"])
+def test_what_is_no_schema_id_is_told_as_such(word):
+    with pytest.raises(ConfigurationError, match=r"neither a schema id .* nor a GUID"):
+        selection_of([], [word])
+
+
+def test_ids_and_guids_are_told_apart_and_a_reason_that_is_none_is_named():
+    guid = "6299e41b-231a-40c8-ba89-57b657147ab2"
+    assert selection_of(["TOMBSTONE"], ["7", guid.upper()]) == Selection(frozenset({"TOMBSTONE"}), frozenset({7, guid}))
+    with pytest.raises(ConfigurationError, match="there is no NOPE; there are BAD_INDEX"):
+        selection_of(["NOPE"], [])
