@@ -33,7 +33,7 @@ def demo(as_json: Json = False) -> None:
     folder = (load_settings().state_dir / FOLDER).resolve()
     local_stack.down(folder)
     shutil.rmtree(folder, ignore_errors=True)
-    output.say("[bold]1. local stack[/bold]: an Apache Kafka broker and a schema registry")
+    output.step("1. local stack", ": an Apache Kafka broker and a schema registry")
     state = local_stack.up(folder, on_progress=output.say)
     try:
         settings = _use(folder, state)
@@ -61,7 +61,7 @@ def _use(folder: Path, state: StackState) -> Settings:
 
 
 def _waves(output: Output, settings: Settings) -> dict[str, object]:
-    output.say("\n[bold]2. first wave[/bold]: 7 games, schema versions 1 and 2 interleaved; some poison, some late, some twice")
+    output.step("2. first wave", ": 7 games, schema versions 1 and 2 interleaved; some poison, some late, some twice")
     first = produce(settings, Simulation(poison_share=0.02, late_share=0.05, duplicate_share=0.01))
     output.say(f"{first.records_total:,} records sent, {sum(first.poison.values())} of them undecodable")
     one = run_and_show(output, settings)
@@ -69,14 +69,14 @@ def _waves(output: Output, settings: Settings) -> dict[str, object]:
         return {"success": False, "error": one.error}
     before = _columns(settings, "bronze_events")
 
-    output.say(f"\n[bold]3. second wave[/bold]: a NEW schema version (3) and a NEW game ({NEW_GAME}), nothing configured")
+    output.step("3. second wave", f": a NEW schema version (3) and a NEW game ({NEW_GAME}), nothing configured")
     second = produce(settings, Simulation(versions=(2, 3), games=(*DEFAULT_GAMES, NEW_GAME), seed=1, poison_share=0.01))
     output.say(f"{second.records_total:,} records sent, {sum(second.poison.values())} of them undecodable")
     two = run_and_show(output, settings)
     if not two.success:
         return {"success": False, "error": two.error}
 
-    output.say("\n[bold]4. what came of it[/bold]")
+    output.step("4. what came of it")
     truth = first.merge(second)
     appeared = [c for c in _columns(settings, "bronze_events") if c not in before]
     poison = sum(truth.poison.values())
@@ -91,7 +91,7 @@ def _waves(output: Output, settings: Settings) -> dict[str, object]:
         + ("yes" if exact else f"NO: {wrong[:5]}")
     )
     root = Lakehouse(settings.lakehouse).root
-    output.say("\n[bold]next[/bold]")
+    output.step("next")
     output.say(f"  look at the tables:    GAME_EVENTS_LAKEHOUSE={root} .venv/bin/game-events tables")
     output.say("  browse the lineage:    make up   (then open the address it prints)")
     return {

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from game_events.pipeline.context import PROGRESS_LOGGER
 
@@ -25,17 +26,21 @@ class Output:
         self._console = Console(stderr=as_json, highlight=False, soft_wrap=True)
 
     def say(self, text: str) -> None:
-        """One line for a person."""
-        self._console.print(text)
+        """One line for a person, as it is: it may hold brackets that mean nothing."""
+        self._console.print(text, markup=False)
+
+    def step(self, title: str, text: str = "") -> None:
+        """A line that begins with a title."""
+        self._console.print(Text.assemble("\n", (title, "bold"), text))
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         """A table for a person: numbers to the right, thousands apart."""
-        table = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
+        table = Table(title=Text(title), title_justify="left", title_style="bold", header_style="bold")
         for index, column in enumerate(columns):
             numeric = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
             table.add_column(column, justify="right" if numeric else "left", overflow="fold")
         for row in rows:
-            table.add_row(*(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row))
+            table.add_row(*(Text(f"{cell:,}" if isinstance(cell, int) else str(cell)) for cell in row))
         self._console.print(table)
 
     def result(self, body: Mapping[str, object]) -> None:

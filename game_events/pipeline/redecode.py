@@ -20,7 +20,7 @@ from game_events.lakehouse.commits import Commit, commit, evolve
 from game_events.lakehouse.reading import read_files, row_count, spark_schema
 from game_events.lakehouse.staging import discard
 from game_events.pipeline.bronze import BATCH_APP, FIRST_MESSAGE, column_map
-from game_events.pipeline.bronze_stage import OWN_COLUMNS, bronze_schema
+from game_events.pipeline.bronze_stage import OWN_COLUMNS, bronze_schema, travelling
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.planning import run_decode_job
 from game_events.pipeline.report import RunReport
@@ -73,7 +73,7 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
     wanted: list[TypeKey] = [
         (r["_schema_id"] if r["_schema_id"] is not None else r["_schema_guid"], FIRST_MESSAGE) for r in ids.collect()
     ]
-    staged = run_decode_job(pipeline, column_map(handle), wanted, lambda: rows, task)
+    staged = run_decode_job(pipeline, column_map(handle), wanted, lambda: rows.select(travelling(rows.columns)), task)
     crash_points.reach("redecode_staged")
     written = sum(f.rows for f in staged.bronze)
     if written != row_count(handle):

@@ -27,7 +27,7 @@ from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, commit, evolve
 from game_events.lakehouse.reading import read_files, spark_schema
 from game_events.pipeline.bronze import BATCH_APP, FIRST_MESSAGE, RIVAL_ATTEMPTS, column_map
-from game_events.pipeline.bronze_stage import OWN_COLUMNS, QUARANTINE_COLUMNS, bronze_schema
+from game_events.pipeline.bronze_stage import OWN_COLUMNS, QUARANTINE_COLUMNS, bronze_schema, travelling
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.planning import run_decode_job
 from game_events.pipeline.replay_notes import REPLAY_APP, is_noted, note_replay
@@ -128,7 +128,7 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Repl
     quarantine = evolve(pipeline.quarantine, quarantine, QUARANTINE_COLUMNS)
     batch = int(bronze.transaction_version(BATCH_APP) or 0) + 1
     held = read_files(pipeline.spark, quarantine.file_uris(), spark_schema(quarantine.schema()))
-    rows = held.where(selection.condition(str(bronze.metadata().id))).select(*OWN_COLUMNS.names)
+    rows = held.where(selection.condition(str(bronze.metadata().id))).select(travelling(OWN_COLUMNS.names))
     pipeline.on_progress("replay: rows of quarantine are tried again")
 
     def task(plan: DecodePlan) -> StoredTask:

@@ -11,7 +11,7 @@ from game_events.lakehouse.commits import Commit, commit, evolve, paths
 from game_events.lakehouse.reading import files_with, read_files, spark_schema
 from game_events.lakehouse.staging import REPORT_SCHEMA
 from game_events.pipeline.bronze import RIVAL_ATTEMPTS
-from game_events.pipeline.bronze_stage import QUARANTINE_COLUMNS
+from game_events.pipeline.bronze_stage import HEADERS, QUARANTINE_COLUMNS, travelling
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.file_stage import FileStage, staged_files
 
@@ -62,7 +62,7 @@ def _note(pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable) -> Non
     files = [f"{quarantine.table_uri.rstrip('/')}/{path}" for path in rewritten]
     rows = read_files(pipeline.spark, files, spark_schema(quarantine.schema()))
     staged = _noted(rows.join(came, COORDINATES, "left"), str(bronze.metadata().id), batch).mapInArrow(
-        FileStage(pipeline.quarantine, QUARANTINE_COLUMNS), REPORT_SCHEMA
+        FileStage(pipeline.quarantine, QUARANTINE_COLUMNS, HEADERS), REPORT_SCHEMA
     )
     commit(
         Commit(
@@ -81,6 +81,5 @@ def _note(pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable) -> Non
 def _noted(rows: DataFrame, table_id: str, batch: int) -> DataFrame:
     came = F.col("_came").isNotNull() & (F.col("layer") == "bronze")
     values = {"replayed_table": F.lit(table_id), "replayed_batch": F.lit(batch), "replayed_at": F.current_timestamp()}
-    return rows.select(
-        *(F.when(came, values[n]).otherwise(F.col(n)).alias(n) if n in values else n for n in QUARANTINE_COLUMNS.names)
-    )
+    noted = {n: F.when(came, value).otherwise(F.col(n)) for n, value in values.items()}
+    return rows.withColumns(noted).select(travelling(QUARANTINE_COLUMNS.names))

@@ -13,7 +13,7 @@ from game_events.decoding.decoder import BatchDecoder, DecodePlan, TypeKey
 from game_events.decoding.frames import Rows, SchemaId
 from game_events.lakehouse.staging import StagedWriter, report
 from game_events.lakehouse.tables import Table
-from game_events.pipeline.bronze_stage import OWN_COLUMNS, arranged, bronze_schema, identity_columns
+from game_events.pipeline.bronze_stage import HEADERS, OWN_COLUMNS, arranged, bronze_schema, identity_columns, none_if_empty
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,8 @@ class StoredTask:
         reasons: Counter[str] = Counter()
         for batch in batches:
             rows = pa.Table.from_batches([batch])
+            at = rows.schema.get_field_index(HEADERS)
+            rows = rows.set_column(at, HEADERS, none_if_empty(rows.column(at)))
             decoded = decoder.decode(batch.column("_raw_value"), batch.column("_kafka_headers"))
             types |= decoded.types
             unknown |= decoded.unknown

@@ -12,6 +12,7 @@ from game_events.pipeline import replay as replay_module
 from game_events.pipeline import replay_due, replay_notes
 from game_events.pipeline.bronze import load_bronze
 from game_events.pipeline.reconcile import reconcile
+from game_events.pipeline.redecode import redecode
 from game_events.pipeline.refresh import refresh
 from game_events.pipeline.replay import Selection, replay, selection_of
 from game_events.pipeline.report import RunReport
@@ -283,6 +284,10 @@ def test_rows_of_an_unknown_schema_without_message_indexes_are_known_as_such(
     proxy.show_all()
     assert refresh(make_pipeline(settings)).replayed == 2
     assert rows(settings, BRONZE, "SELECT n, game_name FROM t ORDER BY ALL") == [(-64, "uno"), (-1, "uno")]
+    # No headers are NULL everywhere, although they travel to the workers as empty lists.
+    redecode(make_pipeline(settings), RunReport())
+    for table in (BRONZE, QUARANTINE):
+        assert rows(settings, table, "SELECT DISTINCT _kafka_headers IS NULL FROM t") == [(not header,)]
 
 
 @pytest.mark.parametrize("word", ["99999999999999999999", "\u00b2", "abc", "-1"])
