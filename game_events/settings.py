@@ -11,6 +11,7 @@ import os
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import (
@@ -106,6 +107,12 @@ class Settings(BaseSettings):
     def _http(cls, value: str) -> str:
         if not value.startswith(("http://", "https://", "mock://")):
             raise ValueError("must start with http:// or https://")
+        if any(
+            "@" in urlsplit(url.strip()).netloc for url in value.split(",")
+        ):  # errors, tables and Dagster's events name this address
+            raise ValueError(
+                "must hold no password: set GAME_EVENTS_SCHEMA_REGISTRY_USER and GAME_EVENTS_SCHEMA_REGISTRY_PASSWORD"
+            )
         return value.rstrip("/")
 
     @classmethod

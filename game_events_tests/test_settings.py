@@ -158,6 +158,13 @@ def test_a_bad_secret_is_not_repeated(overrides):
     assert caught.value.__cause__ is None
 
 
+@pytest.mark.parametrize("url", ["http://me:planted@host:8081", "https://good:8081,https://me:planted@host"])
+def test_a_password_in_the_registrys_address_is_refused_and_not_repeated(url):
+    with pytest.raises(ConfigurationError, match="GAME_EVENTS_SCHEMA_REGISTRY_PASSWORD") as raised:
+        load_settings(schema_registry_url=url)
+    assert "planted" not in str(raised.value)
+
+
 @pytest.mark.parametrize("source", ["environment", "dotenv"])
 def test_options_that_are_no_json_are_an_error_of_ours_without_the_value(source, folder, monkeypatch):
     text = '{"sasl.password": "hunter2"'
