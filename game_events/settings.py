@@ -107,9 +107,8 @@ class Settings(BaseSettings):
     def _http(cls, value: str) -> str:
         if not value.startswith(("http://", "https://", "mock://")):
             raise ValueError("must start with http:// or https://")
-        if any(
-            "@" in urlsplit(url.strip()).netloc for url in value.split(",")
-        ):  # errors, tables and Dagster's events name this address
+        # Errors, tables and Dagster's events name this address.
+        if any("@" in urlsplit(url.strip()).netloc for url in value.split(",")):
             raise ValueError(
                 "must hold no password: set GAME_EVENTS_SCHEMA_REGISTRY_USER and GAME_EVENTS_SCHEMA_REGISTRY_PASSWORD"
             )
