@@ -11,10 +11,10 @@ from benchmarks.figures import Figure, Target, ratio
 from benchmarks.messages import arrow, compiled, decoder_for, event, values, version_text
 from benchmarks.nested import nested
 from benchmarks.turns import in_turns
-from game_events.pipeline.spark import ARROW_RECORDS
+from game_events.pipeline.spark import KAFKA_ARROW_RECORDS
 
 #: Messages of one batch, as Spark delivers them, and batches of distinct ones.
-BATCH, BATCHES = ARROW_RECORDS, 2
+BATCH, BATCHES = KAFKA_ARROW_RECORDS, 2
 #: Batches of each mix at least: fewer are a fraction of a second.
 LEAST = 30
 #: How many custom columns the versions of a mix have: always 10 on average, so that only the number of versions counts.

@@ -33,6 +33,7 @@ from game_events.pipeline.bronze_stage import (
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.planning import run_decode_job
 from game_events.pipeline.report import RunReport
+from game_events.pipeline.spark import kafka_batches
 from game_events.sources.kafka import Offsets, Slice, TopicOffsets, plan_slice
 
 #: `txn` with the number of bronze's last batch.
@@ -174,7 +175,8 @@ def _stage(pipeline: Pipeline, handle: DeltaTable, part: Slice, batch: int, deci
         return records.coalesce(max(1, -(-part.records // TASK_RECORDS)))
 
     wanted: list[TypeKey] = [(i, FIRST_MESSAGE) for i in pipeline.catalog.ids_of(f"{part.topic}-value")]
-    return run_decode_job(pipeline, column_map(handle), wanted, read, task)
+    with kafka_batches(pipeline.spark):
+        return run_decode_job(pipeline, column_map(handle), wanted, read, task)
 
 
 def _decided(table: Table, handle: DeltaTable | None, part: Slice, until: Offsets) -> dict[int, frozenset[int]]:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from pyspark.sql import SparkSession
 
 from game_events import stack
 from game_events.settings import Settings
@@ -13,10 +17,29 @@ from game_events.stack.jars import resolve
 LOG_CONFIGURATION = Path(stack.__file__).with_name("spark-log4j2.properties")
 
 
-#: Records of an Arrow batch: so many that 20 schema versions in it are large groups each.
-ARROW_RECORDS = 50_000
+#: Records of an Arrow batch. Spark's Arrow writer takes time quadratic in a batch's rows for lists and maps that are NULL.
+ARROW_RECORDS = 20_000
+#: The same for Kafka records, which travel without NULL lists: so many that 20 schema versions are large groups each.
+KAFKA_ARROW_RECORDS = 50_000
 #: Bytes of it: some records are megabytes.
 ARROW_BYTES = 64 * 1024 * 1024
+
+
+ARROW_RECORDS_KEY = "spark.sql.execution.arrow.maxRecordsPerBatch"
+
+
+@contextmanager
+def kafka_batches(spark: SparkSession) -> Iterator[None]:
+    """Arrow batches as Kafka records take them, for the jobs of a block; a user's own setting stays."""
+    usual = spark.conf.get(ARROW_RECORDS_KEY)
+    if usual != str(ARROW_RECORDS):
+        yield
+        return
+    spark.conf.set(ARROW_RECORDS_KEY, str(KAFKA_ARROW_RECORDS))
+    try:
+        yield
+    finally:
+        spark.conf.set(ARROW_RECORDS_KEY, str(ARROW_RECORDS))
 
 
 def spark_config(settings: Settings) -> dict[str, str]:
@@ -30,7 +53,7 @@ def spark_config(settings: Settings) -> dict[str, str]:
     conf = {
         "spark.app.name": "game_events",
         "spark.sql.session.timeZone": "UTC",
-        "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_RECORDS),
+        ARROW_RECORDS_KEY: str(ARROW_RECORDS),
         "spark.sql.execution.arrow.maxBytesPerBatch": str(ARROW_BYTES),
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         # Batches here are small; the right number of tasks is chosen for each job from its rows.

@@ -8,7 +8,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from game_events.pipeline.spark import ARROW_BYTES, ARROW_RECORDS
+from game_events.pipeline.spark import ARROW_BYTES, ARROW_RECORDS, KAFKA_ARROW_RECORDS, kafka_batches
 
 
 def _sizes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -24,4 +24,7 @@ def test_large_records_reach_the_workers_in_small_batches_and_small_ones_in_larg
     large = batches(1_000_000, 300)
     assert sum(rows for rows, _ in large) == 300
     assert max(size for _, size in large) <= 1.05 * ARROW_BYTES
+    assert max(rows for rows, _ in batches(100, ARROW_RECORDS + 1)) == ARROW_RECORDS
+    with kafka_batches(spark):
+        assert max(rows for rows, _ in batches(100, KAFKA_ARROW_RECORDS + 1)) == KAFKA_ARROW_RECORDS
     assert max(rows for rows, _ in batches(100, ARROW_RECORDS + 1)) == ARROW_RECORDS
