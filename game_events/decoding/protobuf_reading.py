@@ -32,7 +32,6 @@ _FIXED_DTYPES = {
     # By their bits: negative zero is a value.
     _F.TYPE_FLOAT: np.uint32, _F.TYPE_DOUBLE: np.uint64,
 }  # fmt: skip
-_UNSIGNED = (_F.TYPE_UINT32, _F.TYPE_UINT64)
 _SIGNED_32 = (_F.TYPE_INT32, _F.TYPE_SINT32, _F.TYPE_ENUM)
 #: From an element of a list or map to its row.
 Lift = Callable[[Rows], Rows]

@@ -10,9 +10,8 @@ import pyarrow as pa
 
 from game_events.decoding.frames import Mask
 
-#: Protobuf's own ranges, in microseconds: the years 1 to 9999, and 10,000 years either way.
+#: Protobuf's own range of times, in microseconds: the years 1 to 9999.
 TIMESTAMP_RANGE = (-62_135_596_800_000_000, 253_402_300_799_999_999)
-DURATION_RANGE = (-315_576_000_000_999_999, 315_576_000_000_999_999)
 
 _TIME_SECONDS = (-62_135_596_800, 253_402_300_799)
 _DURATION_SECONDS = (-315_576_000_000, 315_576_000_000)
