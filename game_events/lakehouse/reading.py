@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,20 +28,34 @@ RESTORE_HISTORY = 100
 
 def files_with(handle: DeltaTable, column: str | None = None, above: int | None = None) -> list[str]:
     """URIs of the files that may hold rows with ``column > above``, by their statistics; of all files without a column."""
-    return files_and_rows(handle, column, above)[0]
+    return selection(handle, column, above).files
 
 
-def rows_above(handle: DeltaTable, column: str, above: int) -> int:
-    """Rows of those files: at least the rows with ``column > above``."""
-    return files_and_rows(handle, column, above)[1]
+@dataclass(frozen=True)
+class Selection:
+    """Files of one version that may hold rows above a bound.
+
+    Attributes:
+        files: their URIs.
+        rows: rows in them.
+        exact: their statistics say that every row is above the bound: nobody has to filter. A filter's bound is part of the
+            code that Spark generates, so with one each small batch would be compiled anew and run cold.
+    """
+
+    files: list[str]
+    rows: int
+    exact: bool
 
 
-def files_and_rows(handle: DeltaTable, column: str | None, above: int | None) -> tuple[list[str], int]:
-    """`files_with` and `rows_above` from one look at the log."""
+def selection(handle: DeltaTable, column: str | None = None, above: int | None = None) -> Selection:
+    """Files that may hold rows with ``column > above``; all files without a column."""
     actions = _actions(handle, column, above)
     root = handle.table_uri.rstrip("/")
     uris = [f"{root}/{path}" for path in actions.column("path").to_pylist()]
-    return uris, int(pc.sum(actions.column("num_records")).as_py() or 0)
+    exact = column is None or not uris
+    if not exact and f"min.{column}" in actions.column_names:
+        exact = pc.all(pc.fill_null(pc.greater(actions.column(f"min.{column}"), above), False)).as_py()
+    return Selection(uris, int(pc.sum(actions.column("num_records")).as_py() or 0), exact)
 
 
 def _actions(handle: DeltaTable, column: str | None, above: int | None) -> pa.Table:

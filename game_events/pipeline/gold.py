@@ -22,7 +22,7 @@ from game_events.errors import GameEventsError
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit
 from game_events.lakehouse.progress import GOLD, SILVER, UNIFIED_LAYER, Progress
-from game_events.lakehouse.reading import BATCH_INFO, files_and_rows, files_with, read_files, restored, spark_schema
+from game_events.lakehouse.reading import BATCH_INFO, Selection, read_files, restored, selection, spark_schema
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fan_out import FanOut, FanOutResult, stage
 from game_events.pipeline.game_commits import commit_games, for_games
@@ -30,6 +30,10 @@ from game_events.pipeline.report import RunReport, TableReport
 from game_events.pipeline.silver import ATTEMPTS, bronze_app, generation
 
 COUNT, FIRST, LAST = "session_count", "min_timestamp", "max_timestamp"
+#: Up to so many rows, new and old together, one task aggregates all games.
+SMALL_ROWS = 250_000
+#: No files at all.
+NOTHING = Selection([], 0, True)
 #: Where Spark says which file a row came from: the folder's name holds the game.
 _GAME_IN_PATH = r"/gold_([a-z0-9_]+)_player_agg/[^/]+$"
 
@@ -53,10 +57,10 @@ class _Game:
     taken: int | None
     batch: int
     full: bool
-    #: Bronze batch above which silver's rows are new, the files that hold them, and how many rows those have.
+    #: Bronze batch above which silver's rows are new, the files that hold them, and those of the old aggregate.
     above: int
-    files: list[str]
-    rows: int
+    new: Selection
+    old: Selection
 
 
 def refresh_gold(pipeline: Pipeline, report: RunReport, games: frozenset[str] | None = None, *, full: bool = False) -> None:
@@ -164,7 +168,8 @@ def _plan(pipeline: Pipeline, bronze_id: str, game: str, *, full: bool) -> _Game
     if taken == batch and not anew:
         return None
     above = 0 if anew else int(taken or 0)
-    return _Game(game, silver, gold, app, taken, batch, anew, above, *files_and_rows(silver, "_batch", above))
+    old = NOTHING if gold is None or anew else selection(gold)
+    return _Game(game, silver, gold, app, taken, batch, anew, above, selection(silver, "_batch", above), old)
 
 
 def _stage(pipeline: Pipeline, plans: Mapping[str, _Game], schema: pa.Schema) -> FanOutResult:
@@ -177,31 +182,41 @@ def _stage(pipeline: Pipeline, plans: Mapping[str, _Game], schema: pa.Schema) ->
     first = next(iter(plans.values()))
     columns = spark_schema(first.silver.schema())
     read = StructType([f for f in columns.fields if f.name in (key, time_column, entity, "_batch")])
-    new_files = [uri for plan in plans.values() for uri in plan.files]
-    rows = sum(plan.rows for plan in plans.values())
+    rows = sum(plan.new.rows for plan in plans.values())
+    # A shuffle costs some 100 ms whatever its size: few rows are aggregated in one task without any.
+    small = rows + sum(plan.old.rows for plan in plans.values()) <= SMALL_ROWS
     spark = pipeline.spark
-    limits = pa.table({"_game": list(plans), "_from": [p.above for p in plans.values()]})
-    bounds = F.broadcast(spark.createDataFrame(limits))
-    new = read_files(spark, new_files, read).join(bounds, F.col(entity) == F.col("_game"))
+    new = read_files(spark, [uri for plan in plans.values() for uri in plan.new.files], read)
+    if not all(plan.new.exact for plan in plans.values()):
+        limits = pa.table({"_game": list(plans), "_from": [p.above for p in plans.values()]})
+        bounds = F.broadcast(spark.createDataFrame(limits))
+        new = new.join(bounds, F.col(entity) == F.col("_game")).where(F.col("_batch") > F.col("_from"))
     fresh = (
-        new.where(F.col("_batch") > F.col("_from"))
-        .groupBy("_game", key)
+        _together(new, small)
+        .groupBy(F.col(entity).alias("_game"), key)
         .agg(F.count(F.lit(1)).alias(COUNT), F.min(time_column).alias(FIRST), F.max(time_column).alias(LAST))
     )
-    merged = _with_old(pipeline, plans, schema, fresh)
+    merged = _with_old(pipeline, plans, schema, fresh, small)
     task = FanOut(pipeline.lakehouse, "gold", "_game", schema)
     # A game's aggregate goes to one task: one file, and nobody merges it again.
-    return stage(merged.repartition(_tasks(rows), "_game"), task, 1, 1)
+    return stage(merged if small else merged.repartition(_tasks(rows), "_game"), task, 1, 1)
+
+
+def _together(rows: DataFrame, small: bool) -> DataFrame:
+    """Few rows in one partition: what groups them needs no shuffle then."""
+    return rows.coalesce(1) if small else rows
 
 
 def _tasks(rows: int) -> int:
     return max(1, min(8, rows // 250_000))
 
 
-def _with_old(pipeline: Pipeline, plans: Mapping[str, _Game], schema: pa.Schema, fresh: DataFrame) -> DataFrame:
+def _with_old(
+    pipeline: Pipeline, plans: Mapping[str, _Game], schema: pa.Schema, fresh: DataFrame, small: bool
+) -> DataFrame:
     """The new aggregate merged with what the games' gold tables hold: counts add, minima and maxima compare."""
     key = schema.names[0]
-    old_files = [u for p in plans.values() if p.gold is not None and not p.full for u in files_with(p.gold)]
+    old_files = [u for p in plans.values() for u in p.old.files]
     if not old_files:
         return fresh
     columns = spark_schema(next(p.gold for p in plans.values() if p.gold is not None).schema())
@@ -209,7 +224,7 @@ def _with_old(pipeline: Pipeline, plans: Mapping[str, _Game], schema: pa.Schema,
         F.regexp_extract("_metadata.file_path", _GAME_IN_PATH, 1).alias("_game"), *schema.names
     )
     return (
-        fresh.unionByName(old)
+        _together(fresh.unionByName(old), small)
         .groupBy("_game", key)
         .agg(F.sum(COUNT).alias(COUNT), F.min(FIRST).alias(FIRST), F.max(LAST).alias(LAST))
     )

@@ -20,7 +20,7 @@ from game_events.errors import ConfigurationError
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit
 from game_events.lakehouse.progress import GOLD, SILVER, UNIFIED_LAYER, Progress
-from game_events.lakehouse.reading import BATCH_INFO, files_with, read_files, restored, row_count, rows_above, spark_schema
+from game_events.lakehouse.reading import BATCH_INFO, files_with, read_files, restored, row_count, selection, spark_schema
 from game_events.lakehouse.staging import StagedFile, discard
 from game_events.lakehouse.tables import is_game
 from game_events.pipeline.bronze import BATCH_APP
@@ -271,19 +271,19 @@ def _commit_plan(
 def _stage(
     pipeline: Pipeline, source: _Source, above: int, routing: Routing, games: int, ranges: Mapping[str, int] | None
 ) -> FanOutResult:
-    uris = files_with(source.handle, "_batch", above)
-    if not uris:
+    found = selection(source.handle, "_batch", above)
+    if not found.files:
         return FanOutResult()
     entity = pipeline.settings.entity_column
-    rows = read_files(pipeline.spark, uris, spark_schema(source.handle.schema())).select(*source.schema.names)
+    rows = read_files(pipeline.spark, found.files, spark_schema(source.handle.schema())).select(*source.schema.names)
     if ranges is None:
-        rows = rows.where(F.col("_batch") > above)
+        rows = rows if found.exact else rows.where(F.col("_batch") > above)
     else:
         bounds = pa.table({"_game": list(ranges), "_from": list(ranges.values())})
         limits = F.broadcast(pipeline.spark.createDataFrame(bounds))
         rows = rows.join(limits, F.col(entity) == F.col("_game")).where(F.col("_batch") > F.col("_from"))
         rows = rows.select(*source.schema.names)
-    count = rows_above(source.handle, "_batch", above)
+    count = found.rows
     if not games and count > TASK_ROWS:
         # The first load: whether to shuffle hangs on how many games there are, and one column tells.
         games = int(rows.agg(F.approx_count_distinct(entity)).first()[0])  # type: ignore[index]

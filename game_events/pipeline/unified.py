@@ -35,6 +35,8 @@ def gold_app(gold_id: str) -> str:
 #: `txn` that counts the commits: rows of unchanged games are carried over from the version that was read, so no rival's
 #: commit may come between, whatever games it changed.
 COMMITS_APP = "commits"
+#: Up to so many games are named in a filter; more are joined, which is a Spark job of its own.
+NAMED_GAMES = 200
 
 
 def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False) -> None:
@@ -89,9 +91,13 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
     )
     kept = files_with(handle) if handle is not None and not full else []
     if handle is not None and kept:
-        names = F.broadcast(spark.createDataFrame(pa.table({entity: list(changed)}), f"{entity} string"))
         old = read_files(spark, kept, spark_schema(handle.schema())).select(*schema.names)
-        rows = rows.unionByName(old.join(names, entity, "left_anti"))
+        if len(changed) <= NAMED_GAMES:
+            old = old.where(~F.col(entity).isin(*changed))
+        else:
+            names = F.broadcast(spark.createDataFrame(pa.table({entity: list(changed)}), f"{entity} string"))
+            old = old.join(names, entity, "left_anti")
+        rows = rows.unionByName(old)
     stage = FileStage(table, schema)
     files = staged_files(rows.coalesce(2).mapInArrow(stage, REPORT_SCHEMA).collect())
     crash_points.reach("unified_staged")

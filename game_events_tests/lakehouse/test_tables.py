@@ -6,7 +6,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from game_events.errors import DataError
 from game_events.lakehouse.commits import commit
-from game_events.lakehouse.reading import files_with, row_count, rows_above
+from game_events.lakehouse.reading import files_with, row_count, selection
 from game_events.lakehouse.tables import Lakehouse, game_of_silver, gold_name, is_game, silver_name
 from game_events_tests.lakehouse.helpers import plan
 
@@ -36,10 +36,19 @@ def test_files_below_a_batch_are_not_read(table):
     for batch in (1, 2, 3):
         commit(plan(table, [batch * 10, batch * 10 + 1], batch - 1 or None, batch))
     handle = table.open()
-    assert row_count(handle) == rows_above(handle, "n", 0) == 6
-    assert rows_above(handle, "n", 20) == 4
+    assert row_count(handle) == selection(handle, "n", 0).rows == 6
+    assert selection(handle, "n", 20).rows == 4
     assert len(files_with(handle, "n", 21)) == 1
     assert len(files_with(handle, "no_such_column", 21)) == len(files_with(handle)) == 3
+
+
+def test_a_selection_says_whether_every_row_of_its_files_is_above_the_bound(table):
+    for batch in (1, 2):
+        commit(plan(table, [batch * 10, batch * 10 + 1], batch - 1 or None, batch))
+    handle = table.open()
+    assert [selection(handle, "n", above).exact for above in (9, 10, 11, 19, 20, 21)] == [True, False, True, True, False, True]
+    assert selection(handle).exact
+    assert not selection(handle, "no_such_column", 5).exact, "without statistics nobody knows"
 
 
 @pytest.mark.parametrize("name", ["rummy", "a", "7_wonders", "a" * 63, "poker_2"])

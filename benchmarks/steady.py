@@ -1,0 +1,54 @@
+"""A producer in a process of its own: events at a steady rate, evenly over the games, for a number of seconds."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from itertools import cycle
+from pathlib import Path
+from types import FrameType
+
+from benchmarks.arena import PARTITIONS, settings_for
+from game_events.producer.bulk import QUEUE_LIMIT, BulkSimulation, encode_pool
+from game_events.producer.encoding import EventEncoder
+from game_events.producer.kafka_writer import KafkaWriter
+from game_events.producer.registration import register_versions
+from game_events.sources.kafka_client import ensure_topic
+from game_events.sources.registry import registry_client
+
+#: Batches a second: an event waits at most that long before it is stamped and sent.
+STEPS = 50
+POOL = 20_000
+
+
+def main(folder: Path, topic: str, games: int, rate: int, seconds: float) -> None:
+    """Prints how many records were acknowledged, at the end or when it is told to stop."""
+    stopped = False
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        nonlocal stopped
+        stopped = True
+
+    signal.signal(signal.SIGTERM, stop)
+    settings = settings_for(folder, topic, folder / "unused")
+    ensure_topic(settings, PARTITIONS)
+    simulation = BulkSimulation(records=POOL, games=games, versions=2, pool_per_version=POOL // 2)
+    registry = registry_client(settings)
+    encoder = EventEncoder(register_versions(registry, settings, simulation.version_numbers), registry)
+    messages = encode_pool(simulation.pool(), encoder)
+    size = max(1, rate // STEPS)
+    chunks = cycle([messages[start : start + size] for start in range(0, len(messages) - size + 1, size)])
+    sent, began = 0, time.monotonic()
+    print("ready", flush=True)
+    with KafkaWriter(settings, linger_ms=5) as writer:
+        while not stopped and time.monotonic() - began < seconds:
+            chunk = next(chunks)
+            writer.write_batch(chunk, QUEUE_LIMIT)
+            sent += len(chunk)
+            time.sleep(max(0.0, began + sent / rate - time.monotonic()))
+    print(sent, flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5]))
