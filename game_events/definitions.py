@@ -2,7 +2,7 @@
 
 import dagster as dg
 
-from game_events.assets.checks import rows_conserved
+from game_events.assets.checks import build_checks
 from game_events.assets.jobs import redecode, refresh, replay
 from game_events.assets.resources import LakehouseResource, SparkResource
 from game_events.assets.sensors import schema_versions
@@ -15,7 +15,7 @@ def build_defs(settings: Settings | None = None) -> dg.Definitions:
     topic = (settings or load_settings()).kafka_topic
     return dg.Definitions(
         assets=build_tables(topic),
-        asset_checks=[rows_conserved],
+        asset_checks=build_checks(),
         jobs=[refresh, replay, redecode],
         sensors=[schema_versions],
         resources={"lakehouse": LakehouseResource(spark=SparkResource())},

@@ -80,6 +80,9 @@ class Settings(BaseSettings):
     key_column: str = Field("gamer_id", description="column that gold aggregates by")
     time_column: str = Field("event_timestamp", description="column whose minimum and maximum gold keeps")
 
+    # --- checks on the whole
+    freshness_s: int = Field(0, ge=0, description="bronze's last commit may be so many seconds old; 0: not checked")
+
     # --- Spark
     spark_master: str = Field("local[*]", description="Spark master, unless `spark_remote` is set")
     spark_remote: str | None = Field(None, description="sc://host:port of a Spark Connect server")

@@ -1,24 +1,62 @@
-"""Asset checks on the whole: run by themselves from the UI; the job `refresh` reports them too."""
+"""Checks on the whole as Dagster asset checks.
+
+Run by themselves from the UI and by the job `checks`; the cheap ones by every run that changed something.
+"""
+
+from collections.abc import Mapping
+from typing import Any
 
 import dagster as dg
 
-from game_events.assets.events import CONSERVED
-from game_events.assets.keys import SILVER_KEY
+from game_events.assets.keys import LAYER_KEYS
 from game_events.assets.resources import LakehouseResource
-from game_events.pipeline.reconcile import reconcile
+from game_events.pipeline.check_result import CheckResult
+from game_events.pipeline.event_log import recorded
+from game_events.pipeline.report import RunReport
+from game_events.pipeline.whole_checks import CHECKS, WholeCheck
 
 
-@dg.asset_check(
-    asset=SILVER_KEY,
-    name=CONSERVED,
-    description="bronze = silver + unrouted + pending, in all and for each game: nothing lost, nothing doubled.",
-)
-def rows_conserved(context: dg.AssetCheckExecutionContext, lakehouse: LakehouseResource) -> dg.AssetCheckResult:
-    """Count every layer anew."""
-    found = reconcile(lakehouse.pipeline(context.run.run_id))
-    return dg.AssetCheckResult(
-        passed=found.passed,
-        metadata=dict(found.metadata()),
-        severity=dg.AssetCheckSeverity.ERROR,
-        description=found.summary(),
+def build_checks() -> list[dg.AssetChecksDefinition]:
+    """One asset check for each of `pipeline.whole_checks.CHECKS`."""
+    return [_asset_check(check) for check in CHECKS]
+
+
+def _asset_check(check: WholeCheck) -> dg.AssetChecksDefinition:
+    @dg.asset_check(
+        asset=LAYER_KEYS[check.layer],
+        name=check.name,
+        description=check.description,
+        blocking=check.blocking,
     )
+    def look(context: dg.AssetCheckExecutionContext, lakehouse: LakehouseResource) -> dg.AssetCheckResult:
+        pipeline, report = lakehouse.pipeline(context.run.run_id), RunReport()
+        with recorded(pipeline, report, f"check {check.name}", context.retry_number):
+            found = check.run(pipeline)
+            report.checks.append(found)
+        return dg.AssetCheckResult(
+            passed=found.passed, metadata=metadata(found), severity=severity(found), description=found.summary
+        )
+
+    return look
+
+
+def check_evaluation(found: CheckResult) -> dg.AssetCheckEvaluation:
+    """A result as an event of a run that is not the check's own."""
+    return dg.AssetCheckEvaluation(
+        asset_key=LAYER_KEYS[found.layer],
+        check_name=found.name,
+        passed=found.passed,
+        metadata=metadata(found),
+        severity=severity(found),
+        description=found.summary,
+    )
+
+
+def metadata(found: CheckResult) -> Mapping[str, Any]:
+    """The counts, numbers as numbers: the UI plots them."""
+    return dict(found.counts)
+
+
+def severity(found: CheckResult) -> dg.AssetCheckSeverity:
+    """ERROR where rows are wrong, missing or doubled; WARN where somebody should look."""
+    return dg.AssetCheckSeverity.ERROR if found.wrong_rows else dg.AssetCheckSeverity.WARN

@@ -6,12 +6,9 @@ from collections.abc import Iterator
 
 import dagster as dg
 
-from game_events.assets.keys import GAMES, LAYER_KEYS, QUARANTINE_KEY, SILVER_KEY
+from game_events.assets.keys import GAMES, LAYER_KEYS, QUARANTINE_KEY
 from game_events.assets.metadata import table_metadata
-from game_events.pipeline.reconcile import Reconciliation
 from game_events.pipeline.report import RunReport
-
-CONSERVED = "rows_conserved"
 
 
 def add_games(instance: dg.DagsterInstance, report: RunReport) -> list[str]:
@@ -38,15 +35,3 @@ def report_events(context: dg.OpExecutionContext, report: RunReport) -> Iterator
     if report.replayed:
         # The table holds the same rows as before, and says of these that they are in bronze now.
         yield dg.AssetObservation(QUARANTINE_KEY, metadata={"replayed_rows": report.replayed})
-
-
-def check_evaluation(found: Reconciliation) -> dg.AssetCheckEvaluation:
-    """The result of the reconciliation as an event of a run that is not the check's own."""
-    return dg.AssetCheckEvaluation(
-        asset_key=SILVER_KEY,
-        check_name=CONSERVED,
-        passed=found.passed,
-        metadata=dict(found.metadata()),
-        severity=dg.AssetCheckSeverity.ERROR,
-        description=found.summary(),
-    )

@@ -4,16 +4,17 @@ from collections.abc import Iterator
 
 import dagster as dg
 
-from game_events.assets.events import check_evaluation, report_events
+from game_events.assets.checks import check_evaluation
+from game_events.assets.events import report_events
 from game_events.assets.resources import LakehouseResource
-from game_events.pipeline.context import Pipeline
-from game_events.pipeline.reconcile import reconcile
+from game_events.pipeline.event_log import recorded
 from game_events.pipeline.redecode import redecode as redecode_bronze
 from game_events.pipeline.refresh import refresh as refresh_all
 from game_events.pipeline.refresh import refresh_downstream
 from game_events.pipeline.replay import replay as replay_quarantine
 from game_events.pipeline.replay import selection_of
 from game_events.pipeline.report import RunReport
+from game_events.pipeline.whole_checks import check_after_run
 
 #: Metadata key of the run's whole report.
 REPORT = "report"
@@ -41,8 +42,11 @@ class RedecodeConfig(dg.Config):
 )
 def refresh_all_layers(context: dg.OpExecutionContext, lakehouse: LakehouseResource) -> Iterator[Event]:
     """One run of the whole pipeline; a game that fails alone fails the run after the others' results are kept."""
-    pipeline = lakehouse.pipeline(context.run_id)
-    yield from _events(context, pipeline, refresh_all(pipeline), {})
+    pipeline, report = lakehouse.pipeline(context.run_id), RunReport()
+    with recorded(pipeline, report, "refresh", context.retry_number):
+        refresh_all(pipeline, report)
+        check_after_run(pipeline, report)
+    yield from _events(context, report, {})
 
 
 @dg.op(
@@ -56,9 +60,11 @@ def replay_quarantined_rows(
 ) -> Iterator[Event]:
     """After a schema was registered, or decoding learned something new."""
     pipeline, report = lakehouse.pipeline(context.run_id), RunReport()
-    done = replay_quarantine(pipeline, report, selection_of(config.reasons, config.schema_ids))
-    refresh_downstream(pipeline, report)
-    yield from _events(context, pipeline, report, {"replayed_rows": done.rows, "left_by_reason": dict(done.left)})
+    with recorded(pipeline, report, "replay", context.retry_number):
+        done = replay_quarantine(pipeline, report, selection_of(config.reasons, config.schema_ids))
+        refresh_downstream(pipeline, report)
+        check_after_run(pipeline, report)
+    yield from _events(context, report, {"replayed_rows": done.rows, "left_by_reason": dict(done.left)})
 
 
 @dg.op(
@@ -72,18 +78,19 @@ def redecode_bronze_events(
 ) -> Iterator[Event]:
     """After decoding learned something new."""
     pipeline, report = lakehouse.pipeline(context.run_id), RunReport()
-    done = redecode_bronze(pipeline, report)
-    if config.refresh_silver_and_gold:
-        refresh_downstream(pipeline, report, full=True)
+    with recorded(pipeline, report, "redecode", context.retry_number):
+        done = redecode_bronze(pipeline, report)
+        if config.refresh_silver_and_gold:
+            refresh_downstream(pipeline, report, full=True)
+        check_after_run(pipeline, report)
     kept = {"redecoded_rows": done.rows, "kept_by_reason": dict(done.kept), "new_columns": done.new_columns}
-    yield from _events(context, pipeline, report, kept)
+    yield from _events(context, report, kept)
 
 
-def _events(context: dg.OpExecutionContext, pipeline: Pipeline, report: RunReport, more: dict[str, object]) -> Iterator[Event]:
+def _events(context: dg.OpExecutionContext, report: RunReport, more: dict[str, object]) -> Iterator[Event]:
     """What a run did, as events; then its failure, if a table failed."""
     yield from report_events(context, report)
-    if report.tables:
-        yield check_evaluation(reconcile(pipeline))
+    yield from map(check_evaluation, report.checks)
     whole = {REPORT: dg.MetadataValue.json(report.to_dict() | more)}
     if report.errors:
         failed = "; ".join(f"{t.table}: {t.error}" for t in report.errors[:10])

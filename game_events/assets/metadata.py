@@ -19,6 +19,7 @@ def table_metadata(entry: TableReport, report: RunReport) -> dict[str, Any]:
         "dagster/uri": dg.MetadataValue.path(entry.location),
         "dagster/table_name": entry.table,
         "dagster/column_schema": dg.TableSchema([dg.TableColumn(name, type=kind) for name, kind in entry.columns]),
+        "table_bytes": entry.table_bytes,
         "delta_version": entry.version,
     }
     if entry.batch is not None:
@@ -29,8 +30,11 @@ def table_metadata(entry: TableReport, report: RunReport) -> dict[str, Any]:
         metadata |= read_metadata(report)
     if entry.layer == "quarantine":
         metadata["reasons"] = dict(report.rejected)
+        metadata["rejected_rows"] = sum(report.rejected.values())
     if entry.layer in report.seconds:
-        metadata["layer_seconds"] = round(report.seconds[entry.layer], 3)
+        seconds = report.seconds[entry.layer]
+        metadata["layer_seconds"] = round(seconds, 3)
+        metadata["layer_rows_per_second"] = round(report.rows(entry.layer) / seconds, 1) if seconds else None
     return {key: value for key, value in metadata.items() if value is not None}
 
 
@@ -45,6 +49,7 @@ def read_metadata(report: RunReport) -> Mapping[str, Any]:
             offsets, schema=dg.TableSchema([dg.TableColumn(c, type="int") for c in ("partition", "from", "to", "lag")])
         ),
         "lag": sum(report.lag.values()),
+        "rejected_rows": sum(report.rejected.values()),
         "schema_ids": sorted(report.schema_ids, key=ordered),
         "batches": report.batches,
     }

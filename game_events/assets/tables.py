@@ -19,6 +19,7 @@ from game_events.assets.keys import (
 from game_events.assets.metadata import table_metadata
 from game_events.assets.resources import LakehouseResource
 from game_events.pipeline.bronze import load_bronze
+from game_events.pipeline.event_log import recorded
 from game_events.pipeline.gold import refresh_gold
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.silver import new_games, refresh_silver
@@ -80,7 +81,8 @@ def _bronze(topic: str) -> dg.AssetsDefinition:
     def bronze_events(context: dg.AssetExecutionContext, lakehouse: LakehouseResource) -> Iterator[dg.MaterializeResult[None]]:
         pipeline = lakehouse.pipeline(context.run.run_id)
         report = RunReport()
-        load_bronze(pipeline, report)
+        with recorded(pipeline, report, "bronze_events", context.retry_number):
+            load_bronze(pipeline, report)
         names = new_games(pipeline)
         if names:
             context.instance.add_dynamic_partitions(str(GAMES.name), names)
@@ -108,8 +110,9 @@ def silver_events(
     context: dg.AssetExecutionContext, config: RefreshConfig, lakehouse: LakehouseResource
 ) -> dg.MaterializeResult[None]:
     """Materialize any set of games by hand; the job `refresh` does all that have news."""
-    report = RunReport()
-    refresh_silver(lakehouse.pipeline(context.run.run_id), report, frozenset(context.partition_keys), full=config.full_refresh)
+    pipeline, report = lakehouse.pipeline(context.run.run_id), RunReport()
+    with recorded(pipeline, report, "silver_events", context.retry_number):
+        refresh_silver(pipeline, report, frozenset(context.partition_keys), full=config.full_refresh)
     return _partitions(context, report, "silver")
 
 
@@ -129,8 +132,9 @@ def gold_player_agg(
     context: dg.AssetExecutionContext, config: RefreshConfig, lakehouse: LakehouseResource
 ) -> dg.MaterializeResult[None]:
     """Materialize any set of games by hand; the job `refresh` does all that have news."""
-    report = RunReport()
-    refresh_gold(lakehouse.pipeline(context.run.run_id), report, frozenset(context.partition_keys), full=config.full_refresh)
+    pipeline, report = lakehouse.pipeline(context.run.run_id), RunReport()
+    with recorded(pipeline, report, "gold_player_agg", context.retry_number):
+        refresh_gold(pipeline, report, frozenset(context.partition_keys), full=config.full_refresh)
     return _partitions(context, report, "gold")
 
 
@@ -147,8 +151,9 @@ def gold_unified_player_agg(
     context: dg.AssetExecutionContext, config: RefreshConfig, lakehouse: LakehouseResource
 ) -> dg.MaterializeResult[None]:
     """Bring the unified table up to the games' gold tables."""
-    report = RunReport()
-    refresh_unified(lakehouse.pipeline(context.run.run_id), report, full=config.full_refresh)
+    pipeline, report = lakehouse.pipeline(context.run.run_id), RunReport()
+    with recorded(pipeline, report, "gold_unified_player_agg", context.retry_number):
+        refresh_unified(pipeline, report, full=config.full_refresh)
     for entry in report.of("unified"):
         if entry.error is not None:
             raise dg.Failure(f"{entry.table}: {entry.error}")

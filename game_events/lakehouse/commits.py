@@ -61,7 +61,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class Landed:
-    """A commit that is visible: what it added, and the rows of the table with it."""
+    """A commit that is visible: what it added, and the rows and bytes of the table with it."""
 
     table: str
     version: int
@@ -69,6 +69,7 @@ class Landed:
     rows: int
     files: int
     table_rows: int
+    table_bytes: int
 
 
 def commit(plan: Commit) -> Landed:
@@ -154,8 +155,9 @@ def _landed(plan: Commit, handle: DeltaTable | None) -> Landed:
     if handle is None:
         raise DataError(f"{plan.table.name} vanished right after a commit: who else deletes below {plan.table.uri}?")
     rows = sum(f.rows for f in plan.files)
-    total = int(pc.sum(pa.table(handle.get_add_actions()).column("num_records")).as_py() or 0)
-    return Landed(plan.table.name, handle.version(), str(handle.metadata().id), rows, len(plan.files), total)
+    actions = pa.table(handle.get_add_actions())
+    total, size = (int(pc.sum(actions.column(name)).as_py() or 0) for name in ("num_records", "size_bytes"))
+    return Landed(plan.table.name, handle.version(), str(handle.metadata().id), rows, len(plan.files), total, size)
 
 
 def paths(handle: DeltaTable) -> list[str]:

@@ -18,6 +18,7 @@ QUARANTINE = "quarantine_events"
 UNIFIED = "gold_unified_player_agg"
 SCHEMAS = "schemas"
 PROGRESS = "progress"
+EVENT_LOG = "event_log"
 
 #: What a game may be called: it becomes part of a table's name, so nothing is normalised and nothing else is let in.
 GAME_PATTERN = r"^[a-z0-9][a-z0-9_]{0,62}$"

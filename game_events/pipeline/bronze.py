@@ -7,6 +7,7 @@ rival. Each commit carries the next offset of every partition it read and lands 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 
 import pyarrow as pa
@@ -30,6 +31,7 @@ from game_events.pipeline.bronze_stage import (
     bronze_schema,
     source_columns,
 )
+from game_events.pipeline.commit_notes import OffsetRanges, slice_info
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.planning import run_decode_job
 from game_events.pipeline.report import RunReport
@@ -111,6 +113,7 @@ def _open_or_create(pipeline: Pipeline, topic: TopicOffsets) -> DeltaTable:
         expected={},
         advance=apps | {BATCH_APP: 0},
         table_id=None,
+        info=slice_info(0, 0, 0, OffsetRanges(topic.topic, topic.topic_id, {p: (o, o) for p, o in start.items()})),
         description="Every decodable record of the topic, once, decoded by its writer's schema",
     )
     with suppress(ConflictError):  # a rival made it: its start offsets hold for us too
@@ -131,7 +134,7 @@ def _load_slice(pipeline: Pipeline, handle: DeltaTable, now: TopicOffsets, part:
     crash_points.reach("bronze_staged")
 
     seen = pipeline.catalog.message_columns(column_map(handle), staged.types)
-    pipeline.catalog.archive(i for i, _ in staged.types)
+    archive_schemas(pipeline, report, staged.types)
     if staged.quarantine:
         held = _commit_quarantine(pipeline, quarantine, part, decided_until, staged)
         report.add_landed("quarantine", pipeline.quarantine, held, QUARANTINE_COLUMNS, batch)
@@ -146,10 +149,12 @@ def _load_slice(pipeline: Pipeline, handle: DeltaTable, now: TopicOffsets, part:
         advance={_app(part, p): end for p, end in part.end.items()} | {BATCH_APP: batch},
         table_id=str(handle.metadata().id),
         owns_map=True,
-        info={
-            "batch": str(batch),
-            "offsets": ", ".join(f"{part.topic}[{p}]@{part.start[p]}..{part.end[p]}" for p in sorted(part.end)),
-        },
+        info=slice_info(
+            batch,
+            sum(f.rows for f in staged.bronze),
+            sum(f.rows for f in staged.quarantine),
+            OffsetRanges(part.topic, part.topic_id, {p: (part.start[p], part.end[p]) for p in part.end}),
+        ),
     )
     landed = commit(plan)
     crash_points.reach("bronze_committed")
@@ -159,6 +164,13 @@ def _load_slice(pipeline: Pipeline, handle: DeltaTable, now: TopicOffsets, part:
     report.batches.append(batch)
     report.schema_ids.update(i for i, _ in staged.types)
     report.rejected += staged.reasons
+
+
+def archive_schemas(pipeline: Pipeline, report: RunReport, types: Iterable[TypeKey]) -> None:
+    """Keep the texts of the schemas that occurred, and note those that are new."""
+    subject = f"{pipeline.settings.kafka_topic}-value"
+    for schema_id in pipeline.catalog.archive(i for i, _ in types):
+        report.new_schemas[schema_id] = pipeline.catalog.version_of(subject, schema_id)
 
 
 def _stage(pipeline: Pipeline, handle: DeltaTable, part: Slice, batch: int, decided: dict[int, frozenset[int]]) -> StageResult:

@@ -59,7 +59,7 @@ class SchemaCatalog:
         #: Pairs met in this process: planned for from then on, so that no slice is read twice for them.
         self.met: set[TypeKey] = set()
         self._versions: dict[str, list[int]] = {}
-        self._ids: dict[str, list[int]] = {}
+        self._ids: dict[str, dict[int, int]] = {}
 
     def ids_of(self, subject: str) -> list[int]:
         """Ids of all versions of a subject, so that a version is planned for before its first record is met.
@@ -69,11 +69,15 @@ class SchemaCatalog:
         try:
             numbers = self._registry.version_numbers(subject)
             if numbers != self._versions.get(subject):
-                self._ids[subject] = [v.schema_id for v in self._registry.versions(subject)]
+                self._ids[subject] = {v.schema_id: v.version for v in self._registry.versions(subject)}
                 self._versions[subject] = numbers
         except TransientError:
             log.info("registry_down=true subject=%s going_on_with=archive", subject)
-        return self._ids.get(subject, [])
+        return list(self._ids.get(subject, {}))
+
+    def version_of(self, subject: str, schema_id: SchemaId) -> int | None:
+        """Version of a subject that has this id, as `ids_of` saw it last; nobody is asked."""
+        return self._ids.get(subject, {}).get(schema_id) if isinstance(schema_id, int) else None
 
     def plan(self, columns: ColumnMap, wanted: Iterable[TypeKey]) -> DecodePlan:
         """A plan that decodes the wanted pairs, each with its writer's schema.
@@ -129,12 +133,16 @@ class SchemaCatalog:
         decoders = (make_decoder(compiled, path) for path in compiled.paths())
         return {decoder.message: decoder.fields for decoder in decoders}
 
-    def archive(self, schema_ids: Iterable[SchemaId]) -> None:
-        """Write the texts of these ids to the lakehouse, once each; before the first row that needs them is committed."""
+    def archive(self, schema_ids: Iterable[SchemaId]) -> list[SchemaId]:
+        """Write the texts of these ids to the lakehouse, once each; before the first row that needs them is committed.
+
+        Returns:
+            the ids that were not there before.
+        """
         used = (self._fetched.get(i) for i in sorted(set(schema_ids), key=ordered) if i not in self._archived)
         new = [schema for schema in used if schema is not None]
         if not new:
-            return
+            return []
         rows = [
             {
                 "registry": self._registry.url,
@@ -158,6 +166,7 @@ class SchemaCatalog:
             description="Schema texts by id, as the registry had them when their first record was read",
         )
         self._archived |= {s.schema_id: s for s in new}
+        return [s.schema_id for s in new]
 
     def _schema(self, schema_id: SchemaId) -> RegistrySchema | None:
         """From the registry, checked against the archive once per process; from the archive while the registry is down."""

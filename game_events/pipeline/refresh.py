@@ -11,14 +11,18 @@ from game_events.pipeline.silver import refresh_silver
 from game_events.pipeline.unified import refresh_unified
 
 
-def refresh(pipeline: Pipeline) -> RunReport:
+def refresh(pipeline: Pipeline, report: RunReport | None = None) -> RunReport:
     """Triggered mode: read the topic up to the offsets seen now, then bring every layer up to date.
+
+    Args:
+        pipeline: the parts.
+        report: filled as it goes, so that whoever gave it has what was done when it fails.
 
     Raises:
         GameEventsError: nothing more can be done (broker, registry, settings); what was committed stays, and the next run
             goes on from there. A game that fails alone is in the report instead.
     """
-    report = RunReport()
+    report = RunReport() if report is None else report
     load_bronze(pipeline, report)
     replay_what_became_known(pipeline, report)
     refresh_downstream(pipeline, report)

@@ -26,8 +26,9 @@ from game_events.errors import ConfigurationError, ConflictError
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, commit, evolve
 from game_events.lakehouse.reading import read_files, spark_schema
-from game_events.pipeline.bronze import BATCH_APP, FIRST_MESSAGE, RIVAL_ATTEMPTS, column_map
+from game_events.pipeline.bronze import BATCH_APP, FIRST_MESSAGE, RIVAL_ATTEMPTS, archive_schemas, column_map
 from game_events.pipeline.bronze_stage import OWN_COLUMNS, QUARANTINE_COLUMNS, bronze_schema, travelling
+from game_events.pipeline.commit_notes import slice_info
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.planning import run_decode_job
 from game_events.pipeline.replay_notes import REPLAY_APP, is_noted, note_replay
@@ -139,7 +140,7 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Repl
     crash_points.reach("replay_staged")
     if not staged.bronze:
         return Replayed(0, staged.reasons)
-    pipeline.catalog.archive(i for i, _ in staged.types)
+    archive_schemas(pipeline, report, staged.types)
     schema = bronze_schema(pipeline.catalog.message_columns(column_map(bronze), staged.types))
     last = bronze.transaction_version(REPLAY_APP)
     plan = Commit(
@@ -150,7 +151,11 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Repl
         advance={BATCH_APP: batch, REPLAY_APP: batch},
         table_id=str(bronze.metadata().id),
         owns_map=True,
-        info={"batch": str(batch), "replay_of": "quarantine_events", "run_id": pipeline.run_id},
+        info={
+            **slice_info(batch, sum(f.rows for f in staged.bronze)),
+            "replay_of": "quarantine_events",
+            "run_id": pipeline.run_id,
+        },
     )
     landed = commit(plan)
     crash_points.reach("replay_committed")

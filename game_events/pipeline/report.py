@@ -10,6 +10,7 @@ import pyarrow as pa
 from game_events.decoding.frames import ordered
 from game_events.lakehouse.commits import Landed
 from game_events.lakehouse.tables import Table
+from game_events.pipeline.check_result import CheckResult
 
 
 @dataclass
@@ -21,7 +22,7 @@ class TableReport:
         table: name; `location` is its URI.
         game: for tables of one game.
         rows: rows committed by this run (gold and unified are replaced: all of their rows).
-        table_rows: rows of the table after it.
+        table_rows: rows of the table after it; `table_bytes`: bytes of its files.
         version: Delta version after the commit.
         batch: highest bronze batch in it.
         columns: (name, type) of each column.
@@ -35,6 +36,7 @@ class TableReport:
     game: str | None = None
     rows: int = 0
     table_rows: int = 0
+    table_bytes: int = 0
     version: int | None = None
     batch: int | None = None
     columns: list[tuple[str, str]] = field(default_factory=list)
@@ -53,10 +55,12 @@ class RunReport:
         lag: partition -> records left behind when it ended.
         batches: bronze batches committed.
         schema_ids: ids that occurred.
+        new_schemas: id that was archived for the first time -> version of the topic's subject, where that is known.
         rejected: quarantine reason -> rows.
         replayed: rows that came from quarantine to bronze.
         unrouted: rows whose game is no table, by why: invalid, not_allowed, over_limit.
         seconds: layer -> seconds.
+        checks: results of the checks that the run made.
     """
 
     tables: list[TableReport] = field(default_factory=list)
@@ -64,10 +68,12 @@ class RunReport:
     lag: dict[int, int] = field(default_factory=dict)
     batches: list[int] = field(default_factory=list)
     schema_ids: set[int | str] = field(default_factory=set)
+    new_schemas: dict[int | str, int | None] = field(default_factory=dict)
     rejected: Counter[str] = field(default_factory=Counter)
     replayed: int = 0
     unrouted: Counter[str] = field(default_factory=Counter)
     seconds: dict[str, float] = field(default_factory=dict)
+    checks: list[CheckResult] = field(default_factory=list)
     _landed: dict[str, TableReport] = field(default_factory=dict, repr=False)
 
     def of(self, layer: str) -> list[TableReport]:
@@ -97,7 +103,7 @@ class RunReport:
             entry = self._landed[table.name] = TableReport(layer, table.name, table.uri, game)
             self.tables.append(entry)
         entry.rows += landed.rows
-        entry.table_rows, entry.version = landed.table_rows, landed.version
+        entry.table_rows, entry.table_bytes, entry.version = landed.table_rows, landed.table_bytes, landed.version
         entry.batch = batch
         entry.columns = [(f.name, str(f.type)) for f in schema]
         return entry
@@ -124,5 +130,6 @@ class RunReport:
             "unrouted": dict(self.unrouted),
             "errors": [{"table": t.table, "game": t.game, "error": t.error} for t in self.errors],
             "seconds": {k: round(v, 3) for k, v in self.seconds.items()},
+            "checks": {c.name: c.passed for c in self.checks},
             "tables": {t.table: t.location for t in self.tables if t.error is None},
         }

@@ -16,7 +16,7 @@ import dagster as dg
 import pytest
 from dagster import DagsterInstance
 
-from game_events.assets.checks import rows_conserved
+from game_events.assets.checks import build_checks
 from game_events.assets.resources import LakehouseResource, SparkResource
 from game_events.assets.tables import build_tables
 from game_events.definitions import build_defs
@@ -81,11 +81,12 @@ class Runs:
             raise_on_error=False,
         )
 
-    def check(self) -> dg.AssetCheckEvaluation:
-        """The check by itself, as the UI's button runs it."""
+    def check(self, name: str = "rows_conserved") -> dg.AssetCheckEvaluation:
+        """A check by itself, as the UI's button runs it."""
+        (chosen,) = [c for c in build_checks() if c.check_key.name == name]
         result = dg.materialize(
-            [*build_tables("any"), rows_conserved],  # type: ignore[list-item]
-            selection=dg.AssetSelection.checks(rows_conserved),
+            [*build_tables("any"), chosen],  # type: ignore[list-item]
+            selection=dg.AssetSelection.checks(chosen),
             instance=self.instance,
             resources={"lakehouse": LakehouseResource(spark=SparkResource())},
         )

@@ -1,0 +1,67 @@
+"""Who ran what with which settings; secrets masked."""
+
+from __future__ import annotations
+
+import getpass
+import re
+import socket
+from importlib.metadata import version
+from typing import Any
+
+from pydantic import SecretStr
+
+from game_events.settings import Settings
+
+MASK = "***"
+#: Longer error texts are cut: Spark's repeat whole plans.
+MAX_TEXT = 1_000
+#: Shorter values would blot out half of any text.
+MIN_SECRET_CHARS = 4
+#: Spark's settings are plain texts; these hold an object store's keys.
+_SECRET_NAME = re.compile(r"key|secret|password|token|credential|sas", re.IGNORECASE)
+_IN_ADDRESS = re.compile(r"(://)[^/@\s]+@")
+
+
+def who() -> dict[str, str]:
+    """User, host and version of this package."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        user = "unknown"
+    return {"user": user, "host": socket.gethostname(), "version": version("game-events")}
+
+
+def masked(settings: Settings) -> dict[str, Any]:
+    """The settings that differ from their defaults; of options for Kafka and Spark the names alone, as values may be keys."""
+    defaults = {name: field.get_default(call_default_factory=True) for name, field in type(settings).model_fields.items()}
+    return {name: _masked(value) for name, value in settings if value != defaults[name]}
+
+
+def _masked(value: object) -> Any:  # noqa: ANN401 - JSON
+    if isinstance(value, SecretStr):
+        return MASK
+    if isinstance(value, dict):
+        return dict.fromkeys(sorted(map(str, value)), MASK)
+    if isinstance(value, tuple | list | set | frozenset):
+        return [_masked(item) for item in value]
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return _IN_ADDRESS.sub(rf"\1{MASK}@", str(value))
+
+
+def without_secrets(text: str, settings: Settings) -> str:
+    """A text with every secret of the settings masked, cut to a length."""
+    for secret in sorted(_secrets(settings), key=len, reverse=True):
+        text = text.replace(secret, MASK)
+    text = _IN_ADDRESS.sub(rf"\1{MASK}@", text)
+    return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + " ..."
+
+
+def _secrets(settings: Settings) -> set[str]:
+    found: set[str] = set()
+    for _, value in settings:
+        for item in value.values() if isinstance(value, dict) else [value]:
+            if isinstance(item, SecretStr):
+                found.add(item.get_secret_value())
+    found |= {value for name, value in settings.spark_conf.items() if _SECRET_NAME.search(name)}
+    return {secret for secret in found if len(secret) >= MIN_SECRET_CHARS}

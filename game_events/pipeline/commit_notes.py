@@ -1,0 +1,67 @@
+"""What bronze's commits say of themselves: batch, rows, and the offsets [from, to) they stand for.
+
+Notes for people and for checks. What the next run starts from are the table's transactions, never these.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_RANGE = re.compile(r"\[(\d+)\]@(\d+)\.\.(\d+)(?:, |$)")
+
+
+@dataclass(frozen=True)
+class OffsetRanges:
+    """Partition -> [from, to) of one topic; the topic's id tells a re-created topic from the one before it."""
+
+    topic: str
+    topic_id: str
+    ranges: Mapping[int, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class BronzeCommit:
+    """One commit of bronze, as its own information has it.
+
+    Attributes:
+        batch: number of the batch; 0 made the table.
+        rows: rows it added to bronze.
+        quarantined: records of its offsets that it put into quarantine.
+        offsets: what was read; None: nothing (a replay from quarantine).
+        time_ms: milliseconds since 1970, UTC.
+    """
+
+    batch: int
+    rows: int
+    quarantined: int
+    offsets: OffsetRanges | None = None
+    time_ms: int = field(default=0, compare=False)
+
+
+def slice_info(batch: int, rows: int, quarantined: int = 0, offsets: OffsetRanges | None = None) -> dict[str, str]:
+    """The note of a commit, as Delta keeps it: texts."""
+    info = {"batch": str(batch), "rows": str(rows), "quarantined": str(quarantined)}
+    if offsets is not None:
+        info["offsets"] = ", ".join(f"{offsets.topic}[{p}]@{a}..{b}" for p, (a, b) in sorted(offsets.ranges.items()))
+        info["topic"], info["topic_id"] = offsets.topic, offsets.topic_id
+    return info
+
+
+def bronze_commit(entry: Mapping[str, Any]) -> BronzeCommit | None:
+    """The note in an entry of `DeltaTable.history`; None: no commit of a batch (redecode, maintenance, somebody else's)."""
+    if "batch" not in entry or "rows" not in entry:
+        return None
+    offsets = None
+    if "offsets" in entry:
+        found = {int(p): (int(a), int(b)) for p, a, b in _RANGE.findall(str(entry["offsets"]))}
+        offsets = OffsetRanges(str(entry["topic"]), str(entry["topic_id"]), found)
+    return BronzeCommit(
+        int(entry["batch"]),
+        int(entry["rows"]),
+        int(entry["quarantined"]),
+        offsets,
+        int(entry.get("timestamp") or 0),
+    )

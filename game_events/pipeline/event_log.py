@@ -1,0 +1,106 @@
+"""Writing `event_log`: one commit at the end of each run, failed runs too; of a run without an end, one a minute at most.
+
+Guarantee: a run's events are there once, or a warning says why not. What the run did never depends on it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from game_events.lakehouse.event_log import append_events
+from game_events.pipeline.audit import without_secrets
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.event_rows import RunFacts, event_rows
+from game_events.pipeline.report import RunReport
+from game_events.pipeline.report_sum import report_sum
+
+log = logging.getLogger(__name__)
+#: Seconds between two commits of a run without an end.
+INTERVAL_S = 60.0
+
+
+@contextmanager
+def recorded(pipeline: Pipeline, report: RunReport, job: str, attempt: int = 0) -> Iterator[None]:
+    """Whatever happens inside, and what is in the report by then, is in the event log afterwards.
+
+    Args:
+        pipeline: the parts; its run id is the events'.
+        report: filled inside.
+        job: what was started: with the run id and the attempt it tells these events from all others.
+        attempt: 0, or how often it was tried before under the same run id.
+    """
+    began = time.monotonic()
+    error: BaseException | None = None
+    try:
+        yield
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        write_events(pipeline, report, _facts(job, began, error), str(attempt))
+
+
+def _facts(job: str, began: float, error: BaseException | None) -> RunFacts:
+    stopped = error is not None and not isinstance(error, Exception)
+    return RunFacts(job, time.monotonic() - began, error, stopped)
+
+
+def write_events(pipeline: Pipeline, report: RunReport, run: RunFacts, part: str = "0") -> bool:
+    """Append a run's events; what keeps them from being written is a warning.
+
+    Args:
+        pipeline: the parts; its run id is the events'.
+        report: what was done.
+        run: what the report does not know.
+        part: tells several writings of one job under one run id apart; the same one is written once.
+
+    Returns:
+        whether they are in the table.
+    """
+    try:
+        rows = event_rows(report, run, pipeline.settings)
+        append_events(pipeline.lakehouse, rows, pipeline.run_id, f"{run.job}#{part}")
+    except Exception as error:  # noqa: BLE001 - the run did its work: nothing that happens here may fail it
+        why = without_secrets(str(error), pipeline.settings)
+        log.warning("event_log_not_written=true run_id=%s error=%s why=%r", pipeline.run_id, type(error).__name__, why)
+        return False
+    return True
+
+
+class RunLog:
+    """The event log of a run that goes on until it is stopped: the reports of its cycles, added up, a commit a minute.
+
+    A minute in which nothing happened is not written. Each commit is a part of the run; a part that could not be written is
+    kept and goes with the next one.
+    """
+
+    def __init__(self, pipeline: Pipeline, job: str, attempt: int = 0, interval_s: float = INTERVAL_S) -> None:
+        """Nothing is written before there is a report."""
+        self._pipeline, self._job, self._attempt, self._interval_s = pipeline, job, attempt, interval_s
+        self._reports: list[RunReport] = []
+        self._part = 0
+        self._began = time.monotonic()
+
+    def add(self, report: RunReport) -> None:
+        """Note a cycle, and write if it is time to."""
+        if report.tables or report.checks:
+            self._reports.append(report)
+        if self._reports and time.monotonic() - self._began >= self._interval_s:
+            self._write(None)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Write what is left; at the latest now there is a row that says that the run ended, and how."""
+        self._write(error)
+
+    def _write(self, error: BaseException | None) -> None:
+        whole = report_sum(self._reports)
+        part = f"{self._attempt}.{self._part}"
+        if write_events(self._pipeline, whole, _facts(self._job, self._began, error), part):
+            self._reports, self._part, self._began = [], self._part + 1, time.monotonic()
+        else:
+            # One report instead of a growing list, and another minute before the next attempt.
+            self._reports = [whole]
+            self._began = time.monotonic()

@@ -1,0 +1,165 @@
+"""A run's report as rows of `event_log`: nothing is computed here, and no value of an event, no gamer, no secret gets in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from game_events.decoding.frames import ordered
+from game_events.lakehouse.event_log import Event
+from game_events.lakehouse.tables import BRONZE, QUARANTINE, gold_name, silver_name
+from game_events.pipeline.audit import masked, who, without_secrets
+from game_events.pipeline.report import RunReport, TableReport
+from game_events.settings import Settings
+
+SUCCEEDED, FAILED, STOPPED = "succeeded", "failed", "stopped"
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What a report does not know of its run.
+
+    Attributes:
+        job: what was started: a job, an asset, the continuous mode.
+        seconds: how long it took.
+        error: what ended it; None: it came to its end.
+        stopped: it was ended from outside (Ctrl-C, the UI), not by an error.
+        time: when it ended.
+    """
+
+    job: str
+    seconds: float
+    error: BaseException | None = None
+    stopped: bool = False
+    time: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+
+def event_rows(report: RunReport, run: RunFacts, settings: Settings) -> Sequence[Event]:
+    """All rows of one run; columns are those of `lakehouse.event_log.SCHEMA`, what is missing is NULL."""
+    rows = [_run(report, run, settings), *_facts(report, settings)]
+    for row in rows:
+        row["time"] = run.time
+        row["detail"] = _json(row.get("detail"))
+    return rows
+
+
+def _facts(report: RunReport, settings: Settings) -> Iterator[dict[str, Any]]:
+    for layer, seconds in report.seconds.items():
+        yield {"kind": "layer", "layer": layer, "rows": report.rows(layer), "seconds": round(seconds, 3)}
+    if report.offsets:
+        lag = {p: report.lag.get(p, 0) for p in report.offsets}
+        yield {
+            "kind": "read",
+            "layer": "bronze",
+            "name": settings.kafka_topic,
+            "rows": sum(end - start for start, end in report.offsets.values()),
+            "lag": sum(report.lag.values()),
+            "detail": {"partitions": {str(p): [a, b, lag[p]] for p, (a, b) in sorted(report.offsets.items())}},
+        }
+    for entry in report.tables:
+        yield _table(entry, report, settings)
+    for kind, counts in (("rejected", report.rejected), ("unrouted", report.unrouted)):
+        layer = "quarantine" if kind == "rejected" else "silver"
+        for why, rows in sorted(counts.items()):
+            yield {"kind": kind, "layer": layer, "name": why, "rows": rows}
+    if report.replayed:
+        yield {"kind": "replayed", "layer": "bronze", "table": BRONZE, "rows": report.replayed}
+    yield from _schema_changes(report, settings)
+    for check in report.checks:
+        yield {
+            "kind": "check",
+            "layer": check.layer,
+            "name": check.name,
+            "delta_version": check.version,
+            "status": "passed" if check.passed else FAILED if check.wrong_rows else "warned",
+            "detail": {"summary": check.summary, **({} if check.passed else {"counts": dict(check.counts)})},
+        }
+
+
+def _run(report: RunReport, run: RunFacts, settings: Settings) -> dict[str, Any]:
+    detail: dict[str, Any] = {"started_by": who(), "settings": masked(settings)}
+    if report.batches:
+        detail["batches"] = [report.batches[0], report.batches[-1]]
+    if report.schema_ids:
+        detail["schema_ids"] = sorted(report.schema_ids, key=ordered)
+    if run.error is not None:
+        text = without_secrets(str(run.error), settings)
+        detail["error"] = {"class": type(run.error).__name__, "text": text}
+    elif report.errors:
+        names = ", ".join(t.table for t in report.errors[:10])
+        detail["error"] = {"class": "tables", "text": f"{len(report.errors)} tables failed: {names}"}
+    failed = report.errors or (run.error is not None and not run.stopped)
+    return {
+        "kind": "run",
+        "name": run.job,
+        "rows": report.rows("bronze"),
+        "lag": sum(report.lag.values()) if report.lag else None,
+        "seconds": round(run.seconds, 3),
+        "status": FAILED if failed else STOPPED if run.stopped else SUCCEEDED,
+        "detail": detail,
+    }
+
+
+def _table(entry: TableReport, report: RunReport, settings: Settings) -> dict[str, Any]:
+    row: dict[str, Any] = {"kind": "table", "layer": entry.layer, "table": entry.table, "game": entry.game}
+    if entry.error is not None:
+        return row | {"status": FAILED, "detail": {"error": without_secrets(entry.error, settings)}}
+    return row | {
+        "rows": entry.rows,
+        "table_rows": entry.table_rows,
+        "table_bytes": entry.table_bytes,
+        "delta_version": entry.version,
+        "batch": entry.batch,
+        "status": "new" if entry.new else "changed",
+        "detail": {"inputs": _inputs(entry, report, settings)},
+    }
+
+
+def _inputs(entry: TableReport, report: RunReport, settings: Settings) -> list[dict[str, Any]]:
+    """Lineage: what the rows were made from, and up to which batch of bronze.
+
+    Of tables that the same run wrote, the version is in their own row.
+    """
+    if entry.layer in ("bronze", "quarantine"):
+        topic = {"topic": settings.kafka_topic} if report.offsets else None
+        held = {"table": QUARANTINE} if report.replayed and entry.layer == "bronze" else None
+        return [source for source in (topic, held) if source]
+    if entry.layer == "silver":
+        return [{"table": BRONZE, "batch": entry.batch}]
+    if entry.layer == "gold" and entry.game is not None:
+        return [{"table": silver_name(entry.game), "batch": entry.batch}]
+    changed = [t.game for t in report.of("gold") if t.error is None]
+    return [{"table": gold_name("{game}"), "games": len(changed), "batch": entry.batch}]
+
+
+def _schema_changes(report: RunReport, settings: Settings) -> Iterator[dict[str, Any]]:
+    for schema_id, version in sorted(report.new_schemas.items(), key=lambda item: ordered(item[0])):
+        subject = {"subject": f"{settings.kafka_topic}-value", "version": version} if version is not None else {}
+        yield {
+            "kind": "schema",
+            "layer": "bronze",
+            "name": f"schema id {schema_id}",
+            "detail": {"schema_id": schema_id, **subject},
+        }
+    for entry in report.tables:
+        types = dict(entry.columns)
+        for column in dict.fromkeys(entry.new_columns):
+            base, double, kind = column.rpartition("__")
+            clash = {"other_kind_of": base, "kind": kind} if double and base in types else {}
+            yield {
+                "kind": "schema",
+                "layer": entry.layer,
+                "table": entry.table,
+                "game": entry.game,
+                "name": column,
+                "delta_version": entry.version,
+                "status": "column of another kind" if clash else "new column",
+                "detail": {"type": types.get(column), **clash},
+            }
+
+
+def _json(detail: object) -> str | None:
+    return json.dumps(detail, default=str, ensure_ascii=False) if detail else None

@@ -1,0 +1,47 @@
+"""Several reports as one: the cycles of a run that goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from game_events.pipeline.report import RunReport, TableReport
+
+#: Layers whose tables are replaced: rows of two refreshes are no sum.
+REPLACED = ("gold", "unified")
+
+
+def report_sum(reports: Sequence[RunReport]) -> RunReport:
+    """The reports added up, in their order.
+
+    Rows, counters and seconds are sums; offsets reach from the first to the last; lag, versions and checks are the newest.
+    """
+    whole = RunReport()
+    tables: dict[str, TableReport] = {}
+    for report in reports:
+        for entry in report.tables:
+            before = tables.get(entry.table)
+            tables[entry.table] = _later(before, entry) if before is not None else replace(entry)
+        for partition, (start, end) in report.offsets.items():
+            whole.offsets[partition] = (whole.offsets.get(partition, (start, end))[0], end)
+        whole.lag |= report.lag
+        whole.batches += report.batches
+        whole.schema_ids |= report.schema_ids
+        whole.new_schemas |= report.new_schemas
+        whole.rejected += report.rejected
+        whole.unrouted += report.unrouted
+        whole.replayed += report.replayed
+        for layer, seconds in report.seconds.items():
+            whole.seconds[layer] = whole.seconds.get(layer, 0.0) + seconds
+    whole.tables = list(tables.values())
+    whole.checks = list({check.name: check for report in reports for check in report.checks}.values())
+    return whole
+
+
+def _later(before: TableReport, after: TableReport) -> TableReport:
+    """Two entries of one table. A failure stays only until the table has changed again."""
+    if after.error is not None:
+        return replace(before, error=after.error)
+    rows = after.rows if after.layer in REPLACED else before.rows + after.rows
+    columns = list(dict.fromkeys([*before.new_columns, *after.new_columns]))
+    return replace(after, rows=rows, new=before.new or after.new, new_columns=columns)

@@ -1,0 +1,69 @@
+"""What bronze's columns are against what they were when somebody looked last."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from game_events.lakehouse.event_log import read_events
+from game_events.lakehouse.tables import Table
+from game_events.pipeline.check_result import CheckResult
+from game_events.pipeline.context import Pipeline
+
+DRIFT = "schema_drift"
+#: Files of the event log in which the last look is searched; a run that changed something leaves one.
+LOOK_BACK_FILES = 50
+SHOWN = 20
+
+
+def schema_drift(pipeline: Pipeline) -> CheckResult:
+    """Columns that bronze has now and had not when this check was last in the event log."""
+    handle = pipeline.bronze.open()
+    if handle is None:
+        return CheckResult(DRIFT, "bronze", True, "there is no bronze table yet")
+    version = _last_look(pipeline)
+    before = _columns_at(pipeline.bronze, version) if version is not None and version <= handle.version() else None
+    now = _columns(handle)
+    if before is None:
+        why = "the first look" if version is None else f"version {version}, last looked at, is gone"
+        summary = f"{why}: {len(now)} columns are what is compared with from now on"
+        return CheckResult(DRIFT, "bronze", True, summary, {"columns": len(now)}, version=handle.version())
+    diff = column_changes(before, now)
+    counts = {"columns": len(now), "changes": len(diff), "since_version": int(version or 0)}
+    more = f"; and {len(diff) - SHOWN} more" if len(diff) > SHOWN else ""
+    summary = "; ".join(diff[:SHOWN]) + more if diff else f"{len(now)} columns, as at version {version}"
+    return CheckResult(DRIFT, "bronze", not diff, summary, counts, version=handle.version())
+
+
+def column_changes(before: dict[str, str], now: dict[str, str]) -> list[str]:
+    """What happened to the columns, in words."""
+    changes = []
+    for name, kind in now.items():
+        base, double, _ = name.rpartition("__")
+        if name not in before and double and base in now:
+            changes.append(f"{name} ({kind}): {base} ({now[base]}) comes with another kind")
+        elif name not in before:
+            changes.append(f"{name} ({kind}): new")
+        elif before[name] != kind:
+            changes.append(f"{name}: {before[name]} became {kind}")
+    return changes + [f"{name} ({kind}): gone" for name, kind in before.items() if name not in now]
+
+
+def _last_look(pipeline: Pipeline) -> int | None:
+    events = read_events(pipeline.lakehouse, newest_files=LOOK_BACK_FILES)
+    looks = events.filter(pc.and_(pc.equal(events.column("kind"), "check"), pc.equal(events.column("name"), DRIFT)))
+    looks = looks.filter(pc.is_valid(looks.column("delta_version"))).sort_by([("time", "descending")])
+    return int(looks.column("delta_version")[0].as_py()) if looks.num_rows else None
+
+
+def _columns_at(table: Table, version: int) -> dict[str, str] | None:
+    try:
+        return _columns(DeltaTable(table.uri, version=version, storage_options=table.options))
+    except (DeltaError, OSError):  # its log was cleaned up
+        return None
+
+
+def _columns(handle: DeltaTable) -> dict[str, str]:
+    return {field.name: str(field.type) for field in pa.schema(handle.schema())}

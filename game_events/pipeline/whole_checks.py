@@ -1,0 +1,116 @@
+"""Every check on the whole: what it is about, what it proves, whether a failure means wrong rows, and how to run it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from deltalake.exceptions import DeltaError
+
+from game_events.errors import GameEventsError
+from game_events.pipeline.check_result import CheckResult
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.freshness import FRESH, fresh
+from game_events.pipeline.gold_recompute import RECOMPUTED, gold_equals_recompute
+from game_events.pipeline.offset_checks import CONTINUOUS, RECENT_COMMITS, UNIQUE, offsets_continuous, offsets_unique
+from game_events.pipeline.reconcile import reconcile
+from game_events.pipeline.report import RunReport
+from game_events.pipeline.schema_drift import DRIFT, schema_drift
+from game_events.pipeline.volume import VOLUME, volume
+
+CONSERVED = "rows_conserved"
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class WholeCheck:
+    """One check.
+
+    Attributes:
+        name: its name; `layer` is the layer whose asset it belongs to.
+        description: what it proves.
+        run: makes it, in full.
+        in_run: makes it at the end of every run that changed something: cheap; None: only on request.
+        blocking: a failure means that rows are wrong, and nothing should be made from them.
+    """
+
+    name: str
+    layer: str
+    description: str
+    run: Callable[[Pipeline], CheckResult]
+    in_run: Callable[[Pipeline], CheckResult] | None = None
+    blocking: bool = False
+
+
+def rows_conserved(pipeline: Pipeline) -> CheckResult:
+    """The books (`reconcile`)."""
+    found = reconcile(pipeline)
+    return CheckResult(CONSERVED, "silver", found.passed, found.summary(), found.metadata(), wrong_rows=True)
+
+
+CHECKS = (
+    WholeCheck(
+        CONTINUOUS,
+        "bronze",
+        "The offsets that bronze's commits read follow each other without a gap and end where the table's progress stands; "
+        "the table holds every row they committed.",
+        offsets_continuous,
+        partial(offsets_continuous, recent=RECENT_COMMITS),
+        blocking=True,
+    ),
+    WholeCheck(
+        UNIQUE,
+        "bronze",
+        "No record, by topic id, partition and offset, is in bronze or quarantine twice, none in both (but replayed ones).",
+        offsets_unique,
+        blocking=True,
+    ),
+    WholeCheck(FRESH, "bronze", "Bronze's last commit is not older than GAME_EVENTS_FRESHNESS_S allows.", fresh, fresh),
+    WholeCheck(
+        DRIFT,
+        "bronze",
+        "Bronze's columns are those of the last look: a producer that adds fields or changes their kind is seen.",
+        schema_drift,
+        schema_drift,
+    ),
+    WholeCheck(
+        CONSERVED,
+        "silver",
+        "bronze = silver + unrouted + pending, in all and for each game: nothing lost, nothing doubled.",
+        rows_conserved,
+        rows_conserved,
+    ),
+    WholeCheck(
+        VOLUME,
+        "silver",
+        "Each game sent as much in the last 24 hours as it uses to (median of the days before); none fell silent.",
+        volume,
+    ),
+    WholeCheck(
+        RECOMPUTED,
+        "gold",
+        "Gold of a sample of games is what their silver tables give when aggregated anew, and so are their rows of the unified "
+        "table.",
+        gold_equals_recompute,
+        blocking=True,
+    ),
+)
+
+
+def check_after_run(pipeline: Pipeline, report: RunReport) -> None:
+    """Make the cheap checks and note them in the report; nothing if nothing has changed.
+
+    A check that cannot be made fails no run: it is noted as not passed, with the reason.
+    """
+    if not report.tables:
+        return
+    for check in CHECKS:
+        if check.in_run is None:
+            continue
+        try:
+            report.checks.append(check.in_run(pipeline))
+        except (GameEventsError, DeltaError, OSError) as error:
+            log.warning("check=%s could_not_be_made=%r", check.name, str(error))
+            report.checks.append(CheckResult(check.name, check.layer, False, f"could not be made: {error}"))
