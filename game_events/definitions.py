@@ -2,7 +2,7 @@
 
 import dagster as dg
 
-from game_events.assets.checks import build_checks
+from game_events.assets.checks import build_check_schedule, build_checks
 from game_events.assets.jobs import redecode, refresh, replay
 from game_events.assets.resources import LakehouseResource, SparkResource
 from game_events.assets.sensors import schema_versions
@@ -13,10 +13,12 @@ from game_events.settings import Settings, load_settings
 def build_defs(settings: Settings | None = None) -> dg.Definitions:
     """The definitions for some settings (default: those of the environment)."""
     topic = (settings or load_settings()).kafka_topic
+    checks = build_checks()
     return dg.Definitions(
         assets=build_tables(topic),
-        asset_checks=build_checks(),
+        asset_checks=checks,
         jobs=[refresh, replay, redecode],
+        schedules=[build_check_schedule(checks)],
         sensors=[schema_versions],
         resources={"lakehouse": LakehouseResource(spark=SparkResource())},
         # The default executor would start a JVM for each step and each check.

@@ -3,7 +3,7 @@
 Run by themselves from the UI and by the job `checks`; the cheap ones by every run that changed something.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import dagster as dg
@@ -19,6 +19,24 @@ from game_events.pipeline.whole_checks import CHECKS, WholeCheck
 def build_checks() -> list[dg.AssetChecksDefinition]:
     """One asset check for each of `pipeline.whole_checks.CHECKS`."""
     return [_asset_check(check) for check in CHECKS]
+
+
+def build_check_schedule(checks: Sequence[dg.AssetChecksDefinition]) -> dg.ScheduleDefinition:
+    """The job `checks`, which makes every check in full, by its schedule: once a day, at night."""
+    job = dg.define_asset_job(
+        "checks",
+        selection=dg.AssetSelection.checks(*checks),
+        description="Every check on the whole, in full: it reads all of bronze's coordinates, and gold of a sample of games.",
+        executor_def=dg.in_process_executor,
+    )
+    return dg.ScheduleDefinition(
+        name="daily_checks",
+        job=job,
+        cron_schedule="17 3 * * *",
+        execution_timezone="UTC",
+        description="Makes every check on the whole once a day; what only shows from afar (volume, doubled rows) shows here.",
+        default_status=dg.DefaultScheduleStatus.RUNNING,
+    )
 
 
 def _asset_check(check: WholeCheck) -> dg.AssetChecksDefinition:

@@ -103,10 +103,28 @@ def test_each_layer_has_one_pool_and_nothing_starts_a_process_for_each_step(grap
     assert defs.resolve_job_def("refresh").executor_def is dg.in_process_executor
 
 
-def test_the_check_belongs_to_silver_and_the_sensor_runs_from_the_start_and_starts_the_job():
+def test_every_check_belongs_to_its_asset_and_those_that_find_wrong_rows_block():
     defs = build_defs()
-    assert [key.name for key in defs.resolve_asset_graph().asset_check_keys] == ["rows_conserved"]
-    assert defs.resolve_asset_graph().get_check_keys_for_assets({SILVER_KEY})
+    graph = defs.resolve_asset_graph()
+    found = {key.name: (key.asset_key, graph.get_check_spec(key).blocking) for key in graph.asset_check_keys}
+    assert found == {
+        "offsets_continuous": (BRONZE_KEY, True),
+        "offsets_unique": (BRONZE_KEY, True),
+        "fresh": (BRONZE_KEY, False),
+        "schema_drift": (BRONZE_KEY, False),
+        "rows_conserved": (SILVER_KEY, False),
+        "volume": (SILVER_KEY, False),
+        "gold_equals_recompute": (GOLD_KEY, True),
+    }
+    job = defs.resolve_job_def("checks")
+    assert {node.name for node in job.nodes} == {f"{key.asset_key.path[-1]}_{key.name}" for key in graph.asset_check_keys}
+    assert job.executor_def is dg.in_process_executor
+    schedule = defs.resolve_schedule_def("daily_checks")
+    assert (schedule.job_name, schedule.default_status) == ("checks", dg.DefaultScheduleStatus.RUNNING)
+
+
+def test_the_sensor_runs_from_the_start_and_starts_the_job():
+    defs = build_defs()
     sensor = defs.resolve_sensor_def("schema_versions")
     assert sensor.default_status == dg.DefaultSensorStatus.RUNNING
     assert sensor.job_name == "refresh"
