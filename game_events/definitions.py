@@ -7,15 +7,16 @@ from game_events.assets.jobs import redecode, refresh, replay
 from game_events.assets.resources import LakehouseResource, SparkResource
 from game_events.assets.sensors import schema_versions
 from game_events.assets.tables import build_tables
+from game_events.extensions import load_extensions
 from game_events.settings import Settings, load_settings
 
 
 def build_defs(settings: Settings | None = None) -> dg.Definitions:
     """The definitions for some settings (default: those of the environment)."""
-    topic = (settings or load_settings()).kafka_topic
+    settings = settings or load_settings()
     checks = build_checks()
     return dg.Definitions(
-        assets=build_tables(topic),
+        assets=build_tables(settings.kafka_topic, load_extensions(settings.extensions).aggregates),
         asset_checks=checks,
         jobs=[refresh, replay, redecode],
         schedules=[build_check_schedule(checks)],

@@ -13,6 +13,10 @@ class ConfigurationError(GameEventsError):
     """A setting, a missing program or wrong credentials: a person has to change something first."""
 
 
+class ExtensionError(ConfigurationError):
+    """A function of the user's own (setting `extensions`) failed, or gave what cannot be stored: it has to be changed."""
+
+
 class TransientError(GameEventsError):
     """The broker, registry or storage did not answer in time: the same call may succeed later."""
 

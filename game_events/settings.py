@@ -83,6 +83,11 @@ class Settings(BaseSettings):
     # --- checks on the whole
     freshness_s: int = Field(0, ge=0, description="bronze's last commit may be so many seconds old; 0: not checked")
 
+    # --- extensions
+    extensions: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="modules or .py files with transformations and aggregates of one's own, comma separated"
+    )
+
     # --- Spark
     spark_master: str = Field("local[*]", description="Spark master, unless `spark_remote` is set")
     spark_remote: str | None = Field(None, description="sc://host:port of a Spark Connect server")
@@ -92,7 +97,7 @@ class Settings(BaseSettings):
     # --- this machine
     state_dir: Path = Field(Path(".game_events"), description="local stack's data and Dagster's storage")
 
-    @field_validator("games", mode="before")
+    @field_validator("games", "extensions", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         """``a, b`` from the environment, or a list from YAML."""

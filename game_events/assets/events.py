@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import dagster as dg
 
-from game_events.assets.keys import GAMES, LAYER_KEYS, QUARANTINE_KEY
+from game_events.assets.keys import GAMES, QUARANTINE_KEY, layer_key
 from game_events.assets.metadata import table_metadata
 from game_events.pipeline.report import RunReport
 
@@ -31,7 +31,7 @@ def report_events(context: dg.OpExecutionContext, report: RunReport) -> Iterator
         context.log.info("new_games=%s", ",".join(new))
     for entry in report.tables:
         if entry.error is None:
-            yield dg.AssetMaterialization(LAYER_KEYS[entry.layer], partition=entry.game, metadata=table_metadata(entry, report))
+            yield dg.AssetMaterialization(layer_key(entry.layer), partition=entry.game, metadata=table_metadata(entry, report))
     if report.replayed:
         # The table holds the same rows as before, and says of these that they are in bronze now.
         yield dg.AssetObservation(QUARANTINE_KEY, metadata={"replayed_rows": report.replayed})

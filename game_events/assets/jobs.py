@@ -6,6 +6,7 @@ import dagster as dg
 
 from game_events.assets.checks import check_evaluation
 from game_events.assets.events import report_events
+from game_events.assets.refresh_config import RunConfig
 from game_events.assets.resources import LakehouseResource
 from game_events.pipeline.event_log import recorded
 from game_events.pipeline.redecode import redecode as redecode_bronze
@@ -40,11 +41,11 @@ class RedecodeConfig(dg.Config):
     out=dg.Out(dg.Nothing),
     pool="bronze",
 )
-def refresh_all_layers(context: dg.OpExecutionContext, lakehouse: LakehouseResource) -> Iterator[Event]:
+def refresh_all_layers(context: dg.OpExecutionContext, config: RunConfig, lakehouse: LakehouseResource) -> Iterator[Event]:
     """One run of the whole pipeline; a game that fails alone fails the run after the others' results are kept."""
     pipeline, report = lakehouse.pipeline(context.run_id), RunReport()
     with recorded(pipeline, report, "refresh", context.retry_number):
-        refresh_all(pipeline, report)
+        refresh_all(pipeline, report, ignore_intervals=config.ignore_intervals)
         check_after_run(pipeline, report)
     yield from _events(context, report, {})
 

@@ -24,6 +24,12 @@ LAYER_KEYS = {
     "unified": UNIFIED_KEY,
 }
 
+
+def layer_key(layer: str) -> dg.AssetKey:
+    """The asset of a report's entry: one's own aggregates have `gold:{name}` for a layer and `gold_{name}` for an asset."""
+    return LAYER_KEYS[layer] if layer in LAYER_KEYS else dg.AssetKey([layer.replace(":", "_")])
+
+
 OWNERS = ["team:data-engineering"]
 
 

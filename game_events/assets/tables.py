@@ -1,10 +1,9 @@
 """The assets: thin wrappers over the pipeline, for lineage and for materializing by hand."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import dagster as dg
 
-from game_events.assets.events import add_games
 from game_events.assets.keys import (
     BRONZE_KEY,
     GAMES,
@@ -17,7 +16,11 @@ from game_events.assets.keys import (
     topic_key,
 )
 from game_events.assets.metadata import table_metadata
+from game_events.assets.own_gold import build_own_gold
+from game_events.assets.partitions import partitions_result
+from game_events.assets.refresh_config import RefreshConfig
 from game_events.assets.resources import LakehouseResource
+from game_events.extending import GoldAggregate
 from game_events.pipeline.bronze import load_bronze
 from game_events.pipeline.event_log import recorded
 from game_events.pipeline.gold import refresh_gold
@@ -26,14 +29,8 @@ from game_events.pipeline.silver import new_games, refresh_silver
 from game_events.pipeline.unified import refresh_unified
 
 
-class RefreshConfig(dg.Config):
-    """Options of a materialization by hand."""
-
-    full_refresh: bool = False
-
-
-def build_tables(topic: str) -> list[dg.AssetsDefinition | dg.AssetSpec]:
-    """All assets for one topic, external ones included."""
+def build_tables(topic: str, own: Iterable[GoldAggregate] = ()) -> list[dg.AssetsDefinition | dg.AssetSpec]:
+    """All assets for one topic, external ones included, and those of the user's own aggregates."""
     topic_asset = dg.AssetSpec(
         topic_key(topic),
         description="The Kafka topic that all games share. External: producers write it.",
@@ -48,7 +45,15 @@ def build_tables(topic: str) -> list[dg.AssetsDefinition | dg.AssetSpec]:
         kinds={"protobuf"},
         owners=OWNERS,
     )
-    return [topic_asset, subject_asset, _bronze(topic), silver_events, gold_player_agg, gold_unified_player_agg]
+    return [
+        topic_asset,
+        subject_asset,
+        _bronze(topic),
+        silver_events,
+        gold_player_agg,
+        gold_unified_player_agg,
+        *build_own_gold(own),
+    ]
 
 
 def _bronze(topic: str) -> dg.AssetsDefinition:
@@ -113,7 +118,7 @@ def silver_events(
     pipeline, report = lakehouse.pipeline(context.run.run_id), RunReport()
     with recorded(pipeline, report, "silver_events", context.retry_number):
         refresh_silver(pipeline, report, frozenset(context.partition_keys), full=config.full_refresh)
-    return _partitions(context, report, "silver")
+    return partitions_result(context, report, "silver")
 
 
 @dg.asset(
@@ -135,7 +140,7 @@ def gold_player_agg(
     pipeline, report = lakehouse.pipeline(context.run.run_id), RunReport()
     with recorded(pipeline, report, "gold_player_agg", context.retry_number):
         refresh_gold(pipeline, report, frozenset(context.partition_keys), full=config.full_refresh)
-    return _partitions(context, report, "gold")
+    return partitions_result(context, report, "gold")
 
 
 @dg.asset(
@@ -159,17 +164,3 @@ def gold_unified_player_agg(
             raise dg.Failure(f"{entry.table}: {entry.error}")
         return dg.MaterializeResult(metadata=table_metadata(entry, report))
     return dg.MaterializeResult(metadata={"note": "nothing has changed"})
-
-
-def _partitions(context: dg.AssetExecutionContext, report: RunReport, layer: str) -> dg.MaterializeResult[None]:
-    """Each game's own metadata; a failed game fails the run after the others' results are kept."""
-    add_games(context.instance, report)
-    for entry in report.of(layer):
-        if entry.error is None and entry.game is not None:
-            context.add_asset_metadata(table_metadata(entry, report), partition_key=entry.game)
-    errors = [f"{t.game}: {t.error}" for t in report.of(layer) if t.error is not None]
-    if errors:
-        raise dg.Failure(f"{len(errors)} games failed: " + "; ".join(errors[:10]))
-    return dg.MaterializeResult(
-        metadata={"games_changed": len(report.of(layer)), "games_requested": len(context.partition_keys)}
-    )

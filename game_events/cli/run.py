@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from game_events.cli.dagster_run import JobResult, run_job
@@ -12,20 +14,25 @@ from game_events.lakehouse.tables import Lakehouse
 from game_events.settings import Settings, load_settings
 
 
-def run(as_json: Json = False) -> None:
+def run(
+    as_json: Json = False,
+    ignore_intervals: Annotated[
+        bool, typer.Option("--ignore-intervals", help="Refresh gold aggregates before their own interval has passed, too.")
+    ] = False,
+) -> None:
     """Triggered mode: read the topic up to its end, bring every table up to date, and stop."""
     output = Output(as_json=as_json)
     settings = load_settings()
-    result = run_and_show(output, settings)
+    result = run_and_show(output, settings, ignore_intervals=ignore_intervals)
     output.result({"success": result.success, "run_id": result.run_id, "error": result.error, **result.report})
     if not result.success:
         raise typer.Exit(1)
 
 
-def run_and_show(output: Output, settings: Settings) -> JobResult:
+def run_and_show(output: Output, settings: Settings, *, ignore_intervals: bool = False) -> JobResult:
     """Run the job with a spinner, then show the summary, or what went wrong."""
     with output.working("running"):
-        result = run_job(settings, "refresh")
+        result = run_job(settings, "refresh", "refresh_all_layers", {"ignore_intervals": ignore_intervals})
     if result.report:
         show_run(output, result.report)
         output.say(f"tables: {Lakehouse(settings.lakehouse).root}")

@@ -18,7 +18,7 @@ def show_run(output: Output, report: dict[str, Any]) -> None:
         return
     rows, seconds = report["rows"], report["seconds"]
     lines = []
-    for layer in LAYERS:
+    for layer in (*LAYERS, *(own for own in rows if own not in LAYERS)):
         took = seconds.get("bronze" if layer == "quarantine" else layer, 0.0)
         rate = f"{rows[layer] / took:,.0f}/s" if took and rows[layer] and layer != "quarantine" else "-"
         lines.append((layer, rows[layer], f"{took:.1f} s" if layer in seconds else "-", rate))

@@ -41,6 +41,7 @@ class Commit:
         advance: `txn` -> value it has afterwards.
         table_id: id the table must have; None: the table must not exist.
         replace: remove every file of the handle's version: readers see the old rows or the new, nothing else.
+        reshape: with `replace`: the table's columns become exactly those of `schema`, whatever they were before.
         rewritten: paths of files that the new ones stand for: they are removed.
         owns_map: the table's metadata is where the column map lives (bronze): what rivals added to it stays.
         info: written into the commit's own information.
@@ -53,6 +54,7 @@ class Commit:
     advance: Mapping[str, int]
     table_id: str | None
     replace: bool = False
+    reshape: bool = False
     rewritten: frozenset[str] = frozenset()
     owns_map: bool = False
     info: Mapping[str, str] = field(default_factory=dict)
@@ -81,6 +83,7 @@ def commit(plan: Commit) -> Landed:
     Raises:
         ConflictError: a rival moved a `txn` (or made, removed, replaced the table) first. The plan's files are deleted.
         TransientError: the outcome is not known; the files are kept, and the next run's compare-and-set decides.
+        DataError: a column of the table has another type. The plan's files are deleted.
     """
     try:
         handle = plan.table.open()
@@ -103,14 +106,18 @@ def commit(plan: Commit) -> Landed:
                 storage_options=plan.table.options,
                 commit_properties=properties,
             )
+        elif plan.replace and plan.reshape and not same_columns(handle, plan.schema):
+            # delta-rs removes the old files itself, and writes the schema, in this mode.
+            actions: list[AddAction | RemoveAction] = [f.add_action() for f in plan.files]
+            handle.create_write_transaction(actions, "overwrite", Schema.from_arrow(plan.schema), commit_properties=properties)
         else:
             handle = evolve(plan.table, handle, plan.schema, owns_map=plan.owns_map)
             _require(plan, handle)
-            actions: list[AddAction | RemoveAction] = [f.add_action() for f in plan.files]
+            actions = [f.add_action() for f in plan.files]
             if plan.replace or plan.rewritten:
                 actions += removals(handle, None if plan.replace else plan.rewritten)
             handle.create_write_transaction(actions, "append", handle.schema(), commit_properties=properties)
-    except ConflictError:
+    except (ConflictError, DataError):
         discard(plan.table, list(plan.files))
         raise
     except (CommitFailedError, DeltaError, OSError) as error:
@@ -178,8 +185,15 @@ def evolve(table: Table, handle: DeltaTable, wanted: pa.Schema, *, owns_map: boo
 
     Raises:
         ConflictError: rivals keep changing the schema, or have given one of our fields another column.
+        DataError: a column of the table has another type.
     """
     for _ in range(EVOLVE_ATTEMPTS):
+        other = changed_types(handle, wanted)
+        if other:
+            raise DataError(
+                f"{table.name}: the table's types are others than those of the new rows: {'; '.join(other)}. Give the columns "
+                "other names, or refresh this table fully: that gives it the new types"
+            )
         new, metadata = _missing(handle, wanted)
         if owns_map:
             metadata = _merged(table, handle, wanted, metadata)
@@ -241,6 +255,36 @@ def _adds(old: pa.DataType, new: pa.DataType) -> bool:
     if _is_list(new) and _is_list(old):
         return _adds(old.value_type, new.value_type)
     return False
+
+
+def changed_types(handle: DeltaTable, wanted: pa.Schema) -> list[str]:
+    """Columns that a table has with another type than wanted, in words; columns and nested fields on one side only are fine."""
+    held = pa.schema(handle.schema())
+    # The same way through Delta's types, which have one form of text, list and so on.
+    new = pa.schema(Schema.from_arrow(wanted))
+    both = [(held.field(f.name).type, f) for f in new if f.name in held.names]
+    return [f"{f.name} is {old} in the table and {f.type} in the rows" for old, f in both if _differ(old, f.type)]
+
+
+def same_columns(handle: DeltaTable, wanted: pa.Schema) -> bool:
+    """Whether a table has exactly these columns, with these types."""
+    held, new = pa.schema(handle.schema()), pa.schema(Schema.from_arrow(wanted))
+    nested = any(
+        _adds(f.type, held.field(f.name).type) or _adds(held.field(f.name).type, f.type) for f in new if f.name in held.names
+    )
+    return set(held.names) == set(new.names) and not nested and not changed_types(handle, wanted)
+
+
+def _differ(old: pa.DataType, new: pa.DataType) -> bool:
+    """Whether two types differ in more than the fields of structs."""
+    if pa.types.is_struct(old) and pa.types.is_struct(new):
+        have = {f.name: f.type for f in old}
+        return any(f.name in have and _differ(have[f.name], f.type) for f in new)
+    if pa.types.is_map(old) and pa.types.is_map(new):
+        return _differ(old.key_type, new.key_type) or _differ(old.item_type, new.item_type)
+    if _is_list(old) and _is_list(new):
+        return _differ(old.value_type, new.value_type)
+    return bool(old != new)
 
 
 def _is_list(kind: pa.DataType) -> bool:

@@ -1,13 +1,15 @@
 """How far each layer has come, in one small table: a hint that saves work, never the truth.
 
 The truth is each table's own `txn`. A floor says "everything up to this bronze batch is in this layer, except the games
-listed as failed"; a lost or old floor costs a re-read, never a row. Layers: silver, gold, unified.
+listed as failed"; a lost or old floor costs a re-read, never a row. Layers: silver, gold, unified, and `gold:{name}` for each
+aggregate of one's own.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 import pyarrow as pa
 
@@ -18,6 +20,8 @@ from game_events.lakehouse.staging import StagedWriter
 from game_events.lakehouse.tables import PROGRESS, Lakehouse
 
 SILVER, GOLD, UNIFIED_LAYER = "silver", "gold", "unified"
+#: What the layers of one's own aggregates begin with.
+OWN_GOLD = f"{GOLD}:"
 APP = "progress"
 ATTEMPTS = 20
 
@@ -34,6 +38,19 @@ SCHEMA = pa.schema(
 
 
 @dataclass(frozen=True)
+class Mark:
+    """What else is known of a layer's floor.
+
+    Attributes:
+        definition: the declaration that the layer came to its floor with; under another one the floor says nothing.
+        committed_at: when a table of the layer was last committed to, in seconds since 1970.
+    """
+
+    definition: str = ""
+    committed_at: float | None = None
+
+
+@dataclass(frozen=True)
 class Progress:
     """One state of the table.
 
@@ -43,6 +60,7 @@ class Progress:
         games: game -> highest bronze batch in its silver table: the games that are known.
         failed: (layer, game) -> why it failed last time.
         unrouted_batch: last batch with a valid name that was not let in; 0: there never was one.
+        marks: layer -> what else is known of its floor; only of the layers of one's own aggregates.
     """
 
     bronze_id: str
@@ -50,6 +68,7 @@ class Progress:
     games: dict[str, int] = field(default_factory=dict)
     failed: dict[tuple[str, str], str] = field(default_factory=dict)
     unrouted_batch: int = 0
+    marks: dict[str, Mark] = field(default_factory=dict)
 
     def floor(self, layer: str) -> int:
         """Bronze batch up to which a layer is complete."""
@@ -78,6 +97,21 @@ class Progress:
     def pending(self, layer: str, games: Iterable[str], why: str) -> Progress:
         """This state with games that a layer has to look at whatever its floor says."""
         return replace(self, failed=self.failed | {(layer, game): why for game in games})
+
+    def pending_downstream(self, games: Iterable[str], why: str) -> Progress:
+        """This state with games that everything made from silver has to look at: aggregates no longer declared too."""
+        names, state = list(games), self
+        for layer in (GOLD, UNIFIED_LAYER, *(at for at in self.floors if at.startswith(OWN_GOLD))):
+            state = state.pending(layer, names, why)
+        return state
+
+    def marked(self, layer: str, mark: Mark) -> Progress:
+        """This state with a layer's mark; another definition's floor and failures are gone."""
+        state = self
+        if self.marks.get(layer, Mark()).definition != mark.definition:
+            floors = {at: batch for at, batch in self.floors.items() if at != layer}
+            state = replace(self, floors=floors, failed={k: v for k, v in self.failed.items() if k[0] != layer})
+        return replace(state, marks=self.marks | {layer: mark})
 
 
 class ProgressTable:
@@ -133,6 +167,7 @@ class ProgressTable:
             games={r["game"]: r["batch"] for r in rows if r["kind"] == "game"},
             failed={(r["layer"], r["game"]): r["detail"] for r in rows if r["kind"] == "failed"},
             unrouted_batch=max((r["batch"] for r in rows if r["kind"] == "unrouted"), default=0),
+            marks={r["layer"]: Mark(**json.loads(r["detail"])) for r in rows if r["kind"] == "floor" and r["detail"]},
         )
         return state, handle.transaction_version(APP), str(handle.metadata().id)
 
@@ -146,7 +181,8 @@ def _rows(state: Progress) -> pa.Table:
         )
 
     for layer, batch in state.floors.items():
-        add("floor", layer, None, batch)
+        mark = state.marks.get(layer)
+        add("floor", layer, None, batch, json.dumps(asdict(mark)) if mark is not None else None)
     for game, batch in state.games.items():
         add("game", SILVER, game, batch)
     for (layer, game), why in state.failed.items():

@@ -12,6 +12,7 @@ from deltalake.exceptions import TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 
 from game_events.errors import ConfigurationError, DataError
+from game_events.extending import PLAYER_AGG
 
 BRONZE = "bronze_events"
 QUARANTINE = "quarantine_events"
@@ -35,9 +36,9 @@ def silver_name(game: str) -> str:
     return f"silver_{game}_events"
 
 
-def gold_name(game: str) -> str:
+def gold_name(game: str, aggregate: str = PLAYER_AGG) -> str:
     """Name of a game's gold table."""
-    return f"gold_{game}_player_agg"
+    return f"gold_{game}_{aggregate}"
 
 
 def game_of_silver(name: str) -> str | None:
@@ -112,9 +113,9 @@ class Lakehouse:
         """A game's silver table."""
         return self.table(silver_name(game))
 
-    def gold(self, game: str) -> Table:
+    def gold(self, game: str, aggregate: str = PLAYER_AGG) -> Table:
         """A game's gold table."""
-        return self.table(gold_name(game))
+        return self.table(gold_name(game, aggregate))
 
     def names(self) -> list[str]:
         """Names of the Delta tables below the root, sorted; one listing, nothing is opened."""

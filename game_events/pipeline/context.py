@@ -10,6 +10,7 @@ from functools import cached_property
 
 from pyspark.sql import SparkSession
 
+from game_events.extensions import Extensions, load_extensions
 from game_events.lakehouse.progress import ProgressTable
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse, Table
 from game_events.pipeline.catalog import SchemaCatalog
@@ -69,6 +70,11 @@ class Pipeline:
     def catalog(self) -> SchemaCatalog:
         """Schemas by id."""
         return SchemaCatalog(SchemaRegistry(self.settings), self.lakehouse)
+
+    @cached_property
+    def extensions(self) -> Extensions:
+        """What the modules named by the setting `extensions` declare."""
+        return load_extensions(self.settings.extensions)
 
     @cached_property
     def progress(self) -> ProgressTable:

@@ -17,8 +17,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from game_events.extending import PLAYER_AGG
 from game_events.lakehouse.staging import REPORT_SCHEMA, StagedFile, StagedWriter, report
-from game_events.lakehouse.tables import Lakehouse
+from game_events.lakehouse.tables import Lakehouse, Table
 from game_events.pipeline.routing import Routing
 
 #: Rows and bytes sorted at a time: large enough that a game's part is more than a handful of rows.
@@ -44,6 +45,7 @@ class FanOut:
         game_column: column of the rows that names the game.
         schema: columns of the files.
         routing: which names get files.
+        aggregate: for gold: which of a game's tables.
     """
 
     lakehouse: Lakehouse
@@ -51,6 +53,11 @@ class FanOut:
     game_column: str
     schema: pa.Schema
     routing: Routing = field(default_factory=Routing)
+    aggregate: str = PLAYER_AGG
+
+    def table(self, game: str) -> Table:
+        """Where a game's rows go."""
+        return self.lakehouse.gold(game, self.aggregate) if self.layer == "gold" else self.lakehouse.silver(game)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """For `mapInArrow`: consumes the rows, yields the report (`REPORT_SCHEMA`)."""
@@ -181,8 +188,7 @@ class _FanOutStage:
 
     def _writer(self, game: str) -> StagedWriter:
         if game not in self._writers:
-            table = getattr(self._task.lakehouse, self._task.layer)(game)
-            self._writers[game] = StagedWriter(table, self._task.schema, game)
+            self._writers[game] = StagedWriter(self._task.table(game), self._task.schema, game)
         return self._writers[game]
 
 

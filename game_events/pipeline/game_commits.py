@@ -43,12 +43,13 @@ def for_games(games: Iterable[str], look: Callable[[str], T]) -> dict[str, T]:
         return dict(zip(names, pool.map(look, names), strict=True))
 
 
-def commit_games(plans: Mapping[str, Callable[[], Commit | None]], crash_point: str) -> Committed:
+def commit_games(plans: Mapping[str, Callable[[], Commit | None]], crash_point: str, of: str = "") -> Committed:
     """Commit every game's plan.
 
     Args:
         plans: game -> function that opens the table and makes the plan on that handle; None: to be planned anew.
         crash_point: reached after each commit, with the number of games committed so far.
+        of: put before that number where a run comes to the point more than once.
     """
     outcome = Committed()
     done = count(1)
@@ -61,7 +62,7 @@ def commit_games(plans: Mapping[str, Callable[[], Commit | None]], crash_point: 
                 outcome.again.add(game)
                 return
             outcome.landed[game] = commit(plan)
-            crash_points.reach(crash_point, next(done))
+            crash_points.reach(crash_point, f"{of}{next(done)}")
         except ConflictError as error:
             log.info("game=%s conflict=%r planned_again=true", game, str(error))
             outcome.again.add(game)

@@ -1,8 +1,9 @@
-"""`silver_{game}_events` -> one `gold_{game}_player_agg` for each game, incremental, all games in one Spark job.
+"""`silver_{game}_events` -> one `gold_{game}_{aggregate}` for each game, all games in one Spark job.
 
 Guarantee: gold equals a full recompute of its silver, always; a reader sees the table before or after a refresh, nothing
-else. Each table holds the silver batch it has aggregated; new rows are aggregated, merged with the old aggregate and replace it
-in one commit that lands only if that batch is still the one planned from.
+else. Each table holds the silver batch it has aggregated; new rows are aggregated and merged with the old aggregate (or, where
+that cannot be, all rows are aggregated anew) and replace it in one commit that lands only if that batch is still the one
+planned from.
 """
 
 from __future__ import annotations
@@ -14,28 +15,29 @@ from functools import partial
 
 import pyarrow as pa
 from deltalake import DeltaTable
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 
-from game_events.errors import GameEventsError
+from game_events.errors import DataError, ExtensionError, GameEventsError
+from game_events.extending import PLAYER_AGG, GoldAggregate
 from game_events.lakehouse import crash_points
-from game_events.lakehouse.commits import Commit
-from game_events.lakehouse.progress import GOLD, SILVER, UNIFIED_LAYER, Progress
-from game_events.lakehouse.reading import BATCH_INFO, Selection, read_files, restored, selection, spark_schema
+from game_events.lakehouse.commits import Commit, changed_types
+from game_events.lakehouse.progress import GOLD, SILVER, UNIFIED_LAYER, Mark, Progress
+from game_events.lakehouse.reading import BATCH_INFO, Selection, restored, selection
+from game_events.lakehouse.staging import discard
+from game_events.pipeline.aggregates import definition_number, due, player_agg, scope
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fan_out import FanOut, FanOutResult, stage
 from game_events.pipeline.game_commits import commit_games, for_games
+from game_events.pipeline.gold_rows import GAME, GameRows, aggregated
 from game_events.pipeline.report import RunReport, TableReport
 from game_events.pipeline.silver import ATTEMPTS, bronze_app, generation
+from game_events.pipeline.transformations import run_time_failure
 
-COUNT, FIRST, LAST = "session_count", "min_timestamp", "max_timestamp"
 #: Up to so many rows, new and old together, one task aggregates all games.
 SMALL_ROWS = 250_000
 #: No files at all.
 NOTHING = Selection([], 0, True)
-#: Where Spark says which file a row came from: the folder's name holds the game.
-_GAME_IN_PATH = r"/gold_([a-z0-9_]+)_player_agg/[^/]+$"
 
 
 def silver_app(silver: DeltaTable) -> str:
@@ -57,13 +59,29 @@ class _Game:
     taken: int | None
     batch: int
     full: bool
+    #: The `txn` that says whose table it is, what it says now, and what it will say.
+    mine: str
+    declared: int | None
+    definition: int | None
     #: Bronze batch above which silver's rows are new, the files that hold them, and those of the old aggregate.
     above: int
     new: Selection
     old: Selection
 
 
-def refresh_gold(pipeline: Pipeline, report: RunReport, games: frozenset[str] | None = None, *, full: bool = False) -> None:
+def definition_app(aggregate: str) -> str:
+    """Name of the `txn` that holds the definition which a table of one's own aggregate was made with."""
+    return f"aggregate:{aggregate}"
+
+
+def refresh_gold(
+    pipeline: Pipeline,
+    report: RunReport,
+    games: frozenset[str] | None = None,
+    *,
+    full: bool = False,
+    aggregate: GoldAggregate | None = None,
+) -> None:
     """Bring gold up to silver.
 
     Args:
@@ -71,49 +89,104 @@ def refresh_gold(pipeline: Pipeline, report: RunReport, games: frozenset[str] | 
         report: gets an entry for each game that changed or failed.
         games: only these; None: every game that changed since the last time, and the floor moves.
         full: recompute from all of silver.
+        aggregate: which one; None: the shipped `player_agg`.
     """
     began = time.monotonic()
     bronze = pipeline.bronze.open()
     if bronze is None:
         return
     bronze_id = str(bronze.metadata().id)
-    state = pipeline.progress.read(bronze_id)
+    aggregate = aggregate or player_agg(pipeline.settings)
+    layer = aggregate.layer
+    before = pipeline.progress.read(bronze_id)
+    # Under another definition, or with other games, the floor said nothing of this aggregate.
+    state = before.marked(layer, Mark(scope(aggregate))) if _is_new(before, aggregate) else before
     target = state.floor(SILVER)
-    floor = state.floor(GOLD)
-    changed = {g for g, batch in state.games.items() if full or batch > floor} | state.failed_in(GOLD)
-    todo = changed if games is None else set(games)
+    floor = state.floor(layer)
+    changed = {g for g, batch in state.games.items() if full or batch > floor} | state.failed_in(layer)
+    todo = {g for g in (changed if games is None else games) if aggregate.applies_to(g)}
     failed: dict[str, str] = {}
     # What silver could not take, gold has not either: the floor does not speak for these games.
     waiting = dict.fromkeys(state.failed_in(SILVER), "waits for its silver table")
     for _ in range(ATTEMPTS):
         if not todo:
             break
-        todo = _pass(pipeline, bronze_id, todo, report, failed, full=full)
+        todo = _pass(pipeline, aggregate, bronze_id, todo, report, failed, full=full)
     failed |= dict.fromkeys(todo, "rival runs won every attempt; run again")
     for game, why in failed.items():
-        table = pipeline.lakehouse.gold(game)
-        report.tables.append(TableReport(GOLD, table.name, table.uri, game, error=why))
-    crash_points.reach("gold_committed")
+        table = pipeline.lakehouse.gold(game, aggregate.name)
+        report.tables.append(TableReport(layer, table.name, table.uri, game, error=why))
+    crash_points.reach("gold_committed", aggregate.name)
     if games is None:
-        pipeline.progress.update(bronze_id, lambda now: now.done(GOLD, target, failed=waiting | failed))
-    elif failed or state.failed_in(GOLD) & set(games):
+        committed = any(t.layer == layer and t.error is None for t in report.tables)
+        pipeline.progress.update(
+            bronze_id, lambda now: _all(now, before, aggregate, target, waiting | failed, committed=committed)
+        )
+    elif failed or state.failed_in(layer) & set(games):
         mine = {g: why for g, why in (waiting | failed).items() if g in games}
-        pipeline.progress.update(bronze_id, lambda now: _some(now, set() if now.floor(GOLD) > floor else set(games), mine))
-    report.seconds["gold"] = report.seconds.get("gold", 0.0) + time.monotonic() - began
+        pipeline.progress.update(
+            bronze_id, lambda now: _some(now, layer, set() if now.floor(layer) > floor else set(games), mine)
+        )
+    report.seconds[layer] = report.seconds.get(layer, 0.0) + time.monotonic() - began
 
 
-def _some(now: Progress, games: set[str], failed: Mapping[str, str]) -> Progress:
+def refresh_own_gold(pipeline: Pipeline, report: RunReport, *, ignore_intervals: bool = False) -> None:
+    """Bring the aggregates of one's own up to silver, each by itself: those whose interval has passed, or all of them."""
+    bronze = pipeline.bronze.open() if pipeline.extensions.aggregates else None
+    if bronze is None:
+        return
+    state = pipeline.progress.read(str(bronze.metadata().id))
+    for aggregate in pipeline.extensions.aggregates:
+        if ignore_intervals or due(aggregate, state):
+            refresh_gold(pipeline, report, aggregate=aggregate)
+        else:
+            pipeline.on_progress(f"{aggregate.asset}: its interval of {aggregate.interval_s:g} s has not passed yet")
+
+
+def _is_new(state: Progress, aggregate: GoldAggregate) -> bool:
+    return state.marks.get(aggregate.layer, Mark()).definition != scope(aggregate)
+
+
+def _all(
+    now: Progress,
+    before: Progress,
+    aggregate: GoldAggregate,
+    target: int,
+    failed: Mapping[str, str],
+    *,
+    committed: bool,
+) -> Progress:
+    """Progress after a run over every game."""
+    layer, mark = aggregate.layer, now.marks.get(aggregate.layer, Mark())
+    own = {game: why for game, why in failed.items() if aggregate.applies_to(game)}
+    if aggregate.name == PLAYER_AGG:
+        return now.done(layer, target, failed=own)
+    if mark.definition != before.marks.get(layer, Mark()).definition:
+        # A rival with another declaration was at work meanwhile: nobody knows which of the two a table has.
+        target = 0
+    at = time.time() if committed else mark.committed_at
+    return now.marked(layer, Mark(scope(aggregate), at)).done(layer, target, failed=own)
+
+
+def _some(now: Progress, layer: str, games: set[str], failed: Mapping[str, str]) -> Progress:
     """Failures after a run over some games: theirs are new, the others' stand."""
-    others = {g: why for (layer, g), why in now.failed.items() if layer == GOLD and g not in games}
-    return now.done(GOLD, now.floor(GOLD), failed=others | dict(failed))
+    others = {g: why for (at, g), why in now.failed.items() if at == layer and g not in games}
+    return now.done(layer, now.floor(layer), failed=others | dict(failed))
 
 
 def _pass(
-    pipeline: Pipeline, bronze_id: str, games: set[str], report: RunReport, failed: dict[str, str], *, full: bool
+    pipeline: Pipeline,
+    aggregate: GoldAggregate,
+    bronze_id: str,
+    games: set[str],
+    report: RunReport,
+    failed: dict[str, str],
+    *,
+    full: bool,
 ) -> set[str]:
     """Plan, stage and commit some games; returns those that rivals won."""
     plans: dict[str, _Game] = {}
-    for game, plan in for_games(sorted(games), partial(_plan, pipeline, bronze_id, full=full)).items():
+    for game, plan in for_games(sorted(games), partial(_plan, pipeline, aggregate, bronze_id, full=full)).items():
         if isinstance(plan, GameEventsError):
             failed[game] = str(plan)
         elif plan is not None:
@@ -121,42 +194,48 @@ def _pass(
     if not plans:
         return set()
     replaced = [game for game, plan in plans.items() if plan.full and plan.gold is not None]
-    if replaced:
+    if replaced and aggregate.name == PLAYER_AGG:
         # The unified table looks at games above its floor, and at these.
         pipeline.progress.update(bronze_id, lambda now: now.pending(UNIFIED_LAYER, replaced, "its gold table was replaced"))
-    pipeline.on_progress(f"gold: {len(plans)} games")
-    key, time_column = pipeline.settings.key_column, pipeline.settings.time_column
-    known = pa.schema(next(iter(plans.values())).silver.schema())
-    missing = [c for c in (key, time_column) if c not in known.names]
+    pipeline.on_progress(f"{aggregate.asset}: {len(plans)} games")
+    missing = _missing_columns(pipeline, aggregate, plans)
     if missing:
-        why = f"silver has no column {', '.join(map(repr, missing))}: set GAME_EVENTS_KEY_COLUMN / GAME_EVENTS_TIME_COLUMN"
-        failed |= dict.fromkeys(plans, why)
+        failed |= dict.fromkeys(plans, missing)
         return set()
-    schema = pa.schema(
-        [
-            pa.field(key, known.field(key).type),
-            pa.field(COUNT, pa.int64()),
-            pa.field(FIRST, known.field(time_column).type),
-            pa.field(LAST, known.field(time_column).type),
-        ]
-    )
-    result = _stage(pipeline, plans, schema)
-    crash_points.reach("gold_staged")
+    try:
+        result, schema = _stage(pipeline, aggregate, plans)
+    except ExtensionError as error:
+        failed |= dict.fromkeys(plans, str(error))
+        return set()
+    crash_points.reach("gold_staged", aggregate.name)
     ready = {game: plan for game, plan in plans.items() if game not in result.failed}
-    commits = {game: partial(_commit, pipeline, plan, schema, result) for game, plan in ready.items()}
-    outcome = commit_games(commits, "gold_game_committed")
+    commits = {g: partial(_commit, pipeline, aggregate, p, schema, result, full=full) for g, p in ready.items()}
+    outcome = commit_games(commits, "gold_game_committed", "" if aggregate.name == PLAYER_AGG else f"{aggregate.name}:")
     failed |= outcome.failed | result.failed
     for game, landed in sorted(outcome.landed.items()):
         plan = plans[game]
-        entry = report.add_landed(GOLD, pipeline.lakehouse.gold(game), landed, schema, plan.batch, game)
+        table = pipeline.lakehouse.gold(game, aggregate.name)
+        entry = report.add_landed(aggregate.layer, table, landed, schema, plan.batch, game)
         entry.new = plan.gold is None
     return outcome.again
 
 
-def _plan(pipeline: Pipeline, bronze_id: str, game: str, *, full: bool) -> _Game | GameEventsError | None:
+def _missing_columns(pipeline: Pipeline, aggregate: GoldAggregate, plans: Mapping[str, _Game]) -> str | None:
+    """Why the shipped aggregate cannot be made; one's own say so by themselves."""
+    if aggregate.name != PLAYER_AGG:
+        return None
+    names = (pipeline.settings.key_column, pipeline.settings.time_column)
+    known = {f.name for f in next(iter(plans.values())).silver.schema().fields}
+    missing = ", ".join(repr(c) for c in names if c not in known)
+    return f"silver has no column {missing}: set GAME_EVENTS_KEY_COLUMN / GAME_EVENTS_TIME_COLUMN" if missing else None
+
+
+def _plan(
+    pipeline: Pipeline, aggregate: GoldAggregate, bronze_id: str, game: str, *, full: bool
+) -> _Game | GameEventsError | None:
     """From where to where a game has to go; None if it is there; what is wrong with one of its tables."""
     try:
-        silver, gold = pipeline.lakehouse.silver(game).open(), pipeline.lakehouse.gold(game).open()
+        silver, gold = pipeline.lakehouse.silver(game).open(), pipeline.lakehouse.gold(game, aggregate.name).open()
     except GameEventsError as error:
         return error
     batch = silver.transaction_version(bronze_app(bronze_id)) if silver is not None else None
@@ -164,81 +243,78 @@ def _plan(pipeline: Pipeline, bronze_id: str, game: str, *, full: bool) -> _Game
         return None  # no table, or another bronze's rows: silver is replaced first
     app = silver_app(silver)
     taken = gold.transaction_version(app) if gold is not None else None
-    anew = full or taken is None or (gold is not None and restored(gold))
+    definition, mine = definition_number(aggregate), definition_app(aggregate.name)
+    declared = gold.transaction_version(mine) if gold is not None else None
+    if gold is not None and definition is not None and declared is None:
+        table = pipeline.lakehouse.gold(game, aggregate.name)
+        return DataError(
+            f"{table.uri} is there, but {aggregate} did not make it: move that table away, or rename the aggregate"
+        )
+    anew = full or taken is None or declared != definition or (gold is not None and restored(gold))
     if taken == batch and not anew:
         return None
-    above = 0 if anew else int(taken or 0)
-    old = NOTHING if gold is None or anew else selection(gold)
-    return _Game(game, silver, gold, app, taken, batch, anew, above, selection(silver, "_batch", above), old)
+    whole = anew or aggregate.mode == "recompute"
+    above = 0 if whole else int(taken or 0)
+    old = NOTHING if gold is None or whole else selection(gold)
+    new = selection(silver, "_batch", above)
+    return _Game(game, silver, gold, app, taken, batch, whole, mine, declared, definition, above, new, old)
 
 
-def _stage(pipeline: Pipeline, plans: Mapping[str, _Game], schema: pa.Schema) -> FanOutResult:
+def _stage(pipeline: Pipeline, aggregate: GoldAggregate, plans: Mapping[str, _Game]) -> tuple[FanOutResult, pa.Schema]:
     """New rows aggregated, old aggregates added, written by game: one job for all games."""
-    key, time_column, entity = (
-        pipeline.settings.key_column,
-        pipeline.settings.time_column,
-        pipeline.settings.entity_column,
-    )
-    first = next(iter(plans.values()))
-    columns = spark_schema(first.silver.schema())
-    read = StructType([f for f in columns.fields if f.name in (key, time_column, entity, "_batch")])
-    rows = sum(plan.new.rows for plan in plans.values())
+    parts = {g: GameRows(p.silver, p.new, p.above, p.gold, p.old) for g, p in plans.items()}
+    count = sum(plan.new.rows for plan in plans.values())
     # A shuffle costs some 100 ms whatever its size: few rows are aggregated in one task without any.
-    small = rows + sum(plan.old.rows for plan in plans.values()) <= SMALL_ROWS
-    spark = pipeline.spark
-    new = read_files(spark, [uri for plan in plans.values() for uri in plan.new.files], read)
-    if not all(plan.new.exact for plan in plans.values()):
-        limits = pa.table({"_game": list(plans), "_from": [p.above for p in plans.values()]})
-        bounds = F.broadcast(spark.createDataFrame(limits))
-        new = new.join(bounds, F.col(entity) == F.col("_game")).where(F.col("_batch") > F.col("_from"))
-    fresh = (
-        _together(new, small)
-        .groupBy(F.col(entity).alias("_game"), key)
-        .agg(F.count(F.lit(1)).alias(COUNT), F.min(time_column).alias(FIRST), F.max(time_column).alias(LAST))
-    )
-    merged = _with_old(pipeline, plans, schema, fresh, small)
-    task = FanOut(pipeline.lakehouse, "gold", "_game", schema)
-    # A game's aggregate goes to one task: one file, and nobody merges it again.
-    return stage(merged if small else merged.repartition(_tasks(rows), "_game"), task, 1, 1)
-
-
-def _together(rows: DataFrame, small: bool) -> DataFrame:
-    """Few rows in one partition: what groups them needs no shuffle then."""
-    return rows.coalesce(1) if small else rows
+    small = count + sum(plan.old.rows for plan in plans.values()) <= SMALL_ROWS
+    rows, schema = aggregated(pipeline.spark, aggregate, parts, pipeline.settings.entity_column, small=small)
+    task = FanOut(pipeline.lakehouse, GOLD, GAME, schema, aggregate=aggregate.name)
+    try:
+        # A game's aggregate goes to one task: one file, and nobody merges it again.
+        result = stage(rows if small else rows.repartition(_tasks(count), GAME), task, 1, 1)
+    except (PySparkException, Py4JJavaError) as error:
+        if aggregate.name == PLAYER_AGG:
+            raise
+        raise run_time_failure(aggregate, error) from error
+    strange = (set(result.files) - set(plans)) | {n or "NULL" for names in result.refused.values() for n in names}
+    if strange:
+        for game, files in result.files.items():
+            discard(task.table(game), files)
+        raise ExtensionError(f"{aggregate} gives rows with other values of `{GAME}` than it was given: {sorted(strange)[:5]}")
+    return result, schema
 
 
 def _tasks(rows: int) -> int:
     return max(1, min(8, rows // 250_000))
 
 
-def _with_old(
-    pipeline: Pipeline, plans: Mapping[str, _Game], schema: pa.Schema, fresh: DataFrame, small: bool
-) -> DataFrame:
-    """The new aggregate merged with what the games' gold tables hold: counts add, minima and maxima compare."""
-    key = schema.names[0]
-    old_files = [u for p in plans.values() for u in p.old.files]
-    if not old_files:
-        return fresh
-    columns = spark_schema(next(p.gold for p in plans.values() if p.gold is not None).schema())
-    old = read_files(pipeline.spark, old_files, columns).select(
-        F.regexp_extract("_metadata.file_path", _GAME_IN_PATH, 1).alias("_game"), *schema.names
-    )
-    return (
-        _together(fresh.unionByName(old), small)
-        .groupBy("_game", key)
-        .agg(F.sum(COUNT).alias(COUNT), F.min(FIRST).alias(FIRST), F.max(LAST).alias(LAST))
-    )
-
-
-def _commit(pipeline: Pipeline, plan: _Game, schema: pa.Schema, result: FanOutResult) -> Commit:
+def _commit(
+    pipeline: Pipeline, aggregate: GoldAggregate, plan: _Game, schema: pa.Schema, result: FanOutResult, *, full: bool
+) -> Commit:
+    table, files = pipeline.lakehouse.gold(plan.game, aggregate.name), result.files.get(plan.game, [])
+    if plan.gold is not None and aggregate.name != PLAYER_AGG and not full:
+        other = changed_types(plan.gold, schema)
+        if other:
+            discard(table, files)
+            raise DataError(
+                f"{table.name}: {aggregate} gives other types than the table has: {'; '.join(other)}. Whoever reads the table "
+                f"may not expect that: rename the columns, or refresh {aggregate.asset} fully"
+            )
+    expected: dict[str, int | None] = {plan.app: plan.taken}
+    advance = {plan.app: plan.batch}
+    if plan.definition is not None:
+        # Of two runs with different declarations one must not merge into what the other has made.
+        expected[plan.mine] = plan.declared
+        advance[plan.mine] = plan.definition
     return Commit(
-        pipeline.lakehouse.gold(plan.game),
+        table,
         schema,
-        result.files.get(plan.game, []),
-        expected={plan.app: plan.taken},
-        advance={plan.app: plan.batch},
+        files,
+        expected=expected,
+        advance=advance,
         table_id=str(plan.gold.metadata().id) if plan.gold is not None else None,
         replace=plan.gold is not None,
-        info={BATCH_INFO: str(plan.batch)},
-        description=f"One row per player of the game {plan.game}: sessions, first and last event",
+        # All rows are new, so columns that are declared no more go.
+        reshape=plan.full,
+        info={BATCH_INFO: str(plan.batch)} | ({"definition": aggregate.definition} if aggregate.definition else {}),
+        description=f"Game {plan.game}: {aggregate.description}"[:1_000],
     )

@@ -10,12 +10,15 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from game_events.extending import PLAYER_AGG
 from game_events.lakehouse.reading import files_with, read_files, spark_schema
 from game_events.lakehouse.tables import UNIFIED
+from game_events.pipeline.aggregates import COUNT, FIRST, LAST
 from game_events.pipeline.check_result import CheckResult
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.game_commits import for_games
-from game_events.pipeline.gold import _GAME_IN_PATH, COUNT, FIRST, LAST, silver_app
+from game_events.pipeline.gold import silver_app
+from game_events.pipeline.gold_rows import game_in_path
 from game_events.pipeline.unified import gold_app
 
 RECOMPUTED = "gold_equals_recompute"
@@ -91,7 +94,7 @@ def _all_rows(
     anew = events.groupBy("_game", key).agg(
         F.count(F.lit(1)).alias(COUNT), F.min(time_column).alias(FIRST), F.max(time_column).alias(LAST)
     )
-    held = _files(pipeline, gold, taken, (key, COUNT, FIRST, LAST), _GAME_IN_PATH)
+    held = _files(pipeline, gold, taken, (key, COUNT, FIRST, LAST), game_in_path(PLAYER_AGG))
     rows = anew.select(*columns, F.lit("silver").alias("_source")).unionByName(
         held.select(*columns, F.lit("gold").alias("_source"))
     )

@@ -18,7 +18,7 @@ class TableReport:
     """What happened to one table.
 
     Attributes:
-        layer: bronze, quarantine, silver, gold or unified.
+        layer: bronze, quarantine, silver, gold, unified, or `gold:{name}` for an aggregate of one's own.
         table: name; `location` is its URI.
         game: for tables of one game.
         rows: rows committed by this run (gold and unified are replaced: all of their rows).
@@ -117,9 +117,11 @@ class RunReport:
     def to_dict(self) -> dict[str, object]:
         """For `--json`: plain types only."""
         games = sorted({t.game for t in self.tables if t.game})
+        layers = ["bronze", "quarantine", "silver", "gold", "unified"]
+        layers += sorted({t.layer for t in self.tables} - set(layers))
         return {
             "success": self.success,
-            "rows": {layer: self.rows(layer) for layer in ("bronze", "quarantine", "silver", "gold", "unified")},
+            "rows": {layer: self.rows(layer) for layer in layers},
             "games": {g: {t.layer: t.rows for t in self.tables if t.game == g and t.error is None} for g in games},
             "offsets": {str(p): list(r) for p, r in sorted(self.offsets.items())},
             "lag": sum(self.lag.values()),

@@ -14,12 +14,15 @@ from functools import partial
 
 import pyarrow as pa
 from deltalake import DeltaTable
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from game_events.errors import ConfigurationError
+from game_events.errors import ConfigurationError, ExtensionError
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit
-from game_events.lakehouse.progress import GOLD, SILVER, UNIFIED_LAYER, Progress
+from game_events.lakehouse.progress import SILVER, Progress
 from game_events.lakehouse.reading import BATCH_INFO, files_with, read_files, restored, row_count, selection, spark_schema
 from game_events.lakehouse.staging import StagedFile, discard
 from game_events.lakehouse.tables import is_game
@@ -29,6 +32,7 @@ from game_events.pipeline.fan_out import TASK_ROWS, FanOut, FanOutResult, rows_o
 from game_events.pipeline.game_commits import Committed, commit_games
 from game_events.pipeline.report import RunReport, TableReport
 from game_events.pipeline.routing import OVER_LIMIT, Routing, admit
+from game_events.pipeline.transformations import run_time_failure, transformed
 
 #: Bronze's columns that silver leaves out: they are in bronze, under the same coordinates.
 BRONZE_ONLY = ("_raw_value", "_kafka_key", "_kafka_headers", "_kafka_topic_id")
@@ -55,6 +59,8 @@ class _Source:
     handle: DeltaTable
     bronze_id: str
     batch: int
+    #: Columns of bronze that are read, and those that silver gets: the same but for transformations of the user's own.
+    columns: pa.Schema
     schema: pa.Schema
 
     @property
@@ -76,6 +82,15 @@ def refresh_silver(pipeline: Pipeline, report: RunReport, games: frozenset[str] 
     if handle is None:
         return
     source = _source(pipeline, handle)
+    try:
+        _refresh(pipeline, report, source, games, full=full)
+    except ExtensionError as error:
+        # Every game's: nothing moves, and the run's account of bronze stays.
+        report.tables.append(TableReport(SILVER, "silver_events", pipeline.lakehouse.root, error=str(error)))
+    report.seconds["silver"] = report.seconds.get("silver", 0.0) + time.monotonic() - began
+
+
+def _refresh(pipeline: Pipeline, report: RunReport, source: _Source, games: frozenset[str] | None, *, full: bool) -> None:
     state = pipeline.progress.read(source.bronze_id)
     floor = state.floor(SILVER)
     done: dict[str, int] = {}
@@ -88,9 +103,7 @@ def refresh_silver(pipeline: Pipeline, report: RunReport, games: frozenset[str] 
         if full:
             # Before any commit: a crash between the layers' commits must not leave the later ones with the old rows.
             why = "its silver table was replaced"
-            pipeline.progress.update(
-                source.bronze_id, lambda now: now.pending(GOLD, again, why).pending(UNIFIED_LAYER, again, why)
-            )
+            pipeline.progress.update(source.bronze_id, lambda now: now.pending_downstream(again, why))
     elif source.batch > floor:
         again, failed, unrouted = _default_pass(pipeline, source, state, report, done)
     if games is None and not full:
@@ -115,7 +128,6 @@ def refresh_silver(pipeline: Pipeline, report: RunReport, games: frozenset[str] 
 
     pipeline.progress.update(source.bronze_id, moved)
     report.unrouted += unrouted
-    report.seconds["silver"] = report.seconds.get("silver", 0.0) + time.monotonic() - began
 
 
 def _other(now: Progress, done: Mapping[str, int], failed: Mapping[str, str]) -> dict[str, str]:
@@ -137,7 +149,20 @@ def _source(pipeline: Pipeline, handle: DeltaTable) -> _Source:
             f"bronze has no column {pipeline.settings.entity_column!r} (it has {', '.join(schema.names)}): set "
             "GAME_EVENTS_ENTITY_COLUMN to the one that names the game"
         )
-    return _Source(handle, str(handle.metadata().id), batch, schema)
+    return _Source(handle, str(handle.metadata().id), batch, schema, schema)
+
+
+def _with_transformations(pipeline: Pipeline, source: _Source) -> _Source:
+    """The source with the columns that silver gets: asked of Spark, so only when there is work to do."""
+    if not pipeline.extensions.transformations:
+        return source
+    nothing = read_files(pipeline.spark, [], spark_schema(source.handle.schema())).select(*source.columns.names)
+    return replace(source, schema=_transformed(pipeline, source, nothing)[1])
+
+
+def _transformed(pipeline: Pipeline, source: _Source, rows: DataFrame) -> tuple[DataFrame, pa.Schema]:
+    entity = pipeline.settings.entity_column
+    return transformed(rows, source.columns, entity, pipeline.extensions.transformations)
 
 
 def _default_pass(
@@ -148,6 +173,7 @@ def _default_pass(
     Returns:
         games to plan one by one (ahead of the floor, restored, failed before), games that failed, unrouted rows by why.
     """
+    source = _with_transformations(pipeline, source)
     floor = state.floor(SILVER)
     known = set(state.games)
     routing = Routing(frozenset(pipeline.settings.games))
@@ -218,6 +244,7 @@ def _planned_pass(  # noqa: PLR0913 - one pass of a loop, its state passed expli
     if not start:
         return set()
     pipeline.on_progress(f"silver: {len(start)} games from their own progress")
+    source = _with_transformations(pipeline, source)
     lowest = min(begin for _, _, begin in start.values())
     ranges = {game: begin for game, (_, _, begin) in start.items()}
     routing = Routing(frozenset(pipeline.settings.games), frozenset(start))
@@ -263,6 +290,8 @@ def _commit_plan(
         advance=advance,
         table_id=str(handle.metadata().id) if handle is not None else None,
         replace=replace,
+        # All rows are new, so columns that no transformation gives any more go, and types may be others.
+        reshape=replace,
         info={BATCH_INFO: str(source.batch)},
         description=f"Events of the game {game}: its rows of bronze_events, append-only",
     )
@@ -275,20 +304,26 @@ def _stage(
     if not found.files:
         return FanOutResult()
     entity = pipeline.settings.entity_column
-    rows = read_files(pipeline.spark, found.files, spark_schema(source.handle.schema())).select(*source.schema.names)
+    rows = read_files(pipeline.spark, found.files, spark_schema(source.handle.schema())).select(*source.columns.names)
     if ranges is None:
         rows = rows if found.exact else rows.where(F.col("_batch") > above)
     else:
         bounds = pa.table({"_game": list(ranges), "_from": list(ranges.values())})
         limits = F.broadcast(pipeline.spark.createDataFrame(bounds))
         rows = rows.join(limits, F.col(entity) == F.col("_game")).where(F.col("_batch") > F.col("_from"))
-        rows = rows.select(*source.schema.names)
+        rows = rows.select(*source.columns.names)
     count = found.rows
     if not games and count > TASK_ROWS:
         # The first load: whether to shuffle hangs on how many games there are, and one column tells.
         games = int(rows.agg(F.approx_count_distinct(entity)).first()[0])  # type: ignore[index]
     task = FanOut(pipeline.lakehouse, "silver", entity, source.schema, routing)
-    return stage(rows, task, count, games, salt="_kafka_offset")
+    rows, _ = _transformed(pipeline, source, rows)
+    try:
+        return stage(rows, task, count, games, salt="_kafka_offset")
+    except (PySparkException, Py4JJavaError) as error:
+        if not pipeline.extensions.transformations:
+            raise
+        raise run_time_failure("; ".join(map(str, pipeline.extensions.transformations)), error) from error
 
 
 def _new_names(pipeline: Pipeline, source: _Source, floor: int, known: set[str]) -> tuple[dict[str, int], int]:

@@ -13,6 +13,7 @@ from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
 from game_events.errors import ConflictError
+from game_events.extending import PLAYER_AGG
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, commit
 from game_events.lakehouse.progress import GOLD, UNIFIED_LAYER, Progress
@@ -22,7 +23,7 @@ from game_events.lakehouse.tables import UNIFIED
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.file_stage import FileStage, staged_files
 from game_events.pipeline.game_commits import for_games
-from game_events.pipeline.gold import _GAME_IN_PATH
+from game_events.pipeline.gold_rows import game_in_path
 from game_events.pipeline.report import RunReport, TableReport
 from game_events.pipeline.silver import ATTEMPTS
 
@@ -87,7 +88,7 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
     spark = pipeline.spark
     uris = [uri for found in for_games(changed, lambda game: files_with(changed[game])).values() for uri in found]
     rows = read_files(spark, uris, spark_schema(first.schema())).select(
-        F.regexp_extract("_metadata.file_path", _GAME_IN_PATH, 1).alias(entity), *gold_schema.names
+        F.regexp_extract("_metadata.file_path", game_in_path(PLAYER_AGG), 1).alias(entity), *gold_schema.names
     )
     kept = files_with(handle) if handle is not None and not full else []
     if handle is not None and kept:

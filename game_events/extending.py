@@ -1,0 +1,306 @@
+"""What a pipeline may be extended with: silver transformations and gold aggregates, declared on plain functions.
+
+A module (or a .py file) that the setting `extensions` names declares them; `extensions.py` collects what it finds there. The
+decorators give the function back as it was, so that it can be called and tested by itself. See docs/extending.md.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import json
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from game_events.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    Transform = Callable[[DataFrame], DataFrame]
+
+__all__ = [
+    "GoldAggregate",
+    "Measure",
+    "SilverTransformation",
+    "count",
+    "gold_aggregate",
+    "max_of",
+    "min_of",
+    "silver_transformation",
+    "sum_of",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+#: Attribute of a decorated function that holds its declaration.
+DECLARATION = "__game_events__"
+#: The aggregate that this project ships; its tables are `gold_{game}_player_agg`.
+PLAYER_AGG = "player_agg"
+#: Becomes part of table and asset names.
+NAME_PATTERN = r"^[a-z][a-z0-9_]{0,62}$"
+#: A column of one's own; a leading underscore marks the pipeline's.
+COLUMN_PATTERN = r"^[A-Za-z][A-Za-z0-9_]*$"
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One aggregate column whose parts can be merged: of the old rows and of the new ones.
+
+    Attributes:
+        function: how the column is made.
+        of: SQL expression over silver's columns.
+    """
+
+    function: Literal["count", "sum", "min", "max"]
+    of: str
+
+    @property
+    def sql(self) -> str:
+        """The aggregate over silver's rows."""
+        return f"{self.function}({self.of})"
+
+    def merged(self, column: str) -> str:
+        """The aggregate over old and new values of its own column."""
+        return f"{'sum' if self.function == 'count' else self.function}(`{column}`)"
+
+
+def count(of: str = "1") -> Measure:
+    """Number of rows, or of rows where an SQL expression is not NULL."""
+    return Measure("count", of)
+
+
+def sum_of(of: str) -> Measure:
+    """Sum of a column or SQL expression; NULLs are left out. Sums of floating point numbers depend on the order of rows."""
+    return Measure("sum", of)
+
+
+def min_of(of: str) -> Measure:
+    """Smallest value of a column or SQL expression."""
+    return Measure("min", of)
+
+
+def max_of(of: str) -> Measure:
+    """Largest value of a column or SQL expression."""
+    return Measure("max", of)
+
+
+@dataclass(frozen=True)
+class SilverTransformation:
+    """Rows of bronze -> rows of silver, inside silver's one Spark job.
+
+    Attributes:
+        name: the function's name.
+        function: gets and gives a DataFrame.
+        games: applies to these only; empty: to every game.
+        rows: `one_to_one`: the books compare counts; `any`: it may add and leave out rows, and the books leave its games out.
+        where: file and line of the declaration.
+    """
+
+    name: str
+    function: Transform
+    games: frozenset[str]
+    rows: Literal["one_to_one", "any"]
+    where: str
+
+    def __str__(self) -> str:
+        return f"silver transformation {self.name} ({self.where})"
+
+    def applies_to(self, game: str) -> bool:
+        """Whether it sees rows of a game."""
+        return not self.games or game in self.games
+
+
+@dataclass(frozen=True)
+class GoldAggregate:
+    """One table for each game, made from its silver table.
+
+    Attributes:
+        name: tables are `gold_{game}_{name}`, the Dagster asset is `gold_{name}`.
+        mode: `merge`: new rows are aggregated and merged with the old aggregate; `recompute`: from all of silver.
+        keys: columns of silver that a merge aggregate groups by; none: one row for each game.
+        measures: column -> measure, for `merge`.
+        function: rows of silver (with a column `_game`) -> rows of gold (with `_game`), for `recompute`.
+        games: made for these only; empty: for every game.
+        interval_s: at most one refresh in so many seconds; None: with every run.
+        description: of the tables and the asset.
+        definition: hash of what decides the values; another one makes the tables be made anew from all of silver.
+        where: file and line of the declaration.
+    """
+
+    name: str
+    mode: Literal["merge", "recompute"]
+    keys: tuple[str, ...] = ()
+    measures: Mapping[str, Measure] = field(default_factory=dict)
+    function: Transform | None = None
+    games: frozenset[str] = frozenset()
+    interval_s: float | None = None
+    description: str = ""
+    definition: str = ""
+    where: str = "shipped"
+
+    def __str__(self) -> str:
+        return f"gold aggregate {self.name} ({self.where})"
+
+    @property
+    def layer(self) -> str:
+        """Its name in reports and in the table `progress`."""
+        return "gold" if self.name == PLAYER_AGG else f"gold:{self.name}"
+
+    @property
+    def asset(self) -> str:
+        """Name of its Dagster asset."""
+        return f"gold_{self.name}"
+
+    def applies_to(self, game: str) -> bool:
+        """Whether a game has its table."""
+        return not self.games or game in self.games
+
+
+def silver_transformation(
+    function: F | None = None, *, games: Iterable[str] | None = None, rows: Literal["one_to_one", "any"] = "one_to_one"
+) -> Any:  # noqa: ANN401 - the function, or the decorator
+    """Declare a function `DataFrame -> DataFrame` that every row passes on its way from bronze to silver.
+
+    Several are applied in the order in which they stand in the file. It may add, change and leave out columns of the message;
+    it must keep the column that names the game and the pipeline's own ones (all that begin with an underscore).
+
+    Args:
+        function: given by Python when the decorator is used without brackets.
+        games: only these; None: every game, which costs no extra pass over the rows.
+        rows: `one_to_one`: each row in is one row out, and the books check it; `any`: rows may be exploded or left out.
+
+    Raises:
+        ConfigurationError: the declaration makes no sense; names the file and line.
+    """
+
+    def declare(given: F) -> F:
+        where = _where(given)
+        if rows not in ("one_to_one", "any"):
+            raise ConfigurationError(f"{where}: rows={rows!r} of {given.__name__}: it must be 'one_to_one' or 'any'")
+        setattr(given, DECLARATION, SilverTransformation(given.__name__, given, _games(games, where), rows, where))
+        return given
+
+    return declare if function is None else declare(function)
+
+
+def gold_aggregate(
+    name: str,
+    *,
+    keys: Iterable[str] = (),
+    mode: Literal["merge", "recompute"] = "merge",
+    games: Iterable[str] | None = None,
+    interval_s: float | None = None,
+    description: str | None = None,
+) -> Callable[[F], F]:
+    """Declare a gold aggregate: tables `gold_{game}_{name}`, all games in one Spark job, each replaced atomically.
+
+    With `mode="merge"` the function takes nothing and gives the aggregate's columns: a dictionary column -> measure. With
+    `mode="recompute"` it takes the silver rows of the games that changed (with a column `_game`) and gives the rows of gold,
+    `_game` among their columns; it must treat each game by itself, as it never sees all of them.
+
+    Args:
+        name: lower case letters, digits, underscores.
+        keys: for `merge`: columns of silver to group by; for `recompute`: columns that its rows must have.
+        mode: whether old and new aggregates can be merged.
+        games: only these; None: every game.
+        interval_s: refresh at most once in so many seconds.
+        description: default: the function's docstring.
+
+    Raises:
+        ConfigurationError: the declaration makes no sense; names the file and line.
+    """
+
+    def declare(given: F) -> F:
+        where = _where(given)
+        if not re.fullmatch(NAME_PATTERN[1:-1], name):
+            raise ConfigurationError(f"{where}: {name!r} cannot name a gold aggregate: it must match {NAME_PATTERN}")
+        if mode not in ("merge", "recompute"):
+            raise ConfigurationError(f"{where}: mode={mode!r} of {name}: it must be 'merge' or 'recompute'")
+        if interval_s is not None and interval_s <= 0:
+            raise ConfigurationError(f"{where}: interval_s={interval_s!r} of {name}: it must be above 0, or None")
+        columns = _words(keys, "keys", where)
+        measures = _measures(given, name, columns, where) if mode == "merge" else {}
+        text = description if description is not None else inspect.getdoc(given) or ""
+        setattr(
+            given,
+            DECLARATION,
+            GoldAggregate(
+                name,
+                mode,
+                columns,
+                measures,
+                given if mode == "recompute" else None,
+                _games(games, where),
+                interval_s,
+                text,
+                _definition(mode, columns, measures, given),
+                where,
+            ),
+        )
+        return given
+
+    return declare
+
+
+def _where(function: Callable[..., Any]) -> str:
+    if not inspect.isfunction(function):
+        raise ConfigurationError(f"{function!r} cannot be declared: put the decorator on a plain function")
+    code = inspect.unwrap(function).__code__
+    return f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def _words(given: Iterable[str], what: str, where: str) -> tuple[str, ...]:
+    words = (given,) if isinstance(given, str) else tuple(given)
+    if any(not isinstance(word, str) or not word for word in words) or len({w.casefold() for w in words}) != len(words):
+        raise ConfigurationError(f"{where}: {what}={words!r}: names are wanted, each once")
+    return words
+
+
+def _games(given: Iterable[str] | None, where: str) -> frozenset[str]:
+    if given is None:
+        return frozenset()
+    names = _words(given, "games", where)
+    if not names:
+        raise ConfigurationError(f"{where}: games is empty: name some, or leave it out for every game")
+    return frozenset(names)
+
+
+def _measures(function: Callable[..., Any], name: str, keys: tuple[str, ...], where: str) -> dict[str, Measure]:
+    try:
+        found = function()
+    except Exception as error:
+        raise ConfigurationError(f"{where}: {function.__name__}() of gold aggregate {name} raised {error!r}") from error
+    if not isinstance(found, dict) or not found or not all(isinstance(m, Measure) for m in found.values()):
+        raise ConfigurationError(
+            f"{where}: {function.__name__}() of gold aggregate {name} must give a dictionary column -> count(), sum_of(...), "
+            f"min_of(...) or max_of(...); it gave {found!r}. What does not merge needs mode='recompute'"
+        )
+    bad = [c for c in found if not isinstance(c, str) or not re.fullmatch(COLUMN_PATTERN[1:-1], c)]
+    taken = {k.casefold() for k in keys}
+    bad += [c for c in found if isinstance(c, str) and c.casefold() in taken]
+    if bad or len({c.casefold() for c in found}) != len(found):
+        raise ConfigurationError(
+            f"{where}: columns {', '.join(map(repr, bad or found))} of gold aggregate {name}: each must match "
+            f"{COLUMN_PATTERN}, and be there once, keys included"
+        )
+    return found
+
+
+def _definition(mode: str, keys: tuple[str, ...], measures: Mapping[str, Measure], function: Callable[..., Any]) -> str:
+    """Hash of what decides an aggregate's values: comments, layout and docstrings do not, nor do functions that it calls."""
+    body = ast.dump(_body(function)) if mode == "recompute" else ""
+    parts = [mode, keys, [(column, m.function, m.of) for column, m in measures.items()], body]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _body(function: Callable[..., Any]) -> ast.AST:
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    if isinstance(tree, ast.FunctionDef):
+        tree.decorator_list = []
+        if ast.get_docstring(tree) is not None:
+            tree.body = tree.body[1:]
+    return tree
