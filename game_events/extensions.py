@@ -82,7 +82,8 @@ def _module(name: str) -> ModuleType:
     try:
         module = _from_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)
     except GameEventsError as error:
-        raise ConfigurationError(f"{SETTING}: {name}: {error}") from error
+        place = _place(error)
+        raise ConfigurationError(f"{SETTING}: {name}: {'' if place in str(error) else place}{error}") from error
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             raise
@@ -116,7 +117,9 @@ def _from_file(path: Path) -> ModuleType:
 def _place(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: "
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename and f.filename != __file__]
+    ours = str(Path(__file__).parent)
+    files = traceback.extract_tb(error.__traceback__)
+    frames = [f for f in files if "importlib" not in f.filename and not f.filename.startswith(ours)]
     return f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
 
 

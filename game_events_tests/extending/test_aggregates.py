@@ -1,0 +1,244 @@
+"""Gold aggregates of one's own on real parts: always what plain SQL makes of silver, whatever changes or crashes."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from functools import partial
+from random import Random
+
+import pytest
+from deltalake import DeltaTable
+
+from game_events.extensions import load_extensions
+from game_events.lakehouse.tables import Lakehouse
+from game_events.pipeline.gold import refresh_gold
+from game_events.pipeline.refresh import refresh
+from game_events.pipeline.report import RunReport
+from game_events.pipeline.silver import refresh_silver
+from game_events.producer.produce import produce
+from game_events.producer.simulator import Simulation
+from game_events_tests.books import assert_books_balance, count, rows
+from game_events_tests.extending.own import DEVICES, DEVICES_SQL, MEDIAN, MEDIAN_SQL, differences, extension
+from game_events_tests.guarantees.waves import end_orphans, power_cut_at, start_run, versions, wait_all
+
+pytestmark = pytest.mark.stack
+
+GAMES = ("rummy", "spades", "uno")
+
+
+def wave(settings, seed, games=GAMES, records=10):
+    return produce(settings, Simulation(games=games, seed=seed, records_per_game_and_version=records, gamers_per_game=4))
+
+
+def columns(settings, table):
+    return [f.name for f in DeltaTable(f"{settings.lakehouse}/{table}").schema().fields]
+
+
+def own(path):
+    return load_extensions([path]).aggregates
+
+
+def test_both_kinds_equal_sql_over_silver_after_every_wave_and_cost_no_commit_when_nothing_changed(
+    make_settings, make_pipeline, tmp_path
+):
+    settings = make_settings(extensions=(extension(tmp_path, DEVICES, MEDIAN),))
+    random, sent = Random(5), None  # noqa: S311 - which games have rows
+    for seed in range(4):
+        games = tuple(random.sample(GAMES, 2)) if seed else GAMES
+        more = wave(settings, seed, games, records=random.randint(1, 12))
+        sent = more if sent is None else sent.merge(more)
+        report = refresh(make_pipeline(settings))
+        assert report.success, report.errors
+        assert {t.game for t in report.of("gold:devices")} == {t.game for t in report.of("gold:median_hour")} == set(games)
+        assert differences(settings, GAMES, "devices", DEVICES_SQL) == []
+        assert differences(settings, GAMES, "median_hour", MEDIAN_SQL) == []
+    assert_books_balance(settings, sent)
+    assert report.to_dict()["rows"]["gold:devices"] == sum(t.table_rows for t in report.of("gold:devices")) > 0
+
+    before = versions(settings)
+    assert refresh(make_pipeline(settings)).tables == []
+    assert versions(settings) == before
+
+    # Silver whose rows were replaced: aggregates follow, also one that is not declared just then.
+    without = make_settings(extensions=(extension(tmp_path, DEVICES),))
+    report = RunReport()
+    refresh_silver(make_pipeline(without), report, frozenset({"rummy"}), full=True)
+    assert refresh(make_pipeline(without)).success
+    report = refresh(make_pipeline(settings))
+    assert [(t.layer, t.game) for t in report.tables] == [("gold:median_hour", "rummy")]
+    assert versions(settings)["gold_rummy_devices"] == before["gold_rummy_devices"] + 1
+    assert differences(settings, GAMES, "devices", DEVICES_SQL) == []
+
+
+def test_a_changed_declaration_is_computed_from_all_of_silver_by_itself(make_settings, make_pipeline, tmp_path):
+    def run(*parts):
+        return refresh(make_pipeline(make_settings(extensions=(extension(tmp_path, *parts),))))
+
+    merge = '@gold_aggregate("n", keys=["gamer_id"])\ndef n():\n    return {measures}\n'
+    one = merge.replace("{measures}", '{"events": count(), "first": min_of("event_timestamp")}')
+    other = merge.replace("{measures}", '{"events": sum_of("2"), "last": max_of("event_timestamp")}')
+    as_sql = "SELECT gamer_id, {} FROM t GROUP BY ALL"
+    settings = make_settings()
+    wave(settings, 0)
+    assert run(one).success
+    wave(settings, 1, games=("rummy",))
+    # Nobody's rows are new but those of rummy; every game's table follows.
+    report = run(other)
+    assert {t.game for t in report.of("gold:n")} == set(GAMES)
+    assert columns(settings, "gold_uno_n") == ["gamer_id", "events", "last"]
+    assert differences(settings, GAMES, "n", as_sql.format("2 * count(*), max(event_timestamp)")) == []
+    # And back: the old progress of the first declaration is not taken up again.
+    assert {t.game for t in run(one).of("gold:n")} == set(GAMES)
+    assert differences(settings, GAMES, "n", as_sql.format("count(*), min(event_timestamp)")) == []
+
+    # More games than before: those that were left out have no new rows, and get their tables all the same.
+    limited = one.replace('"n", keys', '"few", games=["rummy"], keys').replace("def n", "def few")
+    assert {t.game for t in run(limited).of("gold:few")} == {"rummy"}
+    assert "gold_uno_few" not in versions(settings)
+    assert {t.game for t in run(limited.replace('games=["rummy"], ', "")).of("gold:few")} == {"spades", "uno"}
+
+    # Another type of a column that is read elsewhere is no small thing: it is asked for by name.
+    text = merge.replace("{measures}", '{"events": max_of("cast(5 as string)"), "first": min_of("event_timestamp")}')
+    before = versions(settings)
+    report = run(text)
+    assert len(report.errors) == len(GAMES)
+    assert "events is int64 in the table and string in the rows" in report.errors[0].error
+    assert "refresh gold_n fully" in report.errors[0].error
+    assert {name for name, v in versions(settings).items() if v != before[name]} == {"progress"}
+    changed = extension(tmp_path, text)
+    done = RunReport()
+    pipeline = make_pipeline(make_settings(extensions=(changed,)))
+    refresh_gold(pipeline, done, frozenset(GAMES), full=True, aggregate=own(changed)[0])
+    assert done.success
+    assert differences(settings, GAMES, "n", as_sql.format("'5', min(event_timestamp)")) == []
+    assert refresh(pipeline).tables == []
+
+
+BROKEN = """
+@gold_aggregate("broken", mode="recompute")
+def broken(silver):
+    {body}
+"""
+
+
+@pytest.fixture
+def filled(make_settings, make_pipeline):
+    """Settings of a lakehouse with rows and no extension."""
+    settings = make_settings()
+    wave(settings, 0)
+    assert refresh(make_pipeline(settings)).success
+    return settings
+
+
+def test_an_aggregate_that_fails_fails_alone_with_its_name_and_place(filled, make_settings, make_pipeline, tmp_path):
+    for body, says in (
+        ("return silver.select('nothing')", "nothing"),
+        ("return silver.groupBy('gamer_id').count()", "gives no column _game"),
+        ("return None", "it gave NoneType"),
+        ("return silver.selectExpr('_game', '1 / (hour(event_timestamp) - hour(event_timestamp)) as x')", "zero"),
+        ("return silver.select('_game', F.udf(lambda g: int(g))('gamer_id').alias('x'))", "ValueError"),
+        ("return silver.selectExpr('concat(_game, \"_\") as _game', 'gamer_id')", "other values of `_game`"),
+        ("return silver.selectExpr('_game', 'null as x')", "type void"),
+    ):
+        path = extension(tmp_path, BROKEN.replace("{body}", body), DEVICES)
+        report = refresh(make_pipeline(make_settings(extensions=(path,))))
+        assert [t.layer for t in report.errors] == ["gold:broken"] * len(GAMES), body
+        assert all(says in t.error for t in report.errors), (says, report.errors[0].error)
+        assert f"gold aggregate broken ({path}:" in report.errors[0].error
+        assert not any("broken" in name for name in versions(filled))
+    assert differences(filled, GAMES, "devices", DEVICES_SQL) == []
+    # Once it is right, the next run makes it; a row count as small as none is an answer as well.
+    right = BROKEN.replace("{body}", "return silver.where(\"_game = 'uno'\").select('_game', 'gamer_id')")
+    report = refresh(make_pipeline(make_settings(extensions=(extension(tmp_path, right),))))
+    assert report.success
+    assert {t.game: t.table_rows for t in report.of("gold:broken")} == {"rummy": 0, "spades": 0, "uno": 20}
+
+
+def test_a_table_that_somebody_else_made_is_left_alone(filled, make_settings, make_pipeline, tmp_path):
+    refresh(make_pipeline(make_settings(extensions=(extension(tmp_path, DEVICES.replace('"devices"', '"c"')),))))
+    foreign = Lakehouse(filled.lakehouse).table("gold_rummy_b_c")
+    Lakehouse(filled.lakehouse).gold("rummy", "c").local_path.rename(foreign.local_path)
+    before = rows(filled, "gold_rummy_b_c")
+    settings = make_settings(extensions=(extension(tmp_path, DEVICES.replace('"devices"', '"b_c"')),))
+    report = refresh(make_pipeline(settings))
+    assert [t.table for t in report.errors] == ["gold_rummy_b_c"]
+    assert "did not make it" in report.errors[0].error
+    assert rows(filled, "gold_rummy_b_c") == before
+    assert count(filled, "gold_uno_b_c") > 0
+
+
+@pytest.mark.usefixtures("filled")
+def test_an_interval_is_kept_unless_asked_otherwise(make_settings, make_pipeline, tmp_path):
+    seldom = MEDIAN.replace('mode="recompute"', 'mode="recompute", interval_s=3600')
+    settings = make_settings(extensions=(extension(tmp_path, seldom),))
+    assert len(refresh(make_pipeline(settings)).of("gold:median_hour")) == len(GAMES)
+    wave(settings, 1)
+    report = refresh(make_pipeline(settings))
+    assert len(report.of("gold")) == len(GAMES)
+    assert report.of("gold:median_hour") == []
+    assert refresh(make_pipeline(settings)).tables == []
+    assert len(refresh(make_pipeline(settings), ignore_intervals=True).of("gold:median_hour")) == len(GAMES)
+    assert differences(settings, GAMES, "median_hour", MEDIAN_SQL) == []
+
+
+@pytest.mark.usefixtures("filled")
+def test_a_crash_at_any_point_of_an_own_aggregate_is_finished_by_the_next_run(
+    make_settings, make_pipeline, tmp_path, monkeypatch
+):
+    path = extension(tmp_path, DEVICES, MEDIAN)
+    settings = make_settings(extensions=(path,))
+    monkeypatch.setenv("GAME_EVENTS_EXTENSIONS", path)
+    killed = start_run(settings, tmp_path / "run", crash_at="gold_game_committed:devices:1")
+    assert wait_all([killed], 180) == [-signal.SIGKILL], (tmp_path / "run" / "stderr").read_text()
+    end_orphans(settings)
+    assert sum("devices" in name for name in versions(settings)) == 1
+    for seed, point in enumerate(("gold_staged:devices", "gold_game_committed:devices:2", "gold_committed:median_hour"), 1):
+        report = refresh(make_pipeline(settings))
+        assert report.success
+        assert differences(settings, GAMES, "devices", DEVICES_SQL) == []
+        assert differences(settings, GAMES, "median_hour", MEDIAN_SQL) == []
+        wave(settings, seed)
+        with power_cut_at(point):
+            refresh(make_pipeline(settings))
+    assert refresh(make_pipeline(settings)).success
+    assert differences(settings, GAMES, "devices", DEVICES_SQL) == []
+    assert differences(settings, GAMES, "median_hour", MEDIAN_SQL) == []
+
+
+@pytest.mark.usefixtures("filled")
+def test_a_reader_sees_the_table_before_or_after_and_rivals_double_nothing(make_settings, make_pipeline, tmp_path):
+    path = extension(tmp_path, DEVICES, MEDIAN)
+    settings = make_settings(extensions=(path,))
+    refresh(make_pipeline(settings))
+    seen, stop = set(), threading.Event()
+
+    def watch():
+        while not stop.is_set():
+            seen.add(rows(settings, "gold_rummy_devices", "SELECT count(*), sum(events)::BIGINT FROM t")[0])
+
+    def state():
+        return rows(settings, "silver_rummy_events", "SELECT count(DISTINCT (gamer_id, device_id)), count(*) FROM t")[0]
+
+    allowed = {state()}
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        for seed in range(1, 3):
+            wave(settings, seed)
+            refresh_without_own = make_settings()
+            refresh(make_pipeline(refresh_without_own))
+            allowed.add(state())
+            runs = [threading.Thread(target=partial(refresh, make_pipeline(settings))) for _ in range(2)]
+            for run in runs:
+                run.start()
+            for run in runs:
+                run.join()
+    finally:
+        stop.set()
+        watcher.join()
+    assert seen <= allowed
+    assert len(seen) > 1
+    assert refresh(make_pipeline(settings)).success
+    assert differences(settings, GAMES, "devices", DEVICES_SQL) == []
+    assert differences(settings, GAMES, "median_hour", MEDIAN_SQL) == []
