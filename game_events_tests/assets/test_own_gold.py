@@ -1,0 +1,67 @@
+"""Aggregates of one's own in Dagster: in the graph, by run, by hand."""
+
+import dagster as dg
+import pytest
+
+from game_events.assets.keys import SILVER_KEY
+from game_events.definitions import build_defs
+from game_events.errors import ConfigurationError
+from game_events.producer.produce import produce
+from game_events.producer.simulator import Simulation
+from game_events.settings import load_settings
+from game_events_tests import books
+from game_events_tests.assets.conftest import logged, materializations
+from game_events_tests.extending.own import DEVICES, DEVICES_SQL, MEDIAN, differences, extension
+
+DEVICES_KEY, MEDIAN_KEY = dg.AssetKey(["gold_devices"]), dg.AssetKey(["gold_median_hour"])
+
+
+def test_each_has_an_asset_below_silver_with_the_same_partitions(tmp_path):
+    path = extension(tmp_path, DEVICES, MEDIAN)
+    graph = build_defs(load_settings(extensions=(path,))).resolve_asset_graph()
+    for key in (DEVICES_KEY, MEDIAN_KEY):
+        node = graph.get(key)
+        assert node.parent_keys == {SILVER_KEY}
+        assert node.partitions_def.name == "games"
+        assert node.group_name == "gold"
+        assert node.pools == {"gold"}
+    assert "Events of each player on each device." in graph.get(DEVICES_KEY).description
+    assert f"Declared in {path}:" in graph.get(MEDIAN_KEY).description
+
+
+def test_a_module_that_cannot_be_loaded_fails_the_definitions_with_its_name_and_line(tmp_path):
+    path = extension(tmp_path, "raise RuntimeError('not today')")
+    with pytest.raises(ConfigurationError, match=rf"{path}.*:6: RuntimeError: not today"):
+        build_defs(load_settings(extensions=(path,)))
+
+
+@pytest.mark.stack
+@pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated:DeprecationWarning")
+def test_a_run_logs_the_games_that_changed_and_one_game_by_hand_is_that_game(runs, environment, monkeypatch, tmp_path):
+    path = extension(
+        tmp_path, DEVICES.replace('keys=["gamer_id", "device_id"]', 'keys=["gamer_id", "device_id"], interval_s=3600')
+    )
+    monkeypatch.setenv("GAME_EVENTS_EXTENSIONS", path)
+    wave = Simulation(games=("rummy", "spades"), records_per_game_and_version=5)
+    produce(environment, wave)
+    first = runs.refresh()
+    assert first.success
+    mine = {(asset, game): n for (asset, game), n in logged(first).items() if asset == "gold_devices"}
+    assert mine == {("gold_devices", "rummy"): 1, ("gold_devices", "spades"): 1}
+    for event in materializations(first):
+        if event.asset_key == DEVICES_KEY:
+            name = f"gold_{event.partition}_devices"
+            assert event.metadata["dagster/table_name"].value == name
+            assert event.metadata["dagster/row_count"].value == books.count(environment, name) > 0
+    assert runs.instance.get_materialized_partitions(DEVICES_KEY) == {"rummy", "spades"}
+
+    # Its hour has not passed: the next run leaves it, by hand it is done at once, and only that game.
+    produce(environment, wave.model_copy(update={"seed": 1}))
+    assert ("gold_devices", "rummy") not in logged(runs.refresh())
+    by_hand = runs.materialize(DEVICES_KEY, games="rummy")
+    assert by_hand.success
+    assert logged(by_hand) == {("gold_devices", "rummy"): 1}
+    assert differences(environment, ("rummy",), "devices", DEVICES_SQL) == []
+    asked = runs.job("refresh", refresh_all_layers={"ignore_intervals": True})
+    assert logged(asked) == {("gold_devices", "spades"): 1}
+    assert differences(environment, ("rummy", "spades"), "devices", DEVICES_SQL) == []
