@@ -1,5 +1,6 @@
 """The assets of gold aggregates that the user declares: as the shipped one, with the same partitions and lineage."""
 
+import warnings
 from collections.abc import Iterable
 
 import dagster as dg
@@ -16,7 +17,10 @@ from game_events.pipeline.report import RunReport
 
 def build_own_gold(aggregates: Iterable[GoldAggregate]) -> list[dg.AssetsDefinition]:
     """One asset for each."""
-    return [_asset(aggregate) for aggregate in aggregates]
+    with warnings.catch_warnings():
+        # As for the shipped assets, but these are made whenever somebody builds the definitions.
+        warnings.simplefilter("ignore", dg.BetaWarning)
+        return [_asset(aggregate) for aggregate in aggregates]
 
 
 def _asset(aggregate: GoldAggregate) -> dg.AssetsDefinition:

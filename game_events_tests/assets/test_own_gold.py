@@ -31,7 +31,7 @@ def test_each_has_an_asset_below_silver_with_the_same_partitions(tmp_path):
 
 def test_a_module_that_cannot_be_loaded_fails_the_definitions_with_its_name_and_line(tmp_path):
     path = extension(tmp_path, "raise RuntimeError('not today')")
-    with pytest.raises(ConfigurationError, match=rf"{path}.*:6: RuntimeError: not today"):
+    with pytest.raises(ConfigurationError, match=rf"{path}.*:5: RuntimeError: not today"):
         build_defs(load_settings(extensions=(path,)))
 
 
