@@ -25,6 +25,12 @@ OWN_GOLD = f"{GOLD}:"
 APP = "progress"
 ATTEMPTS = 20
 
+
+def is_gold(layer: str) -> bool:
+    """Whether a layer is gold's: of the shipped aggregate or of one's own."""
+    return layer == GOLD or layer.startswith(OWN_GOLD)
+
+
 SCHEMA = pa.schema(
     [
         pa.field("bronze_id", pa.string()),

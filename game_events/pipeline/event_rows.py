@@ -10,6 +10,7 @@ from typing import Any
 
 from game_events.decoding.frames import ordered
 from game_events.lakehouse.event_log import Event
+from game_events.lakehouse.progress import is_gold
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, gold_name, silver_name
 from game_events.pipeline.audit import masked, who, without_secrets
 from game_events.pipeline.report import RunReport, TableReport
@@ -129,7 +130,7 @@ def _inputs(entry: TableReport, report: RunReport, settings: Settings) -> list[d
         return [source for source in (topic, held) if source]
     if entry.layer == "silver":
         return [{"table": BRONZE, "batch": entry.batch}]
-    if entry.layer == "gold" and entry.game is not None:
+    if is_gold(entry.layer) and entry.game is not None:
         return [{"table": silver_name(entry.game), "batch": entry.batch}]
     changed = [t.game for t in report.of("gold") if t.error is None]
     return [{"table": gold_name("{game}"), "games": len(changed), "batch": entry.batch}]

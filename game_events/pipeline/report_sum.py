@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from game_events.lakehouse.progress import UNIFIED_LAYER, is_gold
 from game_events.pipeline.report import RunReport, TableReport
 
-#: Layers whose tables are replaced: rows of two refreshes are no sum.
-REPLACED = ("gold", "unified")
+
+def _replaced(layer: str) -> bool:
+    """Whether a layer's tables are replaced: rows of two refreshes are no sum."""
+    return layer == UNIFIED_LAYER or is_gold(layer)
 
 
 def report_sum(reports: Sequence[RunReport]) -> RunReport:
@@ -42,6 +45,6 @@ def _later(before: TableReport, after: TableReport) -> TableReport:
     """Two entries of one table. A failure stays only until the table has changed again."""
     if after.error is not None:
         return replace(before, error=after.error)
-    rows = after.rows if after.layer in REPLACED else before.rows + after.rows
+    rows = after.rows if _replaced(after.layer) else before.rows + after.rows
     columns = list(dict.fromkeys([*before.new_columns, *after.new_columns]))
     return replace(after, rows=rows, new=before.new or after.new, new_columns=columns)

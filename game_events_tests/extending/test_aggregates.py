@@ -20,7 +20,7 @@ from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
 from game_events_tests.books import assert_books_balance, count, rows
 from game_events_tests.extending.own import DEVICES, DEVICES_SQL, MEDIAN, MEDIAN_SQL, differences, extension
-from game_events_tests.guarantees.waves import end_orphans, power_cut_at, start_run, versions, wait_all
+from game_events_tests.guarantees.waves import at_point, end_orphans, power_cut_at, start_run, versions, wait_all
 
 pytestmark = pytest.mark.stack
 
@@ -180,6 +180,21 @@ def test_an_interval_is_kept_unless_asked_otherwise(make_settings, make_pipeline
     assert refresh(make_pipeline(settings)).tables == []
     assert len(refresh(make_pipeline(settings), ignore_intervals=True).of("gold:median_hour")) == len(GAMES)
     assert differences(settings, GAMES, "median_hour", MEDIAN_SQL) == []
+
+
+def test_of_two_runs_with_different_declarations_neither_merges_into_what_the_other_made(
+    filled, make_settings, make_pipeline, tmp_path, monkeypatch
+):
+    text = '@gold_aggregate("n", keys=["gamer_id"])\ndef n():\n    return {"events": sum_of("{}")}\n'
+    one, other = (make_settings(extensions=(extension(tmp_path, text.replace("{}", weight)),)) for weight in "12")
+    assert refresh(make_pipeline(one)).success
+    wave(filled, 1)
+    at_point(monkeypatch, "gold_staged:n", lambda: refresh(make_pipeline(other)))
+    assert refresh(make_pipeline(one)).success
+    assert differences(filled, GAMES, "n", "SELECT gamer_id, count(*) FROM t GROUP BY 1") == []
+    # Nobody trusts the floor that the two have left behind.
+    assert {t.game for t in refresh(make_pipeline(other)).of("gold:n")} == set(GAMES)
+    assert differences(filled, GAMES, "n", "SELECT gamer_id, 2 * count(*) FROM t GROUP BY 1") == []
 
 
 @pytest.mark.usefixtures("filled")

@@ -9,14 +9,15 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
 from game_events.decoding.columns import METADATA_KEY
-from game_events.errors import ConflictError
-from game_events.lakehouse.commits import Commit, commit, evolve
+from game_events.errors import ConflictError, DataError
+from game_events.lakehouse.commits import Commit, changed_types, commit, evolve
 from game_events.lakehouse.reading import read_arrow
 from game_events.lakehouse.tables import Lakehouse
 from game_events_tests.lakehouse.helpers import (
     SCHEMA,
     assert_nothing_left_over,
     both,
+    data_files,
     fails_before,
     numbers,
     plan,
@@ -153,3 +154,47 @@ def test_a_field_that_a_rival_gave_another_column_is_planned_again(mapped):
     with pytest.raises(ConflictError, match=r"m#2:string the column b, not c"):
         evolved(mapped, shared(a={"m#1:string": "a"}, c={"m#2:string": "c"}))
     assert set(shares_of(mapped)) == {"a", "b"}
+
+
+OTHER = pa.schema([("n", pa.string()), ("x", pa.int64())])
+
+
+def test_another_type_is_refused_with_its_name_and_leaves_nothing_behind(table):
+    commit(plan(table, [1], None, 1))
+    before = rows(table)
+    for kind in (pa.string(), pa.float64(), pa.int32(), pa.list_(pa.int64())):
+        schema = pa.schema([("n", kind)])
+        value = {pa.string(): "1"}.get(kind, [1] if pa.types.is_list(kind) else 1)
+        files = staged(table, [value], schema)
+        with pytest.raises(DataError, match=r"t: .*n is int64 in the table and .* in the rows.* refresh this table fully"):
+            commit(plan(table, None, 1, 2, schema=schema, files=files))
+    assert rows(table) == before
+    assert_nothing_left_over(table)
+
+
+def test_nested_types_are_compared_field_by_field(table):
+    def nested(kind):
+        inner = pa.struct([("a", kind), ("only_here" if kind == pa.int64() else "only_there", pa.string())])
+        return pa.schema([("l", pa.list_(inner)), ("m", pa.map_(pa.string(), inner))])
+
+    commit(plan(table, None, None, 1, schema=nested(pa.int64()), files=[]))
+    assert changed_types(table.open(), nested(pa.int64())) == []
+    found = changed_types(table.open(), nested(pa.string()))
+    assert [text.split(" ")[0] for text in found] == ["l", "m"]
+
+
+def test_a_table_that_is_replaced_may_get_other_columns_and_types_in_the_same_commit(table):
+    commit(plan(table, [1, 2], None, 1))
+    properties = DeltaTable(table.uri).metadata().configuration
+    landed = commit(plan(table, None, 1, 2, schema=OTHER, files=staged(table, ["a"], OTHER, x=[7]), replace=True, reshape=True))
+    assert rows(table) == [("a", 7)]
+    assert pa.schema(DeltaTable(table.uri).schema()).names == ["n", "x"]
+    assert (landed.rows, landed.table_rows, landed.version) == (1, 1, 1)
+    assert DeltaTable(table.uri).metadata().configuration == properties
+    assert txn(table) == 2
+    # A rival that was first wins as ever.
+    late = plan(table, None, 1, 3, schema=SCHEMA, files=staged(table, [9]), replace=True, reshape=True)
+    with pytest.raises(ConflictError):
+        commit(late)
+    assert rows(table) == [("a", 7)]
+    assert len(data_files(table)) == 2, "of the two versions, and none of the loser's"

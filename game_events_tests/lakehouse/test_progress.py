@@ -9,7 +9,7 @@ from deltalake import DeltaTable
 
 from game_events.errors import ConflictError
 from game_events.lakehouse import progress
-from game_events.lakehouse.progress import GOLD, SILVER, UNIFIED_LAYER, Progress, ProgressTable
+from game_events.lakehouse.progress import GOLD, SILVER, UNIFIED_LAYER, Mark, Progress, ProgressTable
 from game_events.lakehouse.tables import PROGRESS, Lakehouse
 from game_events_tests.lakehouse.helpers import committed_files, data_files
 
@@ -32,7 +32,8 @@ def test_a_state_survives_the_table(lakehouse):
         games={"rummy": 7, "uno": 3},
         failed={(SILVER, "uno"): "disk full", (GOLD, "rummy"): "no 'quotes'\n"},
         unrouted_batch=4,
-    )
+    ).done("gold:mine", 6)
+    state = state.marked("gold:mine", Mark("abc:", 1_700_000_000.123456)).done("gold:mine", 6)
     assert ProgressTable(lakehouse).update("b", lambda _: state) == state
     assert ProgressTable(lakehouse).read("b") == state
 
@@ -124,3 +125,17 @@ def test_done_changes_a_copy():
     before = replace(state, floors=dict(state.floors), games=dict(state.games), failed=dict(state.failed))
     state.done(SILVER, 2, {"a": 2}, {"b": "y"})
     assert state == before
+
+
+def test_a_floor_of_another_declaration_says_nothing():
+    state = Progress("b").marked("gold:mine", Mark("one")).done("gold:mine", 7, failed={"uno": "no column"})
+    assert state.marked("gold:mine", Mark("one", 5.0)).floor("gold:mine") == 7
+    other = state.marked("gold:mine", Mark("other"))
+    assert (other.floor("gold:mine"), other.failed_in("gold:mine")) == (0, set())
+    assert other.marked("gold:mine", Mark("one")).floor("gold:mine") == 0
+
+
+def test_everything_made_from_silver_looks_at_games_whose_silver_was_replaced():
+    state = Progress("b", floors={SILVER: 9, "gold:mine": 9, "gold:no_longer_declared": 3})
+    pending = state.pending_downstream(["uno"], "replaced")
+    assert {layer for layer, _ in pending.failed} == {GOLD, UNIFIED_LAYER, "gold:mine", "gold:no_longer_declared"}
