@@ -98,9 +98,10 @@ def refresh_gold(
     bronze_id = str(bronze.metadata().id)
     aggregate = aggregate or player_agg(pipeline.settings)
     layer = aggregate.layer
-    before = pipeline.progress.read(bronze_id)
-    # Under another definition, or with other games, the floor said nothing of this aggregate.
-    state = before.marked(layer, Mark(scope(aggregate))) if _is_new(before, aggregate) else before
+    state = pipeline.progress.read(bronze_id)
+    if state.marks.get(layer, Mark()).definition != scope(aggregate):
+        # Before any commit: after a crash, whoever runs with the declaration of before must not trust its floor.
+        state = pipeline.progress.update(bronze_id, lambda now: now.marked(layer, Mark(scope(aggregate))).done(layer, 0))
     target = state.floor(SILVER)
     floor = state.floor(layer)
     changed = {g for g, batch in state.games.items() if full or batch > floor} | state.failed_in(layer)
@@ -119,9 +120,8 @@ def refresh_gold(
     crash_points.reach("gold_committed", aggregate.name)
     if games is None:
         committed = any(t.layer == layer and t.error is None for t in report.tables)
-        pipeline.progress.update(
-            bronze_id, lambda now: _all(now, before, aggregate, target, waiting | failed, committed=committed)
-        )
+        whole = partial(_all, aggregate=aggregate, target=target, failed=waiting | failed, committed=committed)
+        pipeline.progress.update(bronze_id, whole)
     elif failed or state.failed_in(layer) & set(games):
         mine = {g: why for g, why in (waiting | failed).items() if g in games}
         pipeline.progress.update(
@@ -143,25 +143,13 @@ def refresh_own_gold(pipeline: Pipeline, report: RunReport, *, ignore_intervals:
             pipeline.on_progress(f"{aggregate.asset}: its interval of {aggregate.interval_s:g} s has not passed yet")
 
 
-def _is_new(state: Progress, aggregate: GoldAggregate) -> bool:
-    return state.marks.get(aggregate.layer, Mark()).definition != scope(aggregate)
-
-
-def _all(
-    now: Progress,
-    before: Progress,
-    aggregate: GoldAggregate,
-    target: int,
-    failed: Mapping[str, str],
-    *,
-    committed: bool,
-) -> Progress:
+def _all(now: Progress, *, aggregate: GoldAggregate, target: int, failed: Mapping[str, str], committed: bool) -> Progress:
     """Progress after a run over every game."""
     layer, mark = aggregate.layer, now.marks.get(aggregate.layer, Mark())
     own = {game: why for game, why in failed.items() if aggregate.applies_to(game)}
     if aggregate.name == PLAYER_AGG:
         return now.done(layer, target, failed=own)
-    if mark.definition != before.marks.get(layer, Mark()).definition:
+    if mark.definition != scope(aggregate):
         # A rival with another declaration was at work meanwhile: nobody knows which of the two a table has.
         target = 0
     at = time.time() if committed else mark.committed_at

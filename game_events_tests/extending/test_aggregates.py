@@ -192,7 +192,11 @@ def test_of_two_runs_with_different_declarations_neither_merges_into_what_the_ot
     at_point(monkeypatch, "gold_staged:n", lambda: refresh(make_pipeline(other)))
     assert refresh(make_pipeline(one)).success
     assert differences(filled, GAMES, "n", "SELECT gamer_id, count(*) FROM t GROUP BY 1") == []
-    # Nobody trusts the floor that the two have left behind.
+    # Nobody trusts the floor that the two have left behind, nor does who comes back to the old declaration after a crash.
+    with power_cut_at("gold_game_committed:n:1"):
+        refresh(make_pipeline(other))
+    assert refresh(make_pipeline(one)).of("gold:n")
+    assert differences(filled, GAMES, "n", "SELECT gamer_id, count(*) FROM t GROUP BY 1") == []
     assert {t.game for t in refresh(make_pipeline(other)).of("gold:n")} == set(GAMES)
     assert differences(filled, GAMES, "n", "SELECT gamer_id, 2 * count(*) FROM t GROUP BY 1") == []
 
