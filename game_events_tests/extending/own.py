@@ -31,6 +31,14 @@ def devices():
 DEVICES_SQL = """SELECT gamer_id, device_id, count(*), count(nullif(hour(event_timestamp) % 2, 0)),
     sum(hour(event_timestamp))::BIGINT, min(event_timestamp), max(event_timestamp) FROM t GROUP BY ALL"""
 
+#: No keys: one row for each game; decimals, whose sums must not grow digits with every merge.
+TOTAL = """
+@gold_aggregate("total")
+def total():
+    return {"events": count(), "hours": sum_of("cast(hour(event_timestamp) as decimal(12, 2))")}
+"""
+TOTAL_SQL = "SELECT count(*), sum(hour(event_timestamp))::DECIMAL(22, 2) FROM t"
+
 MEDIAN = '''
 @gold_aggregate("median_hour", mode="recompute", keys=["gamer_id"])
 def median_hour(silver):

@@ -166,3 +166,11 @@ def test_names_whose_tables_could_be_another_games_are_refused(names, load):
 def test_names_that_only_look_alike_are_let_in(load):
     body = "".join(ONE.format(name=n, i=i) for i, n in enumerate(("c", "bc", "c_b")))
     assert len(load(body).aggregates) == 3
+
+
+def test_installed_modules_are_named_by_their_name_and_what_they_import_counts_as_their_own(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "shared_parts.py").write_text(HEAD + ONE.format(name="shared", i=0))
+    (tmp_path / "company_events.py").write_text(f"from shared_parts import f0\n{HEAD}" + ONE.format(name="mine", i=1))
+    found = load_extensions(["company_events", "shared_parts"])
+    assert [a.name for a in found.aggregates] == ["shared", "mine"]

@@ -62,10 +62,11 @@ def check(settings: Settings) -> None:
     sql = """SELECT device_id, count(*), count(*) FILTER (hour(event_timestamp) < 6), min(event_timestamp),
         max(event_timestamp) FROM t GROUP BY 1"""
     assert sorted(rows(settings, "gold_go_fish_devices"), key=repr) == sorted(rows(settings, silver, sql), key=repr)
-    sql = """WITH gaps AS (SELECT gamer_id, epoch(event_timestamp) AS at, coalesce(at - lag(at) OVER player > 1800, true) AS new
+    sql = """WITH gaps AS (SELECT gamer_id, epoch(event_timestamp) AS s,
+            coalesce(s - lag(s) OVER player > 1800, true) AS begins
             FROM t WINDOW player AS (PARTITION BY gamer_id ORDER BY event_timestamp)),
-        numbered AS (SELECT *, sum(new::INT) OVER (PARTITION BY gamer_id ORDER BY at) AS session FROM gaps),
-        sessions AS (SELECT gamer_id, session, max(at) - min(at) AS length FROM numbered GROUP BY ALL)
+        numbered AS (SELECT *, sum(begins::INT) OVER (PARTITION BY gamer_id ORDER BY s) AS session FROM gaps),
+        sessions AS (SELECT gamer_id, session, max(s) - min(s) AS length FROM numbered GROUP BY ALL)
         SELECT gamer_id, count(*), median(length) FROM sessions GROUP BY 1"""
     held, truth = ({r[0]: r[1:] for r in rows(settings, *at)} for at in (("gold_go_fish_session_length",), (silver, sql)))
     assert held.keys() == truth.keys()
