@@ -192,6 +192,17 @@ def test_without_events_the_page_says_what_to_do_and_a_file_that_cannot_be_writt
     assert "r.html cannot be written: No such file or directory" in refused.err
 
 
+def heard(page, event):
+    """A list that fills with the page's events of a kind."""
+    found = []
+
+    def hear(item):  # not the list's own method: Playwright notes something on the function it is given
+        found.append(item)
+
+    page.on(event, hear)
+    return found
+
+
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome on the PATH")
 def test_a_browser_draws_every_chart_in_its_place_in_light_and_dark_and_loads_nothing_else(cli, lakehouse, tmp_path):
@@ -201,10 +212,7 @@ def test_a_browser_draws_every_chart_in_its_place_in_light_and_dark_and_loads_no
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         for scheme in ("light", "dark"):
             page = browser.new_page(viewport={"width": 1400, "height": 900}, color_scheme=scheme)
-            asked: list[object] = []
-            wrong: list[object] = []
-            page.on("request", asked.append)
-            page.on("pageerror", wrong.append)
+            asked, wrong = heard(page, "request"), heard(page, "pageerror")
             page.goto((tmp_path / "report.html").as_uri())
             page.wait_for_function("document.querySelectorAll('.plotly-graph-div .main-svg').length >= 12")
             inside = "[...document.querySelectorAll('.charts section')].every(s => s.scrollWidth <= s.clientWidth + 1)"
