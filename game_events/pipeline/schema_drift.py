@@ -8,6 +8,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from game_events.lakehouse.event_log import read_events
+from game_events.lakehouse.reading import row_count
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.check_result import CheckResult
 from game_events.pipeline.context import Pipeline
@@ -27,7 +28,7 @@ def schema_drift(pipeline: Pipeline) -> CheckResult:
     before = _columns_at(pipeline.bronze, version) if version is not None and version <= handle.version() else None
     now = _columns(handle)
     if before is None:
-        why = "the first look" if version is None else f"version {version}, last looked at, is gone"
+        why = "the first look" if version is None else f"version {version}, last looked at, is gone or had no rows"
         summary = f"{why}: {len(now)} columns are what is compared with from now on"
         return CheckResult(DRIFT, "bronze", True, summary, {"columns": len(now)}, version=handle.version())
     diff = column_changes(before, now)
@@ -59,8 +60,10 @@ def _last_look(pipeline: Pipeline) -> int | None:
 
 
 def _columns_at(table: Table, version: int) -> dict[str, str] | None:
+    """None where there is nothing to compare with: bronze's first rows bring all of its columns, and nothing has drifted."""
     try:
-        return _columns(DeltaTable(table.uri, version=version, storage_options=table.options))
+        handle = DeltaTable(table.uri, version=version, storage_options=table.options)
+        return _columns(handle) if row_count(handle) else None
     except (DeltaError, OSError):  # its log was cleaned up
         return None
 

@@ -131,6 +131,8 @@ def test_the_sensor_runs_from_the_start_and_starts_the_job():
     assert sensor.minimum_interval_seconds == 30
 
 
+# Dagster 1.13 reads a deprecated property of every schedule.
+@pytest.mark.filterwarnings("ignore:Property `ScheduleDefinition.environment_vars`:DeprecationWarning")
 def test_no_setting_becomes_dagster_configuration_where_the_ui_would_show_it(monkeypatch):
     monkeypatch.setenv("GAME_EVENTS_SPARK_CONF", '{"spark.hadoop.fs.s3a.secret.key": "planted-7f3a"}')
     monkeypatch.setenv("GAME_EVENTS_SCHEMA_REGISTRY_PASSWORD", "planted-7f3a")
