@@ -115,4 +115,4 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
         description="One row per game and player: all games' aggregates in one table",
     )
     landed = commit(plan)
-    report.add_landed("unified", table, landed, schema).new = handle is None
+    report.add_landed("unified", table, landed, schema, state.floor(GOLD)).new = handle is None
