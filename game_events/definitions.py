@@ -3,6 +3,8 @@
 import dagster as dg
 
 from game_events.assets.checks import build_check_schedule, build_checks
+from game_events.assets.continuous import continuous
+from game_events.assets.continuous_mode import continuous_mode
 from game_events.assets.jobs import redecode, refresh, replay
 from game_events.assets.resources import LakehouseResource, SparkResource
 from game_events.assets.sensors import schema_versions
@@ -18,9 +20,9 @@ def build_defs(settings: Settings | None = None) -> dg.Definitions:
     return dg.Definitions(
         assets=build_tables(settings.kafka_topic, load_extensions(settings.extensions).aggregates),
         asset_checks=checks,
-        jobs=[refresh, replay, redecode],
+        jobs=[refresh, replay, redecode, continuous],
         schedules=[build_check_schedule(checks)],
-        sensors=[schema_versions],
+        sensors=[schema_versions, continuous_mode],
         resources={"lakehouse": LakehouseResource(spark=SparkResource())},
         # The default executor would start a JVM for each step and each check.
         executor=dg.in_process_executor,

@@ -68,6 +68,10 @@ class Settings(BaseSettings):
     starting_offsets: Literal["earliest", "latest"] = Field("earliest", description="where a new bronze table starts")
     max_records_per_batch: int = Field(2_000_000, ge=1, description="records of one bronze commit, all partitions together")
 
+    # --- continuous mode
+    poll_interval_s: float = Field(1.0, ge=0.05, le=60, description="seconds between two looks at the topic, and two cycles")
+    gold_interval_s: float = Field(10.0, ge=0, description="seconds between two refreshes of gold; 0: in each cycle")
+
     # --- tables
     lakehouse: str = Field("lakehouse", min_length=1, description="root path or URI of the tables")
     games: Annotated[tuple[str, ...], NoDecode] = Field((), description="allow list, comma separated; empty: every game")

@@ -7,7 +7,9 @@ from typing import Any
 
 import dagster as dg
 
+from game_events.assets.keys import LAYER_KEYS
 from game_events.decoding.frames import ordered
+from game_events.pipeline.latency import Histogram
 from game_events.pipeline.report import RunReport, TableReport
 
 
@@ -52,4 +54,38 @@ def read_metadata(report: RunReport) -> Mapping[str, Any]:
         "rejected_rows": sum(report.rejected.values()),
         "schema_ids": sorted(report.schema_ids, key=ordered),
         "batches": report.batches,
+        **latency_metadata(report.latency),
     }
+
+
+def latency_metadata(latency: Mapping[str, Histogram]) -> Mapping[str, float]:
+    """How long records took from Kafka's timestamp to each layer: one number each, so that Dagster plots them."""
+    found = {}
+    for layer, times in latency.items():
+        for share, name in ((0.5, "p50"), (0.95, "p95")):
+            seconds = times.percentile(share)
+            if seconds is not None:
+                found[f"produce_to_{layer}_{name}_s"] = round(seconds, 2)
+    return found
+
+
+def latency_table(latency: Mapping[str, Histogram]) -> str:
+    """The histograms as Markdown: rows that became visible within so many seconds."""
+    bounds = (0.5, 1, 1.5, 2, 3, 4, 5, 6, 8, 10, 15, 30, 60, 300, float("inf"))
+    layers = [layer for layer in LAYER_KEYS if layer in latency and latency[layer].total]
+    if not layers:
+        return "no rows"
+    lines = [f"| seconds | {' | '.join(layers)} |", "|---" * (len(layers) + 1) + "|"]
+    for name, share in (("p50", 0.5), ("p95", 0.95)):
+        lines.append(f"| {name} | " + " | ".join(f"{latency[layer].percentile(share):.1f}" for layer in layers) + " |")
+    below = 0.0
+    for bound in bounds:
+        cells = []
+        for layer in layers:
+            rows = sum(n for upper, n in latency[layer].buckets() if below < upper <= bound)
+            share = rows / latency[layer].total
+            cells.append(f"{'█' * round(20 * share)} {share:.1%}" if rows else "")
+        if any(cells):
+            lines.append(f"| {below:g} to {bound:g} | " + " | ".join(cells) + " |")
+        below = bound
+    return "\n".join(lines)

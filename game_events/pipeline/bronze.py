@@ -70,8 +70,14 @@ def column_map(handle: DeltaTable) -> ColumnMap:
     return ColumnMap.from_metadata((f.name, schema.field(f.name).type, f.metadata) for f in handle.schema().fields)
 
 
-def load_bronze(pipeline: Pipeline, report: RunReport, until: TopicOffsets | None = None) -> int:
+def load_bronze(pipeline: Pipeline, report: RunReport, until: TopicOffsets | None = None, slices: int | None = None) -> int:
     """Read the topic up to the offsets seen now (or given) into bronze, slice by slice.
+
+    Args:
+        pipeline: the parts.
+        report: gets what was read.
+        until: the topic as it was seen just now; None: it is asked.
+        slices: stop after so many commits; what is left is the report's lag.
 
     Returns:
         the highest batch of bronze afterwards; 0 if it is empty.
@@ -91,12 +97,15 @@ def load_bronze(pipeline: Pipeline, report: RunReport, until: TopicOffsets | Non
         pipeline.on_progress(f"bronze: {part.records:,} records, {sum(part.lag.values()):,} behind them")
         try:
             _load_slice(pipeline, handle, now, part, report)
+            if slices is not None and len(report.batches) >= slices:
+                report.lag = part.lag
+                break
         except ConflictError:
             rivals += 1
             if rivals >= RIVAL_ATTEMPTS:
                 raise
     report.seconds["bronze"] = report.seconds.get("bronze", 0.0) + time.monotonic() - began
-    return int(handle.transaction_version(BATCH_APP) or 0)
+    return max([int(handle.transaction_version(BATCH_APP) or 0), *report.batches])
 
 
 def _open_or_create(pipeline: Pipeline, topic: TopicOffsets) -> DeltaTable:
@@ -164,6 +173,7 @@ def _load_slice(pipeline: Pipeline, handle: DeltaTable, now: TopicOffsets, part:
     report.batches.append(batch)
     report.schema_ids.update(i for i, _ in staged.types)
     report.rejected += staged.reasons
+    report.arrived(staged.arrivals)
 
 
 def archive_schemas(pipeline: Pipeline, report: RunReport, types: Iterable[TypeKey]) -> None:

@@ -20,6 +20,7 @@ from game_events.decoding.decoder import BatchDecoder, DecodedBatch, DecodePlan,
 from game_events.decoding.frames import Rows, SchemaId
 from game_events.lakehouse.staging import StagedFile, StagedWriter, report
 from game_events.lakehouse.tables import Table
+from game_events.pipeline.latency import Arrivals, count_arrivals
 
 HEADERS = "_kafka_headers"
 _HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
@@ -127,6 +128,8 @@ class StageResult:
     types: set[TypeKey]
     unknown: set[TypeKey]
     reasons: Counter[str]
+    #: When the records were produced (only of records from Kafka).
+    arrivals: Arrivals = field(default_factory=Counter)
 
     @classmethod
     def read(cls, rows: Iterable[tuple[str, str]]) -> StageResult:
@@ -142,6 +145,7 @@ class StageResult:
                 result.types.update((i, tuple(p)) for i, p in seen["types"])
                 result.unknown.update((i, tuple(p)) for i, p in seen["unknown"])
                 result.reasons.update(seen["reasons"])
+                result.arrivals.update(dict(seen.get("arrivals", ())))
         return result
 
 
@@ -157,6 +161,7 @@ class _Stage:
         self._types: set[TypeKey] = set()
         self._unknown: set[TypeKey] = set()
         self._reasons: Counter[str] = Counter()
+        self._arrivals: Arrivals = Counter()
         self._now = datetime.now(UTC)
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> list[tuple[str, str]]:
@@ -168,12 +173,14 @@ class _Stage:
             # With an unknown type the driver plans again: go on only to find all of them.
             if not self._unknown:
                 self._write(rows, decoded)
+                self._arrivals.update(count_arrivals(rows.column("timestamp")))
         if self._unknown:
             self._good.abort()
             self._bad.abort()
         files = [("bronze", f.to_json()) for f in self._good.close()]
         files += [("quarantine", f.to_json()) for f in self._bad.close()]
         seen = {"types": list(self._types), "unknown": list(self._unknown), "reasons": self._reasons}
+        seen["arrivals"] = list(self._arrivals.items())
         return [*files, ("seen", json.dumps(seen))]
 
     def _undecided(self, batch: pa.RecordBatch) -> pa.RecordBatch:

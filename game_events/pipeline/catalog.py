@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 
 #: Seconds for which an id that the registry did not know is not asked for again: else a flood of them is, for every slice.
 UNKNOWN_S = 60
+#: Seconds between two looks at a subject's versions, and after one that failed (each costs a time-out): slices may follow one
+#: another every second.
+IDS_S, DOWN_S = 5.0, 30.0
 
 ARCHIVE_SCHEMA = pa.schema(
     [
@@ -60,18 +63,24 @@ class SchemaCatalog:
         self.met: set[TypeKey] = set()
         self._versions: dict[str, list[int]] = {}
         self._ids: dict[str, dict[int, int]] = {}
+        self._ask_again: dict[str, float] = {}
 
     def ids_of(self, subject: str) -> list[int]:
         """Ids of all versions of a subject, so that a version is planned for before its first record is met.
 
-        A registry that is down only costs this foresight: an empty list.
+        A registry that is down only costs this foresight: an empty list. The registry is asked at most every `IDS_S` seconds:
+        a version that is newer than that is found in its first record.
         """
+        if time.monotonic() < self._ask_again.get(subject, 0.0):
+            return list(self._ids.get(subject, {}))
+        self._ask_again[subject] = time.monotonic() + IDS_S
         try:
             numbers = self._registry.version_numbers(subject)
             if numbers != self._versions.get(subject):
                 self._ids[subject] = {v.schema_id: v.version for v in self._registry.versions(subject)}
                 self._versions[subject] = numbers
         except TransientError:
+            self._ask_again[subject] = time.monotonic() + DOWN_S
             log.info("registry_down=true subject=%s going_on_with=archive", subject)
         return list(self._ids.get(subject, {}))
 

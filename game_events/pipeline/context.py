@@ -31,15 +31,17 @@ class Pipeline:
         settings: the settings.
         get_spark: gives the session; only the Dagster resource (or a test's fixture) makes one.
         run_id: who works: Dagster's run id where there is one.
+        quiet: what is under way is told at DEBUG: a loop would say the same each second.
     """
 
     settings: Settings
     get_spark: Callable[[], SparkSession]
     run_id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    quiet: bool = False
 
     def on_progress(self, message: str) -> None:
         """Tell what is under way."""
-        _progress.info(message)
+        _progress.log(logging.DEBUG if self.quiet else logging.INFO, message)
 
     @property
     def spark(self) -> SparkSession:

@@ -67,17 +67,21 @@ class Reconciliation:
 
 
 def reconcile(pipeline: Pipeline) -> Reconciliation:
-    """Count. One Spark job over two columns of bronze; silver and quarantine from their logs alone."""
-    handle = pipeline.bronze.open()
+    """Count. One Spark job over two columns of bronze; silver and quarantine from their logs alone.
+
+    Right beside a live writer, too: silver is looked at before bronze, so bronze has every batch that silver has taken.
+    """
+    before = pipeline.bronze.open()
     quarantine = pipeline.quarantine.open()
     held = row_count(quarantine) if quarantine is not None else 0
-    if handle is None or not row_count(handle):
+    if before is None or not row_count(before):
         return Reconciliation(quarantine=held)
     entity = pipeline.settings.entity_column
-    bronze_id = str(handle.metadata().id)
-    rows = read_files(pipeline.spark, handle.file_uris(), spark_schema(handle.schema()))
+    bronze_id = str(before.metadata().id)
     games = pipeline.progress.read(bronze_id).games
     tables = {game: pipeline.lakehouse.silver(game).open() for game in games}
+    handle = pipeline.bronze.open() or before
+    rows = read_files(pipeline.spark, handle.file_uris(), spark_schema(handle.schema()))
     taken = {g: t.transaction_version(bronze_app(bronze_id)) or 0 for g, t in tables.items() if t is not None}
     # A game that is idle stands at an older batch and is complete up to bronze's, so rows above it are what is pending.
     limits = pipeline.spark.createDataFrame(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -11,6 +12,10 @@ from game_events.decoding.frames import ordered
 from game_events.lakehouse.commits import Landed
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.check_result import CheckResult
+from game_events.pipeline.latency import Arrivals, Histogram
+
+#: Layers that a record reaches after bronze.
+DOWNSTREAM = ("silver", "gold", "unified")
 
 
 @dataclass
@@ -61,6 +66,8 @@ class RunReport:
         unrouted: rows whose game is no table, by why: invalid, not_allowed, over_limit.
         seconds: layer -> seconds.
         checks: results of the checks that the run made.
+        latency: layer -> how long records took from Kafka's timestamp to their commit there.
+        waiting: layer -> records of bronze that are not visible there yet, by the time they were produced.
     """
 
     tables: list[TableReport] = field(default_factory=list)
@@ -74,6 +81,8 @@ class RunReport:
     unrouted: Counter[str] = field(default_factory=Counter)
     seconds: dict[str, float] = field(default_factory=dict)
     checks: list[CheckResult] = field(default_factory=list)
+    latency: dict[str, Histogram] = field(default_factory=dict)
+    waiting: dict[str, Arrivals] = field(default_factory=dict)
     _landed: dict[str, TableReport] = field(default_factory=dict, repr=False)
 
     def of(self, layer: str) -> list[TableReport]:
@@ -114,6 +123,18 @@ class RunReport:
             begin = self.offsets.get(partition, (start[partition], to))[0]
             self.offsets[partition] = (begin, to)
 
+    def arrived(self, arrivals: Arrivals) -> None:
+        """Note records that are visible in bronze now."""
+        self.latency.setdefault("bronze", Histogram()).add_arrivals(arrivals, time.time())
+        for layer in DOWNSTREAM:
+            self.waiting.setdefault(layer, Counter()).update(arrivals)
+
+    def visible(self, layer: str) -> None:
+        """Note that a layer has everything bronze has (games that failed apart)."""
+        arrivals = self.waiting.pop(layer, None)
+        if arrivals:
+            self.latency.setdefault(layer, Histogram()).add_arrivals(arrivals, time.time())
+
     def to_dict(self) -> dict[str, object]:
         """For `--json`: plain types only."""
         games = sorted({t.game for t in self.tables if t.game})
@@ -133,5 +154,6 @@ class RunReport:
             "errors": [{"table": t.table, "game": t.game, "error": t.error} for t in self.errors],
             "seconds": {k: round(v, 3) for k, v in self.seconds.items()},
             "checks": {c.name: c.passed for c in self.checks},
+            "latency": {layer: times.to_dict() for layer, times in self.latency.items()},
             "tables": {t.table: t.location for t in self.tables if t.error is None},
         }

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from game_events.lakehouse.progress import UNIFIED_LAYER, is_gold
+from game_events.pipeline.latency import Histogram
 from game_events.pipeline.report import RunReport, TableReport
 
 
@@ -17,7 +18,8 @@ def _replaced(layer: str) -> bool:
 def report_sum(reports: Sequence[RunReport]) -> RunReport:
     """The reports added up, in their order.
 
-    Rows, counters and seconds are sums; offsets reach from the first to the last; lag, versions and checks are the newest.
+    Rows, counters, seconds and latencies are sums; offsets reach from the first to the last; lag, versions, checks and what
+    waits for a layer are the newest.
     """
     whole = RunReport()
     tables: dict[str, TableReport] = {}
@@ -36,6 +38,9 @@ def report_sum(reports: Sequence[RunReport]) -> RunReport:
         whole.replayed += report.replayed
         for layer, seconds in report.seconds.items():
             whole.seconds[layer] = whole.seconds.get(layer, 0.0) + seconds
+        for layer, times in report.latency.items():
+            whole.latency.setdefault(layer, Histogram()).merge(times)
+        whole.waiting = report.waiting
     whole.tables = list(tables.values())
     whole.checks = list({check.name: check for report in reports for check in report.checks}.values())
     return whole

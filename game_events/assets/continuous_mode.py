@@ -1,0 +1,112 @@
+"""Continuous mode is on or off: derived from the runs of the job `continuous`, so there is no second truth to keep.
+
+Off: there never was a run; or the newest one was terminated by a user, or ended by itself or by the command line's Ctrl-C. On:
+it is under way; or it failed, or its process has vanished: then it is started again. A run whose process was told to end by
+anybody else than Dagster's users (a shutdown of the machine, of `game-events up`) counts as failed: Dagster itself says so.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import dagster as dg
+from dagster import DagsterRunStatus, RunsFilter
+
+from game_events.assets.continuous import JOB
+from game_events.assets.process_tag import PROCESS_TAG, is_gone
+
+#: Seconds to wait after a failure, doubled with each further one, up to the greatest.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 10, 600
+#: A run that lasted so long was a good one: pauses begin anew.
+HEALTHY_S = 600
+#: Runs that are looked at: past so many failures the pause is the longest anyway.
+RUNS_SEEN = 10
+
+UNDER_WAY = frozenset(
+    {
+        DagsterRunStatus.QUEUED,
+        DagsterRunStatus.NOT_STARTED,
+        DagsterRunStatus.STARTING,
+        DagsterRunStatus.STARTED,
+        DagsterRunStatus.CANCELING,
+    }
+)
+
+
+@dataclass(frozen=True)
+class PastRun:
+    """What the decision needs of a run; times are seconds since 1970."""
+
+    run_id: str
+    status: DagsterRunStatus
+    began_s: float
+    ended_s: float
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether to start a run now; why or why not, in words."""
+
+    start: bool
+    why: str
+    run_key: str | None = None
+
+
+def decide(runs: Sequence[PastRun], now_s: float) -> Decision:
+    """Decide from the newest runs, newest first."""
+    if not runs:
+        return Decision(False, f"continuous mode was never started: start the job `{JOB}` once, or `run --continuous`")
+    newest = runs[0]
+    if newest.status in UNDER_WAY:
+        return Decision(False, f"on: run {newest.run_id} is {newest.status.value.lower()}")
+    if newest.status != DagsterRunStatus.FAILURE:
+        how = "was terminated" if newest.status == DagsterRunStatus.CANCELED else "ended by itself"
+        return Decision(False, f"off: run {newest.run_id} {how}; start the job `{JOB}` to switch it on")
+    failures = 0
+    for run in runs:
+        if run.status != DagsterRunStatus.FAILURE:
+            break
+        failures += 1
+        if run.ended_s - run.began_s >= HEALTHY_S:
+            break
+    pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (failures - 1))
+    left = newest.ended_s + pause - now_s
+    if left > 0:
+        return Decision(False, f"on: run {newest.run_id} failed ({failures} in a row); started again in {left:.0f} s")
+    # Each run fails at most once, so no key is ever used twice.
+    return Decision(True, f"run {newest.run_id} failed ({failures} in a row)", f"continuous-after-{newest.run_id}")
+
+
+def past_runs(instance: dg.DagsterInstance) -> list[PastRun]:
+    """The newest runs; those whose process is gone are reported as failed first."""
+    found = []
+    for record in instance.get_run_records(RunsFilter(job_name=JOB), limit=RUNS_SEEN):
+        run = record.dagster_run
+        status, ended = run.status, record.end_time
+        if status in (DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING) and is_gone(run.tags.get(PROCESS_TAG)):
+            ended = datetime.now(UTC).timestamp()
+            if status == DagsterRunStatus.CANCELING:
+                instance.report_run_canceled(run, "its process is gone")
+                status = DagsterRunStatus.CANCELED
+            else:
+                instance.report_run_failed(run, f"its process ({run.tags[PROCESS_TAG]}) is gone")
+                status = DagsterRunStatus.FAILURE
+        began = record.start_time or record.create_timestamp.timestamp()
+        found.append(PastRun(run.run_id, status, began, ended or began))
+    return found
+
+
+@dg.sensor(
+    name="continuous_mode",
+    description="Starts continuous mode again if its run failed or its process vanished; does nothing before it was started "
+    "once, or after it was terminated.",
+    job_name=JOB,
+    minimum_interval_seconds=10,
+    default_status=dg.DefaultSensorStatus.RUNNING,
+)
+def continuous_mode(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+    """Look at the newest runs once."""
+    decision = decide(past_runs(context.instance), datetime.now(UTC).timestamp())
+    if not decision.start:
+        return dg.SkipReason(decision.why)
+    return dg.RunRequest(run_key=decision.run_key, tags={"game_events/reason": decision.why[:200]})

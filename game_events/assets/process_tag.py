@@ -1,0 +1,30 @@
+"""Which process executes a run: a tag by which anybody on the same machine can tell that it is gone."""
+
+import os
+import socket
+
+import psutil
+
+#: Tag of a run: host, process id and the second in which the process was started, as process ids are used again.
+PROCESS_TAG = "game_events/process"
+PARTS = 3
+#: Two processes may see a third one's start a second apart: it is computed from the time of the machine's start.
+SLACK_S = 3
+
+
+def this_process() -> str:
+    """The tag's value for this process."""
+    return f"{socket.gethostname()}:{os.getpid()}:{int(psutil.Process().create_time())}"
+
+
+def is_gone(tag: str | None) -> bool:
+    """Whether the process of a tag has certainly ended; False for another machine's, which nobody can see from here."""
+    parts = (tag or "").rsplit(":", 2)
+    if len(parts) != PARTS or parts[0] != socket.gethostname() or not (parts[1].isdigit() and parts[2].isdigit()):
+        return False
+    try:
+        process = psutil.Process(int(parts[1]))
+        ended = process.status() == psutil.STATUS_ZOMBIE
+        return ended or abs(process.create_time() - int(parts[2])) > SLACK_S
+    except psutil.NoSuchProcess:
+        return True

@@ -1,0 +1,118 @@
+"""`game-events run --continuous`: the loop in this process, until Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+from dagster import DagsterInstance
+
+from game_events.assets.continuous import JOB, OP, run_under_way, stop_loops_of_this_process
+from game_events.assets.process_tag import PROCESS_TAG, this_process
+from game_events.cli.dagster_run import JobResult, dagster_home, run_job
+from game_events.cli.output import Output
+from game_events.cli.summary import show_run
+from game_events.errors import ConfigurationError
+from game_events.lakehouse.tables import Lakehouse
+from game_events.settings import Settings
+
+#: Exit code after a second Ctrl-C: what a shell has for a program ended by it.
+INTERRUPTED = 130
+LOOK_S = 0.2
+
+
+class CtrlC:
+    """Counts Ctrl-C and SIGTERM."""
+
+    count = 0
+
+    def __call__(self, _signal: int, _frame: FrameType | None) -> None:
+        """The handler."""
+        self.count += 1
+
+    @contextmanager
+    def installed(self) -> Iterator[CtrlC]:
+        """For the time of a block."""
+        before = {number: signal.signal(number, self) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def run_continuously(output: Output, settings: Settings, duration_s: float | None) -> JobResult:
+    """Run the loop until Ctrl-C, SIGTERM or its time is over; then show what it did.
+
+    The run is in a thread of its own: where Dagster is in the main thread it makes Ctrl-C a cancelled run without a report.
+    A second Ctrl-C ends the process at once; what is committed is whole.
+
+    Raises:
+        ConfigurationError: a continuous run is under way already.
+    """
+    home = str(dagster_home(settings))
+    with DagsterInstance.from_config(home) as instance:
+        other = run_under_way(instance)
+    if other is not None:
+        raise ConfigurationError(
+            f"continuous mode is on already: run {other.run_id} ({other.tags.get(PROCESS_TAG, 'its process is not known')}); "
+            "terminate it in the Dagster UI, or press Ctrl-C where it was started"
+        )
+    results: list[JobResult] = []
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            results.append(run_job(settings, JOB, OP, {"duration_s": duration_s}))
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            failures.append(error)
+
+    worker = threading.Thread(target=work, name="dagster", daemon=True)
+    with CtrlC().installed() as pressed, output.working("continuous (Ctrl-C stops)"):
+        worker.start()
+        told = False
+        while worker.is_alive():
+            worker.join(LOOK_S)
+            if pressed.count > 1:
+                output.say("ended at once")
+                _switch_off(home)
+                os._exit(INTERRUPTED)
+            if pressed.count and not told:
+                told = True
+                output.say("stopping after the step under way; Ctrl-C again ends at once")
+            if pressed.count:
+                stop_loops_of_this_process()
+    if failures:
+        raise failures[0]
+    (result,) = results
+    if result.report:
+        _show(output, settings, result)
+    if result.error:
+        output.say(f"continuous mode failed: {result.error}")
+    return result
+
+
+def _switch_off(home: str) -> None:
+    """Who presses Ctrl-C twice wants it off: the run is noted as terminated, so that no sensor starts it again."""
+    with suppress(Exception), DagsterInstance.from_config(home) as instance:
+        run = run_under_way(instance)
+        if run is not None and run.tags.get(PROCESS_TAG) == this_process():
+            instance.report_run_canceled(run, "ended at once by a second Ctrl-C")
+
+
+def _show(output: Output, settings: Settings, result: JobResult) -> None:
+    show_run(output, result.report)
+    loop, latency = result.report["continuous"], result.report["latency"]
+    if latency:
+        rows = [(layer, times["rows"], times["p50_s"], times["p95_s"]) for layer, times in latency.items()]
+        output.table("from produce to visible (s)", ("layer", "rows", "p50", "p95"), rows)
+    cycles = loop["cycle_s"]
+    output.say(
+        f"{loop['cycles']:,} cycles in {loop['seconds']:,.0f} s (p50 {cycles['p50'] or 0} s, p95 {cycles['p95'] or 0} s), "
+        f"{loop['looks']:,} looks at an idle topic, {loop['retries']:,} retries"
+    )
+    output.say(f"tables: {Lakehouse(settings.lakehouse).root}")

@@ -1,0 +1,96 @@
+"""How long records were on their way: from the time Kafka has for them to the commit that made them visible in a layer.
+
+Workers count the records of each tenth of a second while they decode them, so that no Spark job looks at the data again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+#: Tenth of a second since 1970 (UTC) in which records were produced -> how many.
+Arrivals = Counter[int]
+TENTHS = 10
+#: Older records are counted by the minute, and past a day by the hour: a backlog must not make the count large.
+FINE_S, COARSE_S = 600, 86_400
+#: Bounds of the buckets in seconds: each 10% above the last, from 50 ms to about a day.
+_BOUNDS = np.geomspace(0.05, 90_000, 152)
+
+
+def count_arrivals(timestamps: pa.Array, now_s: float | None = None) -> Arrivals:
+    """Records by the time they were produced.
+
+    Args:
+        timestamps: `_kafka_timestamp` (microseconds).
+        now_s: seconds since 1970; decides how finely old records are counted.
+    """
+    tenths = timestamps.cast(pa.int64(), safe=False).drop_null().to_numpy() // (1_000_000 // TENTHS)
+    age = int((time.time() if now_s is None else now_s) * TENTHS) - tenths
+    minute, hour = 60 * TENTHS, 3600 * TENTHS
+    rounded = np.where(age > FINE_S * TENTHS, tenths // minute * minute, tenths)
+    rounded = np.where(age > COARSE_S * TENTHS, tenths // hour * hour, rounded)
+    values, counts = np.unique(rounded, return_counts=True)
+    return Counter(dict(zip(values.tolist(), counts.tolist(), strict=True)))
+
+
+@dataclass
+class Histogram:
+    """Durations in buckets that grow by 10%: small, can be added up, exact to about 5%.
+
+    Attributes:
+        counts: weight in each bucket; the last one takes everything above.
+        longest_s: the greatest duration.
+    """
+
+    counts: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(_BOUNDS) + 1, np.int64))
+    longest_s: float = 0.0
+
+    def add(self, seconds: float, weight: int = 1) -> None:
+        """Note a duration; one below zero (clocks differ) counts as zero."""
+        self.counts[int(np.searchsorted(_BOUNDS, seconds))] += weight
+        self.longest_s = max(self.longest_s, seconds)
+
+    def add_arrivals(self, arrivals: Mapping[int, int], visible_s: float) -> None:
+        """Note records that became visible at a time (seconds since 1970)."""
+        for tenth, rows in arrivals.items():
+            # A record came somewhere within its tenth: on average in the middle.
+            self.add(visible_s - (tenth + 0.5) / TENTHS, rows)
+
+    def merge(self, other: Histogram) -> None:
+        """Add another one's durations."""
+        self.counts += other.counts
+        self.longest_s = max(self.longest_s, other.longest_s)
+
+    @property
+    def total(self) -> int:
+        """Weight of all durations."""
+        return int(self.counts.sum())
+
+    def percentile(self, share: float) -> float | None:
+        """The duration in seconds that a share (0 to 1) does not exceed; None if there is none."""
+        if not self.total:
+            return None
+        at = int(np.searchsorted(self.counts.cumsum(), share * self.total))
+        upper = float(_BOUNDS[at]) if at < len(_BOUNDS) else self.longest_s
+        return min(upper, max(self.longest_s, 0.0))
+
+    def buckets(self) -> list[tuple[float, int]]:
+        """(Upper bound in seconds, weight) of the buckets that hold something."""
+        bounds = [*_BOUNDS.tolist(), float("inf")]
+        return [(min(bounds[i], self.longest_s), int(n)) for i, n in enumerate(self.counts) if n]
+
+    def to_dict(self) -> dict[str, float | int | None]:
+        """For `--json`."""
+        p50, p95 = self.percentile(0.5), self.percentile(0.95)
+        return {
+            "p50_s": None if p50 is None else round(p50, 2),
+            "p95_s": None if p95 is None else round(p95, 2),
+            "longest_s": round(self.longest_s, 2),
+            "rows": self.total,
+        }

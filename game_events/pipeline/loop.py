@@ -1,0 +1,189 @@
+"""Continuous mode: the cycle of `refresh`, again and again, until somebody stops it.
+
+Guarantee: the same as of any run, since a cycle is one: every commit is compare-and-set, so a loop that is stopped, killed or
+cut off anywhere leaves whole tables, and whoever runs next goes on from them. An idle loop starts no Spark job and commits
+nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from deltalake.exceptions import DeltaError
+from py4j.protocol import Py4JError, Py4JNetworkError
+from pyspark.errors import PySparkException
+from tenacity import RetryCallState, Retrying, sleep_using_event, stop_when_event_set, wait_exponential
+
+from game_events.errors import TransientError
+from game_events.pipeline.context import PROGRESS_LOGGER, Pipeline
+from game_events.pipeline.loop_report import IDLE, PAUSED, RUNNING, STOPPED, WAITING, LoopReport
+from game_events.pipeline.process_memory import memory_mib
+from game_events.pipeline.refresh import cycle
+from game_events.pipeline.report import RunReport
+from game_events.sources.kafka import Offsets, TopicOffsets
+
+log = logging.getLogger(__name__)
+_progress = logging.getLogger(PROGRESS_LOGGER)
+
+#: Pauses between attempts while a broker, a registry or storage is away: doubled up to this.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+#: A failed Spark job may be such an outage too, or a fault that no repetition cures: so many in a row end the loop.
+JOB_ATTEMPTS = 10
+#: An idle loop looks at all layers that often: failed games, schemas that became known, rows that others committed.
+LOOK_AROUND_S = 30.0
+#: Memory is sampled, and one line is logged, that often.
+SAMPLE_S, LINE_S = 10.0, 60.0
+#: Spark jobs of the loop carry it, so that `abandon` ends them and no others.
+TAG = "game_events_loop"
+
+
+#: What an outage looks like where no code of this project stands between (a Spark job, a look at a table); or a fault.
+FAULTS = (PySparkException, Py4JError, DeltaError, OSError)
+#: Spark's JVM has ended: no repetition in this process helps.
+JVM_GONE = (Py4JNetworkError, ConnectionRefusedError)
+
+
+def nothing_urgent() -> str | None:
+    """Nobody has anything that goes first."""
+    return None
+
+
+@dataclass
+class Loop:
+    """One continuous run.
+
+    Attributes:
+        pipeline: the parts.
+        stop: the switch; the loop ends when the step under way has ended.
+        wait_for: asked before each cycle: what goes first (work that changes rows), in words, or None.
+        on_cycle: given the report of each cycle that committed something, in the loop's thread.
+        duration_s: ends by itself after so long, with gold brought up to silver.
+        report: what was done so far.
+    """
+
+    pipeline: Pipeline
+    stop: threading.Event = field(default_factory=threading.Event)
+    wait_for: Callable[[], str | None] = nothing_urgent
+    on_cycle: Callable[[RunReport], None] = lambda _report: None
+    duration_s: float | None = None
+    report: LoopReport = field(default_factory=LoopReport)
+    #: The topic's ends when bronze had everything up to them; None: it may lack something.
+    _read: Offsets | None = None
+    #: Silver has rows that gold may lack.
+    _gold_owed: bool = True
+    _gold_at: float = float("-inf")
+    _around_at: float = float("-inf")
+    _sampled_at: float = float("-inf")
+    _line_at: float = float("-inf")
+
+    def run(self) -> LoopReport:
+        """Cycle until stopped.
+
+        Raises:
+            ConfigurationError, DataError: only a person can help; what was committed stays.
+            PySparkException, Py4JError, DeltaError, OSError: a fault that repetition did not cure, or Spark's JVM is gone.
+        """
+        began = time.monotonic()
+        try:
+            self.pipeline.spark.addTag(TAG)
+            while not self.stop.is_set() and (self.duration_s is None or time.monotonic() - began < self.duration_s):
+                started = time.monotonic()
+                self._retrying(self._turn)
+                self.stop.wait(max(0.0, self.pipeline.settings.poll_interval_s - (time.monotonic() - started)))
+            if not self.stop.is_set() and self._gold_owed:
+                self._retrying(lambda: self._cycle(self.pipeline.topic.offsets(), gold=True))
+        except (TransientError, *FAULTS) as error:
+            if not self.stop.is_set():
+                raise
+            log.info("continuous=stopped abandoned=%r", _short(error))  # nothing of that step is committed
+        finally:
+            self._set(STOPPED)
+        return self.report
+
+    def abandon(self) -> None:
+        """Stop, and end the Spark job under way; called from another thread. The job's files are never committed."""
+        self.stop.set()
+        self.pipeline.spark.interruptTag(TAG)
+
+    def _turn(self) -> None:
+        """Look, and do a cycle if there is something to do."""
+        clock = time.monotonic()
+        if clock - self._sampled_at >= SAMPLE_S:
+            self._sampled_at = clock
+            self.report.memory = memory_mib()
+        urgent = self.wait_for()
+        if urgent is not None:
+            self._set(PAUSED, urgent)
+            return
+        now = self.pipeline.topic.offsets()
+        around = clock - self._around_at >= LOOK_AROUND_S
+        gold = clock - self._gold_at >= self.pipeline.settings.gold_interval_s
+        if self._read == now.latest and not around and not (gold and self._gold_owed):
+            self.report.looks += 1
+            self._set(IDLE)
+            return
+        self._around_at = clock if around else self._around_at
+        self._cycle(now, gold=gold)
+
+    def _cycle(self, now: TopicOffsets, *, gold: bool) -> None:
+        """One cycle; what it did is noted even if it fails half-way."""
+        clock = time.monotonic()
+        if self.report.state != RUNNING:
+            self._set(RUNNING)
+        report = RunReport(waiting=self.report.total.waiting)
+        self._read = None
+        if gold:
+            self._gold_at = clock
+        try:
+            cycle(self.pipeline, report, until=now, slices=1, gold=gold, go_on=lambda: not self.stop.is_set())
+            self._read = None if any(report.lag.values()) else now.latest
+            self._gold_owed = not gold and (self._gold_owed or bool(report.of("silver")))
+        finally:
+            self.report.add_cycle(report, time.monotonic() - clock)
+            if report.tables:
+                self.on_cycle(report)
+                self._line()
+
+    def _line(self) -> None:
+        if time.monotonic() - self._line_at >= LINE_S:
+            self._line_at = time.monotonic()
+            _progress.info("continuous: %s", self.report.summary())
+
+    def _set(self, state: str, why: str = "") -> None:
+        if (state, why) != (self.report.state, self.report.why) and {state, self.report.state} - {RUNNING, IDLE}:
+            log.info("continuous=%s%s", state, f" why={why!r}" if why else "")
+        self.report.state, self.report.why = state, why
+
+    def _retrying(self, step: Callable[[], None]) -> None:
+        """Do a step, again after growing pauses while what it needs is away."""
+        Retrying(
+            retry=self._again,
+            wait=wait_exponential(multiplier=FIRST_PAUSE_S, max=LONGEST_PAUSE_S),
+            sleep=sleep_using_event(self.stop),
+            stop=stop_when_event_set(self.stop),
+            before_sleep=self._note_failure,
+            reraise=True,
+        )(step)
+
+    @staticmethod
+    def _again(attempt: RetryCallState) -> bool:
+        error = attempt.outcome.exception() if attempt.outcome is not None else None
+        if isinstance(error, JVM_GONE):
+            return False
+        return isinstance(error, TransientError) or (isinstance(error, FAULTS) and attempt.attempt_number < JOB_ATTEMPTS)
+
+    def _note_failure(self, attempt: RetryCallState) -> None:
+        error = attempt.outcome.exception() if attempt.outcome is not None else None
+        self.report.retries += 1
+        self.report.state, self.report.why = WAITING, _short(error)
+        pause = attempt.next_action.sleep if attempt.next_action is not None else 0.0
+        log.warning("continuous=waiting attempt=%d again_in_s=%.1f why=%r", attempt.attempt_number, pause, _short(error))
+
+
+def _short(error: BaseException | None) -> str:
+    """The first line of an error, which a job's failure follows with pages of stack."""
+    return str(error).strip().partition("\n")[0][:500]
