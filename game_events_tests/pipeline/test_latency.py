@@ -1,0 +1,124 @@
+"""How long records were on their way: counted in tenths of a second, kept in buckets."""
+
+import dataclasses
+from collections import Counter
+
+import pyarrow as pa
+import pytest
+
+from game_events.lakehouse.commits import Landed
+from game_events.lakehouse.tables import Table
+from game_events.pipeline.latency import Histogram, count_arrivals
+from game_events.pipeline.loop_report import LoopReport
+from game_events.pipeline.report import RunReport, TableReport
+
+NOW = 1_700_000_000
+
+
+def times(*seconds):
+    return pa.array([int(s * 1_000_000) for s in seconds], pa.timestamp("us", tz="UTC"))
+
+
+def test_records_are_counted_by_the_tenth_of_a_second_old_ones_by_the_minute_and_the_hour():
+    found = count_arrivals(times(NOW - 1.05, NOW - 1.01, NOW - 0.5), NOW)
+    assert found == Counter({NOW * 10 - 11: 2, NOW * 10 - 5: 1})
+    assert sorted(found.values()) == [1, 2]
+    week = [NOW - second for second in range(0, 7 * 86_400, 7)]
+    assert len(count_arrivals(times(*week), NOW)) < 6000 + 24 * 60 + 7 * 24
+    assert sum(count_arrivals(times(*week), NOW).values()) == len(week)
+    assert count_arrivals(times(), NOW) == Counter()
+
+
+@pytest.mark.parametrize("odd", [-0.001, -1e9, NOW + 1e6])
+def test_a_timestamp_before_1970_or_in_the_future_is_counted_and_breaks_nothing(odd):
+    histogram = Histogram()
+    histogram.add_arrivals(count_arrivals(times(odd), NOW), NOW)
+    assert histogram.total == 1
+    assert histogram.percentile(0.5) >= 0
+
+
+def test_percentiles_are_right_to_a_tenth_and_merged_histograms_are_those_of_all_rows():
+    seconds = [0.2 + 0.01 * n for n in range(1000)]
+    whole, halves = Histogram(), [Histogram(), Histogram()]
+    for n, duration in enumerate(seconds):
+        whole.add(duration)
+        halves[n % 2].add(duration)
+    assert whole.percentile(0.5) == pytest.approx(5.2, rel=0.11)
+    assert whole.percentile(0.95) == pytest.approx(9.7, rel=0.11)
+    assert whole.percentile(1) == whole.longest_s == seconds[-1]
+    halves[0].merge(halves[1])
+    assert (halves[0].counts == whole.counts).all()
+    assert sum(n for _, n in whole.buckets()) == whole.total == 1000
+    assert Histogram().percentile(0.5) is None
+
+
+def test_rows_wait_for_each_layer_until_it_has_them():
+    report = RunReport()
+    report.arrived(Counter({1: 5}))
+    report.visible("silver")
+    assert report.latency["silver"].total == 5
+    assert "gold" not in report.latency
+    later = RunReport(waiting=report.waiting)
+    later.arrived(Counter({2: 3}))
+    later.visible("silver")
+    later.visible("gold")
+    report.absorb(later)
+    assert {layer: t.total for layer, t in report.latency.items()} == {"bronze": 8, "silver": 8, "gold": 8}
+    assert report.waiting == {"unified": Counter({1: 5, 2: 3})}
+
+
+def of(rows, version, game="uno", layer="silver", **more):
+    table = Table(f"{layer}_{game}", "/x")
+    report = RunReport()
+    report.add_landed(layer, table, Landed(table.name, version, "id", rows, 1, 100 + version), pa.schema([]), version, game)
+    return dataclasses.replace(report, **more)
+
+
+def test_every_part_of_a_report_is_taken_over_by_the_report_of_both():
+    one = of(5, 1, offsets={0: (0, 5)}, lag={0: 9}, batches=[1], schema_ids={1}, rejected=Counter(a=1), unrouted=Counter(x=1))
+    two = of(7, 2, offsets={0: (5, 9), 1: (3, 4)}, lag={0: 0}, batches=[2], schema_ids={2}, rejected=Counter(a=2, b=1))
+    one.seconds, two.seconds, two.replayed = {"silver": 1.0}, {"silver": 2.0, "gold": 1.0}, 4
+    two.latency, two.waiting = {"silver": Histogram()}, {"gold": Counter({1: 1})}
+    one.absorb(two)
+    (entry,) = one.tables
+    assert (entry.rows, entry.table_rows, entry.version, entry.batch) == (12, 102, 2, 2)
+    assert one.offsets == {0: (0, 9), 1: (3, 4)}
+    assert (one.lag, one.batches, one.schema_ids) == ({0: 0}, [1, 2], {1, 2})
+    assert (one.rejected, one.unrouted, one.replayed) == (Counter(a=3, b=1), Counter(x=1), 4)
+    assert one.seconds == {"silver": 3.0, "gold": 1.0}
+    assert (set(one.latency), one.waiting) == ({"silver"}, two.waiting)
+    # A part that is new in RunReport must be added to `absorb`, and here.
+    assert {f.name for f in dataclasses.fields(RunReport)} == {
+        "tables", "offsets", "lag", "batches", "schema_ids", "rejected", "replayed", "unrouted", "seconds", "latency",
+        "waiting", "_landed",
+    }  # fmt: skip
+
+
+def test_gold_counts_once_as_each_commit_replaces_it():
+    one = of(5, 1, layer="gold")
+    one.absorb(of(6, 2, layer="gold"))
+    assert one.rows("gold") == 6
+
+
+def test_a_failure_stands_until_the_next_report_and_takes_no_rows_away():
+    one = of(5, 1)
+    failed = RunReport(tables=[TableReport("silver", "silver_uno", "/x", "uno", error="why")])
+    one.absorb(failed)
+    assert [t.error for t in one.errors] == ["why"]
+    one.absorb(RunReport())
+    assert one.success
+    assert one.rows("silver") == 5
+    never = RunReport()
+    never.absorb(failed)
+    never.absorb(RunReport())
+    assert never.tables == []
+
+
+def test_a_long_run_keeps_a_bounded_list_of_batches():
+    report = LoopReport()
+    for batch in range(1, 3001):
+        report.add_cycle(of(1, batch, batches=[batch]), 0.1)
+    assert report.cycles == 3000
+    assert len(report.total.batches) == 1000
+    assert report.total.batches[-1] == 3000
+    assert report.to_dict()["continuous"]["cycles"] == 3000

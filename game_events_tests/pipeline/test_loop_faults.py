@@ -1,0 +1,118 @@
+"""Which errors the loop waits out, which end it, and how long it waits; nothing real is needed."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+from deltalake.exceptions import DeltaError
+from py4j.protocol import Py4JNetworkError
+from pyspark.errors import PySparkException
+
+from game_events.errors import ConfigurationError, ConflictError, DataError, TransientError
+from game_events.pipeline import loop as loop_module
+from game_events.pipeline.loop import JOB_ATTEMPTS, Loop
+
+
+class QuietSession:
+    """A session that takes tags."""
+
+    def addTag(self, tag):  # noqa: N802 - Spark's name
+        self.tag = tag
+
+    def interruptTag(self, tag):  # noqa: N802
+        self.interrupted = tag
+
+
+class FailingTopic:
+    """A topic whose offsets cannot be read a number of times; then the loop is stopped."""
+
+    def __init__(self, error, times, stop):
+        self.error, self.left, self.stop = error, times, stop
+
+    def offsets(self):
+        if self.left:
+            self.left -= 1
+            raise self.error
+        self.stop.set()
+        return SimpleNamespace(latest={0: 0})
+
+
+@pytest.fixture
+def make_loop(monkeypatch):
+    monkeypatch.setattr(loop_module, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(loop_module, "LONGEST_PAUSE_S", 0.002)
+    monkeypatch.setattr(loop_module, "cycle", lambda *_args, **_options: None)
+
+    def make(error, times):
+        stop = threading.Event()
+        settings = SimpleNamespace(poll_interval_s=0.001, gold_interval_s=0)
+        pipeline = SimpleNamespace(spark=QuietSession(), topic=FailingTopic(error, times, stop), settings=settings)
+        return Loop(pipeline, stop=stop)
+
+    return make
+
+
+@pytest.mark.parametrize("error", [TransientError("broker away"), ConflictError("a rival")])
+def test_an_outage_is_waited_out_however_long_it_is(make_loop, error):
+    loop = make_loop(error, 5 * JOB_ATTEMPTS)
+    assert loop.run().retries == 5 * JOB_ATTEMPTS
+    assert loop.report.state == "stopped"
+
+
+@pytest.mark.parametrize("error", [PySparkException("a job"), DeltaError("a table"), OSError("a disk")])
+def test_a_fault_that_may_be_an_outage_is_repeated_so_many_times_and_then_ends_the_loop(make_loop, error):
+    assert make_loop(error, JOB_ATTEMPTS - 1).run().retries == JOB_ATTEMPTS - 1
+    with pytest.raises(type(error), match=str(error)):
+        make_loop(error, JOB_ATTEMPTS).run()
+
+
+@pytest.mark.parametrize(
+    "error", [ConfigurationError("no topic"), DataError("expired"), Py4JNetworkError("gone"), ConnectionRefusedError("gone")]
+)
+def test_what_only_a_person_or_a_new_process_can_cure_ends_the_loop_at_once(make_loop, error):
+    loop = make_loop(error, 1)
+    with pytest.raises(type(error)):
+        loop.run()
+    assert loop.report.retries == 0
+    assert loop.report.state == "stopped"
+
+
+def test_while_it_waits_the_state_says_for_what_and_the_switch_ends_the_wait(make_loop, monkeypatch):
+    monkeypatch.setattr(loop_module, "FIRST_PAUSE_S", 3600)
+    monkeypatch.setattr(loop_module, "LONGEST_PAUSE_S", 3600)
+    loop = make_loop(TransientError("Kafka at here:1: no answer\nand pages of stack"), 1)
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    while loop.report.state != "waiting":
+        thread.join(0.01)
+    assert loop.report.why == "Kafka at here:1: no answer"
+    loop.stop.set()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_an_abandoned_spark_job_is_the_loops_end_and_no_failure(make_loop):
+    loop = make_loop(PySparkException("cancelled"), 1)
+    loop.abandon()
+    loop.run()
+    loop.stop.clear()
+    loop.pipeline.topic.offsets = lambda: (loop.abandon(), loop.pipeline.topic.fail())
+    loop.pipeline.topic.fail = lambda: (_ for _ in ()).throw(PySparkException("cancelled"))
+    assert loop.run().state == "stopped"
+    assert loop.pipeline.spark.interrupted == loop.pipeline.spark.tag
+
+
+def test_a_full_slice_is_followed_by_the_next_cycle_without_new_records(make_loop, monkeypatch):
+    loop, seen = make_loop(None, 0), []
+
+    def one_slice(_pipeline, report, **_options):
+        seen.append(1)
+        report.lag = {0: max(0, 3 - len(seen))}
+
+    monkeypatch.setattr(loop_module, "cycle", one_slice)
+    loop.pipeline.topic.offsets = lambda: SimpleNamespace(latest={0: 30})
+    loop.wait_for = lambda: loop.stop.set() if loop.report.looks else None
+    loop.run()
+    assert len(seen) == 3
