@@ -60,6 +60,7 @@ class Arena:
         say: told what is under way.
         servers: process ids of broker and registry, which no figure counts.
         closing: what must be closed at the end.
+        seconds: how long events arrive in continuous mode.
     """
 
     folder: Path
@@ -68,6 +69,7 @@ class Arena:
     say: Callable[[str], None]
     servers: tuple[int, ...]
     closing: ExitStack
+    seconds: float = 300.0
     measured: Measured = field(default_factory=Measured)
     #: Name -> bad records.
     _topics: dict[str, int] = field(default_factory=dict)
@@ -144,7 +146,7 @@ class Arena:
 
 
 @contextmanager
-def arena(events: int, pairs: int, say: Callable[[str], None]) -> Iterator[Arena]:
+def arena(events: int, pairs: int, say: Callable[[str], None], seconds: float = 300.0) -> Iterator[Arena]:
     """Set everything up, and take it down whatever happens."""
     with ExitStack() as closing:
         folder = Path(tempfile.mkdtemp(prefix="game-events-bench-"))
@@ -152,7 +154,7 @@ def arena(events: int, pairs: int, say: Callable[[str], None]) -> Iterator[Arena
         closing.callback(_down, folder)
         state = local_stack.up(folder / "state", on_progress=say)
         servers = tuple(server.pid for server in (state.kafka, state.registry) if server is not None)
-        yield Arena(folder, events, pairs, say, servers, closing)
+        yield Arena(folder, events, pairs, say, servers, closing, seconds)
 
 
 def _down(folder: Path) -> None:

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from benchmarks.arena import Arena, arena
 from benchmarks.backlog import memory
+from benchmarks.continuous import continuous
 from benchmarks.decoding import decoding
 from benchmarks.figures import Figure
 from benchmarks.graph import graph
@@ -28,16 +29,19 @@ SCENARIOS: dict[str, Scenario] = {
     "fan_out": fan_out,
     "graph": graph,
     "memory": memory,
+    "continuous": continuous,
 }
 QUICK_EVENTS = 200_000
+QUICK_S = 20.0
 RESULTS = Path(__file__).parent / "results"
 
 
 def main(
     events: Annotated[int, typer.Option(min=1_000, help="events of each topic; memory takes 2.5 times as many")] = 2_000_000,
     pairs: Annotated[int, typer.Option(min=1, help="interleaved repetitions")] = 3,
+    seconds: Annotated[float, typer.Option(min=10, help="how long events arrive in continuous mode")] = 300,
     only: Annotated[list[str] | None, typer.Option(help=f"one of {', '.join(SCENARIOS)}; may be given again")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="200,000 events, one pair: does it run, not how fast")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="200,000 events, one pair, 20 s: does it run, not how fast")] = False,
     out: Annotated[Path, typer.Option(help="where the JSON goes")] = RESULTS / "latest.json",
 ) -> None:
     """Measure, print a table, save JSON. Fails if a scenario fails; a missed target is shown, not a failure."""
@@ -46,7 +50,7 @@ def main(
     if unknown:
         raise typer.BadParameter(f"no scenario {', '.join(unknown)}: give {', '.join(SCENARIOS)}", param_hint="--only")
     if quick:
-        events, pairs = QUICK_EVENTS, 1
+        events, pairs, seconds = QUICK_EVENTS, 1, QUICK_S
     # A polite kill unwinds as Ctrl-C does, so that servers stop and folders go.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     console = Console(soft_wrap=True)
@@ -56,7 +60,7 @@ def main(
         console.print(f"[dim]{time.monotonic() - began:6.0f} s[/] {line}", highlight=False)
 
     figures: list[Figure] = []
-    with arena(events, pairs, say) as place:
+    with arena(events, pairs, say, seconds) as place:
         for name in wanted:
             say(f"scenario {name}")
             try:
@@ -64,7 +68,7 @@ def main(
             except Exception as error:  # noqa: BLE001 - one scenario's failure is a line of the result, not the end
                 say(traceback.format_exc())
                 figures.append(Figure(name, "", error=f"{type(error).__name__}: {error}"))
-        options = {"events": events, "pairs": pairs, "scenarios": wanted, "quick": quick}
+        options = {"events": events, "pairs": pairs, "seconds": seconds, "scenarios": wanted, "quick": quick}
         save(out, options, figures, place.measured.steps)
     table(figures, Console(width=None if console.is_terminal else 180))
     console.print(f"saved as {out}")

@@ -1,0 +1,197 @@
+"""Continuous mode: a producer at a steady rate, the command line's loop in a process of its own, and an independent reader.
+
+Latency is computed from the tables alone, after the run: from each silver row's `_kafka_timestamp` to the timestamp in Delta's
+log of the commit that brought it, and of the first gold commit that contains its batch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from bisect import bisect_left
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+
+from benchmarks.arena import Arena, settings_for
+from benchmarks.figures import Figure, Step, Target
+from benchmarks.memory import MEASURE, tree_cpu_s, tree_mib
+from game_events.pipeline.bronze import next_offsets
+from game_events.producer.bulk import BulkSimulation
+from game_events.producer.produce import produce_bulk
+from game_events.settings import ENV_PREFIX, Settings
+from game_events.sources.kafka import KafkaTopic
+
+GAMES = 10
+RATE = 5_000
+GOLD_INTERVAL_S = 1
+WARM_EVENTS = 20_000
+WARM_S = 20.0
+SAMPLE_S = 5.0
+START_S = STOP_S = 180.0
+
+
+@dataclass
+class Samples:
+    """What was seen every few seconds while events arrived."""
+
+    mib: list[float] = field(default_factory=list)
+    lag: list[int] = field(default_factory=list)
+    files: list[int] = field(default_factory=list)
+
+
+def continuous(arena: Arena) -> list[Figure]:
+    """Latency, lag, memory and the time of a cycle while 5,000 events arrive each second."""
+    topic = f"steady_{GAMES}_games"
+    with arena.lakehouse() as root:
+        settings = settings_for(arena.folder, topic, root)
+        warm = produce_bulk(settings, BulkSimulation(records=WARM_EVENTS, games=GAMES, versions=2), partitions=8)
+        arena.say(f"continuous mode: {RATE:,} events/s of {GAMES} games for {arena.seconds:.0f} s")
+        with _loop(arena, settings) as loop:
+            _until(lambda: _rows(root, "silver") == WARM_EVENTS and _rows(root, "gold"), "the warm-up", loop)
+            time.sleep(min(WARM_S, arena.seconds / 4))
+            spent, began = tree_cpu_s(loop.pid), time.time()
+            sent, samples = _produce(arena, settings, loop)
+            ended, processor = time.time(), tree_cpu_s(loop.pid) - spent
+            _until(lambda: _rows(root, "silver") == sent + warm.records_total, "the last rows in silver", loop)
+            time.sleep(3 * GOLD_INTERVAL_S)
+            loop.send_signal(signal.SIGINT)
+            out, err = loop.communicate(timeout=STOP_S)
+        assert loop.returncode == 0, err[-2000:]
+        report = json.loads(out.splitlines()[-1])
+        assert report["rows"]["silver"] == sent + warm.records_total
+        silver, gold = latencies(root, began)
+        assert len(silver) == len(gold) == sent, f"{len(silver)} and {len(gold)} of {sent} rows were found"
+        cycles = _cycle_seconds(root, began, ended)
+    arena.add(Step("continuous", GAMES, 0, sent, ended - began, max(samples.mib), processor, f"{len(cycles)} cycles"))
+    return _figures(silver, gold, cycles, samples, report)
+
+
+def _figures(
+    silver: np.ndarray, gold: np.ndarray, cycles: np.ndarray, samples: Samples, report: dict[str, dict]
+) -> list[Figure]:
+    inside = report["latency"]
+    figures = []
+    for layer, seconds, p50, p95 in (("silver", silver, 3.0, 6.0), ("gold", gold, 5.0, None)):
+        spread = np.percentile(seconds, range(1, 100)).tolist()
+        own = f"the loop's own figures: p50 {inside[layer]['p50_s']}, p95 {inside[layer]['p95_s']}"
+        figures.append(Figure(f"produce to {layer}, p50 (samples: percentiles 1 to 99)", "s", spread, Target("<=", p50), own))
+        limit = Target("<=", p95) if p95 else None
+        figures.append(Figure(f"produce to {layer}, p95", "s", [float(np.percentile(seconds, 95))], limit))
+    thirds = np.array_split(cycles, 3)
+    for name, part in zip(("first", "middle", "last"), thirds, strict=True):
+        figures.append(Figure(f"time between bronze's commits, {name} third", "s", part.tolist()))
+    early, late = (float(np.median(part)) for part in (thirds[0], thirds[2]))
+    figures.append(Figure("time of a cycle, last third / first third", "x", [late / early]))
+    figures.append(Figure("lag while events arrive", "k records", [n / 1000 for n in samples.lag]))
+    half = len(samples.mib) // 2
+    memory = [np.median(samples.mib[half:]) / np.median(samples.mib[: half or 1])]
+    figures.append(Figure("memory", "GiB", [m / 1024 for m in samples.mib], note=f"{MEASURE} of driver, JVM and workers"))
+    figures.append(Figure("memory, second half / first half", "x", [float(m) for m in memory]))
+    figures.append(Figure("files below the lakehouse", "files", [float(n) for n in samples.files], note="logs included"))
+    return figures
+
+
+def latencies(root: Path, began: float) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds to silver and to gold of each row that was produced after a time (seconds since 1970)."""
+    to_silver, to_gold = [], []
+    for silver in sorted(root.glob("silver_*_events")):
+        game = silver.name.removeprefix("silver_").removesuffix("_events")
+        golds = sorted((int(info["bronze_batch"]), at) for at, info, _ in _commits(root / f"gold_{game}_player_agg"))
+        batches = [batch for batch, _ in golds]
+        for at, info, paths in _commits(silver):
+            batch = int(info["bronze_batch"])
+            place = bisect_left(batches, batch)
+            in_gold = golds[place][1] if place < len(golds) else float("nan")
+            for path in paths:
+                column = pq.read_table(silver / path, columns=["_kafka_timestamp"]).column(0)
+                produced = column.cast("int64").to_numpy() / 1e6
+                produced = produced[produced >= began]
+                to_silver.append(at - produced)
+                to_gold.append(in_gold - produced)
+    silver_s, gold_s = np.concatenate(to_silver), np.concatenate(to_gold)
+    return silver_s, gold_s[~np.isnan(gold_s)]
+
+
+def _commits(table: Path) -> Iterator[tuple[float, dict[str, str], list[str]]]:
+    """(Seconds since 1970, commit information, files added) of each version, from the log's own JSON."""
+    for file in sorted((table / "_delta_log").glob("*.json")):
+        actions = [json.loads(line) for line in file.read_text().splitlines()]
+        (info,) = [a["commitInfo"] for a in actions if "commitInfo" in a]
+        if "bronze_batch" in info:
+            yield info["timestamp"] / 1000, info, [a["add"]["path"] for a in actions if "add" in a]
+
+
+def _cycle_seconds(root: Path, began: float, ended: float) -> np.ndarray:
+    """Time between bronze's commits while events arrived."""
+    history = DeltaTable(str(root / "bronze_events")).history()
+    times = np.array(sorted(h["timestamp"] / 1000 for h in history if began <= h["timestamp"] / 1000 <= ended))
+    return np.diff(times)
+
+
+@contextmanager
+def _loop(arena: Arena, settings: Settings) -> Iterator[subprocess.Popen[str]]:
+    """`game-events run --continuous` as a user starts it, with these settings and defaults otherwise."""
+    environment = os.environ | {
+        f"{ENV_PREFIX}GOLD_INTERVAL_S": str(GOLD_INTERVAL_S),
+        "DAGSTER_HOME": str(arena.folder / "dagster"),
+        **{
+            f"{ENV_PREFIX}{key.upper()}": str(getattr(settings, key))
+            for key in ("kafka_bootstrap_servers", "schema_registry_url", "kafka_topic", "lakehouse", "state_dir")
+        },
+    }
+    (arena.folder / "dagster").mkdir(exist_ok=True)
+    code = "from game_events.cli.main import main; main()"
+    command = [sys.executable, "-c", code, "run", "--continuous", "--json"]
+    with (arena.folder / "loop.err").open("w") as err:
+        child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=err, text=True)
+    try:
+        yield child
+    finally:
+        if child.poll() is None:
+            child.terminate()
+            child.wait()
+
+
+def _produce(arena: Arena, settings: Settings, loop: subprocess.Popen[str]) -> tuple[int, Samples]:
+    """Let the producer work; look at the loop meanwhile. Returns the records it sent."""
+    samples, topic = Samples(), KafkaTopic(settings)
+    arguments = [str(arena.folder), settings.kafka_topic, str(GAMES), str(RATE), str(arena.seconds)]
+    producer = subprocess.Popen([sys.executable, "-m", "benchmarks.steady", *arguments], stdout=subprocess.PIPE, text=True)
+    try:
+        while producer.poll() is None:
+            time.sleep(SAMPLE_S)
+            assert loop.poll() is None, "the loop has ended"
+            samples.mib.append(tree_mib(loop.pid))
+            now = topic.offsets()
+            read = next_offsets(DeltaTable(f"{settings.lakehouse}/bronze_events"), now)
+            samples.lag.append(sum(end - read[p] for p, end in now.latest.items()))
+            samples.files.append(sum(len(files) for _, _, files in os.walk(settings.lakehouse)))
+    finally:
+        if producer.poll() is None:
+            producer.terminate()
+        out, _ = producer.communicate()
+    return int(out.splitlines()[-1]), samples
+
+
+def _rows(root: Path, layer: str) -> int:
+    """Rows of a layer's tables, from their logs."""
+    folders = [f for f in root.glob(f"{layer}_*") if DeltaTable.is_deltatable(str(f))]
+    return sum(sum(DeltaTable(str(f)).get_add_actions().column("num_records").to_pylist()) for f in folders)
+
+
+def _until(condition: object, what: str, loop: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + START_S
+    while not condition():  # type: ignore[operator]
+        assert loop.poll() is None, "the loop has ended"
+        assert time.monotonic() < deadline, f"{what} never came"
+        time.sleep(0.5)

@@ -1,0 +1,147 @@
+"""Continuous mode on or off: what the newest runs say, and what the sensor does about it."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import dagster as dg
+import psutil
+import pytest
+from dagster import DagsterRunStatus
+
+from game_events.assets.continuous import JOB, ROW_CHANGING_TAG, continuous, run_under_way, what_goes_first
+from game_events.assets.continuous_mode import (
+    FIRST_PAUSE_S,
+    HEALTHY_S,
+    LONGEST_PAUSE_S,
+    PastRun,
+    continuous_mode,
+    decide,
+)
+from game_events.assets.jobs import redecode, refresh
+from game_events.assets.process_tag import PROCESS_TAG, is_gone, this_process
+
+NOW = 1_700_000_000.0
+
+
+def run(status, ended=NOW, lasted=5.0, name="a"):
+    return PastRun(name, status, ended - lasted, ended)
+
+
+FAILED = DagsterRunStatus.FAILURE
+
+
+def test_before_it_was_started_once_nothing_happens():
+    assert not decide([], NOW).start
+    assert "never started" in decide([], NOW).why
+
+
+@pytest.mark.parametrize("status", [DagsterRunStatus.SUCCESS, DagsterRunStatus.CANCELED])
+def test_what_a_user_ended_stays_off_whatever_failed_before(status):
+    decision = decide([run(status), run(FAILED)], NOW + 1e6)
+    assert not decision.start
+    assert decision.why.startswith("off: ")
+
+
+@pytest.mark.parametrize("status", [DagsterRunStatus.QUEUED, DagsterRunStatus.STARTING, DagsterRunStatus.STARTED])
+def test_a_run_under_way_is_left_alone(status):
+    assert not decide([run(status), run(FAILED)], NOW + 1e6).start
+
+
+def test_a_failed_run_is_started_again_after_a_pause_that_doubles_up_to_a_bound():
+    for failures in range(1, 12):
+        runs = [run(FAILED, name=str(n)) for n in range(failures)]
+        pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (failures - 1))
+        assert not decide(runs, NOW + pause - 1).start
+        assert decide(runs, NOW + pause).start
+    assert pause == LONGEST_PAUSE_S
+
+
+def test_after_a_run_that_lasted_or_that_a_user_ended_pauses_begin_anew():
+    old = [run(FAILED)] * 5
+    assert decide([run(FAILED, lasted=HEALTHY_S), *old], NOW + FIRST_PAUSE_S).start
+    assert decide([run(FAILED), run(DagsterRunStatus.CANCELED), *old], NOW + FIRST_PAUSE_S).start
+
+
+def test_each_failure_has_a_run_key_of_its_own():
+    keys = [decide([run(FAILED, name=name)], NOW + 1e6).run_key for name in ("a", "b")]
+    assert len(set(keys)) == 2
+    assert None not in keys
+
+
+def test_a_process_that_is_gone_is_told_from_one_that_lives_and_from_one_nobody_can_see():
+    mine = this_process()
+    assert not is_gone(mine)
+    host, pid, started = mine.rsplit(":", 2)
+    assert is_gone(f"{host}:{pid}:{int(started) - 60}"), "the same process id, used again"
+    assert not is_gone(f"elsewhere:{pid}:{started}")
+    for unknown in (None, "", "x", f"{host}:x:y"):
+        assert not is_gone(unknown)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        tag = f"{socket.gethostname()}:{child.pid}:{int(psutil.Process(child.pid).create_time())}"
+        assert not is_gone(tag)
+    assert is_gone(tag)
+
+
+@pytest.fixture
+def tick(instance):
+    def look():
+        return continuous_mode(dg.build_sensor_context(instance=instance))
+
+    return look
+
+
+def test_the_sensor_starts_a_vanished_run_again_and_not_one_that_was_terminated(instance, tick):
+    assert isinstance(tick(), dg.SkipReason)
+
+    def started(**tags):
+        made = instance.create_run_for_job(continuous, tags=tags)
+        instance.report_engine_event("started", made)
+        instance.handle_new_event(event(made, dg.DagsterEventType.RUN_START))
+        return made
+
+    alive = started(**{PROCESS_TAG: this_process()})
+    assert instance.get_run_by_id(alive.run_id).status == DagsterRunStatus.STARTED
+    assert f"run {alive.run_id} is started" in tick().skip_message
+    assert run_under_way(instance).run_id == alive.run_id
+    instance.report_run_canceled(alive)
+    assert tick().skip_message.startswith("off: ")
+
+    gone = started(**{PROCESS_TAG: f"{socket.gethostname()}:{os.getpid()}:{int(time.time()) - 10**6}"})
+    assert run_under_way(instance) is None
+    first = tick()
+    assert instance.get_run_by_id(gone.run_id).status == DagsterRunStatus.FAILURE
+    assert isinstance(first, dg.SkipReason)
+    assert "failed (1 in a row)" in first.skip_message
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("game_events.assets.continuous_mode.FIRST_PAUSE_S", 0)
+        request = tick()
+    assert isinstance(request, dg.RunRequest)
+    assert request.run_key == f"continuous-after-{gone.run_id}"
+
+
+def test_row_changing_work_goes_first_and_other_runs_do_not(instance):
+    assert what_goes_first(instance) is None
+    instance.create_run_for_job(refresh, status=DagsterRunStatus.STARTING)
+    instance.create_run_for_job(redecode, status=DagsterRunStatus.SUCCESS)
+    assert what_goes_first(instance) is None
+    tagged = instance.create_run_for_job(refresh, status=DagsterRunStatus.STARTING, tags={ROW_CHANGING_TAG: "true"})
+    assert what_goes_first(instance) == f"run {tagged.run_id} of refresh goes first"
+    instance.report_run_canceled(tagged)
+    starting = instance.create_run_for_job(redecode, status=DagsterRunStatus.STARTING)
+    assert what_goes_first(instance) == f"run {starting.run_id} of redecode goes first"
+    assert JOB not in what_goes_first(instance)
+
+
+def event(made, kind):
+    return dg.EventLogEntry(
+        error_info=None,
+        level=20,
+        user_message="",
+        run_id=made.run_id,
+        timestamp=time.time(),
+        job_name=made.job_name,
+        dagster_event=dg.DagsterEvent(kind.value, made.job_name),
+    )
