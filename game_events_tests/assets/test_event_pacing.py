@@ -23,7 +23,9 @@ def cycle(version, *tables, **more):
     for layer, name, rows in tables:
         game = name if layer in ("silver", "gold") else None
         table = name if game is None else f"{layer}_{name}"
-        report.add_landed(layer, Table(table, "/x"), Landed(table, version, "id", rows, 1, rows), pa.schema([]), version, game)
+        report.add_landed(
+            layer, Table(table, "/x"), Landed(table, version, "id", rows, 1, rows, 1), pa.schema([]), version, game
+        )
     return report
 
 

@@ -1,6 +1,5 @@
 """How long records were on their way: counted in tenths of a second, kept in buckets."""
 
-import dataclasses
 from collections import Counter
 
 import pyarrow as pa
@@ -10,7 +9,8 @@ from game_events.lakehouse.commits import Landed
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.latency import Histogram, count_arrivals
 from game_events.pipeline.loop_report import LoopReport
-from game_events.pipeline.report import RunReport, TableReport
+from game_events.pipeline.report import RunReport
+from game_events.pipeline.report_sum import report_sum
 
 NOW = 1_700_000_000
 
@@ -62,56 +62,16 @@ def test_rows_wait_for_each_layer_until_it_has_them():
     later.arrived(Counter({2: 3}))
     later.visible("silver")
     later.visible("gold")
-    report.absorb(later)
-    assert {layer: t.total for layer, t in report.latency.items()} == {"bronze": 8, "silver": 8, "gold": 8}
-    assert report.waiting == {"unified": Counter({1: 5, 2: 3})}
+    both = report_sum([report, later])
+    assert {layer: t.total for layer, t in both.latency.items()} == {"bronze": 8, "silver": 8, "gold": 8}
+    assert both.waiting == {"unified": Counter({1: 5, 2: 3})}
 
 
-def of(rows, version, game="uno", layer="silver", **more):
-    table = Table(f"{layer}_{game}", "/x")
-    report = RunReport()
-    report.add_landed(layer, table, Landed(table.name, version, "id", rows, 1, 100 + version), pa.schema([]), version, game)
-    return dataclasses.replace(report, **more)
-
-
-def test_every_part_of_a_report_is_taken_over_by_the_report_of_both():
-    one = of(5, 1, offsets={0: (0, 5)}, lag={0: 9}, batches=[1], schema_ids={1}, rejected=Counter(a=1), unrouted=Counter(x=1))
-    two = of(7, 2, offsets={0: (5, 9), 1: (3, 4)}, lag={0: 0}, batches=[2], schema_ids={2}, rejected=Counter(a=2, b=1))
-    one.seconds, two.seconds, two.replayed = {"silver": 1.0}, {"silver": 2.0, "gold": 1.0}, 4
-    two.latency, two.waiting = {"silver": Histogram()}, {"gold": Counter({1: 1})}
-    one.absorb(two)
-    (entry,) = one.tables
-    assert (entry.rows, entry.table_rows, entry.version, entry.batch) == (12, 102, 2, 2)
-    assert one.offsets == {0: (0, 9), 1: (3, 4)}
-    assert (one.lag, one.batches, one.schema_ids) == ({0: 0}, [1, 2], {1, 2})
-    assert (one.rejected, one.unrouted, one.replayed) == (Counter(a=3, b=1), Counter(x=1), 4)
-    assert one.seconds == {"silver": 3.0, "gold": 1.0}
-    assert (set(one.latency), one.waiting) == ({"silver"}, two.waiting)
-    # A part that is new in RunReport must be added to `absorb`, and here.
-    assert {f.name for f in dataclasses.fields(RunReport)} == {
-        "tables", "offsets", "lag", "batches", "schema_ids", "rejected", "replayed", "unrouted", "seconds", "latency",
-        "waiting", "_landed",
-    }  # fmt: skip
-
-
-def test_gold_counts_once_as_each_commit_replaces_it():
-    one = of(5, 1, layer="gold")
-    one.absorb(of(6, 2, layer="gold"))
-    assert one.rows("gold") == 6
-
-
-def test_a_failure_stands_until_the_next_report_and_takes_no_rows_away():
-    one = of(5, 1)
-    failed = RunReport(tables=[TableReport("silver", "silver_uno", "/x", "uno", error="why")])
-    one.absorb(failed)
-    assert [t.error for t in one.errors] == ["why"]
-    one.absorb(RunReport())
-    assert one.success
-    assert one.rows("silver") == 5
-    never = RunReport()
-    never.absorb(failed)
-    never.absorb(RunReport())
-    assert never.tables == []
+def of(rows, version, **more):
+    report = RunReport(**more)
+    table = Table("silver_uno", "/x")
+    report.add_landed("silver", table, Landed(table.name, version, "id", rows, 1, rows, 1), pa.schema([]), version, "uno")
+    return report
 
 
 def test_a_long_run_keeps_a_bounded_list_of_batches():
