@@ -212,8 +212,9 @@ def _result(loop: Loop, worker: LoopThread) -> Iterator[Event]:
     description="Continuous mode: one long run that keeps every table up to the topic. Terminate it to switch continuous mode "
     "off; if it dies, the sensor `continuous_mode` starts it again.",
     executor_def=dg.in_process_executor,
-    # The sensor starts it again, with pauses that grow; Dagster's own retries would start a second one.
-    tags={"dagster/max_retries": "0"},
+    # The sensor starts it again, with pauses that grow; Dagster's own retries would start a second one. And it brings every
+    # layer up to date by itself: automation has nothing to add to what it logs.
+    tags={"dagster/max_retries": "0", "game_events/carries": "all"},
 )
 def continuous() -> None:
     """See the description."""
