@@ -101,7 +101,7 @@ class RunLog:
         if write_events(self._pipeline, whole, _facts(self._job, self._began, error), part):
             self._reports, self._part, self._began = [], self._part + 1, time.monotonic()
         else:
-            # One report instead of a growing list, and another minute before the next attempt. The first and last batch are logged.
+            # One report instead of a growing list, and another minute before the next attempt. Two batches are what is logged.
             del whole.batches[1:-1]
             self._reports = [whole]
             self._began = time.monotonic()
