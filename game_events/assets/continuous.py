@@ -170,8 +170,14 @@ def _is_bronze(event: Event) -> bool:
 
 def _tell(context: dg.OpExecutionContext, pacing: EventPacing, *, everything: bool = False) -> Iterator[Event]:
     report = pacing.due(everything=everything)
-    if report is not None:
-        yield from report_events(context, report)
+    if report is None:
+        return
+    try:
+        events = list(report_events(context, report))
+    except BaseException:  # an interrupt among others: what ends the run tells it
+        pacing.give_back(report)
+        raise
+    yield from events
 
 
 def _observation(report: LoopReport) -> dg.AssetObservation:

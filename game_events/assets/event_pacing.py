@@ -57,6 +57,11 @@ class EventPacing:
             self._told_at |= {_group(t): now for t in told}
             return report
 
+    def give_back(self, report: RunReport) -> None:
+        """What was handed out and could not be told: it is owed again."""
+        with self._lock:
+            self._owed = report_sum([report, self._owed])
+
     def _told(self, entry: TableReport) -> float:
         return self._told_at.get(_group(entry), float("-inf"))
 

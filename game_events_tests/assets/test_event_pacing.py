@@ -86,3 +86,15 @@ def test_very_many_games_are_told_in_turns(monkeypatch):
         turns.append([t.table for t in report.tables])
     assert [len(turn) for turn in turns] == [10, 10, 5]
     assert len({table for turn in turns for table in turn}) == 25
+
+
+def test_what_could_not_be_told_is_owed_again_with_what_came_since():
+    pacing = EventPacing(Clock())
+    pacing.add(cycle(1, ("bronze", "bronze_events", 3), offsets={0: (0, 3)}))
+    taken = pacing.due()
+    pacing.add(cycle(2, ("bronze", "bronze_events", 4), offsets={0: (3, 7)}))
+    pacing.give_back(taken)
+    assert pacing.due() is None
+    owed = pacing.due(everything=True)
+    assert [(t.rows, t.version) for t in owed.tables] == [(7, 2)]
+    assert owed.offsets == {0: (0, 7)}
