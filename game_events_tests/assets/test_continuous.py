@@ -134,8 +134,9 @@ def test_a_bounded_run_ends_as_a_success_with_the_books_and_the_whole_report(run
     assert result.success
     assert logged(result)[("gold_player_agg", "spades")] == 1
     assert {m.metadata["dagster/row_count"].value for m in materializations(result) if m.asset_key == BRONZE_KEY} == {80}
-    (check,) = result.get_asset_check_evaluations()
-    assert check.passed
+    checks = {check.check_name: check.passed for check in result.get_asset_check_evaluations()}
+    assert checks["rows_conserved"]
+    assert all(checks.values()), checks
     (output,) = [e for e in result.all_events if e.event_type == dg.DagsterEventType.STEP_OUTPUT]
     metadata = output.step_output_data.metadata
     report = metadata[REPORT].data
