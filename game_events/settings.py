@@ -25,6 +25,7 @@ from pydantic_settings import (
 from yaml import YAMLError
 
 from game_events.errors import ConfigurationError
+from game_events.rules import Rule, require_unique
 
 ENV_PREFIX = "GAME_EVENTS_"
 #: What the local stack writes about itself, below ``state_dir``.
@@ -87,6 +88,9 @@ class Settings(BaseSettings):
     # --- checks on the whole
     freshness_s: int = Field(0, ge=0, description="bronze's last commit may be so many seconds old; 0: not checked")
 
+    # --- data quality
+    rules: tuple[Rule, ...] = Field((), description="expectations of silver and gold rows, a list (see docs/quality.md)")
+
     # --- extensions
     extensions: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="modules or .py files with transformations and aggregates of one's own, comma separated"
@@ -107,6 +111,12 @@ class Settings(BaseSettings):
         """``a, b`` from the environment, or a list from YAML."""
         if isinstance(value, str):
             return tuple(name.strip() for name in value.split(",") if name.strip())
+        return value
+
+    @field_validator("rules")
+    @classmethod
+    def _each_name_once(cls, value: tuple[Rule, ...]) -> tuple[Rule, ...]:
+        require_unique(value)
         return value
 
     @field_validator("spark_remote", "schema_registry_user", mode="before")

@@ -14,6 +14,7 @@ from game_events.extensions import Extensions, load_extensions
 from game_events.lakehouse.progress import ProgressTable
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse, Table
 from game_events.pipeline.catalog import SchemaCatalog
+from game_events.rules import Rule, all_rules
 from game_events.settings import Settings
 from game_events.sources.kafka import KafkaTopic
 from game_events.sources.registry import SchemaRegistry
@@ -47,6 +48,15 @@ class Pipeline:
     def spark(self) -> SparkSession:
         """The session."""
         return self.get_spark()
+
+    @cached_property
+    def rules(self) -> tuple[Rule, ...]:
+        """Expectations of silver's and gold's rows: those of the settings, then those of the modules named there.
+
+        Raises:
+            ConfigurationError: a module's list holds something else, or a name stands twice in its layer.
+        """
+        return all_rules(self.settings.rules, self.extensions.rules)
 
     @cached_property
     def lakehouse(self) -> Lakehouse:

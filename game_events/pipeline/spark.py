@@ -42,6 +42,24 @@ def kafka_batches(spark: SparkSession) -> Iterator[None]:
         spark.conf.set(ARROW_RECORDS_KEY, str(ARROW_RECORDS))
 
 
+@contextmanager
+def forgiving(spark: SparkSession) -> Iterator[None]:
+    """Expressions that cannot be computed for a row give NULL, for the jobs of a block; a user's own settings come back.
+
+    Besides ANSI mode, Spark's elimination of common subexpressions is off: it would compute what two rules share outside of
+    the `try` that each of them is wrapped in (`rule_columns.holds`), and one row's error would end the job.
+    """
+    wanted = {"spark.sql.ansi.enabled": "false", "spark.sql.subexpressionElimination.enabled": "false"}
+    usual = {key: spark.conf.get(key) for key in wanted}
+    for key, value in wanted.items():
+        spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key, before in usual.items():
+            spark.conf.set(key, str(before))
+
+
 def spark_config(settings: Settings) -> dict[str, str]:
     """Settings of the session, user's own last.
 

@@ -1,0 +1,91 @@
+"""Expectations: rules that rows of silver and gold have to satisfy, declared once, in Python or in the settings' YAML."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from game_events.errors import ConfigurationError
+
+Layer = Literal["silver", "gold"]
+Action = Literal["warn", "drop", "quarantine", "fail"]
+#: What a rule may be called. Reasons of rows that do not decode are in capitals, so the two cannot be mistaken.
+RULE_NAME = r"^[a-z][a-z0-9_]{0,62}$"
+
+
+class Rule(BaseModel):
+    """One expectation: a row for which `sql` is not TRUE (NULL too, or an error) violates it.
+
+    Attributes:
+        name: unique in its layer; the reason of the rows it rejects.
+        sql: a condition over one row's columns, in Spark SQL.
+        description: for people: what it means.
+        layer: whose rows: silver's events or gold's aggregates.
+        games: only these games' rows; empty: every game's.
+        action: warn: counted. drop: left out of the table and counted. quarantine: left out and kept in `quarantine_events`.
+            fail: one such row, and nothing is committed to the game's table.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(pattern=RULE_NAME)
+    sql: str = Field(min_length=1, max_length=10_000)
+    description: str = ""
+    layer: Layer = "silver"
+    games: tuple[str, ...] = ()
+    action: Action = "warn"
+
+    @field_validator("layer", mode="before")
+    @classmethod
+    def _not_bronze(cls, value: object) -> object:
+        if value == "bronze":
+            raise ValueError(
+                "bronze holds every record that can be decoded, whatever is in it: a rule of the layer silver without games "
+                "sees every game's rows"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _gold_keeps_its_rows(self) -> Rule:
+        if self.layer == "gold" and self.action in ("drop", "quarantine"):
+            raise ValueError(
+                f"a rule of gold can warn or fail, not {self.action}: without a row gold would not equal its recompute from "
+                "silver. Reject the events instead, by a rule of silver"
+            )
+        return self
+
+    def applies_to(self, game: str) -> bool:
+        """Whether this game's rows are looked at."""
+        return not self.games or game in self.games
+
+
+def require_unique(rules: Iterable[Rule]) -> None:
+    """Each name once in its layer.
+
+    Raises:
+        ValueError: names the rules that stand twice.
+    """
+    twice = [f"{layer}.{name}" for (layer, name), n in Counter((r.layer, r.name) for r in rules).items() if n > 1]
+    if twice:
+        raise ValueError(f"rules with the same layer and name: {', '.join(sorted(twice))}")
+
+
+def all_rules(settings: Iterable[Rule], modules: Iterable[object]) -> tuple[Rule, ...]:
+    """The rules of the settings and those that modules list as `RULES`.
+
+    Raises:
+        ConfigurationError: a list holds something else than rules, or a name stands twice in its layer.
+    """
+    found = list(settings)
+    for item in modules:
+        if not isinstance(item, Rule):
+            raise ConfigurationError(f"RULES of a module of GAME_EVENTS_EXTENSIONS holds {item!r}: only game_events.rules.Rule")
+        found.append(item)
+    try:
+        require_unique(found)
+    except ValueError as error:
+        raise ConfigurationError(f"{error} (GAME_EVENTS_RULES and the modules of GAME_EVENTS_EXTENSIONS together)") from None
+    return tuple(found)

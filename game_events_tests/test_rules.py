@@ -1,0 +1,68 @@
+"""Declaring rules: what may be declared, and what is refused with which reason."""
+
+import json
+
+import pytest
+
+from game_events.errors import ConfigurationError
+from game_events.rules import Rule, all_rules
+from game_events.settings import load_settings
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """An empty working folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_rules_come_from_yaml_with_their_defaults(folder):
+    (folder / "game_events.yaml").write_text(
+        "rules:\n"
+        "  - name: has_player\n"
+        "    sql: gamer_id IS NOT NULL AND gamer_id <> ''\n"
+        "    description: an event without a player is no session\n"
+        "    action: quarantine\n"
+        "  - {name: short, sql: length(gamer_id) < 20, games: [uno]}\n"
+    )
+    first, second = load_settings().rules
+    assert (first.name, first.action, first.layer, first.games) == ("has_player", "quarantine", "silver", ())
+    assert (second.action, second.applies_to("uno"), second.applies_to("chess")) == ("warn", True, False)
+
+
+def test_rules_come_from_the_environment_as_json(monkeypatch):
+    monkeypatch.setenv("GAME_EVENTS_RULES", json.dumps([{"name": "a", "sql": "true", "layer": "gold", "action": "fail"}]))
+    (rule,) = load_settings().rules
+    assert (rule.layer, rule.action) == ("gold", "fail")
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ([{"name": "a", "sql": "x", "layer": "bronze"}], "bronze holds every record that can be decoded"),
+        ([{"name": "a", "sql": "x", "layer": "gold", "action": "drop"}], "gold would not equal its recompute"),
+        ([{"name": "a", "sql": "x", "layer": "gold", "action": "quarantine"}], "can warn or fail, not quarantine"),
+        ([{"name": "Big", "sql": "x"}], "RULES.0.NAME"),
+        ([{"name": "a", "sql": ""}], "RULES.0.SQL"),
+        ([{"name": "a", "sql": "x", "action": "delete"}], "'warn', 'drop', 'quarantine' or 'fail'"),
+        ([{"name": "a", "sql": "x", "severity": 1}], "RULES.0.SEVERITY"),
+        ([{"name": "a", "sql": "x"}, {"name": "a", "sql": "y"}], "same layer and name: silver.a"),
+    ],
+)
+def test_what_cannot_be_a_rule_is_refused_with_the_reason(rules, message):
+    with pytest.raises(ConfigurationError, match=r"bad settings") as refused:
+        load_settings(rules=rules)
+    assert message in str(refused.value)
+
+
+def test_one_name_may_stand_in_each_layer():
+    assert len(load_settings(rules=[{"name": "a", "sql": "x"}, {"name": "a", "sql": "x", "layer": "gold"}]).rules) == 2
+
+
+def test_rules_of_modules_come_after_those_of_the_settings_and_must_be_rules_of_other_names():
+    one, other = Rule(name="a", sql="x"), Rule(name="b", sql="x")
+    assert all_rules([one], [other]) == (one, other)
+    with pytest.raises(ConfigurationError, match=r"silver\.a .*GAME_EVENTS_EXTENSIONS"):
+        all_rules([one], [one])
+    with pytest.raises(ConfigurationError, match=r"holds 'amount > 0': only game_events\.rules\.Rule"):
+        all_rules([], ["amount > 0"])
