@@ -8,12 +8,13 @@ from game_events.assets.checks import check_evaluation
 from game_events.assets.events import report_events
 from game_events.assets.refresh_config import RunConfig
 from game_events.assets.resources import LakehouseResource
+from game_events.assets.rule_checks import rule_evaluations
 from game_events.pipeline.event_log import recorded
 from game_events.pipeline.redecode import redecode as redecode_bronze
 from game_events.pipeline.refresh import refresh as refresh_all
 from game_events.pipeline.refresh import refresh_downstream
-from game_events.pipeline.replay import replay as replay_quarantine
 from game_events.pipeline.replay import selection_of
+from game_events.pipeline.replay_rejected import replay_and_refresh
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.whole_checks import check_after_run
 
@@ -52,18 +53,18 @@ def refresh_all_layers(context: dg.OpExecutionContext, config: RunConfig, lakeho
 
 @dg.op(
     name="replay_quarantined_rows",
-    description="Tries rows of quarantine_events again; those that decode now reach bronze, silver and gold once.",
+    description="Tries rows of quarantine_events again; those that decode now, or that the rules let in, reach silver and gold "
+    "once.",
     out=dg.Out(dg.Nothing),
     pool="bronze",
 )
 def replay_quarantined_rows(
     context: dg.OpExecutionContext, config: ReplayConfig, lakehouse: LakehouseResource
 ) -> Iterator[Event]:
-    """After a schema was registered, or decoding learned something new."""
+    """After a schema was registered, decoding learned something new, or a rule changed."""
     pipeline, report = lakehouse.pipeline(context.run_id), RunReport()
     with recorded(pipeline, report, "replay", context.retry_number):
-        done = replay_quarantine(pipeline, report, selection_of(config.reasons, config.schema_ids))
-        refresh_downstream(pipeline, report)
+        done = replay_and_refresh(pipeline, report, selection_of(config.reasons, config.schema_ids))
         check_after_run(pipeline, report)
     yield from _events(context, report, {"replayed_rows": done.rows, "left_by_reason": dict(done.left)})
 
@@ -91,6 +92,7 @@ def redecode_bronze_events(
 def _events(context: dg.OpExecutionContext, report: RunReport, more: dict[str, object]) -> Iterator[Event]:
     """What a run did, as events; then its failure, if a table failed."""
     yield from report_events(context, report)
+    yield from rule_evaluations(report)
     yield from map(check_evaluation, report.checks)
     whole = {REPORT: dg.MetadataValue.json(report.to_dict() | more)}
     if report.errors:
@@ -113,8 +115,8 @@ def refresh() -> None:
 
 @dg.job(
     name="replay",
-    description="Rows of quarantine_events that can be decoded after all reach bronze, silver and gold. The same as "
-    "`game-events quarantine replay`.",
+    description="Rows of quarantine_events that can be decoded after all, or satisfy the rules now, reach silver and gold. The "
+    "same as `game-events quarantine replay`.",
     executor_def=dg.in_process_executor,
 )
 def replay() -> None:

@@ -20,6 +20,7 @@ CRASH_POINTS = {
     "replay_committed": "replayed rows are committed to bronze, quarantine does not say so yet",
     "redecode_staged": "bronze's new files are written, the old ones are still the table",
     "silver_staged": "files of all games are written, none is committed",
+    "rejections_decided": "quarantine holds the rows that rules reject, no silver table has taken that pass",
     "game_committed": "one game's silver is committed, others are not (detail: number of games committed)",
     "silver_committed": "all games are committed, the floor has not moved",
     "before_create": "a table is about to be made by its first commit (detail: the table)",

@@ -51,11 +51,11 @@ KINDS = {
     "layer": "rows and seconds of one layer",
     "read": "offsets read from the topic, and what was left",
     "table": "a table changed, or could not be changed",
-    "rejected": "records that came to quarantine, by reason",
+    "rejected": "records that came to quarantine, by reason or rule",
     "unrouted": "rows of bronze that belong to no game, by why",
-    "replayed": "rows that came from quarantine to bronze",
+    "replayed": "rows that came from quarantine to bronze, or to silver",
     "schema": "a column or a schema that was not there before",
-    "rule": "rows that violated an expectation",
+    "rule": "rows of a game that violated a rule, its action, the rows it looked at",
     "check": "result of a check",
 }
 

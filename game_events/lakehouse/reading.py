@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable, Schema
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from game_events.lakehouse.staging import file_system
@@ -95,6 +96,11 @@ def read_files(spark: SparkSession, uris: Sequence[str], schema: StructType) -> 
     if not uris:
         return spark.createDataFrame([], schema)
     return spark.read.schema(schema).parquet(*[u.removeprefix("file://") for u in uris])
+
+
+def path_column(uris: Sequence[str]) -> Column:
+    """The file that a row of `read_files` came from: where there are no files, Spark has no such column."""
+    return F.col("_metadata.file_path") if uris else F.lit(None).cast("string")
 
 
 def read_arrow(

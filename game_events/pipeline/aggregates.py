@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pyarrow as pa
+
 from game_events.extending import PLAYER_AGG, GoldAggregate, count, max_of, min_of
 from game_events.lakehouse.progress import Mark, Progress
 from game_events.pipeline.spark_types import quoted
@@ -22,6 +24,13 @@ def player_agg(settings: Settings) -> GoldAggregate:
         measures={COUNT: count(), FIRST: min_of(when), LAST: max_of(when)},
         description="One row per player: sessions, first and last event",
     )
+
+
+def player_agg_schema(settings: Settings, silver: pa.Schema) -> pa.Schema:
+    """Its columns, where silver has these."""
+    when = silver.field(settings.time_column).type
+    key = pa.field(settings.key_column, silver.field(settings.key_column).type)
+    return pa.schema([key, pa.field(COUNT, pa.int64()), pa.field(FIRST, when), pa.field(LAST, when)])
 
 
 def is_due(committed_at: float | None, interval_s: float | None, now: float) -> bool:

@@ -26,6 +26,7 @@ from game_events.lakehouse.tables import Table
 from game_events.pipeline.bronze_stage import (
     OWN_COLUMNS,
     QUARANTINE_COLUMNS,
+    QUARANTINE_DESCRIPTION,
     BronzeTask,
     StageResult,
     bronze_schema,
@@ -227,7 +228,7 @@ def _commit_quarantine(
         expected={_app(part, p): decided_until.get(p) for p in part.end},
         advance={_app(part, p): max(end, decided_until.get(p, 0)) for p, end in part.end.items()},
         table_id=str(handle.metadata().id) if handle is not None else None,
-        description="Every record that is not in bronze, with the reason; an append-only log that can be replayed",
+        description=QUARANTINE_DESCRIPTION,
     )
     try:
         return commit(plan)

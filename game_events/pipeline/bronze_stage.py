@@ -24,7 +24,7 @@ from game_events.pipeline.latency import Arrivals, count_arrivals
 
 HEADERS = "_kafka_headers"
 _HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
-_TIME = pa.timestamp("us", tz="UTC")
+TIME = pa.timestamp("us", tz="UTC")
 
 #: Columns of the pipeline itself; they begin with an underscore, which no decoded column does.
 OWN_COLUMNS = pa.schema(
@@ -33,7 +33,7 @@ OWN_COLUMNS = pa.schema(
         pa.field("_kafka_topic_id", pa.string()),
         pa.field("_kafka_partition", pa.int32()),
         pa.field("_kafka_offset", pa.int64()),
-        pa.field("_kafka_timestamp", _TIME),
+        pa.field("_kafka_timestamp", TIME),
         pa.field("_kafka_key", pa.binary()),
         pa.field(HEADERS, _HEADERS),
         pa.field("_schema_id", pa.int64()),
@@ -48,13 +48,19 @@ QUARANTINE_COLUMNS = pa.schema(
         pa.field("layer", pa.string()),
         pa.field("reason", pa.string()),
         pa.field("detail", pa.string()),
-        pa.field("quarantined_at", _TIME),
+        pa.field("quarantined_at", TIME),
         pa.field("run_id", pa.string()),
         # NULL until the row has come to bronze after all (`replay.py`): when, to which table, as which batch of it
         pa.field("replayed_table", pa.string()),
         pa.field("replayed_batch", pa.int64()),
-        pa.field("replayed_at", _TIME),
+        pa.field("replayed_at", TIME),
+        # of rows that a rule of silver rejects (layer `silver`): they are in bronze, and here instead of in this game's table
+        pa.field("game", pa.string()),
     ]
+)
+QUARANTINE_DESCRIPTION = (
+    "Every record that is not in bronze (layer bronze), and every row that a rule keeps out of silver (layer silver), with the "
+    "reason; an append-only log that can be replayed"
 )
 #: Columns that Spark's Kafka source delivers and workers use.
 SOURCE_COLUMNS = ("partition", "offset", "timestamp", "key", "value", "headers")
@@ -72,8 +78,13 @@ def source_columns() -> list[Column]:
 
 def travelling(names: Iterable[str], headers: str = HEADERS) -> list[Column]:
     """These columns, the headers never NULL (see `source_columns`); workers make them NULL again with `none_if_empty`."""
-    filled = F.coalesce(F.col(headers), F.array().cast(_HEADERS_SQL)).alias(headers)
+    filled = F.coalesce(F.col(headers), no_headers()).alias(headers)
     return [filled if name == headers else F.col(name) for name in names]
+
+
+def no_headers() -> Column:
+    """The empty list that stands for no headers on the way."""
+    return F.array().cast(_HEADERS_SQL)
 
 
 @dataclass(frozen=True)
@@ -225,7 +236,7 @@ class _Stage:
             "layer": pa.repeat(pa.scalar("bronze"), count),
             "reason": pa.repeat(pa.scalar(str(rejected.reason)), count),
             "detail": pa.repeat(pa.scalar(rejected.detail), count),
-            "quarantined_at": pa.repeat(pa.scalar(self._now, _TIME), count),
+            "quarantined_at": pa.repeat(pa.scalar(self._now, TIME), count),
             "run_id": pa.repeat(pa.scalar(self._task.run_id), count),
         }
         return arranged(own, QUARANTINE_COLUMNS, count)

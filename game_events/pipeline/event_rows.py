@@ -68,6 +68,20 @@ def _facts(report: RunReport, settings: Settings) -> Iterator[dict[str, Any]]:
             yield {"kind": kind, "layer": layer, "name": why, "rows": rows}
     if report.replayed:
         yield {"kind": "replayed", "layer": "bronze", "table": BRONZE, "rows": report.replayed}
+    if report.readmitted:
+        yield {"kind": "replayed", "layer": "silver", "table": QUARANTINE, "rows": report.readmitted}
+    for rule in report.rules.values():
+        if not rule.violated:
+            continue  # rules x games, in every run
+        yield {
+            "kind": "rule",
+            "layer": rule.layer,
+            "game": rule.game,
+            "name": rule.rule,
+            "rows": rule.violated,
+            "status": rule.action,
+            "detail": {"rows_checked": rule.rows},
+        }
     yield from _schema_changes(report, settings)
     for check in report.checks:
         yield {

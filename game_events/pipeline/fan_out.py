@@ -21,6 +21,7 @@ from game_events.extending import PLAYER_AGG
 from game_events.lakehouse.staging import REPORT_SCHEMA, StagedFile, StagedWriter, report
 from game_events.lakehouse.tables import Lakehouse, Table
 from game_events.pipeline.routing import Routing
+from game_events.pipeline.rule_split import RuleCounts, RuleSplit, Splitter, counts_from_json, counts_to_json
 
 #: Rows and bytes sorted at a time: large enough that a game's part is more than a handful of rows.
 SORT_ROWS = 262_144
@@ -45,6 +46,7 @@ class FanOut:
         game_column: column of the rows that names the game.
         schema: columns of the files.
         routing: which names get files.
+        split: what becomes of rows that violate rules; None: there are no rules, every row goes to its game's files.
         aggregate: for gold: which of a game's tables.
     """
 
@@ -53,6 +55,7 @@ class FanOut:
     game_column: str
     schema: pa.Schema
     routing: Routing = field(default_factory=Routing)
+    split: RuleSplit | None = None
     aggregate: str = PLAYER_AGG
 
     def table(self, game: str) -> Table:
@@ -72,11 +75,24 @@ class FanOutResult:
         files: game -> its files.
         refused: why -> name -> rows that belong to no game.
         failed: game -> why its files could not be written; it has none then.
+        rejected: game -> its files for quarantine.
+        counts: game -> what the rules said of its rows; empty without rules.
     """
 
     files: dict[str, list[StagedFile]] = field(default_factory=dict)
     refused: dict[str, Counter[str]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
+    rejected: dict[str, list[StagedFile]] = field(default_factory=dict)
+    counts: dict[str, RuleCounts] = field(default_factory=dict)
+
+    @property
+    def games(self) -> set[str]:
+        """Games that had rows, were they all left out or not."""
+        return (set(self.files) | set(self.counts)) - set(self.failed)
+
+    def rows(self, game: str) -> int:
+        """Rows that a game had, were they left out or not."""
+        return self.counts[game].rows if game in self.counts else rows_of(self.files.get(game, []))
 
 
 def stage(rows: DataFrame, task: FanOut, row_count: int, games: int, salt: str | None = None) -> FanOutResult:
@@ -102,6 +118,12 @@ def stage(rows: DataFrame, task: FanOut, row_count: int, games: int, salt: str |
         if line["kind"] == "file":
             staged = StagedFile.from_json(line["body"])
             result.files.setdefault(staged.game or "", []).append(staged)
+        elif line["kind"] == "rejected":
+            staged = StagedFile.from_json(line["body"])
+            result.rejected.setdefault(staged.game or "", []).append(staged)
+        elif line["kind"] == "counts":
+            for game, counts in counts_from_json(line["body"]).items():
+                result.counts.setdefault(game, RuleCounts()).add(counts)
         elif line["kind"] == "failed":
             result.failed.update(json.loads(line["body"]))
         else:
@@ -110,6 +132,7 @@ def stage(rows: DataFrame, task: FanOut, row_count: int, games: int, salt: str |
     for game in result.failed:
         # What other workers wrote for it; never committed, removed by maintenance.
         result.files.pop(game, None)
+        result.rejected.pop(game, None)
     return result
 
 
@@ -123,6 +146,7 @@ class _FanOutStage:
         self._failed: dict[str, str] = {}
         self._buffer: list[pa.RecordBatch] = []
         self._rows = self._bytes = self._held = 0
+        self._splitter = Splitter(task.split) if task.split is not None else None
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> list[tuple[str, str]]:
         for batch in batches:
@@ -134,10 +158,17 @@ class _FanOutStage:
         self._split()
         for game, writer in self._writers.items():
             self._try(game, writer.close)
-        closed = (w for game, w in self._writers.items() if game not in self._failed)
-        files = [("file", f.to_json()) for writer in closed for f in writer.files]
+        files = [("file", f.to_json()) for f in self._closed(self._writers)]
+        if self._splitter is not None:
+            for game, writer in self._splitter.writers.items():
+                self._try(game, writer.close)
+            files += [("rejected", f.to_json()) for f in self._closed(self._splitter.writers)]
+            files.append(("counts", counts_to_json(self._splitter.counts)))
         refused = {why: dict(names) for why, names in self._refused.items()}
         return [*files, ("refused", json.dumps(refused)), ("failed", json.dumps(self._failed))]
+
+    def _closed(self, writers: dict[str, StagedWriter]) -> Iterator[StagedFile]:
+        return (f for game, writer in writers.items() if game not in self._failed for f in writer.files)
 
     def _try(self, game: str, write: Callable[[], object]) -> None:
         """One game's folder that cannot be written is that game's failure; the others go on."""
@@ -168,15 +199,23 @@ class _FanOutStage:
         if not routed:
             return
         sorted_rows = columns.take(pa.array(order)).cast(self._task.schema)
+        more = rows.select(self._task.split.columns).take(pa.array(order)) if self._task.split is not None else None
         for number in routed:
-            part = sorted_rows.slice(bounds[number], bounds[number + 1] - bounds[number])
-            self._try(names[number], partial(self._writer(names[number]).write, part))
+            start, count = bounds[number], bounds[number + 1] - bounds[number]
+            of_game = more.slice(start, count) if more is not None else None
+            self._try(names[number], partial(self._write, names[number], sorted_rows.slice(start, count), of_game))
         # A game's part is a slice: it keeps the whole sorted table alive, so that is what is counted.
         self._held += sorted_rows.nbytes
         if self._held > BUFFER_BYTES:
             self._held = 0
             for game, writer in self._writers.items():
                 self._try(game, writer.flush)
+
+    def _write(self, game: str, rows: pa.Table, more: pa.Table | None) -> None:
+        if self._splitter is not None and more is not None:
+            rows = self._splitter.keep(game, rows, more)
+        if rows.num_rows:
+            self._writer(game).write(rows)
 
     def _route(self, name: object, rows: int) -> bool:
         why = self._task.routing.refusal(name)

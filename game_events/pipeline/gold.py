@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
 import pyarrow as pa
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Schema
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
@@ -23,7 +24,7 @@ from game_events.extending import PLAYER_AGG, GoldAggregate
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, changed_types
 from game_events.lakehouse.progress import GOLD, SILVER, UNIFIED_LAYER, Mark, Progress
-from game_events.lakehouse.reading import BATCH_INFO, Selection, restored, selection
+from game_events.lakehouse.reading import BATCH_INFO, Selection, restored, selection, spark_schema
 from game_events.lakehouse.staging import discard
 from game_events.pipeline.aggregates import definition_number, due, player_agg, scope
 from game_events.pipeline.context import Pipeline
@@ -31,7 +32,13 @@ from game_events.pipeline.fan_out import FanOut, FanOutResult, stage
 from game_events.pipeline.game_commits import commit_games, for_games
 from game_events.pipeline.gold_rows import GAME, GameRows, aggregated
 from game_events.pipeline.report import RunReport, TableReport
-from game_events.pipeline.silver import ATTEMPTS, bronze_app, generation
+from game_events.pipeline.rule_check import require_valid
+from game_events.pipeline.rule_columns import RuleColumns
+from game_events.pipeline.rule_split import RuleSplit
+from game_events.pipeline.silver import ATTEMPTS
+from game_events.pipeline.silver_commit import failed_rules, generation
+from game_events.pipeline.silver_stage import bronze_app
+from game_events.pipeline.spark import forgiving
 from game_events.pipeline.transformations import run_time_failure
 
 #: Up to so many rows, new and old together, one task aggregates all games.
@@ -191,11 +198,17 @@ def _pass(
         failed |= dict.fromkeys(plans, missing)
         return set()
     try:
-        result, schema = _stage(pipeline, aggregate, plans)
+        result, schema, rules = _stage(pipeline, aggregate, plans)
     except ExtensionError as error:
         failed |= dict.fromkeys(plans, str(error))
         return set()
     crash_points.reach("gold_staged", aggregate.name)
+    for game, counts in result.counts.items():
+        broken = failed_rules(rules.rules, counts)
+        if broken is not None:
+            discard(pipeline.lakehouse.gold(game, aggregate.name), result.files.pop(game, []))
+            result.failed[game] = broken
+            report.add_rules(aggregate.layer, game, rules.rules, counts)
     ready = {game: plan for game, plan in plans.items() if game not in result.failed}
     commits = {g: partial(_commit, pipeline, aggregate, p, schema, result, full=full) for g, p in ready.items()}
     outcome = commit_games(commits, "gold_game_committed", "" if aggregate.name == PLAYER_AGG else f"{aggregate.name}:")
@@ -205,6 +218,8 @@ def _pass(
         table = pipeline.lakehouse.gold(game, aggregate.name)
         entry = report.add_landed(aggregate.layer, table, landed, schema, plan.batch, game)
         entry.new = plan.gold is None
+        if game in result.counts:
+            report.add_rules(aggregate.layer, game, rules.rules, result.counts[game])
     return outcome.again
 
 
@@ -248,17 +263,25 @@ def _plan(
     return _Game(game, silver, gold, app, taken, batch, whole, mine, declared, definition, above, new, old)
 
 
-def _stage(pipeline: Pipeline, aggregate: GoldAggregate, plans: Mapping[str, _Game]) -> tuple[FanOutResult, pa.Schema]:
-    """New rows aggregated, old aggregates added, written by game: one job for all games."""
+def _stage(
+    pipeline: Pipeline, aggregate: GoldAggregate, plans: Mapping[str, _Game]
+) -> tuple[FanOutResult, pa.Schema, RuleColumns]:
+    """New rows aggregated, old aggregates added, rules evaluated, written by game: one job for all games."""
     parts = {g: GameRows(p.silver, p.new, p.above, p.gold, p.old) for g, p in plans.items()}
     count = sum(plan.new.rows for plan in plans.values())
     # A shuffle costs some 100 ms whatever its size: few rows are aggregated in one task without any.
     small = count + sum(plan.old.rows for plan in plans.values()) <= SMALL_ROWS
     rows, schema = aggregated(pipeline.spark, aggregate, parts, pipeline.settings.entity_column, small=small)
-    task = FanOut(pipeline.lakehouse, GOLD, GAME, schema, aggregate=aggregate.name)
+    # Aggregates of one's own have no rules: what they are is up to whoever declares them.
+    rules = RuleColumns.of(pipeline.rules if aggregate.name == PLAYER_AGG else (), "gold", GAME)
+    split = RuleSplit(rules.rules, tuple(rules.names)) if rules.rules else None
+    require_valid(pipeline.spark, rules.rules, spark_schema(Schema.from_arrow(schema)))
+    task = FanOut(pipeline.lakehouse, GOLD, GAME, schema, aggregate=aggregate.name, split=split)
+    # A game's aggregate goes to one task: one file, and nobody merges it again.
+    rows = rows if small else rows.repartition(_tasks(count), GAME)
     try:
-        # A game's aggregate goes to one task: one file, and nobody merges it again.
-        result = stage(rows if small else rows.repartition(_tasks(count), GAME), task, 1, 1)
+        with forgiving(pipeline.spark) if rules.rules else nullcontext():
+            result = stage(rows.select("*", *rules.violated()) if rules.rules else rows, task, 1, 1)
     except (PySparkException, Py4JJavaError) as error:
         if aggregate.name == PLAYER_AGG:
             raise
@@ -268,7 +291,7 @@ def _stage(pipeline: Pipeline, aggregate: GoldAggregate, plans: Mapping[str, _Ga
         for game, files in result.files.items():
             discard(task.table(game), files)
         raise ExtensionError(f"{aggregate} gives rows with other values of `{GAME}` than it was given: {sorted(strange)[:5]}")
-    return result, schema
+    return result, schema, rules
 
 
 def _tasks(rows: int) -> int:

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from game_events.extending import PLAYER_AGG
-from game_events.lakehouse.reading import files_with, read_files, spark_schema
+from game_events.lakehouse.reading import files_with, path_column, read_files, spark_schema
 from game_events.lakehouse.tables import UNIFIED
 from game_events.pipeline.aggregates import COUNT, FIRST, LAST
 from game_events.pipeline.check_result import CheckResult
@@ -112,8 +112,9 @@ def _files(
     opened = [table for game in games if (table := tables[game]) is not None]
     schema = spark_schema(opened[0].schema())
     read = StructType([f for f in schema.fields if f.name in wanted])
-    rows = read_files(pipeline.spark, [uri for table in opened for uri in files_with(table)], read)
-    return rows.select(F.regexp_extract("_metadata.file_path", pattern, 1).alias("_game"), *wanted)
+    uris = [uri for table in opened for uri in files_with(table)]
+    rows = read_files(pipeline.spark, uris, read)
+    return rows.select(F.regexp_extract(path_column(uris), pattern, 1).alias("_game"), *wanted)
 
 
 def _compared(rows: DataFrame, key: str, current: list[str]) -> DataFrame:

@@ -9,6 +9,7 @@ else, so at most one replay is ever without its note.
 from __future__ import annotations
 
 import logging
+import re
 import time
 import uuid
 from collections import Counter
@@ -34,6 +35,7 @@ from game_events.pipeline.planning import run_decode_job
 from game_events.pipeline.replay_notes import REPLAY_APP, is_noted, note_replay
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.stored_stage import StoredTask
+from game_events.rules import RULE_NAME
 
 log = logging.getLogger(__name__)
 
@@ -43,15 +45,30 @@ MAX_SCHEMA_ID = 2**32 - 1
 
 @dataclass(frozen=True)
 class Selection:
-    """Which rows of quarantine to try; empty: all that hold a raw value and are not in bronze.
+    """Which rows of quarantine to try; empty: all that hold a raw value and are not in bronze, or that rules reject.
 
     Attributes:
-        reasons: only these reasons.
+        reasons: only these reasons: of rows that do not decode, or names of rules.
         schema_ids: only these schema ids (numbers) or GUIDs (texts).
     """
 
     reasons: frozenset[str] = frozenset()
     schema_ids: frozenset[SchemaId] = frozenset()
+
+    @property
+    def undecodable(self) -> bool:
+        """Whether rows that do not decode are among them."""
+        return not self.reasons or bool(self.reasons & set(Reason))
+
+    @property
+    def rejected(self) -> bool:
+        """Whether rows that rules reject are among them: a schema id says nothing of these."""
+        return not self.schema_ids and (not self.reasons or bool(self.rules))
+
+    @property
+    def rules(self) -> frozenset[str]:
+        """The rules among the reasons."""
+        return self.reasons - set(Reason)
 
     def condition(self, bronze_id: str) -> Column:
         """As a condition on quarantine's rows."""
@@ -72,9 +89,11 @@ def selection_of(reasons: Collection[str], schema_ids: Collection[str]) -> Selec
     Raises:
         ConfigurationError: one of them is no reason, or neither a schema id nor a GUID; the message says which.
     """
-    unknown = sorted(set(reasons) - set(Reason))
+    unknown = sorted(r for r in set(reasons) - set(Reason) if not re.fullmatch(RULE_NAME, r))
     if unknown:
-        raise ConfigurationError(f"--reason: there is no {', '.join(unknown)}; there are {', '.join(sorted(Reason))}")
+        raise ConfigurationError(
+            f"--reason: there is no {', '.join(unknown)}; there are {', '.join(sorted(Reason))}, and the names of rules"
+        )
     return Selection(frozenset(reasons), frozenset(_schema_id(word) for word in schema_ids))
 
 

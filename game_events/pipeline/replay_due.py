@@ -85,13 +85,17 @@ def _due(pipeline: Pipeline, quarantine: DeltaTable, bronze_id: str) -> tuple[Co
     if "max.reason" not in actions.column_names:
         return Counter(), False
     waits = pc.or_kleene(pc.is_null(actions["max.reason"]), pc.greater_equal(actions["max.reason"], Reason.UNKNOWN_SCHEMA))
+    # Rules have lower-case names, which sort behind every reason of a row that does not decode.
+    above = pc.greater(actions["min.reason"], Reason.UNKNOWN_SCHEMA)
+    waits = pc.and_kleene(waits, pc.invert(pc.fill_null(above, False)))
     elsewhere = pa.array([False] * actions.num_rows)
     if "null_count.replayed_batch" in actions.column_names:
         open_rows = pc.not_equal(pc.fill_null(actions["null_count.replayed_batch"], -1), 0)
         waits = pc.and_kleene(waits, open_rows)
     if "max.replayed_table" in actions.column_names:
         other = [pc.not_equal(actions[f"{end}.replayed_table"], bronze_id) for end in ("min", "max")]
-        elsewhere = pc.fill_null(pc.or_kleene(*other), False)
+        decodable = pc.fill_null(pc.equal(actions["min.layer"], "silver"), False)
+        elsewhere = pc.and_(pc.fill_null(pc.or_kleene(*other), False), pc.invert(decodable))
     chosen = actions.filter(pc.fill_null(waits, True)).column("path").to_pylist()
     ids: Counter[SchemaId] = Counter()
     if chosen:

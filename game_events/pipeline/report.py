@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -13,6 +14,8 @@ from game_events.lakehouse.commits import Landed
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.check_result import CheckResult
 from game_events.pipeline.latency import Arrivals, Histogram
+from game_events.pipeline.rule_split import RuleCounts
+from game_events.rules import Rule
 
 #: Layers that a record reaches after bronze.
 DOWNSTREAM = ("silver", "gold", "unified")
@@ -33,6 +36,7 @@ class TableReport:
         columns: (name, type) of each column.
         new: the table was made by this run.
         error: why nothing was committed, if so.
+        dropped, quarantined: rows that rules kept out of it in this run.
     """
 
     layer: str
@@ -48,6 +52,27 @@ class TableReport:
     new: bool = False
     new_columns: list[str] = field(default_factory=list)
     error: str | None = None
+    dropped: int = 0
+    quarantined: int = 0
+
+
+@dataclass
+class RuleReport:
+    """What one rule said of one game's rows in this run.
+
+    Attributes:
+        layer, game, rule, action, sql: which rule, on which table.
+        rows: rows it looked at.
+        violated: those for which it is not TRUE.
+    """
+
+    layer: str
+    game: str
+    rule: str
+    action: str
+    sql: str
+    rows: int = 0
+    violated: int = 0
 
 
 @dataclass
@@ -63,6 +88,8 @@ class RunReport:
         new_schemas: id that was archived for the first time -> version of the topic's subject, where that is known.
         rejected: quarantine reason -> rows.
         replayed: rows that came from quarantine to bronze.
+        readmitted: rows of quarantine that rules let into silver after all.
+        rules: (layer, game, rule) -> what it said; each row once, however often it was staged.
         unrouted: rows whose game is no table, by why: invalid, not_allowed, over_limit.
         seconds: layer -> seconds.
         checks: results of the checks that the run made.
@@ -78,6 +105,8 @@ class RunReport:
     new_schemas: dict[int | str, int | None] = field(default_factory=dict)
     rejected: Counter[str] = field(default_factory=Counter)
     replayed: int = 0
+    readmitted: int = 0
+    rules: dict[tuple[str, str, str], RuleReport] = field(default_factory=dict)
     unrouted: Counter[str] = field(default_factory=Counter)
     seconds: dict[str, float] = field(default_factory=dict)
     checks: list[CheckResult] = field(default_factory=list)
@@ -117,6 +146,36 @@ class RunReport:
         entry.columns = [(f.name, str(f.type)) for f in schema]
         return entry
 
+    def add_rules(self, layer: str, game: str, rules: Iterable[Rule], counts: RuleCounts) -> None:
+        """Note what the rules of a layer said of a game's rows, once these are committed (or have failed for good)."""
+        for rule in rules:
+            if rule.applies_to(game):
+                key = (layer, game, rule.name)
+                entry = self.rules.setdefault(key, RuleReport(layer, game, rule.name, rule.action, rule.sql))
+                entry.rows += counts.rows
+                entry.violated += counts.violated[rule.name]
+
+    def _rules(self) -> list[dict[str, object]]:
+        """Each rule over all games, with the games that violate it."""
+        found: dict[tuple[str, str], list[RuleReport]] = {}
+        for entry in self.rules.values():
+            found.setdefault((entry.layer, entry.rule), []).append(entry)
+        return [
+            {
+                "layer": layer,
+                "rule": rule,
+                "action": entries[0].action,
+                "rows": sum(e.rows for e in entries),
+                "violated": sum(e.violated for e in entries),
+                "violated_by_game": {e.game: e.violated for e in entries if e.violated},
+            }
+            for (layer, rule), entries in sorted(found.items())
+        ]
+
+    def violations(self, layer: str, game: str | None) -> dict[str, int]:
+        """Rule -> violating rows of one table, for the rules that were violated."""
+        return {r.rule: r.violated for r in self.rules.values() if (r.layer, r.game) == (layer, game) and r.violated}
+
     def add_read(self, start: dict[int, int], end: dict[int, int]) -> None:
         """Note a slice that was committed."""
         for partition, to in end.items():
@@ -150,6 +209,10 @@ class RunReport:
             "schema_ids": sorted(self.schema_ids, key=ordered),
             "rejected": dict(self.rejected),
             "replayed": self.replayed,
+            "readmitted": self.readmitted,
+            "dropped": sum(t.dropped for t in self.tables),
+            "quarantined_by_rules": sum(t.quarantined for t in self.tables),
+            "rules": self._rules(),
             "unrouted": dict(self.unrouted),
             "errors": [{"table": t.table, "game": t.game, "error": t.error} for t in self.errors],
             "seconds": {k: round(v, 3) for k, v in self.seconds.items()},

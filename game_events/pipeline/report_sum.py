@@ -36,6 +36,11 @@ def report_sum(reports: Sequence[RunReport]) -> RunReport:
         whole.rejected += report.rejected
         whole.unrouted += report.unrouted
         whole.replayed += report.replayed
+        whole.readmitted += report.readmitted
+        for key, rule in report.rules.items():
+            so_far = whole.rules.get(key)
+            counts = (so_far.rows + rule.rows, so_far.violated + rule.violated) if so_far else (rule.rows, rule.violated)
+            whole.rules[key] = replace(rule, rows=counts[0], violated=counts[1])
         for layer, seconds in report.seconds.items():
             whole.seconds[layer] = whole.seconds.get(layer, 0.0) + seconds
         for layer, times in report.latency.items():
@@ -52,4 +57,5 @@ def _later(before: TableReport, after: TableReport) -> TableReport:
         return replace(before, error=after.error)
     rows = after.rows if _replaced(after.layer) else before.rows + after.rows
     columns = list(dict.fromkeys([*before.new_columns, *after.new_columns]))
+    after = replace(after, dropped=before.dropped + after.dropped, quarantined=before.quarantined + after.quarantined)
     return replace(after, rows=rows, new=before.new or after.new, new_columns=columns)

@@ -1,71 +1,39 @@
 """`bronze_events` -> one `silver_{game}_events` for each game, all games in one Spark job.
 
-Guarantee: every bronze row of an admitted game is in its silver table once, through any crash and beside any rival. Each
-game's table holds the highest bronze batch it has taken; its commit lands only if that is where its rows were planned from.
+Guarantee: every bronze row of an admitted game is in its silver table once, or is kept out by a rule and counted (and, for
+rules with the action quarantine, in `quarantine_events` once), through any crash and beside any rival. Each game's table holds
+the highest bronze batch it has taken; its commit lands only if that is where its rows were planned from.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
-import pyarrow as pa
-from deltalake import DeltaTable
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame
+from deltalake.exceptions import DeltaError
 from pyspark.sql import functions as F
 
-from game_events.errors import ConfigurationError, ExtensionError
+from game_events.errors import ExtensionError, GameEventsError
 from game_events.lakehouse import crash_points
-from game_events.lakehouse.commits import Commit
 from game_events.lakehouse.progress import SILVER, Progress
-from game_events.lakehouse.reading import BATCH_INFO, files_with, read_files, restored, row_count, selection, spark_schema
-from game_events.lakehouse.staging import StagedFile, discard
-from game_events.lakehouse.tables import is_game
-from game_events.pipeline.bronze import BATCH_APP
+from game_events.lakehouse.reading import files_with, read_files, restored, row_count, spark_schema
+from game_events.lakehouse.staging import discard
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.fan_out import TASK_ROWS, FanOut, FanOutResult, rows_of, stage
-from game_events.pipeline.game_commits import Committed, commit_games
+from game_events.pipeline.fan_out import FanOutResult
+from game_events.pipeline.game_commits import Committed, for_games
+from game_events.pipeline.rejections import Decisions
 from game_events.pipeline.report import RunReport, TableReport
 from game_events.pipeline.routing import OVER_LIMIT, Routing, admit
-from game_events.pipeline.transformations import run_time_failure, transformed
+from game_events.pipeline.silver_commit import generation, settle
+from game_events.pipeline.silver_stage import Source, Start, new_names, stage_games
 
-#: Bronze's columns that silver leaves out: they are in bronze, under the same coordinates.
-BRONZE_ONLY = ("_raw_value", "_kafka_key", "_kafka_headers", "_kafka_topic_id")
-#: `txn` that counts how often a table's rows were replaced: whoever aggregated the old ones begins anew.
-GENERATION_APP = "generation"
+T = TypeVar("T")
 #: Times games are planned again (rivals, games that are ahead of the floor) before a run gives up on them.
 ATTEMPTS = 10
-
-
-def bronze_app(bronze_id: str) -> str:
-    """Name of the `txn` that holds the highest bronze batch in a silver table."""
-    return f"bronze:{bronze_id}"
-
-
-def generation(silver: DeltaTable) -> int:
-    """How often the rows of a silver table were replaced."""
-    return int(silver.transaction_version(GENERATION_APP) or 0)
-
-
-@dataclass(frozen=True)
-class _Source:
-    """Bronze at one version: what every game of this run is planned from."""
-
-    handle: DeltaTable
-    bronze_id: str
-    batch: int
-    #: Columns of bronze that are read, and those that silver gets: the same but for transformations of the user's own.
-    columns: pa.Schema
-    schema: pa.Schema
-
-    @property
-    def app(self) -> str:
-        return bronze_app(self.bronze_id)
 
 
 def refresh_silver(pipeline: Pipeline, report: RunReport, games: frozenset[str] | None = None, *, full: bool = False) -> None:
@@ -81,7 +49,7 @@ def refresh_silver(pipeline: Pipeline, report: RunReport, games: frozenset[str] 
     handle = pipeline.bronze.open()
     if handle is None:
         return
-    source = _source(pipeline, handle)
+    source = Source.of(pipeline, handle)
     try:
         _refresh(pipeline, report, source, games, full=full)
     except ExtensionError as error:
@@ -90,7 +58,7 @@ def refresh_silver(pipeline: Pipeline, report: RunReport, games: frozenset[str] 
     report.seconds["silver"] = report.seconds.get("silver", 0.0) + time.monotonic() - began
 
 
-def _refresh(pipeline: Pipeline, report: RunReport, source: _Source, games: frozenset[str] | None, *, full: bool) -> None:
+def _refresh(pipeline: Pipeline, report: RunReport, source: Source, games: frozenset[str] | None, *, full: bool) -> None:
     state = pipeline.progress.read(source.bronze_id)
     floor = state.floor(SILVER)
     done: dict[str, int] = {}
@@ -106,11 +74,20 @@ def _refresh(pipeline: Pipeline, report: RunReport, source: _Source, games: froz
             pipeline.progress.update(source.bronze_id, lambda now: now.pending_downstream(again, why))
     elif source.batch > floor:
         again, failed, unrouted = _default_pass(pipeline, source, state, report, done)
-    if games is None and not full:
+    whole = games is None and not full
+    known_anew = state.decided_anew
+    if whole:
         again |= state.failed_in(SILVER)
-    for _ in range(ATTEMPTS):
+        decisions = Decisions.read(pipeline, source.bronze_id)
+        if decisions.made_anew != known_anew:
+            again |= _not_carried_out(pipeline, decisions, state.games)
+            known_anew = decisions.made_anew
+    for attempt in range(ATTEMPTS):
         if not again:
             break
+        newest = pipeline.bronze.open() if full and attempt else None
+        if newest is not None:  # a rival has read on, and decided on rows that this run does not know of
+            source = Source.of(pipeline, newest)
         again = _planned_pass(pipeline, source, state, again, report, done, failed, full=full)
     failed |= dict.fromkeys(again, "rival runs won every attempt; run again")
     crash_points.reach("silver_committed")
@@ -119,11 +96,10 @@ def _refresh(pipeline: Pipeline, report: RunReport, source: _Source, games: froz
         report.tables.append(TableReport(SILVER, table.name, table.uri, game, error=why))
     valid_unrouted = any(why != "invalid" and rows for why, rows in unrouted.items())
 
-    whole = games is None and not full
-
     def moved(now: Progress) -> Progress:
         floor_now = source.batch if whole else now.floor(SILVER)
         after = now.done(SILVER, floor_now, done, failed if whole else _other(now, done, failed))
+        after = replace(after, decided_anew=max(known_anew, after.decided_anew))
         return _with_unrouted(after, source.batch) if valid_unrouted else after
 
     pipeline.progress.update(source.bronze_id, moved)
@@ -141,63 +117,49 @@ def _with_unrouted(state: Progress, batch: int) -> Progress:
     return replace(state, unrouted_batch=max(batch, state.unrouted_batch))
 
 
-def _source(pipeline: Pipeline, handle: DeltaTable) -> _Source:
-    schema = pa.schema([f for f in pa.schema(handle.schema()) if f.name not in BRONZE_ONLY])
-    batch = int(handle.transaction_version(BATCH_APP) or 0)
-    if batch and row_count(handle) and pipeline.settings.entity_column not in schema.names:
-        raise ConfigurationError(
-            f"bronze has no column {pipeline.settings.entity_column!r} (it has {', '.join(schema.names)}): set "
-            "GAME_EVENTS_ENTITY_COLUMN to the one that names the game"
-        )
-    return _Source(handle, str(handle.metadata().id), batch, schema, schema)
+def _not_carried_out(pipeline: Pipeline, decisions: Decisions, games: Iterable[str]) -> set[str]:
+    """Games whose rejections were decided anew, and whose tables were not replaced since: a crash came between."""
 
+    def pending(game: str) -> bool:
+        decided = decisions.generation(game)
+        return decided is not None and decided > generation(pipeline.lakehouse.silver(game).open())
 
-def _with_transformations(pipeline: Pipeline, source: _Source) -> _Source:
-    """The source with the columns that silver gets: asked of Spark, so only when there is work to do."""
-    if not pipeline.extensions.transformations:
-        return source
-    nothing = read_files(pipeline.spark, [], spark_schema(source.handle.schema())).select(*source.columns.names)
-    return replace(source, schema=_transformed(pipeline, source, nothing)[1])
-
-
-def _transformed(pipeline: Pipeline, source: _Source, rows: DataFrame) -> tuple[DataFrame, pa.Schema]:
-    entity = pipeline.settings.entity_column
-    return transformed(rows, source.columns, entity, pipeline.extensions.transformations)
+    return {game for game, found in for_games(games, _guarded(pending)).items() if found}
 
 
 def _default_pass(
-    pipeline: Pipeline, source: _Source, state: Progress, report: RunReport, done: dict[str, int]
+    pipeline: Pipeline, source: Source, state: Progress, report: RunReport, done: dict[str, int]
 ) -> tuple[set[str], dict[str, str], Counter[str]]:
-    """All games of the batches above the floor, without opening a table before its commit.
+    """All games of the batches above the floor, without opening a table before the rows are staged.
 
     Returns:
         games to plan one by one (ahead of the floor, restored, failed before), games that failed, unrouted rows by why.
     """
-    source = _with_transformations(pipeline, source)
     floor = state.floor(SILVER)
     known = set(state.games)
     routing = Routing(frozenset(pipeline.settings.games))
     over = 0
     if not routing.allowed and len(known) >= pipeline.settings.max_games:
-        counted, over = _new_names(pipeline, source, floor, known)
+        counted, over = new_names(source, floor, known)
         admitted, kept_out = admit(pipeline.settings, known, counted)
         over += sum(kept_out.values())
         routing = Routing(frozenset(), frozenset(known | admitted))
     pipeline.on_progress(f"silver: batches {floor + 1} to {source.batch}")
-    result = _stage(pipeline, source, floor, routing, len(known), None)
+    decisions = Decisions.read(pipeline, source.bronze_id)
+    source = source.with_transformations()
+    result = stage_games(source, floor, routing, len(known), None, decisions)
     crash_points.reach("silver_staged")
-    new = {game: rows_of(files) for game, files in result.files.items() if game not in known}
-    _, refused = admit(pipeline.settings, known, new)
+    _, refused = admit(pipeline.settings, known, {game: result.rows(game) for game in result.games if game not in known})
     # A name with a table was let in before, whatever became of the record of it.
     refused = {game: rows for game, rows in refused.items() if pipeline.lakehouse.silver(game).open() is None}
     for game in refused:
-        discard(pipeline.lakehouse.silver(game), result.files.pop(game))
+        _forget(pipeline, result, game)
     unrouted = Counter({why: sum(names.values()) for why, names in result.refused.items()})
     unrouted[OVER_LIMIT] += sum(refused.values()) + over
 
-    def planner(game: str, files: list[StagedFile]) -> Commit | None:
-        table = pipeline.lakehouse.silver(game)
-        handle = table.open()
+    def look(game: str) -> Start | None:
+        """Where its staged rows begin, if that is the floor."""
+        handle = pipeline.lakehouse.silver(game).open()
         taken = handle.transaction_version(source.app) if handle is not None else None
         if handle is None:
             # Rows below the floor exist only if the table is gone, or the name was kept out before.
@@ -207,21 +169,34 @@ def _default_pass(
         else:
             # Ahead of the floor: a crash or a rival. Behind what is known of it, or of rows kept out: rows are missing below.
             from_floor = max(state.games.get(game, 0), state.unrouted_batch) <= taken <= floor and not restored(handle)
-        if game in state.failed_in(SILVER) or not from_floor:
-            discard(table, files)
+        decided = decisions.batch(game)
+        # Quarantine has decided on rows that silver has not taken (a crash, a rival), or on the rows of another bronze.
+        undecided = (decided or 0) <= (taken or 0) and (decisions.generation(game) or 0) <= generation(handle)
+        undecided = undecided and (decided is not None or game not in decisions.rejected_games)
+        if game in state.failed_in(SILVER) or not from_floor or not undecided:
             return None
         # Rows of another bronze are replaced: with a floor of 0 these files are everything this bronze has.
-        return _commit_plan(pipeline, source, game, files, handle, taken, replace=handle is not None and taken is None)
+        return Start(handle, taken, floor, replace=handle is not None and taken is None)
 
-    plans = {game: partial(planner, game, files) for game, files in result.files.items()}
-    outcome = commit_games(plans, "game_committed")
-    _record(pipeline, source, report, outcome, done, known)
-    return outcome.again, outcome.failed | result.failed, +unrouted
+    starts: dict[str, Start] = {}
+    failed, again = dict(result.failed), set()
+    for game, found in for_games(sorted(result.games), _guarded(look)).items():
+        if isinstance(found, Start):
+            starts[game] = found
+            continue
+        _forget(pipeline, result, game)
+        if isinstance(found, str):
+            failed[game] = found
+        else:
+            again.add(game)
+    outcome = settle(source, decisions, starts, result, report)
+    _record(source, report, outcome, done, known)
+    return outcome.again | again, outcome.failed | failed, +unrouted
 
 
 def _planned_pass(  # noqa: PLR0913 - one pass of a loop, its state passed explicitly
     pipeline: Pipeline,
-    source: _Source,
+    source: Source,
     state: Progress,
     games: set[str],
     report: RunReport,
@@ -231,131 +206,78 @@ def _planned_pass(  # noqa: PLR0913 - one pass of a loop, its state passed expli
     full: bool,
 ) -> set[str]:
     """Some games, each from its own progress, still in one Spark job; returns those that rivals won."""
-    start: dict[str, tuple[DeltaTable | None, int | None, int]] = {}
+    start: dict[str, Start] = {}
+    behind: set[str] = set()
     allowed = Routing(frozenset(pipeline.settings.games))
-    for game in sorted(g for g in games if allowed.refusal(g) is None):
-        handle = pipeline.lakehouse.silver(game).open()
-        taken = handle.transaction_version(source.app) if handle is not None else None
-        begin = 0 if full or taken is None or (handle is not None and restored(handle)) else taken
-        if begin >= source.batch and not full:
-            done[game] = begin
+    decisions = Decisions.read(pipeline, source.bronze_id)
+    asked = sorted(g for g in games if allowed.refusal(g) is None)
+    rejects = source.rules.has("quarantine") or decisions.in_force
+    look = partial(_start, source, decisions, full=full, rejects=rejects)
+    for game, found in for_games(asked, _guarded(look)).items():
+        if isinstance(found, str):
+            failed[game] = found
+        elif found.anew and found.decided > source.batch:
+            behind.add(game)
+        elif found.begin >= source.batch and not found.replace:
+            done[game] = found.begin
         else:
-            start[game] = (handle, taken, begin)
+            start[game] = replace(found, decided=0) if found.anew else found
     if not start:
-        return set()
+        return behind
     pipeline.on_progress(f"silver: {len(start)} games from their own progress")
-    source = _with_transformations(pipeline, source)
-    lowest = min(begin for _, _, begin in start.values())
-    ranges = {game: begin for game, (_, _, begin) in start.items()}
+    source = source.with_transformations()
+    lowest = min(s.begin for s in start.values())
     routing = Routing(frozenset(pipeline.settings.games), frozenset(start))
-    result = _stage(pipeline, source, lowest, routing, len(start), ranges)
-
-    def planner(game: str) -> Commit:
-        handle, taken, begin = start[game]
-        files = result.files.get(game, [])
-        return _commit_plan(pipeline, source, game, files, handle, taken, replace=handle is not None and begin == 0)
-
-    plans = {}
-    for game, (handle, _, begin) in start.items():
-        if game in result.failed:
-            continue
-        if game in result.files or (handle is not None and begin == 0):
-            plans[game] = partial(planner, game)
-        elif handle is not None:
-            done[game] = begin  # idle since: nothing to commit
-    outcome = commit_games(plans, "game_committed")
-    _record(pipeline, source, report, outcome, done, set(state.games))
-    failed |= outcome.failed | result.failed
-    return outcome.again
+    result = stage_games(source, lowest, routing, len(start), start, decisions)
+    for game, planned in list(start.items()):
+        if game not in result.games | set(result.failed) and not planned.replace:
+            del start[game]
+            if planned.handle is not None:
+                done[game] = planned.begin  # idle since: nothing to commit
+    outcome = settle(source, decisions, start, result, report)
+    _record(source, report, outcome, done, set(state.games))
+    failed |= outcome.failed
+    return outcome.again | behind
 
 
-def _commit_plan(
-    pipeline: Pipeline,
-    source: _Source,
-    game: str,
-    files: list[StagedFile],
-    handle: DeltaTable | None,
-    taken: int | None,
-    *,
-    replace: bool,
-) -> Commit:
-    advance = {source.app: source.batch}
-    if replace and handle is not None:
-        advance[GENERATION_APP] = generation(handle) + 1
-    return Commit(
-        pipeline.lakehouse.silver(game),
-        source.schema,
-        files,
-        expected={source.app: taken},
-        advance=advance,
-        table_id=str(handle.metadata().id) if handle is not None else None,
-        replace=replace,
-        # All rows are new, so columns that no transformation gives any more go, and types may be others.
-        reshape=replace,
-        info={BATCH_INFO: str(source.batch)},
-        description=f"Events of the game {game}: its rows of bronze_events, append-only",
-    )
+def _start(source: Source, decisions: Decisions, game: str, *, full: bool, rejects: bool) -> Start:
+    """Where a game stands by its own table, and by what quarantine has decided about it."""
+    handle = source.pipeline.lakehouse.silver(game).open()
+    taken = handle.transaction_version(source.app) if handle is not None else None
+    decided = decisions.batch(game)
+    # Decided anew, and not replaced yet: a crash came between.
+    pending = (decisions.generation(game) or 0) > generation(handle)
+    whole = full or pending or taken is None or (handle is not None and restored(handle))
+    # Rows that quarantine holds from another bronze are looked at anew, too.
+    anew = (full and rejects) or (decided is None and game in decisions.rejected_games)
+    begin = 0 if taken is None or whole or anew else taken
+    return Start(handle, taken, begin, replace=handle is not None and begin == 0, decided=decided or 0, anew=anew)
 
 
-def _stage(
-    pipeline: Pipeline, source: _Source, above: int, routing: Routing, games: int, ranges: Mapping[str, int] | None
-) -> FanOutResult:
-    found = selection(source.handle, "_batch", above)
-    if not found.files:
-        return FanOutResult()
-    entity = pipeline.settings.entity_column
-    rows = read_files(pipeline.spark, found.files, spark_schema(source.handle.schema())).select(*source.columns.names)
-    if ranges is None:
-        rows = rows if found.exact else rows.where(F.col("_batch") > above)
-    else:
-        bounds = pa.table({"_game": list(ranges), "_from": list(ranges.values())})
-        limits = F.broadcast(pipeline.spark.createDataFrame(bounds))
-        rows = rows.join(limits, F.col(entity) == F.col("_game")).where(F.col("_batch") > F.col("_from"))
-        rows = rows.select(*source.columns.names)
-    count = found.rows
-    if not games and count > TASK_ROWS:
-        # The first load: whether to shuffle hangs on how many games there are, and one column tells.
-        games = int(rows.agg(F.approx_count_distinct(entity)).first()[0])  # type: ignore[index]
-    task = FanOut(pipeline.lakehouse, "silver", entity, source.schema, routing)
-    rows, _ = _transformed(pipeline, source, rows)
-    try:
-        return stage(rows, task, count, games, salt="_kafka_offset")
-    except (PySparkException, Py4JJavaError) as error:
-        if not pipeline.extensions.transformations:
-            raise
-        raise run_time_failure("; ".join(map(str, pipeline.extensions.transformations)), error) from error
+def _guarded(look: Callable[[str], T]) -> Callable[[str], T | str]:
+    """What is wrong with one game's table is that game's failure, in words."""
+
+    def guarded(game: str) -> T | str:
+        try:
+            return look(game)
+        except (GameEventsError, DeltaError, OSError) as error:
+            return str(error)
+
+    return guarded
 
 
-def _new_names(pipeline: Pipeline, source: _Source, floor: int, known: set[str]) -> tuple[dict[str, int], int]:
-    """Rows of names that are no game yet, counted before anything is written: only once there is no room left.
-
-    Returns:
-        name -> rows of those that have enough rows to be let in, and the rows of all the others together.
-    """
-    entity = F.col(pipeline.settings.entity_column)
-    rows = read_files(pipeline.spark, files_with(source.handle, "_batch", floor), spark_schema(source.handle.schema())).where(
-        F.col("_batch") > floor
-    )
-    names = pipeline.spark.createDataFrame(pa.table({"_game": sorted(known)}), "_game string")
-    new = rows.join(F.broadcast(names), entity == F.col("_game"), "left_anti").groupBy(entity.alias("game")).count()
-    # A flood of names stays in the workers: only those that can be let in come to the driver.
-    enough = new.where(F.col("count") >= pipeline.settings.new_game_min_rows).collect()
-    rest = new.where(F.col("count") < pipeline.settings.new_game_min_rows).agg(F.sum("count").alias("n")).collect()
-    return {r["game"]: int(r["count"]) for r in enough if is_game(r["game"])}, int(rest[0]["n"] or 0)
+def _forget(pipeline: Pipeline, result: FanOutResult, game: str) -> None:
+    """Delete what was staged for a game."""
+    discard(pipeline.lakehouse.silver(game), result.files.pop(game, []))
+    discard(pipeline.quarantine, result.rejected.pop(game, []))
+    result.counts.pop(game, None)
 
 
-def _record(
-    pipeline: Pipeline,
-    source: _Source,
-    report: RunReport,
-    outcome: Committed,
-    done: dict[str, int],
-    known: set[str],
-) -> None:
-    for game, landed in sorted(outcome.landed.items()):
+def _record(source: Source, report: RunReport, outcome: Committed, done: dict[str, int], known: set[str]) -> None:
+    landed = {entry.game: entry for entry in report.of(SILVER)}
+    for game in outcome.landed:
         done[game] = source.batch
-        entry = report.add_landed(SILVER, pipeline.lakehouse.silver(game), landed, source.schema, source.batch, game)
-        entry.new = game not in known
+        landed[game].new = game not in known
 
 
 def new_games(pipeline: Pipeline, above: int | None = None) -> list[str]:
@@ -363,7 +285,7 @@ def new_games(pipeline: Pipeline, above: int | None = None) -> list[str]:
     handle = pipeline.bronze.open()
     if handle is None or not row_count(handle):
         return []
-    source = _source(pipeline, handle)
+    source = Source.of(pipeline, handle)
     state = pipeline.progress.read(source.bronze_id)
     uris = files_with(handle, "_batch", state.floor(SILVER) if above is None else above)
     if not uris:

@@ -17,7 +17,7 @@ from game_events.extending import PLAYER_AGG
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, commit
 from game_events.lakehouse.progress import GOLD, UNIFIED_LAYER, Progress
-from game_events.lakehouse.reading import BATCH_INFO, files_with, read_files, restored, spark_schema
+from game_events.lakehouse.reading import BATCH_INFO, files_with, path_column, read_files, restored, spark_schema
 from game_events.lakehouse.staging import REPORT_SCHEMA
 from game_events.lakehouse.tables import UNIFIED
 from game_events.pipeline.context import Pipeline
@@ -88,7 +88,7 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
     spark = pipeline.spark
     uris = [uri for found in for_games(changed, lambda game: files_with(changed[game])).values() for uri in found]
     rows = read_files(spark, uris, spark_schema(first.schema())).select(
-        F.regexp_extract("_metadata.file_path", game_in_path(PLAYER_AGG), 1).alias(entity), *gold_schema.names
+        F.regexp_extract(path_column(uris), game_in_path(PLAYER_AGG), 1).alias(entity), *gold_schema.names
     )
     kept = files_with(handle) if handle is not None and not full else []
     if handle is not None and kept:

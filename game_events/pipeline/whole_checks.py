@@ -78,7 +78,7 @@ CHECKS = (
     WholeCheck(
         CONSERVED,
         "silver",
-        "bronze = silver + unrouted + pending, in all and for each game: nothing lost, nothing doubled.",
+        "bronze = silver + kept out by rules + unrouted + pending, in all and for each game: nothing lost, nothing doubled.",
         rows_conserved,
         rows_conserved,
     ),

@@ -1,0 +1,44 @@
+"""Whether all rules can be evaluated on what the tables hold: for `doctor` and a dry run. No row is read."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from deltalake import Schema
+from pyspark.sql.types import StructType
+
+from game_events.lakehouse.reading import row_count, spark_schema
+from game_events.pipeline.aggregates import player_agg_schema
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.rule_check import problems, refuse
+from game_events.pipeline.silver_stage import Source
+
+
+def check_rules(pipeline: Pipeline) -> str:
+    """Analyze each rule: against the columns that bronze gives its layer; without a bronze, whether it parses.
+
+    Returns:
+        one sentence: how many rules there are, and against what they were checked.
+
+    Raises:
+        ConfigurationError: names each rule that cannot be evaluated, and what is wrong with it.
+    """
+    if not pipeline.rules:
+        return "no rules"
+    bronze = pipeline.bronze.open()
+    silver: StructType | None = None
+    gold: StructType | None = None
+    if bronze is not None and row_count(bronze):
+        source = Source.of(pipeline, bronze)
+        silver, gold = source.columns, _gold(pipeline, source.schema)
+    found: dict[str, str] = {}
+    for layer, columns in (("silver", silver), ("gold", gold)):
+        found |= problems(pipeline.spark, [r for r in pipeline.rules if r.layer == layer], columns)
+    refuse(found, silver.names if silver is not None else [])
+    against = "they fit the columns of bronze_events" if silver is not None else "they parse (there are no rows yet)"
+    return f"{len(pipeline.rules)} rules: {against}"
+
+
+def _gold(pipeline: Pipeline, silver: pa.Schema) -> StructType | None:
+    if not {pipeline.settings.key_column, pipeline.settings.time_column} <= set(silver.names):
+        return None  # gold says so itself
+    return spark_schema(Schema.from_arrow(player_agg_schema(pipeline.settings, silver)))

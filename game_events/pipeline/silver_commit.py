@@ -1,0 +1,153 @@
+"""From staged rows to silver's commits: rules that fail, then quarantine's decision, then one commit for each game."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+
+from deltalake import DeltaTable
+
+from game_events.lakehouse.commits import Commit
+from game_events.lakehouse.progress import SILVER
+from game_events.lakehouse.reading import BATCH_INFO
+from game_events.lakehouse.staging import discard
+from game_events.pipeline.bronze_stage import QUARANTINE_COLUMNS
+from game_events.pipeline.fan_out import FanOutResult
+from game_events.pipeline.game_commits import Committed, commit_games
+from game_events.pipeline.readmissions import noted
+from game_events.pipeline.rejections import Decisions, Rewritten, Verdict, decide
+from game_events.pipeline.report import RunReport
+from game_events.pipeline.rule_split import RuleCounts
+from game_events.pipeline.silver_stage import Source, Start
+from game_events.rules import Rule
+
+#: `txn` that counts how often a table's rows were replaced: whoever aggregated the old ones begins anew.
+GENERATION_APP = "generation"
+#: `txn` with the rows that rules have kept out since then: bronze's rows = the table's + these.
+DROPPED_APP, QUARANTINED_APP = "rows_dropped", "rows_quarantined"
+
+
+def generation(silver: DeltaTable | None) -> int:
+    """How often the rows of a silver table were replaced."""
+    return int(silver.transaction_version(GENERATION_APP) or 0) if silver is not None else 0
+
+
+def settle(
+    source: Source, decisions: Decisions, starts: Mapping[str, Start], result: FanOutResult, report: RunReport
+) -> Committed:
+    """Decide and commit what was staged for these games.
+
+    Games that are not among `starts` are none of this function's business. A game that fails, or has to be planned again, is
+    not committed, and its files are deleted.
+    """
+    outcome = Committed()
+    ready = dict(starts)
+    for game in starts:
+        why = result.failed.get(game) or failed_rules(source.rules.rules, result.counts.get(game))
+        if why is not None:
+            outcome.failed[game] = why
+            if game in result.counts:
+                report.add_rules(SILVER, game, source.rules.rules, result.counts[game])
+    again = _decide(source, decisions, {g: s for g, s in ready.items() if g not in outcome.failed}, result, report)
+    for game in {*again, *outcome.failed}:
+        del ready[game]
+        _discard(source, result, game, quarantine=game in outcome.failed)
+    plans = {game: partial(_commit_plan, source, decisions, game, start, result) for game, start in ready.items()}
+    committed = commit_games(plans, "game_committed")
+    for game, landed in sorted(committed.landed.items()):
+        entry = report.add_landed(SILVER, source.pipeline.lakehouse.silver(game), landed, source.schema, source.batch, game)
+        counts = result.counts.get(game)
+        if counts is not None:
+            entry.dropped += counts.dropped
+            entry.quarantined += counts.quarantined
+            report.add_rules(SILVER, game, source.rules.rules, counts)
+    committed.again |= again
+    committed.failed |= outcome.failed
+    return committed
+
+
+def failed_rules(rules: tuple[Rule, ...], counts: RuleCounts | None) -> str | None:
+    """Why nothing may be committed for a game; None if no rule says so."""
+    if counts is None or not counts.examples:
+        return None
+    broken = [
+        f"rule {rule.name} ({rule.sql}) is violated by {counts.violated[rule.name]} of {counts.rows} rows"
+        + (f", for example {counts.examples[rule.name]}" if counts.examples[rule.name] else "")
+        for rule in rules
+        if rule.name in counts.examples
+    ]
+    return f"{'; '.join(broken)}. Nothing is committed before the rule or its action changes, or the rows do"
+
+
+def _decide(
+    source: Source, decisions: Decisions, starts: Mapping[str, Start], result: FanOutResult, report: RunReport
+) -> set[str]:
+    """Commit which rows are rejected; returns the games that have to be planned again."""
+    pipeline = source.pipeline
+    anew = {game for game, start in starts.items() if start.anew}
+    if not (source.rules.has("quarantine") or decisions.in_force or anew):
+        # A rival whose rules reject rows may have begun since: then its decisions hold for this run too.
+        return set(starts) if Decisions.read(pipeline, source.bronze_id).in_force else set()
+    generations = {game: _next_generation(decisions, game, starts[game]) for game in anew}
+    verdicts = {game: Verdict(source.batch, result.rejected.get(game, []), generations.get(game)) for game in starts}
+    readmitted = {g: starts[g] for g in anew if g in result.counts and result.counts[g].readmitted}
+    rewritten = noted(source, decisions, readmitted) if readmitted else Rewritten()
+    outcome = decide(pipeline, decisions, verdicts, rewritten)
+    if outcome.landed is not None:
+        reasons = [result.counts[g].reasons for g in verdicts if g not in outcome.moved and g in result.counts]
+        rows = sum(found.total() for found in reasons)
+        for found in reasons:
+            report.rejected += found
+        back = sum(result.counts[g].readmitted for g in readmitted)
+        report.readmitted += back
+        if rows or back:
+            landed = replace(outcome.landed, rows=rows)
+            report.add_landed("quarantine", pipeline.quarantine, landed, QUARANTINE_COLUMNS, source.batch)
+    return set(outcome.moved)
+
+
+def _discard(source: Source, result: FanOutResult, game: str, *, quarantine: bool) -> None:
+    """Delete a game's files; those of quarantine are deleted already where a decision did not land."""
+    discard(source.pipeline.lakehouse.silver(game), result.files.pop(game, []))
+    rejected = result.rejected.pop(game, [])
+    if quarantine:
+        discard(source.pipeline.quarantine, rejected)
+
+
+def _next_generation(decisions: Decisions, game: str, start: Start) -> int:
+    """Generation of a table that is replaced. One that quarantine has decided on anew gets just that one."""
+    decided = decisions.generation(game) or 0
+    if start.anew:
+        return max(generation(start.handle), decided) + 1
+    return max(generation(start.handle) + (start.handle is not None), decided)
+
+
+def _commit_plan(source: Source, decisions: Decisions, game: str, start: Start, result: FanOutResult) -> Commit:
+    handle = start.handle
+    advance = {source.app: source.batch}
+    if start.replace or handle is None:
+        target = _next_generation(decisions, game, start)
+        if target:
+            advance[GENERATION_APP] = target
+    counts = result.counts.get(game, RuleCounts())
+    for app, rows in ((DROPPED_APP, counts.dropped), (QUARANTINED_APP, counts.quarantined)):
+        before = handle.transaction_version(app) if handle is not None else None
+        if rows or before is not None:
+            advance[app] = rows + (0 if start.replace else before or 0)
+    return Commit(
+        source.pipeline.lakehouse.silver(game),
+        source.schema,
+        result.files.get(game, []),
+        expected={
+            source.app: start.taken,
+            GENERATION_APP: handle.transaction_version(GENERATION_APP) if handle is not None else None,
+        },
+        advance=advance,
+        table_id=str(handle.metadata().id) if handle is not None else None,
+        replace=start.replace and handle is not None,
+        # All rows are new, so columns that no transformation gives any more go, and types may be others.
+        reshape=start.replace,
+        info={BATCH_INFO: str(source.batch)},
+        description=f"Events of the game {game}: its rows of bronze_events, append-only",
+    )
