@@ -7,6 +7,7 @@ from game_events.assets.continuous import continuous
 from game_events.assets.continuous_mode import continuous_mode
 from game_events.assets.jobs import redecode, refresh, replay
 from game_events.assets.resources import LakehouseResource, SparkResource
+from game_events.assets.rule_checks import build_rule_checks, declared_rules
 from game_events.assets.sensors import schema_versions
 from game_events.assets.tables import build_tables
 from game_events.extensions import load_extensions
@@ -19,7 +20,7 @@ def build_defs(settings: Settings | None = None) -> dg.Definitions:
     checks = build_checks()
     return dg.Definitions(
         assets=build_tables(settings.kafka_topic, load_extensions(settings.extensions).aggregates),
-        asset_checks=checks,
+        asset_checks=[*checks, *build_rule_checks(declared_rules(settings))],
         jobs=[refresh, replay, redecode, continuous],
         schedules=[build_check_schedule(checks)],
         sensors=[schema_versions, continuous_mode],

@@ -28,6 +28,10 @@ def table_metadata(entry: TableReport, report: RunReport) -> dict[str, Any]:
         metadata["bronze_batch"] = entry.batch
     if entry.new_columns:
         metadata["new_columns"] = ", ".join(entry.new_columns)
+    if entry.game is not None and any((r.layer, r.game) == (entry.layer, entry.game) for r in report.rules.values()):
+        metadata["violations"] = report.violations(entry.layer, entry.game)
+        if entry.layer == "silver":
+            metadata |= {"rows_dropped": entry.dropped, "rows_quarantined": entry.quarantined}
     if entry.layer == "bronze":
         metadata |= read_metadata(report)
     if entry.layer == "quarantine":

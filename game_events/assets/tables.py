@@ -20,6 +20,7 @@ from game_events.assets.own_gold import build_own_gold
 from game_events.assets.partitions import partitions_result
 from game_events.assets.refresh_config import RefreshConfig
 from game_events.assets.resources import LakehouseResource
+from game_events.assets.rule_checks import rule_evaluations
 from game_events.extending import GoldAggregate
 from game_events.pipeline.bronze import load_bronze
 from game_events.pipeline.event_log import recorded
@@ -113,12 +114,13 @@ def _bronze(topic: str) -> dg.AssetsDefinition:
 )
 def silver_events(
     context: dg.AssetExecutionContext, config: RefreshConfig, lakehouse: LakehouseResource
-) -> dg.MaterializeResult[None]:
+) -> Iterator[dg.MaterializeResult[None]]:
     """Materialize any set of games by hand; the job `refresh` does all that have news."""
     pipeline, report = lakehouse.pipeline(context.run.run_id), RunReport()
     with recorded(pipeline, report, "silver_events", context.retry_number):
         refresh_silver(pipeline, report, frozenset(context.partition_keys), full=config.full_refresh)
-    return partitions_result(context, report, "silver")
+    yield from rule_evaluations(report)  # type: ignore[misc] # an event beside the result
+    yield partitions_result(context, report, "silver")
 
 
 @dg.asset(
@@ -135,12 +137,13 @@ def silver_events(
 )
 def gold_player_agg(
     context: dg.AssetExecutionContext, config: RefreshConfig, lakehouse: LakehouseResource
-) -> dg.MaterializeResult[None]:
+) -> Iterator[dg.MaterializeResult[None]]:
     """Materialize any set of games by hand; the job `refresh` does all that have news."""
     pipeline, report = lakehouse.pipeline(context.run.run_id), RunReport()
     with recorded(pipeline, report, "gold_player_agg", context.retry_number):
         refresh_gold(pipeline, report, frozenset(context.partition_keys), full=config.full_refresh)
-    return partitions_result(context, report, "gold")
+    yield from rule_evaluations(report)  # type: ignore[misc] # an event beside the result
+    yield partitions_result(context, report, "gold")
 
 
 @dg.asset(

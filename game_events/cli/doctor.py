@@ -9,10 +9,13 @@ from pathlib import Path
 
 import typer
 
+from game_events.assets.resources import SparkResource
 from game_events.cli.options import Json
 from game_events.cli.output import Output
 from game_events.errors import GameEventsError
 from game_events.lakehouse.tables import Lakehouse
+from game_events.pipeline.check_rules import check_rules
+from game_events.pipeline.context import Pipeline
 from game_events.settings import Settings, load_settings
 from game_events.sources.kafka import KafkaTopic
 from game_events.sources.registry import SchemaRegistry
@@ -30,6 +33,7 @@ def doctor(as_json: Json = False) -> None:
         "kafka": _kafka,
         "schema registry": _registry,
         "lakehouse": _lakehouse,
+        "rules": _rules,
     }
     found: list[dict[str, object]] = []
     for name, check in checks.items():
@@ -55,6 +59,11 @@ def _registry(settings: Settings) -> str:
     return (
         f"{settings.schema_registry_url}: subject {subject}, {len(SchemaRegistry(settings).version_numbers(subject))} versions"
     )
+
+
+def _rules(settings: Settings) -> str:
+    # Spark starts only if there are rules to analyze.
+    return check_rules(Pipeline(settings, lambda: SparkResource().spark_session))
 
 
 def _lakehouse(settings: Settings) -> str:

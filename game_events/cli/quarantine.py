@@ -1,4 +1,4 @@
-"""`game-events quarantine`: what could not be decoded, why, and trying it again."""
+"""`game-events quarantine`: what could not be decoded or is rejected by rules, why, and trying it again."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from game_events.settings import load_settings
 
 app = typer.Typer(help="Rows that are in no other table: list them, and replay them.", no_args_is_help=True)
 
-Reasons = Annotated[list[str] | None, typer.Option("--reason", help="Only rows with this reason; may be repeated.")]
+Reasons = Annotated[list[str] | None, typer.Option("--reason", help="Only this reason, or this rule; may be repeated.")]
 SchemaIds = Annotated[list[str] | None, typer.Option("--schema-id", help="Only rows of this schema id or GUID.")]
 Rows = Annotated[int, typer.Option("--rows", min=0, help="Show so many single rows, newest first, with their coordinates.")]
 
 _COLUMNS = [
     "_kafka_topic", "_kafka_partition", "_kafka_offset", "_kafka_timestamp", "_schema_id", "_schema_guid",
-    "layer", "reason", "detail", "quarantined_at", "run_id", "replayed_batch", "replayed_at",
+    "layer", "reason", "detail", "quarantined_at", "run_id", "replayed_batch", "replayed_at", "game",
 ]  # fmt: skip
 _GROUPS = """
-SELECT reason, coalesce(_schema_id::VARCHAR, _schema_guid, '-') AS schema_id, count(*) AS rows,
+SELECT layer, reason, coalesce(_schema_id::VARCHAR, _schema_guid, '-') AS schema_id, count(*) AS rows,
   count(replayed_batch) AS replayed, any_value(detail) AS example, min(quarantined_at) AS first, max(quarantined_at) AS last
-FROM chosen GROUP BY ALL ORDER BY rows DESC, reason, schema_id
+FROM chosen GROUP BY ALL ORDER BY rows DESC, layer, reason, schema_id
 """
 _SINGLE = """
-SELECT concat(_kafka_topic, '[', _kafka_partition, ']@', _kafka_offset) AS record, layer, reason, detail,
+SELECT concat(_kafka_topic, '[', _kafka_partition, ']@', _kafka_offset) AS record, layer, reason, detail, game,
   coalesce(_schema_id::VARCHAR, _schema_guid, '-') AS schema_id, quarantined_at, run_id, replayed_batch, replayed_at
 FROM chosen ORDER BY quarantined_at DESC, _kafka_partition, _kafka_offset DESC LIMIT $rows
 """
@@ -40,7 +40,7 @@ FROM chosen ORDER BY quarantined_at DESC, _kafka_partition, _kafka_offset DESC L
 
 @app.command("list")
 def list_rows(reason: Reasons = None, schema_id: SchemaIds = None, rows: Rows = 0, as_json: Json = False) -> None:
-    """Count the rows by reason and schema id: how many, how many of them were replayed, since when. No value is shown."""
+    """Count the rows by reason (or rule) and schema id: how many, how many were replayed, since when. No value is shown."""
     output = Output(as_json=as_json)
     chosen = selection_of(reason or [], schema_id or [])
     table = Lakehouse(load_settings().lakehouse).table(QUARANTINE)
@@ -62,11 +62,11 @@ def list_rows(reason: Reasons = None, schema_id: SchemaIds = None, rows: Rows = 
             groups = _records(connection.execute(_GROUPS))
             single = _records(connection.execute(_SINGLE, {"rows": rows}))
     if groups:
-        columns = ("reason", "schema_id", "rows", "replayed")
+        columns = ("layer", "reason", "schema_id", "rows", "replayed")
         output.table(f"{QUARANTINE}: rows by reason and schema id", columns, [[g[c] for c in columns] for g in groups])
         for why, detail in {g["reason"]: g["example"] for g in groups}.items():
             output.say(f"{why}, for example: {detail}")
-        output.say("replay what can be decoded by now: `game-events quarantine replay [--reason R] [--schema-id I]`")
+        output.say("replay what passes by now: `game-events quarantine replay [--reason R] [--schema-id I]`")
     else:
         output.say("no such rows in quarantine")
     for row in single:
@@ -83,7 +83,7 @@ def _records(result: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
 
 @app.command("replay")
 def replay(reason: Reasons = None, schema_id: SchemaIds = None, as_json: Json = False) -> None:
-    """Try rows again with what the registry knows now; what decodes reaches bronze, silver and gold once."""
+    """Try rows again with what the registry knows and the rules say now; what passes reaches silver and gold once."""
     output = Output(as_json=as_json)
     settings = load_settings()
     selection_of(reason or [], schema_id or [])  # what is wrong with it is said before Spark starts
@@ -93,8 +93,8 @@ def replay(reason: Reasons = None, schema_id: SchemaIds = None, as_json: Json = 
     if result.report:
         left = result.report["left_by_reason"]
         show_run(output, result.report)
-        if not result.report["replayed_rows"]:
-            output.say("no row could be decoded that could not before")
+        if not result.report["replayed_rows"] and not result.report["readmitted"]:
+            output.say("no row can be decoded, or satisfies the rules, that could or did not before")
         if left:
             output.say("still not decodable: " + ", ".join(f"{why} {n:,}" for why, n in sorted(left.items())))
     if result.error:

@@ -34,8 +34,28 @@ def show_run(output: Output, report: dict[str, Any]) -> None:
     for what in ("rejected", "unrouted"):
         if report[what]:
             output.say(f"{what}: " + ", ".join(f"{why} {n:,}" for why, n in sorted(report[what].items())))
+    if report["rules"]:
+        show_rules(output, report)
     if report["replayed"]:
         output.say(f"replayed: {report['replayed']:,} rows of quarantine are in bronze now")
+    if report["readmitted"]:
+        output.say(f"readmitted: {report['readmitted']:,} rows of quarantine satisfy the rules and are in silver now")
     output.say(f"lag: {report['lag']:,} records; schema ids seen: {', '.join(map(str, report['schema_ids'])) or '-'}")
     for error in report["errors"]:
         output.say(f"FAILED {error['table']}: {error['error']}")
+
+
+def show_rules(output: Output, report: dict[str, Any]) -> None:
+    """Each rule that was violated: by how many rows of how many games, and what became of them."""
+    rules = report["rules"]
+    violated = [
+        (r["layer"], r["rule"], r["action"], r["rows"], r["violated"], len(r["violated_by_game"]))
+        for r in rules
+        if r["violated"]
+    ]
+    if not violated:
+        output.say(f"rules: all {len(rules)} hold")
+        return
+    output.table("rules that were violated", ("layer", "rule", "action", "rows", "violated", "games"), violated)
+    out = {"dropped": report["dropped"], "in quarantine": report["quarantined_by_rules"]}
+    output.say("rows kept out of silver by rules: " + ", ".join(f"{what} {rows:,}" for what, rows in out.items()))
