@@ -29,8 +29,9 @@ POINTS = (
     "gold_committed",
     "unified_staged",
 )
-#: Points of other work than a run's: game_events_tests/pipeline/test_replay.py and test_redecode.py trip them.
-OTHER_POINTS = ("replay_staged", "replay_committed", "redecode_staged")
+#: Points of other work than a plain run's: game_events_tests/pipeline/test_replay.py, test_redecode.py and test_rejections.py
+#: trip them.
+OTHER_POINTS = ("replay_staged", "replay_committed", "redecode_staged", "rejections_decided")
 GUARANTEES = Path(__file__).parents[2] / "docs" / "guarantees.md"
 
 

@@ -1,0 +1,39 @@
+"""What a run says of rules at its end."""
+
+from game_events.cli.output import Output
+from game_events.cli.summary import show_run
+from game_events.pipeline.report import RunReport, TableReport
+from game_events.pipeline.rule_split import RuleCounts
+from game_events.rules import Rule
+
+RULES = (
+    Rule(name="noted", sql="note IS NOT NULL"),
+    Rule(name="positive", sql="amount > 0", action="quarantine", games=("uno",)),
+)
+
+
+def shown(capsys, violated):
+    report = RunReport()
+    for game in ("uno", "chess"):
+        report.tables.append(TableReport("silver", f"silver_{game}_events", "/x", game, rows=7, quarantined=len(violated)))
+        report.add_rules("silver", game, RULES, RuleCounts(rows=10, violated=RuleCounts().violated + _counter(violated)))
+    show_run(Output(as_json=False), report.to_dict())
+    return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+
+
+def _counter(violated):
+    counts = RuleCounts().violated
+    counts.update(violated)
+    return counts
+
+
+def test_violated_rules_are_a_table_by_layer_rule_and_action(capsys):
+    lines = shown(capsys, {"noted": 1_500, "positive": 2})
+    assert "│ silver │ noted │ warn │ 20 │ 3,000 │ 2 │" in lines
+    # A rule looks at the rows of its own games only.
+    assert "│ silver │ positive │ quarantine │ 10 │ 2 │ 1 │" in lines
+    assert "rows kept out of silver by rules: dropped 0, in quarantine 4" in lines
+
+
+def test_rules_that_hold_are_one_line(capsys):
+    assert "rules: all 2 hold" in shown(capsys, {})

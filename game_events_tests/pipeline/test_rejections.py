@@ -1,0 +1,140 @@
+"""Rows that rules reject are in quarantine or in silver, in one of them, once: through crashes, rivals and changed rules."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import yaml
+from deltalake import DeltaTable
+
+from game_events.lakehouse.tables import BRONZE, PROGRESS
+from game_events.pipeline.bronze import load_bronze
+from game_events.pipeline.refresh import refresh, refresh_downstream
+from game_events.pipeline.report import RunReport
+from game_events_tests.guarantees.waves import at_point, end_orphans, power_cut_at, start_run, versions, wait_all
+from game_events_tests.pipeline.quality_world import Event, assert_sound, in_silver, rejected, rule, send_events
+
+pytestmark = pytest.mark.stack
+
+POSITIVE = [rule("positive", "amount > 0", "quarantine")]
+NEGATIVE = [rule("negative", "amount < 0", "quarantine")]
+WAVE = [Event("uno", 1), Event("uno", -1), Event("chess", 2), Event("chess", -2)]
+
+
+def test_a_run_killed_between_decision_and_silver_is_finished_as_decided_though_the_rule_changed(
+    make_settings, make_pipeline, tmp_path
+):
+    settings = make_settings()
+    send_events(settings, WAVE)
+    home = tmp_path / "run"
+    home.mkdir()
+    (home / "game_events.yaml").write_text(yaml.safe_dump({"rules": POSITIVE}))
+    killed = start_run(settings, home, crash_at="rejections_decided")
+    assert wait_all([killed], 180) == [-signal.SIGKILL], (home / "stderr").read_text()
+    end_orphans(settings)
+    assert (in_silver(settings), rejected(settings)) == ({}, [1, 3])
+
+    # What was decided stands; what came later is judged by the rules in force.
+    send_events(settings, WAVE)
+    changed = make_pipeline(make_settings(rules=NEGATIVE))
+    assert refresh(changed).success
+    assert in_silver(settings) == {"chess": [2, 7], "uno": [0, 5]}
+    assert rejected(settings) == [1, 3, 4, 6]
+    assert_sound(changed)
+
+
+def test_a_crash_at_any_point_of_a_later_run_is_finished_by_a_run_with_other_rules(make_settings, make_pipeline):
+    settings = make_settings()
+    send_events(settings, WAVE)
+    rules = [POSITIVE, NEGATIVE, []]
+    assert refresh(make_pipeline(make_settings(rules=POSITIVE))).success
+    points = ("silver_staged", "rejections_decided", "game_committed:1", "silver_committed", "before_create:silver_new_events")
+    for number, point in enumerate(points):
+        send_events(settings, [*WAVE, *([Event("new", 1), Event("new", -1)] if "new" in point else [])])
+        with power_cut_at(point):
+            refresh(make_pipeline(make_settings(rules=rules[number % 3 - 1])))
+        if number % 2:
+            send_events(settings, WAVE[:1])
+        if point == "rejections_decided":
+            shutil.rmtree(f"{settings.lakehouse}/{PROGRESS}")
+        after = make_pipeline(make_settings(rules=rules[number % 3]))
+        assert refresh(after).success
+        try:
+            assert_sound(after)
+        except AssertionError as error:
+            raise AssertionError(f"after a crash at {point}: {error}") from error
+    before = versions(settings)
+    assert refresh(after).tables == []
+    assert versions(settings) == before
+
+
+@pytest.mark.parametrize("point", ["silver_staged", "rejections_decided", "game_committed:1"])
+def test_of_rivals_with_other_rules_the_first_decides_game_by_game(make_settings, make_pipeline, monkeypatch, point):
+    """The rival has read on: its rows end elsewhere, and one game is its own alone."""
+    settings = make_settings(rules=POSITIVE)
+    send_events(settings, WAVE)
+    assert refresh(make_pipeline(settings)).success
+    send_events(settings, WAVE)
+    mine = make_pipeline(settings)
+    load_bronze(mine, RunReport())
+    rival = make_pipeline(make_settings(rules=NEGATIVE))
+
+    def act() -> None:
+        send_events(settings, [Event("uno", 5), Event("uno", -5), Event("go", -5)])
+        assert refresh(rival).success
+
+    happened = at_point(monkeypatch, point, act)
+    report = RunReport()
+    refresh_downstream(mine, report)
+    assert happened
+    assert report.success, report.errors
+    assert refresh(make_pipeline(settings)).success
+    assert_sound(mine)
+    # No row is nowhere: the rows of one game in silver and in quarantine are all it has.
+    silver = [offset for offsets in in_silver(settings).values() for offset in offsets]
+    assert sorted(silver + rejected(settings)) == list(range(11))
+
+
+def test_a_run_without_rules_that_began_before_the_first_decision_does_what_was_decided(
+    make_settings, make_pipeline, monkeypatch
+):
+    settings = make_settings()
+    send_events(settings, WAVE)
+    mine = make_pipeline(settings)
+    load_bronze(mine, RunReport())
+
+    def act() -> None:
+        with power_cut_at("rejections_decided"):
+            refresh_downstream(make_pipeline(make_settings(rules=POSITIVE)), RunReport())
+
+    happened = at_point(monkeypatch, "silver_staged", act)
+    refresh_downstream(mine, RunReport())
+    assert happened
+    assert (in_silver(settings), rejected(settings)) == ({"chess": [2], "uno": [0]}, [1, 3])
+    assert_sound(mine)
+
+
+def test_silver_that_was_deleted_or_restored_is_rebuilt_as_decided_and_a_rebuilt_bronze_by_the_rules_in_force(
+    make_settings, make_pipeline
+):
+    settings = make_settings(rules=POSITIVE)
+    for _ in range(2):
+        send_events(settings, WAVE)
+        assert refresh(make_pipeline(settings)).success
+    shutil.rmtree(Path(settings.lakehouse) / "silver_uno_events")
+    DeltaTable(f"{settings.lakehouse}/silver_chess_events").restore(0)
+    changed = make_pipeline(make_settings(rules=NEGATIVE))
+    send_events(settings, WAVE)
+    assert refresh(changed).success
+    assert in_silver(settings) == {"chess": [2, 6, 11], "uno": [0, 4, 9]}
+    assert rejected(settings) == [1, 3, 5, 7, 8, 10]
+    assert_sound(changed)
+
+    shutil.rmtree(Path(settings.lakehouse) / BRONZE)
+    assert refresh(changed).success
+    assert in_silver(settings) == {"chess": [3, 7, 11], "uno": [1, 5, 9]}
+    assert rejected(settings) == [0, 2, 4, 6, 8, 10]
+    assert_sound(changed)

@@ -1,0 +1,51 @@
+"""Counts of rules on their way: over retries, over cycles of a run that goes on, into the event log."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+from game_events.pipeline.event_rows import RunFacts, event_rows
+from game_events.pipeline.report import RunReport, TableReport
+from game_events.pipeline.report_sum import report_sum
+from game_events.pipeline.rule_split import RuleCounts
+from game_events.rules import Rule
+from game_events.settings import load_settings
+
+RULES = (Rule(name="a", sql="x > 0"), Rule(name="b", sql="y > 0", action="drop", games=("uno",)))
+
+
+def report(rows, **violated):
+    made = RunReport(readmitted=1)
+    made.tables.append(TableReport("silver", "silver_uno_events", "/x", "uno", rows=rows, dropped=2, quarantined=3))
+    for game in ("uno", "chess"):
+        made.add_rules("silver", game, RULES, RuleCounts(rows=rows, violated=Counter(violated)))
+    return made
+
+
+def test_the_cycles_of_a_run_add_up_and_stay_what_they_were():
+    first, second = report(10, a=1), report(5, a=2, b=1)
+    whole = report_sum([first, second])
+    assert {key[1:]: (r.rows, r.violated) for key, r in whole.rules.items()} == {
+        ("uno", "a"): (15, 3),
+        ("uno", "b"): (15, 1),
+        ("chess", "a"): (15, 3),
+    }
+    (entry,) = whole.tables
+    assert (entry.dropped, entry.quarantined, whole.readmitted) == (4, 6, 2)
+    assert first.rules[("silver", "uno", "a")].rows == 10
+    assert whole.violations("silver", "chess") == {"a": 3}
+
+
+def test_the_event_log_has_a_row_for_each_rule_and_game_that_violates_it():
+    rows = [r for r in event_rows(report(10, b=4), RunFacts("refresh", 1.0), load_settings()) if r["kind"] == "rule"]
+    assert [(r["layer"], r["game"], r["name"], r["rows"], r["status"], json.loads(r["detail"])) for r in rows] == [
+        ("silver", "uno", "b", 4, "drop", {"rows_checked": 10}),
+    ]
+
+
+def test_programs_get_each_rule_once_with_the_games_that_violate_it():
+    assert report(10, b=4).to_dict()["rules"] == [
+        {"layer": "silver", "rule": "a", "action": "warn", "rows": 20, "violated": 0, "violated_by_game": {}},
+        {"layer": "silver", "rule": "b", "action": "drop", "rows": 10, "violated": 4, "violated_by_game": {"uno": 4}},
+    ]
