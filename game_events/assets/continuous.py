@@ -25,6 +25,7 @@ from game_events.assets.keys import BRONZE_KEY
 from game_events.assets.metadata import latency_metadata, latency_table
 from game_events.assets.process_tag import PROCESS_TAG, is_gone, this_process
 from game_events.assets.resources import LakehouseResource
+from game_events.assets.rule_checks import rule_evaluations
 from game_events.pipeline.event_log import RunLog
 from game_events.pipeline.loop import Loop
 from game_events.pipeline.loop_report import PAUSED, WAITING, LoopReport
@@ -173,7 +174,7 @@ def _tell(context: dg.OpExecutionContext, pacing: EventPacing, *, everything: bo
     if report is None:
         return
     try:
-        events = list(report_events(context, report))
+        events: list[Event] = [*report_events(context, report), *rule_evaluations(report)]
     except BaseException:  # an interrupt among others: what ends the run tells it
         pacing.give_back(report)
         raise

@@ -28,8 +28,8 @@ def table_metadata(entry: TableReport, report: RunReport) -> dict[str, Any]:
         metadata["bronze_batch"] = entry.batch
     if entry.new_columns:
         metadata["new_columns"] = ", ".join(entry.new_columns)
-    if entry.game is not None and any((r.layer, r.game) == (entry.layer, entry.game) for r in report.rules.values()):
-        metadata["violations"] = report.violations(entry.layer, entry.game)
+    if entry.violations is not None:
+        metadata["violations"] = dict(entry.violations)
         if entry.layer == "silver":
             metadata |= {"rows_dropped": entry.dropped, "rows_quarantined": entry.quarantined}
     if entry.layer == "bronze":

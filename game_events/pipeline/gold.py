@@ -219,7 +219,7 @@ def _pass(
         entry = report.add_landed(aggregate.layer, table, landed, schema, plan.batch, game)
         entry.new = plan.gold is None
         if game in result.counts:
-            report.add_rules(aggregate.layer, game, rules.rules, result.counts[game])
+            report.add_rules(aggregate.layer, game, rules.rules, result.counts[game], entry)
     return outcome.again
 
 

@@ -37,6 +37,7 @@ class TableReport:
         new: the table was made by this run.
         error: why nothing was committed, if so.
         dropped, quarantined: rows that rules kept out of it in this run.
+        violations: rule -> rows that violate it, of the rules that were violated; None: no rule looked at its rows.
     """
 
     layer: str
@@ -54,6 +55,7 @@ class TableReport:
     error: str | None = None
     dropped: int = 0
     quarantined: int = 0
+    violations: Counter[str] | None = None
 
 
 @dataclass
@@ -146,14 +148,20 @@ class RunReport:
         entry.columns = [(f.name, str(f.type)) for f in schema]
         return entry
 
-    def add_rules(self, layer: str, game: str, rules: Iterable[Rule], counts: RuleCounts) -> None:
-        """Note what the rules of a layer said of a game's rows, once these are committed (or have failed for good)."""
+    def add_rules(
+        self, layer: str, game: str, rules: Iterable[Rule], counts: RuleCounts, entry: TableReport | None = None
+    ) -> None:
+        """Note what the rules of a layer said of a game's rows, once these are committed (`entry`) or have failed for good."""
+        if entry is not None:
+            entry.dropped += counts.dropped
+            entry.quarantined += counts.quarantined
+            entry.violations = (entry.violations or Counter()) + counts.violated
         for rule in rules:
             if rule.applies_to(game):
                 key = (layer, game, rule.name)
-                entry = self.rules.setdefault(key, RuleReport(layer, game, rule.name, rule.action, rule.sql))
-                entry.rows += counts.rows
-                entry.violated += counts.violated[rule.name]
+                found = self.rules.setdefault(key, RuleReport(layer, game, rule.name, rule.action, rule.sql))
+                found.rows += counts.rows
+                found.violated += counts.violated[rule.name]
 
     def _rules(self) -> list[dict[str, object]]:
         """Each rule over all games, with the games that violate it."""
@@ -171,10 +179,6 @@ class RunReport:
             }
             for (layer, rule), entries in sorted(found.items())
         ]
-
-    def violations(self, layer: str, game: str | None) -> dict[str, int]:
-        """Rule -> violating rows of one table, for the rules that were violated."""
-        return {r.rule: r.violated for r in self.rules.values() if (r.layer, r.game) == (layer, game) and r.violated}
 
     def add_read(self, start: dict[int, int], end: dict[int, int]) -> None:
         """Note a slice that was committed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -57,5 +58,7 @@ def _later(before: TableReport, after: TableReport) -> TableReport:
         return replace(before, error=after.error)
     rows = after.rows if _replaced(after.layer) else before.rows + after.rows
     columns = list(dict.fromkeys([*before.new_columns, *after.new_columns]))
+    if before.violations is not None:
+        after = replace(after, violations=before.violations + (after.violations or Counter()))
     after = replace(after, dropped=before.dropped + after.dropped, quarantined=before.quarantined + after.quarantined)
     return replace(after, rows=rows, new=before.new or after.new, new_columns=columns)

@@ -59,9 +59,7 @@ def settle(
         entry = report.add_landed(SILVER, source.pipeline.lakehouse.silver(game), landed, source.schema, source.batch, game)
         counts = result.counts.get(game)
         if counts is not None:
-            entry.dropped += counts.dropped
-            entry.quarantined += counts.quarantined
-            report.add_rules(SILVER, game, source.rules.rules, counts)
+            report.add_rules(SILVER, game, source.rules.rules, counts, entry)
     committed.again |= again
     committed.failed |= outcome.failed
     return committed

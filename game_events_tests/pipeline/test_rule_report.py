@@ -17,9 +17,10 @@ RULES = (Rule(name="a", sql="x > 0"), Rule(name="b", sql="y > 0", action="drop",
 
 def report(rows, **violated):
     made = RunReport(readmitted=1)
-    made.tables.append(TableReport("silver", "silver_uno_events", "/x", "uno", rows=rows, dropped=2, quarantined=3))
-    for game in ("uno", "chess"):
-        made.add_rules("silver", game, RULES, RuleCounts(rows=rows, violated=Counter(violated)))
+    made.tables.append(TableReport("silver", "silver_uno_events", "/x", "uno", rows=rows))
+    for game, entry in (("uno", made.tables[0]), ("chess", None)):
+        counts = RuleCounts(rows=rows, violated=Counter(violated), dropped=2, held=1, reasons=Counter(a=2))
+        made.add_rules("silver", game, RULES, counts, entry)
     return made
 
 
@@ -34,7 +35,7 @@ def test_the_cycles_of_a_run_add_up_and_stay_what_they_were():
     (entry,) = whole.tables
     assert (entry.dropped, entry.quarantined, whole.readmitted) == (4, 6, 2)
     assert first.rules[("silver", "uno", "a")].rows == 10
-    assert whole.violations("silver", "chess") == {"a": 3}
+    assert (entry.violations, first.tables[0].violations) == ({"a": 3, "b": 1}, {"a": 1})
 
 
 def test_the_event_log_has_a_row_for_each_rule_and_game_that_violates_it():
