@@ -138,7 +138,10 @@ def refresh_gold(
 
 
 def refresh_own_gold(pipeline: Pipeline, report: RunReport, *, ignore_intervals: bool = False) -> None:
-    """Bring the aggregates of one's own up to silver, each by itself: those whose interval has passed, or all of them."""
+    """Bring the aggregates of one's own up to silver, each by itself: those whose interval has passed, or all of them.
+
+    The report names those that are behind silver and have to wait.
+    """
     bronze = pipeline.bronze.open() if pipeline.extensions.aggregates else None
     if bronze is None:
         return
@@ -146,7 +149,8 @@ def refresh_own_gold(pipeline: Pipeline, report: RunReport, *, ignore_intervals:
     for aggregate in pipeline.extensions.aggregates:
         if ignore_intervals or due(aggregate, state):
             refresh_gold(pipeline, report, aggregate=aggregate)
-        else:
+        elif state.floor(aggregate.layer) < state.floor(SILVER) or state.failed_in(aggregate.layer):
+            report.postponed.append(aggregate.asset)
             pipeline.on_progress(f"{aggregate.asset}: its interval of {aggregate.interval_s:g} s has not passed yet")
 
 

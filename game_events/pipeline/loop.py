@@ -141,7 +141,8 @@ class Loop:
         try:
             cycle(self.pipeline, report, until=now, slices=1, gold=gold, go_on=lambda: not self.stop.is_set())
             self._read = None if any(report.lag.values()) else now.latest
-            self._gold_owed = not gold and (self._gold_owed or bool(report.of("silver")))
+            # An aggregate with an interval of its own may be owed long after the last record has come.
+            self._gold_owed = bool(report.postponed) if gold else self._gold_owed or bool(report.of("silver"))
         finally:
             self.report.add_cycle(report, time.monotonic() - clock)
             if report.tables:

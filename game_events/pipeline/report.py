@@ -96,6 +96,7 @@ class RunReport:
         seconds: layer -> seconds.
         checks: results of the checks that the run made.
         latency: layer -> how long records took from Kafka's timestamp to their commit there.
+        postponed: assets of one's own that are behind silver, and whose interval has not passed yet.
         waiting: layer -> records of bronze that are not visible there yet, by the time they were produced.
     """
 
@@ -114,6 +115,7 @@ class RunReport:
     checks: list[CheckResult] = field(default_factory=list)
     latency: dict[str, Histogram] = field(default_factory=dict)
     waiting: dict[str, Arrivals] = field(default_factory=dict)
+    postponed: list[str] = field(default_factory=list)
     _landed: dict[str, TableReport] = field(default_factory=dict, repr=False)
 
     def of(self, layer: str) -> list[TableReport]:
@@ -218,6 +220,7 @@ class RunReport:
             "quarantined_by_rules": sum(t.quarantined for t in self.tables),
             "rules": self._rules(),
             "unrouted": dict(self.unrouted),
+            "postponed": self.postponed,
             "errors": [{"table": t.table, "game": t.game, "error": t.error} for t in self.errors],
             "seconds": {k: round(v, 3) for k, v in self.seconds.items()},
             "checks": {c.name: c.passed for c in self.checks},

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from game_events.lakehouse.progress import UNIFIED_LAYER, is_gold
+from game_events.lakehouse.progress import GOLD, UNIFIED_LAYER, is_gold
 from game_events.pipeline.latency import Histogram
 from game_events.pipeline.report import RunReport, TableReport
 
@@ -20,7 +20,7 @@ def report_sum(reports: Sequence[RunReport]) -> RunReport:
     """The reports added up, in their order.
 
     Rows, counters, seconds and latencies are sums; offsets reach from the first to the last; lag, versions, checks and what
-    waits for a layer are the newest.
+    waits for a layer or its interval are the newest.
     """
     whole = RunReport()
     tables: dict[str, TableReport] = {}
@@ -47,6 +47,8 @@ def report_sum(reports: Sequence[RunReport]) -> RunReport:
         for layer, times in report.latency.items():
             whole.latency.setdefault(layer, Histogram()).merge(times)
         whole.waiting = report.waiting
+        if GOLD in report.seconds:
+            whole.postponed = list(report.postponed)
     whole.tables = list(tables.values())
     whole.checks = list({check.name: check for report in reports for check in report.checks}.values())
     return whole

@@ -178,9 +178,11 @@ def test_an_interval_is_kept_unless_asked_otherwise(make_settings, make_pipeline
     report = refresh(make_pipeline(settings))
     assert len(report.of("gold")) == len(GAMES)
     assert report.of("gold:median_hour") == []
+    assert report.postponed == ["gold_median_hour"]
     assert refresh(make_pipeline(settings)).tables == []
     assert len(refresh(make_pipeline(settings), ignore_intervals=True).of("gold:median_hour")) == len(GAMES)
     assert differences(settings, GAMES, "median_hour", MEDIAN_SQL) == []
+    assert refresh(make_pipeline(settings)).postponed == []
 
 
 def test_of_two_runs_with_different_declarations_neither_merges_into_what_the_other_made(
