@@ -12,6 +12,7 @@ from deltalake import DeltaTable
 
 from game_events.extensions import load_extensions
 from game_events.lakehouse.tables import Lakehouse
+from game_events.pipeline import gold as gold_module
 from game_events.pipeline.gold import refresh_gold
 from game_events.pipeline.refresh import refresh
 from game_events.pipeline.report import RunReport
@@ -21,6 +22,8 @@ from game_events.producer.simulator import Simulation
 from game_events_tests.books import assert_books_balance, count, rows
 from game_events_tests.extending.own import DEVICES, DEVICES_SQL, MEDIAN, MEDIAN_SQL, TOTAL, TOTAL_SQL, differences, extension
 from game_events_tests.guarantees.waves import at_point, end_orphans, power_cut_at, start_run, versions, wait_all
+from game_events_tests.pipeline.test_loop import looping
+from game_events_tests.waiting import until
 
 pytestmark = pytest.mark.stack
 
@@ -266,3 +269,21 @@ def test_a_reader_sees_the_table_before_or_after_and_rivals_double_nothing(make_
     assert refresh(make_pipeline(settings)).success
     assert differences(settings, GAMES, "devices", DEVICES_SQL) == []
     assert differences(settings, GAMES, "median_hour", MEDIAN_SQL) == []
+
+
+def test_continuous_mode_refreshes_what_waits_for_its_interval_when_no_event_comes_any_more(
+    filled, make_settings, make_pipeline, tmp_path, monkeypatch
+):
+    passed = threading.Event()
+    monkeypatch.setattr(gold_module, "due", lambda *_: passed.is_set())
+    settings = make_settings(extensions=(extension(tmp_path, MEDIAN),), poll_interval_s=0.1, gold_interval_s=0)
+    wave(settings, 1)
+    with looping(make_pipeline(settings)) as loop:
+        until(lambda: loop.report.total.rows("unified") and loop.report.total.postponed, what="gold, without the median")
+        assert loop.report.total.postponed == ["gold_median_hour"]
+        assert loop.report.total.of("gold:median_hour") == []
+        passed.set()
+        until(lambda: len(loop.report.total.of("gold:median_hour")) == len(GAMES), what="the median of every game")
+        until(lambda: loop.report.state == "idle", what="an idle loop")
+    assert loop.report.total.postponed == []
+    assert differences(filled, GAMES, "median_hour", MEDIAN_SQL) == []

@@ -131,6 +131,9 @@ def test_the_report_for_programs_is_plain_json_and_says_everything():
         "rejected": {"MALFORMED": 2},
         "replayed": 0,
         "unrouted": {"invalid": 1},
+        "postponed": [],
+        "checks": {},
+        "latency": {},
         "errors": [{"table": "silver_rummy_events", "game": "rummy", "error": "disk full"}],
         "seconds": {"bronze": 1.235},
         "tables": {
