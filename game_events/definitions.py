@@ -8,7 +8,7 @@ from game_events.assets.continuous_mode import continuous_mode
 from game_events.assets.jobs import redecode, refresh, replay
 from game_events.assets.resources import LakehouseResource, SparkResource
 from game_events.assets.rule_checks import build_rule_checks, declared_rules
-from game_events.assets.sensors import schema_versions
+from game_events.assets.sensors import SENSORS
 from game_events.assets.tables import build_tables
 from game_events.extensions import load_extensions
 from game_events.settings import Settings, load_settings
@@ -23,7 +23,7 @@ def build_defs(settings: Settings | None = None) -> dg.Definitions:
         asset_checks=[*checks, *build_rule_checks(declared_rules(settings))],
         jobs=[refresh, replay, redecode, continuous],
         schedules=[build_check_schedule(checks)],
-        sensors=[schema_versions, continuous_mode],
+        sensors=[*SENSORS, continuous_mode],
         resources={"lakehouse": LakehouseResource(spark=SparkResource())},
         # The default executor would start a JVM for each step and each check.
         executor=dg.in_process_executor,

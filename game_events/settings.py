@@ -102,6 +102,16 @@ class Settings(BaseSettings):
     spark_conf: dict[str, str] = Field(default_factory=dict, description="further Spark settings, as JSON")
     spark_driver_memory: str = Field("1g", pattern=r"^\d+[mg]$", description="heap of the Spark driver's JVM")
 
+    # --- running it: retries, alerts
+    mode: Literal["production", "development"] = Field(
+        "production", description="production retries what may pass by itself; development fails at the first error"
+    )
+    max_retries: int = Field(3, ge=0, le=20, description="times a run's step is tried again after a transient error")
+    retry_delay_s: float = Field(2.0, gt=0, description="seconds before the first of them; doubled each time, at most 300")
+    alert_webhook_url: SecretStr | None = Field(None, description="where alerts are POSTed; may hold a token, never shown")
+    alert_lag_records: int = Field(0, ge=0, description="records of lag that raise an alert; 0: none")
+    dagster_url: str | None = Field(None, description="address of the Dagster UI, for links in alerts")
+
     # --- this machine
     state_dir: Path = Field(Path(".game_events"), description="local stack's data and Dagster's storage")
 
@@ -119,10 +129,17 @@ class Settings(BaseSettings):
         require_unique(value)
         return value
 
-    @field_validator("spark_remote", "schema_registry_user", mode="before")
+    @field_validator("spark_remote", "schema_registry_user", "alert_webhook_url", "dagster_url", mode="before")
     @classmethod
     def _empty_is_none(cls, value: object) -> object:
         return value or None
+
+    @field_validator("alert_webhook_url")
+    @classmethod
+    def _webhook(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not value.get_secret_value().startswith(("http://", "https://")):
+            raise ValueError("must start with http:// or https://")
+        return value
 
     @field_validator("schema_registry_url")
     @classmethod

@@ -28,6 +28,8 @@ def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         del os.environ[key]
     folder = tmp_path_factory.mktemp("home")
     os.environ["GAME_EVENTS_STATE_DIR"] = str(folder / "state")
+    # A fault that a test made is not waited for; tests of retries ask for them.
+    os.environ["GAME_EVENTS_MODE"] = "development"
     os.environ["DAGSTER_HOME"] = str(folder / "dagster")
     (folder / "dagster").mkdir()
     yield

@@ -21,7 +21,9 @@ def add_games(instance: dg.DagsterInstance, report: RunReport) -> list[str]:
     return new
 
 
-def report_events(context: dg.OpExecutionContext, report: RunReport) -> Iterator[dg.AssetMaterialization | dg.AssetObservation]:
+def report_events(
+    context: dg.OpExecutionContext | dg.AssetExecutionContext, report: RunReport
+) -> Iterator[dg.AssetMaterialization | dg.AssetObservation]:
     """What a whole run did, for the assets and partitions that changed and no others.
 
     An op has to yield these: what it logs instead (`log_event`) is kept back until it ends, and lost if it fails.

@@ -1,14 +1,17 @@
 """The jobs: `refresh` drives everything, `replay` and `redecode` repair; each logs the tables that changed."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import dagster as dg
 
 from game_events.assets.checks import check_evaluation
 from game_events.assets.events import report_events
+from game_events.assets.failures import errors_decide
 from game_events.assets.refresh_config import RunConfig
 from game_events.assets.resources import LakehouseResource
 from game_events.assets.rule_checks import rule_evaluations
+from game_events.assets.run_tags import CARRIES_ALL
+from game_events.pipeline.context import Pipeline
 from game_events.pipeline.event_log import recorded
 from game_events.pipeline.redecode import redecode as redecode_bronze
 from game_events.pipeline.refresh import refresh as refresh_all
@@ -45,10 +48,14 @@ class RedecodeConfig(dg.Config):
 def refresh_all_layers(context: dg.OpExecutionContext, config: RunConfig, lakehouse: LakehouseResource) -> Iterator[Event]:
     """One run of the whole pipeline; a game that fails alone fails the run after the others' results are kept."""
     pipeline, report = lakehouse.pipeline(context.run_id), RunReport()
-    with recorded(pipeline, report, "refresh", context.retry_number):
-        refresh_all(pipeline, report, ignore_intervals=config.ignore_intervals)
-        check_after_run(pipeline, report)
-    yield from _events(context, report, {})
+
+    def work() -> Mapping[str, object]:
+        with recorded(pipeline, report, "refresh", context.retry_number):
+            refresh_all(pipeline, report, ignore_intervals=config.ignore_intervals)
+            check_after_run(pipeline, report)
+        return {}
+
+    yield from _run(context, pipeline, report, work)
 
 
 @dg.op(
@@ -63,10 +70,14 @@ def replay_quarantined_rows(
 ) -> Iterator[Event]:
     """After a schema was registered, decoding learned something new, or a rule changed."""
     pipeline, report = lakehouse.pipeline(context.run_id), RunReport()
-    with recorded(pipeline, report, "replay", context.retry_number):
-        done = replay_and_refresh(pipeline, report, selection_of(config.reasons, config.schema_ids))
-        check_after_run(pipeline, report)
-    yield from _events(context, report, {"replayed_rows": done.rows, "left_by_reason": dict(done.left)})
+
+    def work() -> Mapping[str, object]:
+        with recorded(pipeline, report, "replay", context.retry_number):
+            done = replay_and_refresh(pipeline, report, selection_of(config.reasons, config.schema_ids))
+            check_after_run(pipeline, report)
+        return {"replayed_rows": done.rows, "left_by_reason": dict(done.left)}
+
+    yield from _run(context, pipeline, report, work)
 
 
 @dg.op(
@@ -80,24 +91,37 @@ def redecode_bronze_events(
 ) -> Iterator[Event]:
     """After decoding learned something new."""
     pipeline, report = lakehouse.pipeline(context.run_id), RunReport()
-    with recorded(pipeline, report, "redecode", context.retry_number):
-        done = redecode_bronze(pipeline, report)
-        if config.refresh_silver_and_gold:
-            refresh_downstream(pipeline, report, full=True)
-        check_after_run(pipeline, report)
-    kept = {"redecoded_rows": done.rows, "kept_by_reason": dict(done.kept), "new_columns": done.new_columns}
-    yield from _events(context, report, kept)
+
+    def work() -> Mapping[str, object]:
+        with recorded(pipeline, report, "redecode", context.retry_number):
+            done = redecode_bronze(pipeline, report)
+            if config.refresh_silver_and_gold:
+                refresh_downstream(pipeline, report, full=True)
+            check_after_run(pipeline, report)
+        return {"redecoded_rows": done.rows, "kept_by_reason": dict(done.kept), "new_columns": done.new_columns}
+
+    yield from _run(context, pipeline, report, work)
 
 
-def _events(context: dg.OpExecutionContext, report: RunReport, more: dict[str, object]) -> Iterator[Event]:
-    """What a run did, as events; then its failure, if a table failed."""
+def _run(
+    context: dg.OpExecutionContext, pipeline: Pipeline, report: RunReport, work: Callable[[], Mapping[str, object]]
+) -> Iterator[Event]:
+    """Do the work and tell what came of it; then its failure, if it stopped or a table failed."""
+    with errors_decide(context, pipeline.settings):
+        try:
+            more = work()
+        except Exception:
+            # What was committed before the error stays, so it is told; a retry reports only what it adds.
+            yield from report_events(context, report)
+            raise
     yield from report_events(context, report)
     yield from rule_evaluations(report)
     yield from map(check_evaluation, report.checks)
-    whole = {REPORT: dg.MetadataValue.json(report.to_dict() | more)}
+    whole = {REPORT: dg.MetadataValue.json(report.to_dict() | dict(more))}
     if report.errors:
+        # Not retried here: one game's failure would hold up everybody's next run. The sensor `kafka_lag` tries it again.
         failed = "; ".join(f"{t.table}: {t.error}" for t in report.errors[:10])
-        raise dg.Failure(f"{len(report.errors)} tables failed: {failed}", metadata=whole)
+        raise dg.Failure(f"{len(report.errors)} tables failed: {failed}", metadata=whole, allow_retries=False)
     yield dg.Output(None, metadata=whole)
 
 
@@ -107,6 +131,7 @@ def _events(context: dg.OpExecutionContext, report: RunReport, more: dict[str, o
     "start this job; it logs a materialization for each table that changed.",
     # One process: the default executor would start a JVM for each step.
     executor_def=dg.in_process_executor,
+    tags=CARRIES_ALL,
 )
 def refresh() -> None:
     """See the description."""
@@ -118,6 +143,7 @@ def refresh() -> None:
     description="Rows of quarantine_events that can be decoded after all, or satisfy the rules now, reach silver and gold. The "
     "same as `game-events quarantine replay`.",
     executor_def=dg.in_process_executor,
+    tags=CARRIES_ALL,
 )
 def replay() -> None:
     """See the description."""

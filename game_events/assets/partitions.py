@@ -1,21 +1,41 @@
 """What a materialization by hand tells Dagster of each game."""
 
+from collections.abc import Iterator
+
 import dagster as dg
 
 from game_events.assets.events import add_games
 from game_events.assets.metadata import table_metadata
-from game_events.pipeline.report import RunReport
+from game_events.pipeline.report import RunReport, TableReport
+
+Event = dg.MaterializeResult[None] | dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation
 
 
-def partitions_result(context: dg.AssetExecutionContext, report: RunReport, layer: str) -> dg.MaterializeResult[None]:
-    """Each game's own metadata; a failed game fails the run after the others' results are kept."""
+def partition_events(context: dg.AssetExecutionContext, report: RunReport, key: dg.AssetKey, layer: str) -> Iterator[Event]:
+    """Each requested game's own event, with metadata if it changed; a failed game has none and fails the run at the end.
+
+    So a backfill counts exactly the failed games as failed, and the UI offers exactly them for a retry.
+    """
     add_games(context.instance, report)
-    for entry in report.of(layer):
-        if entry.error is None and entry.game is not None:
-            context.add_asset_metadata(table_metadata(entry, report), partition_key=entry.game)
-    errors = [f"{t.game or t.table}: {t.error}" for t in report.of(layer) if t.error is not None]
-    if errors:
-        raise dg.Failure(f"{len(errors)} tables failed: " + "; ".join(errors[:10]))
-    return dg.MaterializeResult(
-        metadata={"games_changed": len(report.of(layer)), "games_requested": len(context.partition_keys)}
-    )
+    done = {t.game: table_metadata(t, report) for t in report.of(layer) if t.error is None and t.game is not None}
+    failed = [t for t in report.of(layer) if t.error is not None]
+    if not failed:
+        for game, metadata in done.items():
+            context.add_asset_metadata(metadata, key, partition_key=game)
+        yield dg.MaterializeResult(key, metadata={"games_changed": len(done), "games_requested": len(context.partition_keys)})
+        return
+    # The one output of a run over several games would mark all of them.
+    for game in sorted(set(context.partition_keys) - {t.game for t in failed}):
+        yield dg.AssetMaterialization(key, partition=game, metadata=done.get(game, {}))
+    fail_for(failed)
+
+
+def fail_for(failed: list[TableReport]) -> None:
+    """End the step, naming what failed; nothing if nothing did.
+
+    Raises:
+        Failure: without a retry, as everybody else would wait for it.
+    """
+    if failed:
+        named = "; ".join(f"{t.game or t.table}: {t.error}" for t in failed[:10])
+        raise dg.Failure(f"{len(failed)} tables failed: {named}", allow_retries=False)

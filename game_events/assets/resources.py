@@ -9,6 +9,7 @@ from dagster_pyspark.resources import spark_session_from_config
 from pydantic import PrivateAttr
 from pyspark.sql import SparkSession
 
+from game_events.assets.run_hygiene import mark_process
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.spark import spark_config
 from game_events.settings import load_settings
@@ -39,6 +40,10 @@ class LakehouseResource(dg.ConfigurableResource[Any]):
     """The pipeline over one lakehouse; settings come from the environment, `.env` or YAML."""
 
     spark: dg.ResourceDependency[SparkResource]
+
+    def setup_for_execution(self, context: dg.InitResourceContext) -> None:
+        """Every run that works on the tables says which process does."""
+        mark_process(context)
 
     def pipeline(self, run_id: str) -> Pipeline:
         """The parts of the pipeline for one run; Spark starts when the first of them needs it."""

@@ -4,6 +4,10 @@ from collections.abc import Iterable, Iterator
 
 import dagster as dg
 
+from game_events.assets.automation import carry_condition
+from game_events.assets.checks import check_evaluation
+from game_events.assets.events import report_events
+from game_events.assets.failures import errors_decide
 from game_events.assets.keys import (
     BRONZE_KEY,
     GAMES,
@@ -17,17 +21,20 @@ from game_events.assets.keys import (
 )
 from game_events.assets.metadata import table_metadata
 from game_events.assets.own_gold import build_own_gold
-from game_events.assets.partitions import partitions_result
+from game_events.assets.partitions import Event, fail_for, partition_events
 from game_events.assets.refresh_config import RefreshConfig
 from game_events.assets.resources import LakehouseResource
 from game_events.assets.rule_checks import rule_evaluations
+from game_events.assets.run_tags import ALL_LAYERS, CARRIES
 from game_events.extending import GoldAggregate
 from game_events.pipeline.bronze import load_bronze
 from game_events.pipeline.event_log import recorded
 from game_events.pipeline.gold import refresh_gold
+from game_events.pipeline.refresh import refresh_downstream
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.silver import new_games, refresh_silver
 from game_events.pipeline.unified import refresh_unified
+from game_events.pipeline.whole_checks import check_after_run
 
 
 def build_tables(topic: str, own: Iterable[GoldAggregate] = ()) -> list[dg.AssetsDefinition | dg.AssetSpec]:
@@ -87,9 +94,9 @@ def _bronze(topic: str) -> dg.AssetsDefinition:
     def bronze_events(context: dg.AssetExecutionContext, lakehouse: LakehouseResource) -> Iterator[dg.MaterializeResult[None]]:
         pipeline = lakehouse.pipeline(context.run.run_id)
         report = RunReport()
-        with recorded(pipeline, report, "bronze_events", context.retry_number):
+        with errors_decide(context, pipeline.settings), recorded(pipeline, report, "bronze_events", context.retry_number):
             load_bronze(pipeline, report)
-        names = new_games(pipeline)
+            names = new_games(pipeline)
         if names:
             context.instance.add_dynamic_partitions(str(GAMES.name), names)
         entries = {t.layer: t for t in report.tables}
@@ -101,69 +108,89 @@ def _bronze(topic: str) -> dg.AssetsDefinition:
     return bronze_events
 
 
-@dg.asset(
-    key=SILVER_KEY,
-    deps=[BRONZE_KEY],
+@dg.multi_asset(
+    name="silver_events",
+    specs=[
+        dg.AssetSpec(
+            SILVER_KEY,
+            deps=[BRONZE_KEY],
+            description="One append-only table for each game with its rows of bronze; all requested games in one Spark job.",
+            group_name="silver",
+            kinds={"spark", "deltalake", "silver"},
+            owners=OWNERS,
+        )
+    ],
     partitions_def=GAMES,
     backfill_policy=dg.BackfillPolicy.single_run(),
-    description="One append-only table for each game with its rows of bronze; all requested games in one Spark job.",
-    group_name="silver",
-    kinds={"spark", "deltalake", "silver"},
-    owners=OWNERS,
     pool="silver",
 )
-def silver_events(
-    context: dg.AssetExecutionContext, config: RefreshConfig, lakehouse: LakehouseResource
-) -> Iterator[dg.MaterializeResult[None]]:
+def silver_events(context: dg.AssetExecutionContext, config: RefreshConfig, lakehouse: LakehouseResource) -> Iterator[Event]:
     """Materialize any set of games by hand; the job `refresh` does all that have news."""
-    pipeline, report = lakehouse.pipeline(context.run.run_id), RunReport()
-    with recorded(pipeline, report, "silver_events", context.retry_number):
+    report, pipeline = RunReport(), lakehouse.pipeline(context.run.run_id)
+    with errors_decide(context, pipeline.settings), recorded(pipeline, report, "silver_events", context.retry_number):
         refresh_silver(pipeline, report, frozenset(context.partition_keys), full=config.full_refresh)
-    yield from rule_evaluations(report)  # type: ignore[misc] # an event beside the result
-    yield partitions_result(context, report, "silver")
+    yield from rule_evaluations(report)
+    yield from partition_events(context, report, SILVER_KEY, "silver")
 
 
-@dg.asset(
-    key=GOLD_KEY,
-    deps=[SILVER_KEY],
+@dg.multi_asset(
+    name="gold_player_agg",
+    specs=[
+        dg.AssetSpec(
+            GOLD_KEY,
+            deps=[SILVER_KEY],
+            description="One table for each game with one row per player: sessions, first and last event. Incremental; equal "
+            "to a full recompute, always.",
+            group_name="gold",
+            kinds={"spark", "deltalake", "gold"},
+            owners=OWNERS,
+        )
+    ],
     partitions_def=GAMES,
     backfill_policy=dg.BackfillPolicy.single_run(),
-    description="One table for each game with one row per player: sessions, first and last event. Incremental; equal to a "
-    "full recompute, always.",
-    group_name="gold",
-    kinds={"spark", "deltalake", "gold"},
-    owners=OWNERS,
     pool="gold",
 )
-def gold_player_agg(
-    context: dg.AssetExecutionContext, config: RefreshConfig, lakehouse: LakehouseResource
-) -> Iterator[dg.MaterializeResult[None]]:
+def gold_player_agg(context: dg.AssetExecutionContext, config: RefreshConfig, lakehouse: LakehouseResource) -> Iterator[Event]:
     """Materialize any set of games by hand; the job `refresh` does all that have news."""
-    pipeline, report = lakehouse.pipeline(context.run.run_id), RunReport()
-    with recorded(pipeline, report, "gold_player_agg", context.retry_number):
+    report, pipeline = RunReport(), lakehouse.pipeline(context.run.run_id)
+    with errors_decide(context, pipeline.settings), recorded(pipeline, report, "gold_player_agg", context.retry_number):
         refresh_gold(pipeline, report, frozenset(context.partition_keys), full=config.full_refresh)
-    yield from rule_evaluations(report)  # type: ignore[misc] # an event beside the result
-    yield partitions_result(context, report, "gold")
+    yield from rule_evaluations(report)
+    yield from partition_events(context, report, GOLD_KEY, "gold")
 
 
-@dg.asset(
-    key=UNIFIED_KEY,
-    deps=[dg.AssetDep(GOLD_KEY, partition_mapping=dg.AllPartitionMapping())],
-    description="All games' aggregates in one table, for dashboards.",
-    group_name="gold",
-    kinds={"spark", "deltalake", "gold"},
-    owners=OWNERS,
+@dg.multi_asset(
+    name="gold_unified_player_agg",
+    specs=[
+        dg.AssetSpec(
+            UNIFIED_KEY,
+            deps=[dg.AssetDep(GOLD_KEY, partition_mapping=dg.AllPartitionMapping())],
+            automation_condition=carry_condition(),
+            description="All games' aggregates in one table, for dashboards. A run of it that automation starts brings silver "
+            "and gold up to date first.",
+            group_name="gold",
+            kinds={"spark", "deltalake", "gold"},
+            owners=OWNERS,
+        )
+    ],
     pool="gold",
 )
 def gold_unified_player_agg(
     context: dg.AssetExecutionContext, config: RefreshConfig, lakehouse: LakehouseResource
-) -> dg.MaterializeResult[None]:
+) -> Iterator[Event]:
     """Bring the unified table up to the games' gold tables."""
-    pipeline, report = lakehouse.pipeline(context.run.run_id), RunReport()
-    with recorded(pipeline, report, "gold_unified_player_agg", context.retry_number):
-        refresh_unified(pipeline, report, full=config.full_refresh)
-    for entry in report.of("unified"):
-        if entry.error is not None:
-            raise dg.Failure(f"{entry.table}: {entry.error}")
-        return dg.MaterializeResult(metadata=table_metadata(entry, report))
-    return dg.MaterializeResult(metadata={"note": "nothing has changed"})
+    report, pipeline = RunReport(), lakehouse.pipeline(context.run.run_id)
+    with errors_decide(context, pipeline.settings), recorded(pipeline, report, "gold_unified_player_agg", context.retry_number):
+        if context.run.tags.get(CARRIES) == ALL_LAYERS:
+            refresh_downstream(pipeline, report)
+            check_after_run(pipeline, report)
+        else:
+            refresh_unified(pipeline, report, full=config.full_refresh)
+    unified = [t for t in report.of("unified") if t.error is None]
+    # Its own materialization is the output; the layers above are told of game by game.
+    report.tables = [t for t in report.tables if t not in unified]
+    yield from report_events(context, report)
+    yield from map(check_evaluation, report.checks)
+    metadata = table_metadata(unified[0], report) if unified else {"note": "nothing has changed"}
+    yield dg.MaterializeResult(UNIFIED_KEY, metadata=metadata)
+    fail_for(report.errors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from collections.abc import Mapping
@@ -10,12 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
-from dagster import DagsterEventType, DagsterInstance
+from dagster import DagsterEventType, DagsterInstance, DagsterRunStatus, RunsFilter
 
 from game_events.assets.jobs import REPORT
+from game_events.assets.run_alerts import send_own_alerts
+from game_events.assets.run_hygiene import end_dead_runs
+from game_events.assets.run_tags import OWN_ALERTS, PROCESS, REASON, WorkingProcess
 from game_events.definitions import build_defs
 from game_events.errors import ConfigurationError
+from game_events.pipeline.context import PROGRESS_LOGGER
 from game_events.settings import Settings
+
+_progress = logging.getLogger(PROGRESS_LOGGER)
 
 
 @dataclass(frozen=True)
@@ -36,7 +43,9 @@ class JobResult:
 
 
 def dagster_home(settings: Settings) -> Path:
-    """Dagster's folder: ``DAGSTER_HOME``, or `dagster` below the state folder with the project's `dagster.yaml` in it.
+    """Dagster's folder: ``DAGSTER_HOME``, or `dagster` below the state folder with a `dagster.yaml` in it.
+
+    That is the one of the folder where the command is run, if it has one; else the one of this package.
 
     Raises:
         ConfigurationError: `DAGSTER_HOME` is no absolute path (Dagster asks for one), or the folder cannot be made.
@@ -52,10 +61,15 @@ def dagster_home(settings: Settings) -> Path:
     except OSError as error:
         where = "DAGSTER_HOME" if named else "GAME_EVENTS_STATE_DIR"
         raise ConfigurationError(f"{where}: the folder {home} cannot be made: {error.strerror}") from error
-    config = Path("dagster.yaml")
-    if not named and config.is_file():
-        shutil.copyfile(config, home / "dagster.yaml")
+    if not named:
+        shutil.copyfile(dagster_file("dagster.yaml"), home / "dagster.yaml")
     return home
+
+
+def dagster_file(name: str) -> Path:
+    """`dagster.yaml` or `workspace.yaml`: the one of the current folder, or the one that comes with this package."""
+    here = Path(name)
+    return here.resolve() if here.is_file() else Path(__file__).parent / "instance" / name
 
 
 def run_job(settings: Settings, name: str, op: str | None = None, config: Mapping[str, object] | None = None) -> JobResult:
@@ -70,6 +84,9 @@ def run_job(settings: Settings, name: str, op: str | None = None, config: Mappin
     home = dagster_home(settings)
     job = build_defs(settings).resolve_job_def(name)
     with DagsterInstance.from_config(str(home)) as instance:
+        # A run that was killed would keep its pool's slot, and this one would wait for it for ever.
+        end_dead_runs(instance)
+        _say_who_is_first(instance)
         result = job.execute_in_process(
             instance=instance,
             raise_on_error=False,
@@ -77,8 +94,9 @@ def run_job(settings: Settings, name: str, op: str | None = None, config: Mappin
                 "loggers": {"console": {"config": {"log_level": "CRITICAL"}}},
                 "ops": {op: {"config": dict(config or {})}} if op else {},
             },
-            tags={"game_events/reason": "command line"},
+            tags={REASON: "command line", PROCESS: str(WorkingProcess.me()), OWN_ALERTS: "true"},
         )
+        send_own_alerts(instance, settings, result.run_id)
     report: dict[str, Any] = {}
     error: str | None = None
     for event in result.all_events:
@@ -93,6 +111,14 @@ def run_job(settings: Settings, name: str, op: str | None = None, config: Mappin
                 cause = data.error.cause or data.error
                 error = cause.message.strip()
     return JobResult(result.run_id, result.success, report, error)
+
+
+def _say_who_is_first(instance: DagsterInstance) -> None:
+    """Pools let one run at a time write bronze: whoever waits should know for whom."""
+    for run in instance.get_runs(RunsFilter(statuses=[DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING])):
+        _progress.info(
+            "run %s of %s is under way; this one waits where both write the same table", run.run_id[:8], run.job_name
+        )
 
 
 def _report(metadata: Any) -> dict[str, Any]:  # noqa: ANN401 - Dagster's metadata values

@@ -16,7 +16,7 @@ import httpx2
 import psutil
 import typer
 
-from game_events.cli.dagster_run import dagster_home
+from game_events.cli.dagster_run import dagster_file, dagster_home
 from game_events.cli.output import Output
 from game_events.errors import ConfigurationError, TransientError
 from game_events.settings import Settings, load_settings
@@ -54,7 +54,7 @@ def up(
         server = _start(settings, port)
         _wait(server, port)
         output.say(f"Dagster UI: http://{HOST}:{port}   (Ctrl-C stops it)")
-        output.say("in another terminal: .venv/bin/game-events produce && .venv/bin/game-events run")
+        output.say("in another terminal: game-events produce (the sensor kafka_lag does the rest within a minute)")
         code = server.wait()
         raise TransientError(f"Dagster ended by itself with code {code}; its messages are above")
     except KeyboardInterrupt:
@@ -76,9 +76,12 @@ def _start(settings: Settings, port: int) -> subprocess.Popen[bytes]:
         "DAGSTER_HOME": str(dagster_home(settings)),
         "GAME_EVENTS_LAKEHOUSE": settings.lakehouse if "://" in settings.lakehouse else str(Path(settings.lakehouse).resolve()),
         "GAME_EVENTS_STATE_DIR": str(settings.state_dir.resolve()),
+        # Alerts link to it.
+        "GAME_EVENTS_DAGSTER_URL": settings.dagster_url or f"http://{HOST}:{port}",
     }
     quiet = ["-W", "ignore:Function `dev_command` is superseded:FutureWarning"]
-    dagster = ["dagster", "dev", "-w", "workspace.yaml", "-h", HOST, "-p", str(port), "--log-level", "warning"]
+    workspace = str(dagster_file("workspace.yaml"))
+    dagster = ["dagster", "dev", "-w", workspace, "-h", HOST, "-p", str(port), "--log-level", "warning"]
     return subprocess.Popen([sys.executable, *quiet, "-m", *dagster], env=environment, start_new_session=True)
 
 

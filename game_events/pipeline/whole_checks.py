@@ -81,6 +81,7 @@ CHECKS = (
         "bronze = silver + kept out by rules + unrouted + pending, in all and for each game: nothing lost, nothing doubled.",
         rows_conserved,
         rows_conserved,
+        blocking=True,
     ),
     WholeCheck(
         VOLUME,

@@ -72,8 +72,12 @@ class Slice:
 class KafkaTopic:
     """Reads one topic's metadata from the driver and its records through Spark."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, timeout_s: float | None = None) -> None:
         """Connects lazily.
+
+        Args:
+            settings: the settings.
+            timeout_s: longest wait for one answer; None: `TIMEOUT_S`.
 
         Raises:
             ConfigurationError: `kafka_options` names an option that exactly-once depends on.
@@ -83,6 +87,7 @@ class KafkaTopic:
         refuse_managed(settings.kafka_options)
         self._options = {key: value.get_secret_value() for key, value in settings.kafka_options.items()}
         self._settings = settings
+        self._timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
         self._admin: AdminClient | None = None
         self._memory = CauseMemory(self.servers)
 
@@ -120,7 +125,7 @@ class KafkaTopic:
         return reader.load()
 
     def _describe(self) -> TopicDescription:
-        found = self._call(lambda admin: admin.describe_topics(TopicCollection([self.topic]), request_timeout=TIMEOUT_S))
+        found = self._call(lambda admin: admin.describe_topics(TopicCollection([self.topic]), request_timeout=self._timeout_s))
         described: TopicDescription = found[self.topic]
         return described
 
@@ -129,7 +134,7 @@ class KafkaTopic:
             lambda admin: admin.list_offsets(
                 dict.fromkeys(partitions, spec),
                 isolation_level=IsolationLevel.READ_COMMITTED,
-                request_timeout=TIMEOUT_S,
+                request_timeout=self._timeout_s,
             )
         )
         return {key.partition: result.offset for key, result in found.items()}
@@ -143,7 +148,7 @@ class KafkaTopic:
                 raise bad_option(error) from None
         admin, self._admin = self._admin, None  # not used again after a failure
         try:
-            found = {key: future.result(timeout=2 * TIMEOUT_S) for key, future in ask(admin).items()}
+            found = {key: future.result(timeout=2 * self._timeout_s) for key, future in ask(admin).items()}
         except KafkaException as error:
             if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise ConfigurationError(

@@ -123,6 +123,11 @@ class SchemaRegistry:
         """Only the version numbers of a subject: one call."""
         return sorted(self._call(f"subject {subject!r}", lambda: self._client.get_versions(subject)) or [])
 
+    def newest(self, subject: str) -> tuple[int, int] | None:
+        """Number and schema id of a subject's newest version, or None if there is none: one call."""
+        found = self._call(f"subject {subject!r}", lambda: self._client.get_latest_version(subject))
+        return (found.version, found.schema_id) if found is not None and found.version and found.schema_id is not None else None
+
     def _collect(self, schema: Schema, into: dict[str, str]) -> None:
         """Adds the texts of all references, depth first, so that dependencies precede dependents."""
         for reference in schema.references or []:

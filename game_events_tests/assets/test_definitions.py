@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import dagster as dg
 import pytest
@@ -11,6 +12,8 @@ from dagster._core.remote_representation.external_data import RepositorySnap
 from dagster._serdes import serialize_value
 
 from game_events.assets.keys import BRONZE_KEY, GOLD_KEY, LAYER_KEYS, QUARANTINE_KEY, SILVER_KEY, UNIFIED_KEY
+from game_events.cli import dagster_run
+from game_events.cli.dagster_run import dagster_file
 from game_events.definitions import build_defs
 from game_events.settings import load_settings
 from game_events_tests.assets.conftest import PROJECT
@@ -112,7 +115,7 @@ def test_every_check_belongs_to_its_asset_and_those_that_find_wrong_rows_block()
         "offsets_unique": (BRONZE_KEY, True),
         "fresh": (BRONZE_KEY, False),
         "schema_drift": (BRONZE_KEY, False),
-        "rows_conserved": (SILVER_KEY, False),
+        "rows_conserved": (SILVER_KEY, True),
         "volume": (SILVER_KEY, False),
         "gold_equals_recompute": (GOLD_KEY, True),
     }
@@ -123,12 +126,28 @@ def test_every_check_belongs_to_its_asset_and_those_that_find_wrong_rows_block()
     assert (schedule.job_name, schedule.default_status) == ("checks", dg.DefaultScheduleStatus.RUNNING)
 
 
-def test_the_sensor_runs_from_the_start_and_starts_the_job():
-    defs = build_defs()
-    sensor = defs.resolve_sensor_def("schema_versions")
-    assert sensor.default_status == dg.DefaultSensorStatus.RUNNING
-    assert sensor.job_name == "refresh"
-    assert sensor.minimum_interval_seconds == 30
+def test_every_sensor_runs_from_the_start_and_is_in_the_document():
+    document = (PROJECT / "docs" / "automation.md").read_text()
+    for sensor in build_defs().sensors:
+        assert sensor.default_status == dg.DefaultSensorStatus.RUNNING
+        assert f"| `{sensor.name}` | {sensor.minimum_interval_seconds} s |" in document
+        assert len(sensor.description) > 30
+    for name in ("kafka_lag", "schema_versions"):
+        assert build_defs().resolve_sensor_def(name).job_name == "refresh"
+
+
+@pytest.mark.parametrize("name", ["dagster.yaml", "workspace.yaml"])
+def test_the_files_that_come_with_the_package_are_those_of_the_project(name, monkeypatch):
+    monkeypatch.chdir(PROJECT)
+    assert dagster_file(name) == PROJECT / name
+    assert (Path(dagster_run.__file__).parent / "instance" / name).read_text() == (PROJECT / name).read_text()
+
+
+def test_without_files_of_its_own_a_folder_gets_those_of_the_package(foreign_folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert dagster_file("dagster.yaml").is_file()
+    monkeypatch.chdir(foreign_folder)
+    assert dagster_file("workspace.yaml") == foreign_folder / "workspace.yaml"
 
 
 # Dagster 1.13 reads a deprecated property of every schedule.

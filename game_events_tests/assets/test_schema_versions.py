@@ -5,7 +5,7 @@ import json
 import dagster as dg
 import pytest
 
-from game_events.assets.sensors import schema_versions
+from game_events.assets.sensors.schema_versions import schema_versions
 from game_events.producer.registration import register_versions
 from game_events.sources.registry import registry_client
 
@@ -57,7 +57,7 @@ def test_a_new_version_is_one_event_of_the_subject_and_one_run_and_then_nothing(
         table = event.metadata[f"changes_in_version_{version}"].value
         assert f"| game_events.v1.GameEvent | col_custom_{version - 1} | added |" in table
         assert f"column col_custom_{version - 1}; NULL in rows of older versions" in table
-    assert json.loads(cursor) == [1, 2, 3]
+    assert json.loads(cursor) == {"1": ids[1], "2": more[2], "3": more[3]}
     assert isinstance(look(cursor)[0], dg.SkipReason)
 
 
@@ -76,7 +76,7 @@ def test_a_subject_that_is_not_there_yet_is_a_skip(look):
     found, cursor = look()
     assert isinstance(found, dg.SkipReason)
     assert "no new version" in found.skip_message
-    assert json.loads(cursor) == []
+    assert json.loads(cursor) == {}
 
 
 def test_a_registry_that_does_not_answer_is_a_skip_with_the_reason_and_the_cursor_stays(register, look, monkeypatch):

@@ -1,4 +1,4 @@
-"""Sensors: cheap, bounded in time, with a cursor; what cannot be reached is a skip with a reason."""
+"""The sensor that tells of new schema versions, and starts a run for them."""
 
 import json
 from dataclasses import dataclass
@@ -8,6 +8,8 @@ from typing import Any
 import dagster as dg
 
 from game_events.assets.keys import subject_key
+from game_events.assets.run_tags import REASON
+from game_events.assets.sensors.run_keys import unused_run_key
 from game_events.errors import DataError, GameEventsError
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.schema_history import SchemaHistory, as_markdown
@@ -26,11 +28,17 @@ class VersionNews:
     cursor: str
 
 
+def seen_versions(cursor: str | None) -> dict[int, int]:
+    """A cursor's versions: number -> schema id."""
+    found = json.loads(cursor) if cursor else {}
+    return {int(number): schema_id for number, schema_id in found.items()} if isinstance(found, dict) else {}
+
+
 def version_news(cursor: str | None, versions: list[SubjectVersion]) -> VersionNews:
-    """Compare a subject's versions with the cursor: a JSON list of the version numbers seen so far."""
-    seen = set(json.loads(cursor)) if cursor else set()
-    new = [v for v in versions if v.version not in seen]
-    return VersionNews(new, json.dumps(sorted(v.version for v in versions)))
+    """Compare a subject's versions with the cursor; a number with another schema (a registry made anew) is new."""
+    seen = seen_versions(cursor)
+    new = [v for v in versions if seen.get(v.version) != v.schema_id]
+    return VersionNews(new, json.dumps({v.version: v.schema_id for v in versions}))
 
 
 def changes_by_version(history: SchemaHistory, versions: list[SubjectVersion], new: list[SubjectVersion]) -> dict[int, str]:
@@ -59,9 +67,10 @@ def schema_versions(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg
         settings = load_settings()
         subject = f"{settings.kafka_topic}-value"
         registry = SchemaRegistry(settings)
-        numbers = registry.version_numbers(subject)
-        if context.cursor and set(numbers) == set(json.loads(context.cursor)):
-            return dg.SkipReason(f"subject {subject} still has {len(numbers)} versions")
+        seen = seen_versions(context.cursor)
+        newest_now = registry.newest(subject)
+        if context.cursor and newest_now == max(seen.items(), default=None):
+            return dg.SkipReason(f"subject {subject} still has {len(seen)} versions")
         versions = registry.versions(subject)
         news = version_news(context.cursor, versions)
         changes = changes_by_version(SchemaHistory(registry, Lakehouse(settings.lakehouse), subject), versions, news.new)
@@ -86,6 +95,8 @@ def schema_versions(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg
     key = f"{subject}-{'-'.join(str(v.schema_id) for v in news.new)}-{newest.version}"
     return dg.SensorResult(
         asset_events=[event],
-        run_requests=[dg.RunRequest(run_key=key, tags={"game_events/reason": f"schema version {newest.version}"})],
+        run_requests=[
+            dg.RunRequest(run_key=unused_run_key(context.instance, key), tags={REASON: f"schema version {newest.version}"})
+        ],
         cursor=news.cursor,
     )

@@ -1,0 +1,99 @@
+"""What an error decides: try again, or stop with its own words instead of a traceback."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import dagster as dg
+from py4j.protocol import Py4JError, Py4JNetworkError
+from pyspark.errors import PySparkException
+
+from game_events.errors import GameEventsError, TransientError
+from game_events.pipeline.context import PROGRESS_LOGGER
+from game_events.settings import Settings
+
+#: No wait between two attempts is longer.
+MAX_DELAY_S = 300.0
+#: What Spark's workers say when the broker goes away under them: their own consumer's errors, as text.
+KAFKA_IS_AWAY = (
+    "org.apache.kafka.common.errors.TimeoutException",
+    "org.apache.kafka.common.errors.DisconnectException",
+    "org.apache.kafka.common.errors.NetworkException",
+    "Cannot fetch record for offset",
+)
+_progress = logging.getLogger(PROGRESS_LOGGER)
+
+
+class StepContext(Protocol):
+    """What ops, assets and checks have in common."""
+
+    @property
+    def retry_number(self) -> int:
+        """How often the step was tried before."""
+        ...
+
+
+def delay_s(settings: Settings, attempt: int) -> float:
+    """Seconds before attempt `attempt + 1`: doubled each time, bounded, and spread so that runs do not come back together."""
+    longest = min(settings.retry_delay_s * 2**attempt, MAX_DELAY_S)
+    return float(longest * random.uniform(0.5, 1.0))  # noqa: S311 - nothing secret about a pause
+
+
+@contextmanager
+def errors_decide(context: StepContext, settings: Settings) -> Iterator[None]:
+    """Errors inside end the step as their class says.
+
+    A `TransientError` is tried again, `max_retries` times in production, never in development. Any other error of this project
+    fails the step at once: a person has to change something first.
+
+    Raises:
+        RetryRequested: after a pause the step runs again; what it committed stays.
+        Failure: with the error's own text.
+        DagsterExecutionInterruptedError: the run was canceled in the middle of a call into Spark.
+    """
+    try:
+        yield
+    except TransientError as error:
+        raise _again(context, settings, str(error)) from None
+    except PySparkException as error:
+        if not any(mark in str(error) for mark in KAFKA_IS_AWAY):
+            raise
+        away = f"Kafka at {settings.kafka_bootstrap_servers} stopped answering while Spark read from it: is it up?"
+        raise _again(context, settings, away) from None
+    except GameEventsError as error:
+        raise dg.Failure(str(error), allow_retries=False) from None
+    except Py4JError as error:
+        if _interrupted(error):
+            raise dg.DagsterExecutionInterruptedError from None
+        if isinstance(error, Py4JNetworkError):
+            # The session is lost with its JVM, and this process cannot make another one.
+            raise dg.Failure(
+                "Spark's JVM ended in the middle of the run (killed, or out of memory: GAME_EVENTS_SPARK_DRIVER_MEMORY); what "
+                "was committed stays, and the next run goes on from there",
+                allow_retries=False,
+            ) from None
+        raise
+
+
+def _again(context: StepContext, settings: Settings, why: str) -> dg.RetryRequested | dg.Failure:
+    """The next attempt, or the failure if there is none left."""
+    if settings.mode == "development" or context.retry_number >= settings.max_retries:
+        tried = f" (tried {context.retry_number + 1} times)" if context.retry_number else ""
+        return dg.Failure(f"{why}{tried}", allow_retries=False)
+    wait = delay_s(settings, context.retry_number)
+    _progress.warning("trying again in %.1f s: %s", wait, why)
+    return dg.RetryRequested(settings.max_retries, wait)
+
+
+def _interrupted(error: BaseException) -> bool:
+    """Whether an error only says that a call into the JVM was broken off by the signal that cancels a run."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, KeyboardInterrupt | dg.DagsterExecutionInterruptedError):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False

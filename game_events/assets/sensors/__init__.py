@@ -1,0 +1,13 @@
+"""Sensors: cheap, bounded in time, with a cursor; what cannot be reached is a skip with a reason."""
+
+from game_events.assets.automation import automation
+from game_events.assets.sensors import alerts, dead_runs, kafka_lag, new_games, schema_versions
+
+SENSORS = [
+    kafka_lag.kafka_lag,
+    schema_versions.schema_versions,
+    new_games.new_games,
+    automation,
+    dead_runs.dead_runs,
+    alerts.alerts,
+]

@@ -1,0 +1,127 @@
+"""What errors decide: retries, pauses and the words of a failure. No Spark."""
+
+from types import SimpleNamespace
+
+import dagster as dg
+import pytest
+from py4j.protocol import Py4JError, Py4JNetworkError
+from pyspark.errors import PySparkException
+
+from game_events.assets.failures import KAFKA_IS_AWAY, MAX_DELAY_S, delay_s, errors_decide
+from game_events.errors import ConfigurationError, ConflictError, DataError, TransientError
+from game_events.settings import load_settings
+
+
+def settings(**changes):
+    return load_settings(**({"mode": "production", "max_retries": 2, "retry_delay_s": 0.01} | changes))
+
+
+def run(error, times=99, **changes):
+    """A job whose op meets an error so many times; (result, number of attempts)."""
+    attempts = []
+
+    @dg.op
+    def work(context: dg.OpExecutionContext) -> None:
+        with errors_decide(context, settings(**changes)):
+            attempts.append(1)
+            if len(attempts) <= times:
+                raise error
+
+    @dg.job(executor_def=dg.in_process_executor)
+    def some_job() -> None:
+        work()
+
+    return some_job.execute_in_process(raise_on_error=False), len(attempts)
+
+
+def words(result):
+    (event,) = [e for e in result.all_events if e.event_type == dg.DagsterEventType.STEP_FAILURE]
+    return event.step_failure_data.user_failure_data.description
+
+
+@pytest.mark.parametrize("error", [TransientError("the broker is away"), ConflictError("a rival won")])
+def test_what_may_pass_by_itself_is_tried_again_and_then_succeeds(error):
+    result, attempts = run(error, times=2)
+    assert result.success
+    assert attempts == 3
+
+
+def test_what_does_not_pass_fails_after_so_many_retries_in_its_own_words():
+    result, attempts = run(TransientError("the broker is away"))
+    assert attempts == 3
+    assert words(result) == "the broker is away (tried 3 times)"
+
+
+@pytest.mark.parametrize("error", [ConfigurationError("set this"), DataError("the topic was truncated")])
+def test_what_a_person_has_to_change_is_not_tried_again(error):
+    result, attempts = run(error)
+    assert attempts == 1
+    assert words(result) == str(error)
+
+
+def test_development_fails_at_the_first_error():
+    result, attempts = run(TransientError("the broker is away"), mode="development")
+    assert attempts == 1
+    assert words(result) == "the broker is away"
+
+
+def test_no_retries_means_one_attempt():
+    assert run(TransientError("away"), max_retries=0)[1] == 1
+
+
+def test_an_error_of_somebody_else_is_left_as_it_is():
+    result, attempts = run(ZeroDivisionError("seven by zero"))
+    assert attempts == 1
+    (event,) = [e for e in result.all_events if e.event_type == dg.DagsterEventType.STEP_FAILURE]
+    assert event.step_failure_data.user_failure_data is None
+    assert "ZeroDivisionError" in event.step_failure_data.error.cause.cls_name
+
+
+def test_pauses_are_doubled_spread_and_bounded():
+    chosen = settings(retry_delay_s=2.0)
+    for attempt in range(20):
+        longest = min(2.0 * 2**attempt, MAX_DELAY_S)
+        pauses = {delay_s(chosen, attempt) for _ in range(20)}
+        assert all(longest / 2 <= pause <= longest for pause in pauses)
+        assert len(pauses) > 1
+
+
+def decided(error, during=None):
+    with pytest.raises(BaseException) as raised, errors_decide(SimpleNamespace(retry_number=0), settings()):
+        try:
+            raise during or KeyError
+        except BaseException:  # noqa: BLE001
+            raise error  # noqa: B904 - as py4j does
+    return raised.value
+
+
+def test_a_cancel_in_the_middle_of_a_call_into_spark_is_a_cancel():
+    for signal in (KeyboardInterrupt(), dg.DagsterExecutionInterruptedError()):
+        assert isinstance(decided(Py4JError("answer from Java side is empty"), signal), dg.DagsterExecutionInterruptedError)
+
+
+def test_a_jvm_that_died_is_named_and_not_tried_again_in_the_same_process():
+    failure = decided(Py4JNetworkError("answer from Java side is empty"))
+    assert isinstance(failure, dg.Failure)
+    assert failure.allow_retries is False
+    assert "GAME_EVENTS_SPARK_DRIVER_MEMORY" in failure.description
+
+
+@pytest.mark.parametrize("mark", KAFKA_IS_AWAY)
+def test_a_broker_that_goes_away_under_spark_is_tried_again(mark):
+    error = PySparkException(f"Job aborted due to stage failure: ... Caused by: {mark} ...")
+    result, attempts = run(error, times=1)
+    assert result.success
+    assert attempts == 2
+    result, _ = run(error)
+    assert "stopped answering while Spark read from it: is it up? (tried 3 times)" in words(result)
+
+
+def test_any_other_error_of_spark_is_left_as_it_is():
+    error = PySparkException("UNRESOLVED_COLUMN")
+    assert decided(error) is error
+
+
+def test_any_other_error_of_py4j_stays_what_it_is():
+    error = Py4JError("no such method")
+    assert decided(error) is error

@@ -1,0 +1,126 @@
+"""Runs whose process was killed, on a real instance; the processes are real, Spark is not needed."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import dagster as dg
+import psutil
+import pytest
+from dagster import DagsterRunStatus
+from dagster._core.remote_origin import ManagedGrpcPythonEnvCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
+from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
+
+from game_events.assets.run_hygiene import end_dead_runs
+from game_events.assets.run_tags import OWN_ALERTS, PROCESS, WorkingProcess
+from game_events.assets.sensors.dead_runs import dead_runs
+from game_events.assets.sensors.kafka_lag import writer_of_bronze
+
+#: A run as the command line starts it, which claims the pool `bronze` and then hangs.
+HANG = """
+import sys, time, dagster as dg
+from game_events.assets.run_tags import OWN_ALERTS, PROCESS, WorkingProcess
+@dg.op(pool="bronze")
+def hang(): print("working", flush=True); time.sleep(600)
+@dg.job(executor_def=dg.in_process_executor)
+def refresh(): hang()
+with dg.DagsterInstance.from_config(sys.argv[1]) as instance:
+    refresh.execute_in_process(instance=instance, tags={PROCESS: str(WorkingProcess.me()), OWN_ALERTS: "true"})
+"""
+
+
+@pytest.fixture
+def killed(instance):
+    """A run whose process was killed in the middle."""
+    command = [sys.executable, "-c", HANG, instance.root_directory]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout.readline() == "working\n"
+        process.send_signal(signal.SIGKILL)
+    (run,) = instance.get_runs()
+    return run
+
+
+def test_a_killed_run_is_failed_with_the_reason_and_its_pool_slot_is_free_again(instance, killed):
+    assert killed.status == DagsterRunStatus.STARTED
+    assert instance.event_log_storage.get_concurrency_info("bronze").active_slot_count == 1
+
+    found = dead_runs(dg.build_sensor_context(instance=instance))
+    assert "ended 1 runs whose process is gone" in found.skip_message
+    after = instance.get_run_by_id(killed.run_id)
+    assert after.status == DagsterRunStatus.FAILURE
+    assert after.tags[OWN_ALERTS] == "false", "whoever was to send its alerts is gone"
+    said = [e.dagster_event.message for e in instance.all_logs(killed.run_id, of_type=dg.DagsterEventType.RUN_FAILURE)]
+    assert "its process" in said[0]
+    assert "the next run finishes its work" in said[0]
+    assert instance.event_log_storage.get_concurrency_info("bronze").active_slot_count == 0
+    assert "every unfinished run has its process" in dead_runs(dg.build_sensor_context(instance=instance)).skip_message
+
+
+def test_a_killed_run_holds_nobody_back(instance, killed):
+    assert writer_of_bronze(instance) is None
+    assert instance.get_run_by_id(killed.run_id).status == DagsterRunStatus.FAILURE
+
+
+def origin(job):
+    """Where a run came from that a daemon started: Dagster asks for it in runs that wait."""
+    target = LoadableTargetOrigin(python_file="definitions.py")
+    location = ManagedGrpcPythonEnvCodeLocationOrigin(target, "game_events")
+    return RemoteJobOrigin(RemoteRepositoryOrigin(location, "__repository__"), job)
+
+
+@pytest.fixture
+def start(instance):
+    """A run that is under way, by whom its tag says."""
+
+    def make(process, status=DagsterRunStatus.STARTED, name="refresh"):
+        tags = {PROCESS: process} if process else {}
+        run = dg.DagsterRun(job_name=name, status=status, tags=tags, remote_job_origin=origin(name))
+        return instance.add_run(run)
+
+    return make
+
+
+def me(**changes):
+    mine = WorkingProcess.me()
+    return str(WorkingProcess(**({"host": mine.host, "pid": mine.pid, "create_time": mine.create_time} | changes)))
+
+
+def test_only_runs_known_to_be_dead_are_ended(instance, start):
+    alive = {
+        start(me()).run_id,
+        start(me(host="another-machine", pid=1)).run_id,  # nobody here can tell
+        start(None).run_id,
+        start("no such form").run_id,
+        start(me(pid=4_000_000), DagsterRunStatus.QUEUED).run_id,  # waits: it has no process yet
+    }
+    dead = {
+        start(me(pid=4_000_000)).run_id,  # above the kernel's highest number
+        start(me(create_time=psutil.Process().create_time() - 60)).run_id,  # the number is another process's now
+        start(me(pid=4_000_000), DagsterRunStatus.STARTING).run_id,
+    }
+    canceling = start(me(pid=4_000_000), DagsterRunStatus.CANCELING).run_id
+    assert {r.run_id for r in end_dead_runs(instance)} == {*dead, canceling}
+    status = {r.run_id: r.status for r in instance.get_runs()}
+    assert {status[run_id] for run_id in dead} == {DagsterRunStatus.FAILURE}
+    assert status[canceling] == DagsterRunStatus.CANCELED
+    assert not {status[run_id] for run_id in alive} & {DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED}
+
+
+def test_a_run_that_writes_bronze_or_waits_to_is_seen(instance, start):
+    assert start(me(), name="__ASSET_JOB")
+    for name in ("refresh", "continuous", "replay", "redecode"):
+        for status in (DagsterRunStatus.QUEUED, DagsterRunStatus.STARTED):
+            assert writer_of_bronze(instance) is None
+            run = start(me(), status, name)
+            assert writer_of_bronze(instance).run_id == run.run_id
+            instance.delete_run(run.run_id)
+
+
+def test_the_tag_names_host_number_and_start_of_the_process():
+    mine = WorkingProcess.parse(str(WorkingProcess.me()))
+    assert (mine.host, mine.pid) == (socket.gethostname(), os.getpid())
+    assert not mine.is_gone
+    assert json.dumps(str(mine))
