@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 import dagster as dg
+from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
@@ -25,6 +26,8 @@ KAFKA_IS_AWAY = (
     "org.apache.kafka.common.errors.NetworkException",
     "Cannot fetch record for offset",
 )
+#: How a call into the JVM ends that nobody answered.
+BROKEN_OFF = "An error occurred while calling"
 _progress = logging.getLogger(PROGRESS_LOGGER)
 
 
@@ -34,6 +37,16 @@ class StepContext(Protocol):
     @property
     def retry_number(self) -> int:
         """How often the step was tried before."""
+        ...
+
+    @property
+    def instance(self) -> DagsterInstance:
+        """Dagster's storage."""
+        ...
+
+    @property
+    def run(self) -> DagsterRun:
+        """The run, as it was when the step began."""
         ...
 
 
@@ -67,7 +80,7 @@ def errors_decide(context: StepContext, settings: Settings) -> Iterator[None]:
     except GameEventsError as error:
         raise dg.Failure(str(error), allow_retries=False) from None
     except Py4JError as error:
-        if _interrupted(error):
+        if _interrupted(error) or _is_being_canceled(context):
             raise dg.DagsterExecutionInterruptedError from None
         if isinstance(error, Py4JNetworkError):
             # The session is lost with its JVM, and this process cannot make another one.
@@ -89,8 +102,20 @@ def _again(context: StepContext, settings: Settings, why: str) -> dg.RetryReques
     return dg.RetryRequested(settings.max_retries, wait)
 
 
-def _interrupted(error: BaseException) -> bool:
-    """Whether an error only says that a call into the JVM was broken off by the signal that cancels a run."""
+def _is_being_canceled(context: StepContext) -> bool:
+    """Whether a user has told the run to end: the UI notes that before it sends the signal."""
+    now = context.instance.get_run_by_id(context.run.run_id)
+    return now is not None and now.status == DagsterRunStatus.CANCELING
+
+
+def _interrupted(error: Py4JError) -> bool:
+    """Whether an error only says that a call into the JVM was broken off by the signal that cancels a run.
+
+    Spark's own handler of Ctrl-C cancels its jobs in the middle of the call that waits for them. What is left of that call is a
+    bare `Py4JError` with nothing that Java said (tried).
+    """
+    if type(error) is Py4JError and str(error).startswith(BROKEN_OFF) and "\n" not in str(error):
+        return True
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, KeyboardInterrupt | dg.DagsterExecutionInterruptedError):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow.fs as pafs
 from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 
 from game_events.errors import ConfigurationError, DataError
@@ -69,7 +69,7 @@ class Table:
         """A handle on the newest version, or None if there is no such table.
 
         Raises:
-            DataError: the table was given a feature that this project's readers do not honour.
+            DataError: its log cannot be read, or it was given a feature that this project's readers do not honour.
         """
         if self.local_path is not None and not (self.local_path / "_delta_log").is_dir():
             return None
@@ -77,6 +77,10 @@ class Table:
             table = DeltaTable(self.uri, storage_options=self.options)
         except TableNotFoundError:
             return None
+        except DeltaError as error:
+            raise DataError(
+                f"table {self.uri} cannot be opened: {error}: restore its log, or delete the table to have it rebuilt"
+            ) from error
         unreadable = _UNREADABLE & set(table.protocol().reader_features or [])
         if unreadable:
             raise DataError(

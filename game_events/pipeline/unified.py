@@ -6,13 +6,15 @@ games that changed are opened; the others' rows are carried over from the table 
 
 from __future__ import annotations
 
+import logging
 import time
+from functools import partial
 
 import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
-from game_events.errors import ConflictError
+from game_events.errors import ConflictError, GameEventsError
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, commit
@@ -26,6 +28,8 @@ from game_events.pipeline.game_commits import for_games
 from game_events.pipeline.gold_rows import game_in_path
 from game_events.pipeline.report import RunReport, TableReport
 from game_events.pipeline.silver import ATTEMPTS
+
+log = logging.getLogger(__name__)
 
 
 def gold_app(gold_id: str) -> str:
@@ -72,7 +76,7 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
     changed: dict[str, DeltaTable] = {}
     pending = state.failed_in(UNIFIED_LAYER)
     games = sorted(g for g, batch in state.games.items() if full or g in pending or batch > state.floor(UNIFIED_LAYER))
-    for game, gold in for_games(games, lambda game: pipeline.lakehouse.gold(game).open()).items():
+    for game, gold in for_games(games, partial(_gold, pipeline)).items():
         if gold is None:
             continue
         held = handle.transaction_version(gold_app(str(gold.metadata().id))) if handle is not None else None
@@ -116,3 +120,12 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
     )
     landed = commit(plan)
     report.add_landed("unified", table, landed, schema, state.floor(GOLD)).new = handle is None
+
+
+def _gold(pipeline: Pipeline, game: str) -> DeltaTable | None:
+    """A game's gold; None also if it cannot be opened, which gold has reported: its old rows stay, the other games go on."""
+    try:
+        return pipeline.lakehouse.gold(game).open()
+    except GameEventsError as error:
+        log.warning("game=%s gold_not_read=%r", game, str(error))
+        return None

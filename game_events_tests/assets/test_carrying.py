@@ -4,6 +4,7 @@ Once on a real instance with the tests' Spark session, and once as a user has it
 started but a producer, and the daemon does the rest.
 """
 
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -89,17 +90,35 @@ def test_bronze_and_then_one_game_by_hand_are_carried_to_gold_for_the_games_that
     assert found.status.value == "SUCCEEDED"
 
 
-def test_a_game_that_fails_by_hand_is_the_only_one_without_an_event(runs, environment):
-    produce(environment, wave("rummy", "spades"))
+@pytest.mark.parametrize("layer", ["silver", "gold"])
+def test_a_game_that_fails_every_time_holds_up_no_other_by_hand_and_by_the_job(runs, environment, layer):
+    name, key = {"silver": ("silver_rummy_events", SILVER_KEY), "gold": ("gold_rummy_player_agg", GOLD_KEY)}[layer]
+    sent = produce(environment, wave("rummy", "spades"))
     assert runs.materialize(BRONZE_KEY, QUARANTINE_KEY).success
-    damaged = Path(environment.lakehouse) / "gold_rummy_player_agg" / "_delta_log"
+    damaged = Path(environment.lakehouse) / name / "_delta_log"
     damaged.mkdir(parents=True)
     (damaged / "00000000000000000000.json").write_text('{"protocol":')
     games = tuple(runs.games)
-    assert runs.materialize(SILVER_KEY, games=games).success
-    result = runs.materialize(GOLD_KEY, games=games)
-    assert not result.success
-    assert logged(result) == {("gold_player_agg", "spades"): 1}
+    if layer == "gold":
+        assert runs.materialize(SILVER_KEY, games=games).success
+    by_hand = runs.materialize(key, games=games)
+    assert not by_hand.success
+    # The only one without an event, so the only one that the UI offers for a retry.
+    assert logged(by_hand) == {(key.path[-1], "spades"): 1}
+    for seed in (1, 2):
+        sent = sent.merge(produce(environment, wave("rummy", "spades", seed=seed)))
+        result = runs.refresh()
+        assert not result.success
+        (failure,) = [e for e in result.all_events if e.event_type == dg.DagsterEventType.STEP_FAILURE]
+        assert name in failure.step_failure_data.user_failure_data.description
+        truth = {g: (t.session_count, t.min_timestamp, t.max_timestamp) for g, t in sent.truth["spades"].items()}
+        assert books.gold(environment, "spades") == truth
+        sessions = sum(books.gold(environment, "spades")[gamer][0] for gamer in truth)
+        sql = "SELECT sum(session_count) FROM t WHERE game_name = 'spades'"
+        assert books.rows(environment, "gold_unified_player_agg", sql) == [(sessions,)]
+    shutil.rmtree(damaged.parent)
+    assert runs.refresh().success
+    books.assert_books_balance(environment, sent)
 
 
 class FreshSite(Site):

