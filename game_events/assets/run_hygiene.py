@@ -12,7 +12,8 @@ import logging
 import dagster as dg
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 
-from game_events.assets.run_tags import OWN_ALERTS, PROCESS, WorkingProcess
+from game_events.assets.process_tag import PROCESS_TAG, is_gone, this_process
+from game_events.assets.run_tags import OWN_ALERTS
 
 log = logging.getLogger(__name__)
 #: A run in one of these has (or had) a process that works on it.
@@ -30,8 +31,7 @@ LIMIT = 200
 
 def is_dead(run: DagsterRun) -> bool:
     """Whether a run is unfinished although its process has ended."""
-    process = WorkingProcess.parse(run.tags.get(PROCESS, ""))
-    return run.status in WORKING and process is not None and process.is_gone
+    return run.status in WORKING and is_gone(run.tags.get(PROCESS_TAG))
 
 
 def end_dead_runs(instance: DagsterInstance) -> list[DagsterRun]:
@@ -45,7 +45,7 @@ def end_dead_runs(instance: DagsterInstance) -> list[DagsterRun]:
         now = instance.get_run_by_id(run.run_id)
         if now is None or now.is_finished:
             continue  # it ended between the two looks
-        why = f"its process ({run.tags[PROCESS]}) is gone: killed, or the machine restarted; the next run finishes its work"
+        why = f"its process ({run.tags[PROCESS_TAG]}) is gone: killed, or the machine restarted; the next run finishes its work"
         # It cannot tell of its own failure any more.
         instance.add_run_tags(run.run_id, {OWN_ALERTS: "false"})
         if run.status == DagsterRunStatus.CANCELING:
@@ -53,7 +53,7 @@ def end_dead_runs(instance: DagsterInstance) -> list[DagsterRun]:
         else:
             instance.report_run_failed(run, f"The run cannot go on: {why}")
         free_slots(instance, run.run_id)
-        log.warning("run_id=%s job=%s dead=true process=%s", run.run_id, run.job_name, run.tags[PROCESS])
+        log.warning("run_id=%s job=%s dead=true process=%s", run.run_id, run.job_name, run.tags[PROCESS_TAG])
     return dead
 
 
@@ -73,4 +73,4 @@ def unfinished_runs(instance: DagsterInstance) -> list[DagsterRun]:
 def mark_process(context: dg.InitResourceContext) -> None:
     """Note which process works on the run."""
     if context.instance is not None and context.run is not None:
-        context.instance.add_run_tags(context.run.run_id, {PROCESS: str(WorkingProcess.me())})
+        context.instance.add_run_tags(context.run.run_id, {PROCESS_TAG: this_process()})

@@ -14,9 +14,10 @@ import dagster as dg
 from dagster import DagsterEventType, DagsterInstance, DagsterRunStatus, RunsFilter
 
 from game_events.assets.jobs import REPORT
+from game_events.assets.process_tag import PROCESS_TAG, this_process
 from game_events.assets.run_alerts import send_own_alerts
 from game_events.assets.run_hygiene import end_dead_runs
-from game_events.assets.run_tags import OWN_ALERTS, PROCESS, REASON, WorkingProcess
+from game_events.assets.run_tags import OWN_ALERTS, REASON
 from game_events.definitions import build_defs
 from game_events.errors import ConfigurationError
 from game_events.pipeline.context import PROGRESS_LOGGER
@@ -94,7 +95,7 @@ def run_job(settings: Settings, name: str, op: str | None = None, config: Mappin
                 "loggers": {"console": {"config": {"log_level": "CRITICAL"}}},
                 "ops": {op: {"config": dict(config or {})}} if op else {},
             },
-            tags={REASON: "command line", PROCESS: str(WorkingProcess.me()), OWN_ALERTS: "true"},
+            tags={REASON: "command line", PROCESS_TAG: this_process(), OWN_ALERTS: "true"},
         )
         send_own_alerts(instance, settings, result.run_id)
     report: dict[str, Any] = {}

@@ -11,9 +11,10 @@ from dagster import DagsterRunStatus
 
 from game_events.assets.jobs import REPORT
 from game_events.assets.keys import SILVER_KEY
+from game_events.assets.process_tag import PROCESS_TAG
 from game_events.assets.run_alerts import send_own_alerts
 from game_events.assets.run_hygiene import end_dead_runs
-from game_events.assets.run_tags import OWN_ALERTS, PROCESS, WorkingProcess
+from game_events.assets.run_tags import OWN_ALERTS
 from game_events.assets.sensors.alerts import alerts
 from game_events.assets.sensors.lag_alerts import alert_on_lag
 from game_events.assets.sensors.lag_decision import Memory
@@ -198,7 +199,7 @@ def test_a_run_of_the_command_line_tells_of_itself_and_the_sensor_leaves_it_alon
 
 
 def test_a_run_of_the_command_line_that_was_killed_is_told_by_the_sensor(world):
-    tags = {OWN_ALERTS: "true", PROCESS: str(WorkingProcess(socket.gethostname(), 4_000_000, 1.0))}
+    tags = {OWN_ALERTS: "true", PROCESS_TAG: f"{socket.gethostname()}:4000000:1"}
     run = world.instance.add_run(dg.DagsterRun(job_name="refresh", status=DagsterRunStatus.STARTED, tags=tags))
     end_dead_runs(world.instance)
     (alert,), _ = world.tick()

@@ -169,7 +169,15 @@ def test_after_up_events_reach_gold_with_no_click_and_what_is_done_by_hand_is_ca
 
         sensors = {s["name"]: s["sensorState"] for s in site.ask(SENSORS)["sensorsOrError"]["results"]}
         assert {s["status"] for s in sensors.values()} == {"RUNNING"}
-        assert set(sensors) == {"kafka_lag", "schema_versions", "new_games", "automation", "dead_runs", "alerts"}
+        assert set(sensors) == {
+            "kafka_lag",
+            "schema_versions",
+            "new_games",
+            "automation",
+            "dead_runs",
+            "alerts",
+            "continuous_mode",
+        }
         site.ask(STOP, id=sensors["kafka_lag"]["id"])
         before = {run["runId"] for run in site.runs()}
         more = site.run("produce", *small, "--seed", "7")["decodable"]

@@ -87,8 +87,11 @@ def test_pauses_are_doubled_spread_and_bounded():
         assert len(pauses) > 1
 
 
-def decided(error, during=None):
-    with pytest.raises(BaseException) as raised, errors_decide(SimpleNamespace(retry_number=0), settings()):
+def decided(error, during=None, status=DagsterRunStatus.STARTED):
+    """What comes out when an error goes in, raised while another one was handled."""
+    run = SimpleNamespace(run_id="one", status=status)
+    context = SimpleNamespace(retry_number=0, run=run, instance=SimpleNamespace(get_run_by_id=lambda _: run))
+    with pytest.raises(BaseException) as raised, errors_decide(context, settings()):
         try:
             raise during or KeyError
         except BaseException:  # noqa: BLE001

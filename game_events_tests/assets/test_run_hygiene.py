@@ -1,9 +1,6 @@
 """Runs whose process was killed, on a real instance; the processes are real, Spark is not needed."""
 
-import json
-import os
 import signal
-import socket
 import subprocess
 import sys
 
@@ -14,21 +11,23 @@ from dagster import DagsterRunStatus
 from dagster._core.remote_origin import ManagedGrpcPythonEnvCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
+from game_events.assets.process_tag import PROCESS_TAG, this_process
 from game_events.assets.run_hygiene import end_dead_runs
-from game_events.assets.run_tags import OWN_ALERTS, PROCESS, WorkingProcess
+from game_events.assets.run_tags import OWN_ALERTS
 from game_events.assets.sensors.dead_runs import dead_runs
 from game_events.assets.sensors.kafka_lag import writer_of_bronze
 
 #: A run as the command line starts it, which claims the pool `bronze` and then hangs.
 HANG = """
 import sys, time, dagster as dg
-from game_events.assets.run_tags import OWN_ALERTS, PROCESS, WorkingProcess
+from game_events.assets.process_tag import PROCESS_TAG, this_process
+from game_events.assets.run_tags import OWN_ALERTS
 @dg.op(pool="bronze")
 def hang(): print("working", flush=True); time.sleep(600)
 @dg.job(executor_def=dg.in_process_executor)
 def refresh(): hang()
 with dg.DagsterInstance.from_config(sys.argv[1]) as instance:
-    refresh.execute_in_process(instance=instance, tags={PROCESS: str(WorkingProcess.me()), OWN_ALERTS: "true"})
+    refresh.execute_in_process(instance=instance, tags={PROCESS_TAG: this_process(), OWN_ALERTS: "true"})
 """
 
 
@@ -76,16 +75,17 @@ def start(instance):
     """A run that is under way, by whom its tag says."""
 
     def make(process, status=DagsterRunStatus.STARTED, name="refresh"):
-        tags = {PROCESS: process} if process else {}
+        tags = {PROCESS_TAG: process} if process else {}
         run = dg.DagsterRun(job_name=name, status=status, tags=tags, remote_job_origin=origin(name))
         return instance.add_run(run)
 
     return make
 
 
-def me(**changes):
-    mine = WorkingProcess.me()
-    return str(WorkingProcess(**({"host": mine.host, "pid": mine.pid, "create_time": mine.create_time} | changes)))
+def me(host=None, pid=None, started=None):
+    """This process, or one that differs from it."""
+    mine = this_process().split(":")
+    return ":".join(str(other) if other else part for part, other in zip(mine, (host, pid, started), strict=True))
 
 
 def test_only_runs_known_to_be_dead_are_ended(instance, start):
@@ -98,7 +98,7 @@ def test_only_runs_known_to_be_dead_are_ended(instance, start):
     }
     dead = {
         start(me(pid=4_000_000)).run_id,  # above the kernel's highest number
-        start(me(create_time=psutil.Process().create_time() - 60)).run_id,  # the number is another process's now
+        start(me(started=int(psutil.Process().create_time()) - 60)).run_id,  # the number is another process's now
         start(me(pid=4_000_000), DagsterRunStatus.STARTING).run_id,
     }
     canceling = start(me(pid=4_000_000), DagsterRunStatus.CANCELING).run_id
@@ -117,10 +117,3 @@ def test_a_run_that_writes_bronze_or_waits_to_is_seen(instance, start):
             run = start(me(), status, name)
             assert writer_of_bronze(instance).run_id == run.run_id
             instance.delete_run(run.run_id)
-
-
-def test_the_tag_names_host_number_and_start_of_the_process():
-    mine = WorkingProcess.parse(str(WorkingProcess.me()))
-    assert (mine.host, mine.pid) == (socket.gethostname(), os.getpid())
-    assert not mine.is_gone
-    assert json.dumps(str(mine))

@@ -8,7 +8,7 @@ import pytest
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
 from deltalake import DeltaTable
 
-from game_events.assets.run_tags import PROCESS, WorkingProcess
+from game_events.assets.process_tag import PROCESS_TAG, this_process
 from game_events.lakehouse.tables import EVENT_LOG
 from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
@@ -103,16 +103,16 @@ def test_a_run_that_cannot_work_says_what_to_do_in_words(cli, ready, monkeypatch
 def test_a_run_that_fails_tells_the_webhook_and_one_that_was_killed_before_holds_it_up_no_more(cli, ready, monkeypatch):
     monkeypatch.setenv("GAME_EVENTS_KAFKA_BOOTSTRAP_SERVERS", "127.0.0.1:9")
     Path(os.environ["DAGSTER_HOME"]).mkdir()
-    gone = str(WorkingProcess(socket.gethostname(), 4_000_000, 1.0))
+    gone = f"{socket.gethostname()}:4000000:1"
     with Receiver().running() as receiver, DagsterInstance.from_config(os.environ["DAGSTER_HOME"]) as instance:
-        killed = instance.add_run(DagsterRun(job_name="refresh", status=DagsterRunStatus.STARTED, tags={PROCESS: gone}))
+        killed = instance.add_run(DagsterRun(job_name="refresh", status=DagsterRunStatus.STARTED, tags={PROCESS_TAG: gone}))
         monkeypatch.setenv("GAME_EVENTS_ALERT_WEBHOOK_URL", receiver.url)
         found = cli("run", "--json")
         assert found.code == 1
         assert [(b["event"], b["run_id"]) for b in receiver.bodies] == [("run_failed", found.result["run_id"])]
         assert receiver.bodies[0]["error"] == found.result["error"]
         assert instance.get_run_by_id(killed.run_id).status == DagsterRunStatus.FAILURE
-        assert instance.get_run_by_id(found.result["run_id"]).tags[PROCESS] == str(WorkingProcess.me())
+        assert instance.get_run_by_id(found.result["run_id"]).tags[PROCESS_TAG] == this_process()
         assert TOKEN not in found.everything
     # Nobody listens any more: the run fails for its own reason, and the address is in no line.
     again = cli("run", "--json")
