@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import dagster as dg
-import httpx2
 import pytest
 
 from game_events.assets.automation import automation
@@ -30,10 +29,6 @@ pytestmark = [
 ]
 BY_HAND_S = 180
 CARRIED = """query { runsOrError { ... on Runs { results { runId pipelineName status tags { key value } } } } }"""
-SENSORS = """query { sensorsOrError(
- repositorySelector: {repositoryName: "__repository__", repositoryLocationName: "game_events"})
- { ... on Sensors { results { name sensorState { id status } } } } }"""
-STOP = """mutation($id: String!) { stopSensor(id: $id) { __typename } }"""
 LAUNCH = """mutation($p: ExecutionParams!) { launchPipelineExecution(executionParams: $p) { __typename } }"""
 
 
@@ -130,14 +125,6 @@ class FreshSite(Site):
             (folder / name).unlink()
         self.environment |= {"GAME_EVENTS_MODE": "production"}
 
-    def ask(self, query, **variables):
-        """A question to the UI's server."""
-        answer = httpx2.post(
-            f"http://127.0.0.1:{self.port}/graphql", json={"query": query, "variables": variables}, timeout=60
-        ).json()
-        assert "errors" not in answer, answer
-        return answer["data"]
-
     def runs(self):
         return self.ask(CARRIED)["runsOrError"]["results"]
 
@@ -167,7 +154,7 @@ def test_after_up_events_reach_gold_with_no_click_and_what_is_done_by_hand_is_ca
         site.wait_for(lambda: all(run["status"] == "SUCCESS" for run in site.runs()), BY_HAND_S)
         assert {run["pipelineName"] for run in site.runs()} == {"refresh"}
 
-        sensors = {s["name"]: s["sensorState"] for s in site.ask(SENSORS)["sensorsOrError"]["results"]}
+        sensors = site.sensors()
         assert {s["status"] for s in sensors.values()} == {"RUNNING"}
         assert set(sensors) == {
             "kafka_lag",
@@ -178,7 +165,7 @@ def test_after_up_events_reach_gold_with_no_click_and_what_is_done_by_hand_is_ca
             "alerts",
             "continuous_mode",
         }
-        site.ask(STOP, id=sensors["kafka_lag"]["id"])
+        site.stop_sensor("kafka_lag")
         before = {run["runId"] for run in site.runs()}
         more = site.run("produce", *small, "--seed", "7")["decodable"]
         selector = {

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from urllib.parse import quote
 
+import httpx2
 import psutil
 import pytest
 
@@ -33,6 +34,9 @@ FLAGS = (
 )
 START_S, STOP_S, LOAD_MS = 180, 60, 60_000
 GROUPS = ",".join(f"global@global:{group}" for group in ("sources", "bronze", "silver", "gold"))
+SENSORS = """query { sensorsOrError(
+ repositorySelector: {repositoryName: "__repository__", repositoryLocationName: "game_events"})
+ { ... on Sensors { results { name sensorState { id status } } } } }"""
 
 pytestmark = [
     pytest.mark.browser,
@@ -89,6 +93,21 @@ class Site:
         assert found.returncode == 0, found.stderr
         return json.loads(found.stdout.splitlines()[-1])
 
+    def ask(self, query: str, **variables: object) -> dict:
+        """A question to the UI's server."""
+        body = {"query": query, "variables": variables}
+        answer = httpx2.post(f"http://127.0.0.1:{self.port}/graphql", json=body, timeout=60).json()
+        assert "errors" not in answer, answer
+        return answer["data"]
+
+    def sensors(self) -> dict[str, dict]:
+        """Each sensor's state."""
+        return {s["name"]: s["sensorState"] for s in self.ask(SENSORS)["sensorsOrError"]["results"]}
+
+    def stop_sensor(self, name: str) -> None:
+        """Switch a sensor off, as its switch does."""
+        self.ask("mutation($id: String!) { stopSensor(id: $id) { __typename } }", id=self.sensors()[name]["id"])
+
     def processes(self) -> list[str]:
         """Command lines of everything that still runs for this folder."""
         mine = str(self.folder / "state")
@@ -115,6 +134,8 @@ def site():
         site = Site(Path(folder))
         process = site.start()
         try:
+            # What the pictures show is to be the command line's run.
+            site.stop_sensor("kafka_lag")
             site.sent = site.run("produce", "--poison-share", "0.02")
             site.report = site.run("run")
             yield site
