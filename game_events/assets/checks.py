@@ -8,6 +8,7 @@ from typing import Any
 
 import dagster as dg
 
+from game_events.assets.failures import errors_decide
 from game_events.assets.keys import LAYER_KEYS
 from game_events.assets.resources import LakehouseResource
 from game_events.pipeline.check_result import CheckResult
@@ -48,7 +49,8 @@ def _asset_check(check: WholeCheck) -> dg.AssetChecksDefinition:
     )
     def look(context: dg.AssetCheckExecutionContext, lakehouse: LakehouseResource) -> dg.AssetCheckResult:
         pipeline, report = lakehouse.pipeline(context.run.run_id), RunReport()
-        with recorded(pipeline, report, f"check {check.name}", context.retry_number):
+        name = f"check {check.name}"
+        with errors_decide(context, pipeline.settings), recorded(pipeline, report, name, context.retry_number):
             found = check.run(pipeline)
             report.checks.append(found)
         return dg.AssetCheckResult(
