@@ -20,7 +20,7 @@ from game_events.pipeline.refresh import refresh
 from game_events.pipeline.replay import Selection
 from game_events.pipeline.replay_rejected import replay_and_refresh
 from game_events.pipeline.report import RunReport
-from game_events.pipeline.rule_columns import BITS, DROP, FATE, HELD_BACK, KEEP, READMIT, REJECT
+from game_events.pipeline.rule_columns import APART, BITS, DROP, FATE, HELD_BACK, KEEP, READMIT, REJECT
 from game_events.pipeline.rule_split import BRONZE_ONLY, RuleSplit, counts_from_json
 from game_events.rules import Rule
 from game_events_tests.guarantees.waves import power_cut_at
@@ -184,3 +184,32 @@ def test_workers_count_every_violation_and_write_every_row_to_its_one_place(rows
         sums = np.array([[bits >> k & 1 for k in range(70)] for _, bits, _ in mine]).sum(axis=0)
         assert +found.violated == {f"r{k}": int(n) for k, n in enumerate(sums) if n}
         assert set(found.examples) == {f"r{k}" for k in range(3, 70, 4) if sums[k]}
+
+
+def test_rows_that_only_tell_what_rules_say_are_counted_and_rejected_but_never_written(tmp_path):
+    lakehouse = Lakehouse(str(tmp_path))
+    rules = (Rule(name="positive", sql="x > 0", action="quarantine"), Rule(name="noted", sql="n IS NOT NULL"))
+    split = RuleSplit(rules, ("_m0",), has_fate=True, quarantine=lakehouse.table(QUARANTINE), apart=True)
+    schema = pa.schema([("game", pa.string()), ("_kafka_offset", pa.int64()), ("made", pa.int64())])
+    # Offsets 0 to 2 are judged; a transformation made two rows of 0 and none of 2.
+    columns = {
+        "game": pa.array(["uno"] * 5),
+        "_kafka_offset": pa.array([0, 1, 2, 0, 0]),
+        "made": pa.array([None, None, None, 10, 20], pa.int64()),
+        "_m0": pa.array([0, 1, 2, None, None], pa.int64()),
+        FATE: pa.array([KEEP, REJECT, KEEP, None, None], pa.int32()),
+        APART: pa.array([True, True, True, False, False]),
+        "_raw_value": pa.array([None, b"1", None, None, None], pa.binary()),
+    }
+    for name in BRONZE_ONLY:
+        columns.setdefault(name, pa.nulls(5, OWN_COLUMNS.field(name).type))
+    columns["_kafka_headers"] = pa.array([[], [], [], None, None], OWN_COLUMNS.field("_kafka_headers").type)
+    task = FanOut(lakehouse, "silver", "game", schema, split=split)
+    (report,) = list(task(iter(pa.table(columns).to_batches())))
+    lines = {line["kind"]: line["body"] for line in report.to_pylist()}
+    written, rejected_file = (StagedFile.from_json(lines[kind]) for kind in ("file", "rejected"))
+    assert pq.read_table(f"{lakehouse.silver('uno').uri}/{written.path}").column("made").to_pylist() == [10, 20]
+    held = pq.read_table(f"{lakehouse.table(QUARANTINE).uri}/{rejected_file.path}").to_pylist()
+    assert [(r["_kafka_offset"], r["_raw_value"], r["reason"]) for r in held] == [(1, b"1", "positive")]
+    counts = counts_from_json(lines["counts"])["uno"]
+    assert (counts.rows, dict(counts.violated)) == (3, {"positive": 1, "noted": 1})
