@@ -190,6 +190,7 @@ def gold_unified_player_agg(
     # Its own materialization is the output; the layers above are told of game by game.
     report.tables = [t for t in report.tables if t not in unified]
     yield from report_events(context, report)
+    yield from rule_evaluations(report)
     yield from map(check_evaluation, report.checks)
     metadata = table_metadata(unified[0], report) if unified else {"note": "nothing has changed"}
     yield dg.MaterializeResult(UNIFIED_KEY, metadata=metadata)
