@@ -58,14 +58,9 @@ class Standing:
     @property
     def position(self) -> str:
         """Digest of everything that a run changes: the same again means that the runs between got nowhere."""
-        parts = [
-            self.topic.topic_id,
-            sorted(self.next.items()),
-            self.made,
-            self.batch,
-            sorted(self.floors.items()),
-            self.failed,
-        ]
+        # A table that is made, empty, moves nothing: no floor and a floor of 0 are the same.
+        floors = sorted((layer, batch) for layer, batch in self.floors.items() if batch)
+        parts = [self.topic.topic_id, sorted(self.next.items()), self.made, self.batch, floors, self.failed]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 

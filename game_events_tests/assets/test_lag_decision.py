@@ -57,6 +57,12 @@ def test_runs_that_get_nowhere_are_asked_for_less_and_less_often_but_always_agai
     assert asked[-1] > 2_000 * 15 - 2 * LONGEST_WAIT_S
 
 
+def test_a_run_that_only_made_an_empty_bronze_has_got_nowhere():
+    before, after = standing(), standing(floors={"silver": 0, "gold": 0, "unified": 0})
+    first = decide(before, Memory(), START)
+    assert "1 runs for it got nowhere" in decide(after, first.memory, START + 1).why
+
+
 def test_the_pause_ends_as_soon_as_a_run_has_got_somewhere():
     asked, _ = asked_at(lambda n: standing(end=1_000, at=0 if n < 100 else n), ticks=105)
     assert asked[-5:] == [n * 15.0 for n in range(100, 105)]
