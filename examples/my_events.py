@@ -4,12 +4,19 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from game_events.extending import Measure, count, gold_aggregate, max_of, min_of, silver_transformation
+from game_events.rules import Rule
 
 
 @silver_transformation
 def with_hour(rows: DataFrame) -> DataFrame:
     """The hour of the day, in UTC, at which an event happened."""
     return rows.withColumn("hour", F.hour("event_timestamp"))
+
+
+RULES = [
+    Rule(name="has_device", sql="device_id <> ''", action="quarantine", description="Every event says what it was played on."),
+    Rule(name="by_day", sql="hour >= 6", description="Nobody plays at night. Only counted: the default action is warn."),
+]
 
 
 @gold_aggregate("devices", keys=["device_id"])

@@ -93,7 +93,7 @@ class Settings(BaseSettings):
 
     # --- extensions
     extensions: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), description="modules or .py files with transformations and aggregates of one's own, comma separated"
+        (), description="modules or .py files with rules, transformations and aggregates of one's own, comma separated"
     )
 
     # --- Spark

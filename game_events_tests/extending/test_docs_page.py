@@ -47,7 +47,7 @@ def test_the_page_works_from_an_empty_folder(tmp_path: Path) -> None:
         said = [shell(tmp_path, script) for script in blocks("sh")]
     finally:
         shell(tmp_path, "game-events stack down")
-    for line in ("gold:devices", "gold:session_length", "gold_rummy_devices", "gold_rummy_session_length"):
+    for line in ("by_day", "gold:devices", "gold:session_length", "gold_rummy_devices", "gold_rummy_session_length"):
         assert line in said[1]
     assert "median_length_s" in said[2]
     settings = load_settings(lakehouse=str(tmp_path / "lakehouse"))
