@@ -192,7 +192,6 @@ def gold_unified_player_agg(
     yield from report_events(context, report)
     yield from rule_evaluations(report)
     yield from map(check_evaluation, report.checks)
-    yield from rule_evaluations(report)
     metadata = table_metadata(unified[0], report) if unified else {"note": "nothing has changed"}
     yield dg.MaterializeResult(UNIFIED_KEY, metadata=metadata)
     fail_for(report.errors)
