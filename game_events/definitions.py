@@ -10,6 +10,7 @@ from game_events.assets.resources import LakehouseResource, SparkResource
 from game_events.assets.rule_checks import build_rule_checks, declared_rules
 from game_events.assets.sensors import SENSORS
 from game_events.assets.tables import build_tables
+from game_events.assets.validate import build_validate
 from game_events.extensions import load_extensions
 from game_events.settings import Settings, load_settings
 
@@ -21,7 +22,7 @@ def build_defs(settings: Settings | None = None) -> dg.Definitions:
     return dg.Definitions(
         assets=build_tables(settings.kafka_topic, load_extensions(settings.extensions).aggregates),
         asset_checks=[*checks, *build_rule_checks(declared_rules(settings))],
-        jobs=[refresh, replay, redecode, continuous],
+        jobs=[refresh, replay, redecode, continuous, build_validate(build_defs)],
         schedules=[build_check_schedule(checks)],
         sensors=[*SENSORS, continuous_mode],
         resources={"lakehouse": LakehouseResource(spark=SparkResource())},

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import AwareDatetime, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -67,6 +67,9 @@ class Settings(BaseSettings):
     schema_registry_user: str | None = Field(None, description="user of the registry's basic authentication")
     schema_registry_password: SecretStr | None = Field(None, description="its password")
     starting_offsets: Literal["earliest", "latest"] = Field("earliest", description="where a new bronze table starts")
+    starting_timestamp: AwareDatetime | None = Field(
+        None, description="a new bronze starts with the records of this time, whatever `starting_offsets` says"
+    )
     max_records_per_batch: int = Field(2_000_000, ge=1, description="records of one bronze commit, all partitions together")
 
     # --- continuous mode
@@ -79,6 +82,11 @@ class Settings(BaseSettings):
     max_games: int = Field(2_000, ge=1, description="past so many games a new name needs `new_game_min_rows` or the allow list")
     new_game_min_rows: int = Field(1_000, ge=1, description="rows in one batch that admit a new name past `max_games`")
     keep_raw: Literal["all", "failures"] = Field("all", description="keep every record's raw value in bronze, or none")
+
+    # --- full refresh
+    allow_bronze_full_refresh: bool = Field(
+        False, description="whether bronze may be replaced by what Kafka still has; expired records are lost by it"
+    )
 
     # --- the domain: which columns of the message mean what
     entity_column: str = Field("game_name", description="column that names the game: one silver and gold table for each")
@@ -129,7 +137,9 @@ class Settings(BaseSettings):
         require_unique(value)
         return value
 
-    @field_validator("spark_remote", "schema_registry_user", "alert_webhook_url", "dagster_url", mode="before")
+    @field_validator(
+        "spark_remote", "schema_registry_user", "alert_webhook_url", "dagster_url", "starting_timestamp", mode="before"
+    )
     @classmethod
     def _empty_is_none(cls, value: object) -> object:
         return value or None

@@ -31,6 +31,8 @@ def report_events(
     new = add_games(context.instance, report)
     if new:
         context.log.info("new_games=%s", ",".join(new))
+    for notice in report.notices:
+        context.log.warning(notice)
     for entry in report.tables:
         if entry.error is None:
             yield dg.AssetMaterialization(layer_key(entry.layer), partition=entry.game, metadata=table_metadata(entry, report))

@@ -41,7 +41,8 @@ class RedecodeConfig(dg.Config):
 
 @dg.op(
     name="refresh_all_layers",
-    description="Reads the topic up to the offsets seen now, then brings silver, gold and the unified table up to date.",
+    description="Reads the topic up to the offsets seen now, then brings silver, gold and the unified table up to date; or "
+    "only what its configuration selects.",
     out=dg.Out(dg.Nothing),
     pool="bronze",
 )
@@ -51,7 +52,7 @@ def refresh_all_layers(context: dg.OpExecutionContext, config: RunConfig, lakeho
 
     def work() -> Mapping[str, object]:
         with recorded(pipeline, report, "refresh", context.retry_number):
-            refresh_all(pipeline, report, ignore_intervals=config.ignore_intervals)
+            refresh_all(pipeline, report, config.selection(pipeline), ignore_intervals=config.ignore_intervals)
             check_after_run(pipeline, report)
         return {}
 

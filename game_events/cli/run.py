@@ -1,28 +1,76 @@
-"""`game-events run`: one Dagster run over all layers, or the long one of continuous mode."""
+"""`game-events run`: one Dagster run over all layers or those selected, or the long one of continuous mode."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
+from pyspark.sql import SparkSession
+from typer.core import TyperCommand
 
+from game_events.assets.resources import SparkResource
+from game_events.assets.validate import validation
+from game_events.cli.checks import show_checks
 from game_events.cli.continuous import run_continuously
 from game_events.cli.dagster_run import JobResult, run_job
-from game_events.cli.options import Json
+from game_events.cli.options import Json, words
 from game_events.cli.output import Output
 from game_events.cli.summary import show_run
+from game_events.definitions import build_defs
+from game_events.errors import GameEventsError
 from game_events.lakehouse.tables import Lakehouse
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.preflight import CheckResult
+from game_events.pipeline.selection import ALL, selection_of
 from game_events.settings import Settings, load_settings
 
+FULL_REFRESH = "--full-refresh"
+#: The op of the job `refresh` that takes the selection.
+OP = "refresh_all_layers"
+DRY_RUN = "dry run: nothing was written"
+
+
+class RunCommand(TyperCommand):
+    """`--full-refresh` may stand without names: then it means all."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - a type of typer's own, which is not public
+        """Put the word in that was left out."""
+        filled: list[str] = []
+        for at, word in enumerate(args):
+            filled.append(word)
+            if word == FULL_REFRESH and (at + 1 == len(args) or args[at + 1].startswith("-")):
+                filled.append(ALL)
+        return super().parse_args(ctx, filled)
+
+
+Select = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAMES", help="Only these: layers (bronze, silver, gold, unified), asset keys or tables."),
+]
+Games = Annotated[list[str] | None, typer.Option(metavar="NAMES", help="Only these games, in silver and gold.")]
+FullRefresh = Annotated[
+    list[str] | None,
+    typer.Option(
+        FULL_REFRESH,
+        metavar="[NAMES]",
+        help="Replace these by everything the layer before has of them; without names: every layer, bronze only if "
+        "GAME_EVENTS_ALLOW_BRONZE_FULL_REFRESH is true.",
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check all that a run needs and say what it would do; writes nothing.")]
 Continuous = Annotated[bool, typer.Option("--continuous", help="Go on until Ctrl-C: every table stays up to the topic.")]
 Duration = Annotated[float | None, typer.Option("--duration-s", min=0.1, help="End continuous mode after so many seconds.")]
-
 IgnoreIntervals = Annotated[
     bool, typer.Option("--ignore-intervals", help="Refresh gold aggregates before their own interval has passed, too.")
 ]
 
 
-def run(
+def run(  # noqa: PLR0913, PLR0917 - the command's options
+    select: Select = None,
+    games: Games = None,
+    full_refresh: FullRefresh = None,
+    dry_run: DryRun = False,
     continuous: Continuous = False,
     duration_s: Duration = None,
     ignore_intervals: IgnoreIntervals = False,
@@ -32,23 +80,45 @@ def run(
     if duration_s is not None and not continuous:
         raise typer.BadParameter("only with --continuous", param_hint="--duration-s")
     output = Output(as_json=as_json)
+    asked = {"select": words(select), "games": words(games), "full_refresh": words(full_refresh)}
+    if dry_run:
+        _show_dry_run(output, asked)
+        return
     settings = load_settings()
     if continuous:
+        if any(asked.values()) or ignore_intervals:
+            raise typer.BadParameter("continuous mode is always about everything", param_hint="--continuous")
         result = run_continuously(output, settings, duration_s)
     else:
-        result = run_and_show(output, settings, ignore_intervals=ignore_intervals)
+        # A wrong name is said at once, without a run that fails.
+        selection_of(Pipeline(settings, _no_spark), **asked)
+        result = run_and_show(output, settings, asked | {"ignore_intervals": ignore_intervals})
     output.result({"success": result.success, "run_id": result.run_id, "error": result.error, **result.report})
     if not result.success:
         raise typer.Exit(1)
 
 
-def run_and_show(output: Output, settings: Settings, *, ignore_intervals: bool = False) -> JobResult:
+def _show_dry_run(output: Output, asked: Mapping[str, list[str]]) -> None:
+    try:
+        settings = load_settings()
+    except GameEventsError as error:
+        show_checks(output, DRY_RUN, [CheckResult("settings", False, str(error))])
+        return
+    pipeline = Pipeline(settings, lambda: SparkResource().spark_session)  # only rules need it
+    show_checks(output, DRY_RUN, validation(pipeline, lambda: build_defs(settings), **asked))
+
+
+def run_and_show(output: Output, settings: Settings, asked: Mapping[str, object] | None = None) -> JobResult:
     """Run the job with a spinner, then show the summary, or what went wrong."""
     with output.working("running"):
-        result = run_job(settings, "refresh", "refresh_all_layers", {"ignore_intervals": ignore_intervals})
+        result = run_job(settings, "refresh", OP, asked)
     if result.report:
         show_run(output, result.report)
         output.say(f"tables: {Lakehouse(settings.lakehouse).root}")
     if result.error:
         output.say(f"the run failed: {result.error}")
     return result
+
+
+def _no_spark() -> SparkSession:
+    raise AssertionError("names are looked up without Spark")

@@ -13,6 +13,8 @@ GAMES_SHOWN = 20
 
 def show_run(output: Output, report: dict[str, Any]) -> None:
     """Rows by layer and game, throughput, lag, where the tables are."""
+    for notice in report["notices"]:
+        output.say(notice)
     if report["postponed"]:
         output.say(f"not due yet: {', '.join(report['postponed'])} (--ignore-intervals refreshes them at once)")
     if not report["tables"] and not report["errors"]:

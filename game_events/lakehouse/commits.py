@@ -20,6 +20,7 @@ from game_events.decoding.columns import METADATA_KEY
 from game_events.errors import ConflictError, DataError, TransientError
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.field_shares import merge_shares
+from game_events.lakehouse.format_version import marked
 from game_events.lakehouse.staging import StagedFile, discard
 from game_events.lakehouse.tables import Table
 
@@ -98,7 +99,7 @@ def commit(plan: Commit) -> Landed:
             crash_points.reach("before_create", plan.table.name)
             create_table_with_add_actions(
                 plan.table.uri,
-                Schema.from_arrow(plan.schema),
+                Schema.from_arrow(marked(plan.schema)),
                 [f.add_action() for f in plan.files],
                 mode="error",
                 description=plan.description,
@@ -109,10 +110,13 @@ def commit(plan: Commit) -> Landed:
         elif plan.replace and plan.reshape and not same_columns(handle, plan.schema):
             # delta-rs removes the old files itself, and writes the schema, in this mode.
             actions: list[AddAction | RemoveAction] = [f.add_action() for f in plan.files]
-            handle.create_write_transaction(actions, "overwrite", Schema.from_arrow(plan.schema), commit_properties=properties)
+            schema = Schema.from_arrow(marked(plan.schema))
+            handle.create_write_transaction(actions, "overwrite", schema, commit_properties=properties)
         else:
-            handle = evolve(plan.table, handle, plan.schema, owns_map=plan.owns_map)
-            _require(plan, handle)
+            evolved = evolve(plan.table, handle, plan.schema, owns_map=plan.owns_map)
+            if evolved is not handle:
+                handle = evolved
+                _require(plan, handle)
             actions = [f.add_action() for f in plan.files]
             if plan.replace or plan.rewritten:
                 actions += removals(handle, None if plan.replace else plan.rewritten)

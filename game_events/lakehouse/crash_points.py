@@ -19,6 +19,8 @@ CRASH_POINTS = {
     "replay_staged": "rows of quarantine are decoded and written, nothing is committed",
     "replay_committed": "replayed rows are committed to bronze, quarantine does not say so yet",
     "redecode_staged": "bronze's new files are written, the old ones are still the table",
+    "reset_staged": "all of the topic is decoded and written anew, the old rows are still bronze",
+    "reset_committed": "bronze is replaced, quarantine still has the rows from before",
     "silver_staged": "files of all games are written, none is committed",
     "rejections_decided": "quarantine holds the rows that rules reject, no silver table has taken that pass",
     "game_committed": "one game's silver is committed, others are not (detail: number of games committed)",

@@ -13,6 +13,7 @@ from deltalake.fs import DeltaStorageHandler
 
 from game_events.errors import ConfigurationError, DataError
 from game_events.extending import PLAYER_AGG
+from game_events.lakehouse.format_version import refuse_newer
 
 BRONZE = "bronze_events"
 QUARANTINE = "quarantine_events"
@@ -47,6 +48,12 @@ def game_of_silver(name: str) -> str | None:
     return match["game"] if match else None
 
 
+def game_of_gold(name: str, aggregate: str = PLAYER_AGG) -> str | None:
+    """The game of an aggregate's table, or None for any other table."""
+    game = name.removeprefix("gold_").removesuffix(f"_{aggregate}")
+    return game if name == gold_name(game, aggregate) and game not in RESERVED_GAMES else None
+
+
 def is_game(name: object) -> bool:
     """Whether a name may become a game."""
     return isinstance(name, str) and name not in RESERVED_GAMES and re.fullmatch(GAME_PATTERN[1:-1], name) is not None
@@ -70,6 +77,7 @@ class Table:
 
         Raises:
             DataError: its log cannot be read, or it was given a feature that this project's readers do not honour.
+            ConfigurationError: a newer version of this project has written it.
         """
         if self.local_path is not None and not (self.local_path / "_delta_log").is_dir():
             return None
@@ -87,6 +95,7 @@ class Table:
                 f"table {self.uri} uses {', '.join(sorted(unreadable))}, which this version does not read: rewrite it "
                 "without (ALTER TABLE ... DROP FEATURE) or refresh it fully"
             )
+        refuse_newer(table)
         return table
 
 

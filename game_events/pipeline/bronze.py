@@ -7,7 +7,7 @@ rival. Each commit carries the next offset of every partition it read and lands 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 import pyarrow as pa
@@ -35,8 +35,10 @@ from game_events.pipeline.bronze_stage import (
 from game_events.pipeline.commit_notes import OffsetRanges, slice_info
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.planning import run_decode_job
+from game_events.pipeline.quarantine_reset import finish_reset
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.spark import kafka_batches
+from game_events.pipeline.starting_point import starting_point
 from game_events.sources.kafka import Offsets, Slice, TopicOffsets, plan_slice
 
 #: `txn` with the number of bronze's last batch.
@@ -86,6 +88,7 @@ def load_bronze(pipeline: Pipeline, report: RunReport, until: TopicOffsets | Non
     began = time.monotonic()
     target = until or pipeline.topic.offsets()
     handle = _open_or_create(pipeline, target)
+    finish_reset(pipeline, report)
     pipeline.catalog.ids_of(f"{target.topic}-value")
     rivals = 0
     while True:
@@ -114,7 +117,7 @@ def _open_or_create(pipeline: Pipeline, topic: TopicOffsets) -> DeltaTable:
     handle = pipeline.bronze.open()
     if handle is not None:
         return handle
-    start = topic.earliest if pipeline.settings.starting_offsets == "earliest" else topic.latest
+    start = starting_point(pipeline, topic)
     apps = {partition_app(topic.topic, topic.topic_id, p): o for p, o in start.items()}
     plan = Commit(
         pipeline.bronze,
@@ -140,7 +143,7 @@ def _load_slice(pipeline: Pipeline, handle: DeltaTable, now: TopicOffsets, part:
     quarantine = pipeline.quarantine.open()
     decided_until = next_offsets(quarantine, now)
     decided = _decided(pipeline.quarantine, quarantine, part, decided_until)
-    staged = _stage(pipeline, handle, part, batch, decided)
+    staged = stage_slice(pipeline, column_map(handle), part, batch, decided)
     crash_points.reach("bronze_staged")
 
     seen = pipeline.catalog.message_columns(column_map(handle), staged.types)
@@ -184,8 +187,18 @@ def archive_schemas(pipeline: Pipeline, report: RunReport, types: Iterable[TypeK
         report.new_schemas[schema_id] = pipeline.catalog.version_of(subject, schema_id)
 
 
-def _stage(pipeline: Pipeline, handle: DeltaTable, part: Slice, batch: int, decided: dict[int, frozenset[int]]) -> StageResult:
-    """Run the slice through the workers."""
+def stage_slice(
+    pipeline: Pipeline, columns: ColumnMap, part: Slice, batch: int, decided: Mapping[int, frozenset[int]]
+) -> StageResult:
+    """Run a slice through the workers; nothing is committed.
+
+    Args:
+        pipeline: the parts.
+        columns: where fields land so far.
+        part: the slice.
+        batch: the number its rows get.
+        decided: partition -> offsets that are left out, as quarantine holds them.
+    """
 
     def task(plan: DecodePlan) -> BronzeTask:
         keep_raw = pipeline.settings.keep_raw == "all"
@@ -199,7 +212,7 @@ def _stage(pipeline: Pipeline, handle: DeltaTable, part: Slice, batch: int, deci
 
     wanted: list[TypeKey] = [(i, FIRST_MESSAGE) for i in pipeline.catalog.ids_of(f"{part.topic}-value")]
     with kafka_batches(pipeline.spark):
-        return run_decode_job(pipeline, column_map(handle), wanted, read, task)
+        return run_decode_job(pipeline, columns, wanted, read, task)
 
 
 def _decided(table: Table, handle: DeltaTable | None, part: Slice, until: Offsets) -> dict[int, frozenset[int]]:

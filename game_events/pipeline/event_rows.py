@@ -82,6 +82,8 @@ def _facts(report: RunReport, settings: Settings) -> Iterator[dict[str, Any]]:
             "status": rule.action,
             "detail": {"rows_checked": rule.rows},
         }
+    if report.expired:
+        yield {"kind": "expired", "layer": "bronze", "table": BRONZE, "rows": report.expired}
     yield from _schema_changes(report, settings)
     for check in report.checks:
         yield {

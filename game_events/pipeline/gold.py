@@ -30,17 +30,19 @@ from game_events.pipeline.aggregates import definition_number, due, player_agg, 
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fan_out import FanOut, FanOutResult, stage
 from game_events.pipeline.game_commits import commit_games, for_games
+from game_events.pipeline.generations import BronzeIdentity, generation
 from game_events.pipeline.gold_rows import GAME, GameRows, aggregated
 from game_events.pipeline.report import RunReport, TableReport
 from game_events.pipeline.rule_check import require_valid
 from game_events.pipeline.rule_columns import RuleColumns
 from game_events.pipeline.rule_split import RuleSplit
 from game_events.pipeline.silver import ATTEMPTS
-from game_events.pipeline.silver_commit import failed_rules, generation
-from game_events.pipeline.silver_stage import bronze_app
+from game_events.pipeline.silver_commit import failed_rules
 from game_events.pipeline.spark import forgiving
 from game_events.pipeline.transformations import run_time_failure
 
+#: `txn` that counts the commits: a run that planned from rows of silver that were replaced meanwhile must not come last.
+COMMITS_APP = "commits"
 #: Up to so many rows, new and old together, one task aggregates all games.
 SMALL_ROWS = 250_000
 #: No files at all.
@@ -102,13 +104,13 @@ def refresh_gold(
     bronze = pipeline.bronze.open()
     if bronze is None:
         return
-    bronze_id = str(bronze.metadata().id)
+    identity = BronzeIdentity.of(bronze)
     aggregate = aggregate or player_agg(pipeline.settings)
     layer = aggregate.layer
-    state = pipeline.progress.read(bronze_id)
+    state = pipeline.progress.read(identity.key)
     if state.marks.get(layer, Mark()).definition != scope(aggregate):
         # Before any commit: after a crash, whoever runs with the declaration of before must not trust its floor.
-        state = pipeline.progress.update(bronze_id, lambda now: now.marked(layer, Mark(scope(aggregate))).done(layer, 0))
+        state = pipeline.progress.update(identity.key, lambda now: now.marked(layer, Mark(scope(aggregate))).done(layer, 0))
     target = state.floor(SILVER)
     floor = state.floor(layer)
     changed = {g for g, batch in state.games.items() if full or batch > floor} | state.failed_in(layer)
@@ -119,7 +121,7 @@ def refresh_gold(
     for _ in range(ATTEMPTS):
         if not todo:
             break
-        todo = _pass(pipeline, aggregate, bronze_id, todo, report, failed, full=full)
+        todo = _pass(pipeline, aggregate, identity, todo, report, failed, full=full)
     failed |= dict.fromkeys(todo, "rival runs won every attempt; run again")
     for game, why in failed.items():
         table = pipeline.lakehouse.gold(game, aggregate.name)
@@ -128,27 +130,41 @@ def refresh_gold(
     if games is None:
         committed = any(t.layer == layer and t.error is None for t in report.tables)
         whole = partial(_all, aggregate=aggregate, target=target, failed=waiting | failed, committed=committed)
-        pipeline.progress.update(bronze_id, whole)
+        pipeline.progress.update(identity.key, whole)
     elif failed or state.failed_in(layer) & set(games):
         mine = {g: why for g, why in (waiting | failed).items() if g in games}
         pipeline.progress.update(
-            bronze_id, lambda now: _some(now, layer, set() if now.floor(layer) > floor else set(games), mine)
+            identity.key, lambda now: _some(now, layer, set() if now.floor(layer) > floor else set(games), mine)
         )
     report.seconds[layer] = report.seconds.get(layer, 0.0) + time.monotonic() - began
 
 
-def refresh_own_gold(pipeline: Pipeline, report: RunReport, *, ignore_intervals: bool = False) -> None:
+def refresh_own_gold(
+    pipeline: Pipeline,
+    report: RunReport,
+    chosen: Mapping[str, frozenset[str] | None] | None = None,
+    *,
+    ignore_intervals: bool = False,
+) -> None:
     """Bring the aggregates of one's own up to silver, each by itself: those whose interval has passed, or all of them.
 
     The report names those that are behind silver and have to wait.
+
+    Args:
+        pipeline: the parts.
+        report: gets an entry for each game that changed or failed.
+        chosen: layer -> its games (None: every game), for the aggregates that are wanted; None: all of them.
+        ignore_intervals: those whose interval has not passed, too.
     """
     bronze = pipeline.bronze.open() if pipeline.extensions.aggregates else None
     if bronze is None:
         return
-    state = pipeline.progress.read(str(bronze.metadata().id))
+    state = pipeline.progress.read(BronzeIdentity.of(bronze).key)
     for aggregate in pipeline.extensions.aggregates:
+        if chosen is not None and aggregate.layer not in chosen:
+            continue
         if ignore_intervals or due(aggregate, state):
-            refresh_gold(pipeline, report, aggregate=aggregate)
+            refresh_gold(pipeline, report, (chosen or {}).get(aggregate.layer), aggregate=aggregate)
         elif state.floor(aggregate.layer) < state.floor(SILVER) or state.failed_in(aggregate.layer):
             report.postponed.append(aggregate.asset)
             pipeline.on_progress(f"{aggregate.asset}: its interval of {aggregate.interval_s:g} s has not passed yet")
@@ -176,7 +192,7 @@ def _some(now: Progress, layer: str, games: set[str], failed: Mapping[str, str])
 def _pass(
     pipeline: Pipeline,
     aggregate: GoldAggregate,
-    bronze_id: str,
+    identity: BronzeIdentity,
     games: set[str],
     report: RunReport,
     failed: dict[str, str],
@@ -185,7 +201,7 @@ def _pass(
 ) -> set[str]:
     """Plan, stage and commit some games; returns those that rivals won."""
     plans: dict[str, _Game] = {}
-    for game, plan in for_games(sorted(games), partial(_plan, pipeline, aggregate, bronze_id, full=full)).items():
+    for game, plan in for_games(sorted(games), partial(_plan, pipeline, aggregate, identity, full=full)).items():
         if isinstance(plan, GameEventsError):
             failed[game] = str(plan)
         elif plan is not None:
@@ -195,7 +211,7 @@ def _pass(
     replaced = [game for game, plan in plans.items() if plan.full and plan.gold is not None]
     if replaced and aggregate.name == PLAYER_AGG:
         # The unified table looks at games above its floor, and at these.
-        pipeline.progress.update(bronze_id, lambda now: now.pending(UNIFIED_LAYER, replaced, "its gold table was replaced"))
+        pipeline.progress.update(identity.key, lambda now: now.pending(UNIFIED_LAYER, replaced, "its gold table was replaced"))
     pipeline.on_progress(f"{aggregate.asset}: {len(plans)} games")
     missing = _missing_columns(pipeline, aggregate, plans)
     if missing:
@@ -238,14 +254,14 @@ def _missing_columns(pipeline: Pipeline, aggregate: GoldAggregate, plans: Mappin
 
 
 def _plan(
-    pipeline: Pipeline, aggregate: GoldAggregate, bronze_id: str, game: str, *, full: bool
+    pipeline: Pipeline, aggregate: GoldAggregate, identity: BronzeIdentity, game: str, *, full: bool
 ) -> _Game | GameEventsError | None:
     """From where to where a game has to go; None if it is there; what is wrong with one of its tables."""
     try:
         silver, gold = pipeline.lakehouse.silver(game).open(), pipeline.lakehouse.gold(game, aggregate.name).open()
+        batch = identity.taken(silver)
     except GameEventsError as error:
         return error
-    batch = silver.transaction_version(bronze_app(bronze_id)) if silver is not None else None
     if silver is None or batch is None:
         return None  # no table, or another bronze's rows: silver is replaced first
     app = silver_app(silver)
@@ -314,8 +330,9 @@ def _commit(
                 f"{table.name}: {aggregate} gives other types than the table has: {'; '.join(other)}. Whoever reads the table "
                 f"may not expect that: rename the columns, or refresh {aggregate.asset} fully"
             )
-    expected: dict[str, int | None] = {plan.app: plan.taken}
-    advance = {plan.app: plan.batch}
+    commits = plan.gold.transaction_version(COMMITS_APP) if plan.gold is not None else None
+    expected: dict[str, int | None] = {plan.app: plan.taken, COMMITS_APP: commits}
+    advance = {plan.app: plan.batch, COMMITS_APP: (commits or 0) + 1}
     if plan.definition is not None:
         # Of two runs with different declarations one must not merge into what the other has made.
         expected[plan.mine] = plan.declared

@@ -17,6 +17,7 @@ from game_events.pipeline.aggregates import COUNT, FIRST, LAST
 from game_events.pipeline.check_result import CheckResult
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.game_commits import for_games
+from game_events.pipeline.generations import BronzeIdentity
 from game_events.pipeline.gold import silver_app
 from game_events.pipeline.gold_rows import game_in_path
 from game_events.pipeline.unified import gold_app
@@ -34,7 +35,7 @@ def gold_equals_recompute(pipeline: Pipeline, sample_games: int = SAMPLE_GAMES) 
     A game whose gold has not seen its silver yet (or unified its gold) is left out: that is pending, not wrong.
     """
     bronze = pipeline.bronze.open()
-    known = pipeline.progress.read(str(bronze.metadata().id)).games if bronze is not None else {}
+    known = pipeline.progress.read(BronzeIdentity.of(bronze).key).games if bronze is not None else {}
     chosen = sorted(known, key=lambda game: hashlib.sha256(f"{pipeline.run_id}:{game}".encode()).digest())[:sample_games]
     # In this order: what is newer than what it was made from would look like rows too many.
     unified = pipeline.lakehouse.table(UNIFIED).open()

@@ -20,6 +20,7 @@ from game_events.pipeline.bronze import BATCH_APP, partition_app
 from game_events.pipeline.check_result import CheckResult
 from game_events.pipeline.commit_notes import BronzeCommit, bronze_commit
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.generations import generation
 from game_events.pipeline.replay_notes import COORDINATES, REPLAY_APP, is_noted
 
 CONTINUOUS, UNIQUE = "offsets_continuous", "offsets_unique"
@@ -42,12 +43,14 @@ def offsets_continuous(pipeline: Pipeline, recent: int | None = None) -> CheckRe
     notes = [bronze_commit(entry) for entry in handle.history(recent)]
     # The history reaches further than the handle if somebody committed since.
     now = int(handle.transaction_version(BATCH_APP) or 0)
-    commits = sorted((c for c in notes if c is not None and c.batch <= now), key=lambda c: c.batch)
+    # What came before a full refresh is gone, and its offsets were read again.
+    first = generation(handle)
+    commits = sorted((c for c in notes if c is not None and first <= c.batch <= now), key=lambda c: c.batch)
     faults = [*_batches(handle, commits), *_ranges(handle, commits), *_rows(handle, commits)]
     if recent is None:
         missing = missing_files(pipeline.bronze, handle)
         faults += [f"{len(missing)} files of the table are not there, among them {missing[0]}"] if missing else []
-    whole = bool(commits) and commits[0].batch == 0
+    whole = bool(commits) and commits[0].batch == first
     read = sum(end - start for c in commits if c.offsets for start, end in c.offsets.ranges.values())
     counts = {
         "commits": len(commits),

@@ -13,9 +13,9 @@ from pyspark.sql import functions as F
 from game_events.lakehouse.reading import read_files, row_count, spark_schema
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.game_commits import for_games
+from game_events.pipeline.generations import BronzeIdentity
 from game_events.pipeline.rejections import COORDINATES, Decisions
 from game_events.pipeline.silver_commit import DROPPED_APP, QUARANTINED_APP
-from game_events.pipeline.silver_stage import bronze_app
 
 
 @dataclass(frozen=True)
@@ -122,15 +122,15 @@ def reconcile(pipeline: Pipeline) -> Reconciliation:
     if before is None or not row_count(before):
         empty = pipeline.quarantine.open()
         return Reconciliation(quarantine=row_count(empty) if empty is not None else 0)
-    bronze_id = str(before.metadata().id)
-    games = pipeline.progress.read(bronze_id).games
+    identity = BronzeIdentity.of(before)
+    games = pipeline.progress.read(identity.key).games
     opened = for_games(games, lambda game: pipeline.lakehouse.silver(game).open())
     tables = {game: table for game, table in opened.items() if table is not None}
     handle = pipeline.bronze.open() or before
     quarantine = pipeline.quarantine.open()
     quarantine_rows = row_count(quarantine) if quarantine is not None else 0
-    taken = for_games(tables, lambda game: _value(tables[game], bronze_app(bronze_id)))
-    counted = _count(pipeline, handle, Decisions(pipeline.quarantine, quarantine, bronze_id), taken)
+    taken = for_games(tables, lambda game: identity.taken(tables[game]) or 0)
+    counted = _count(pipeline, handle, Decisions(pipeline.quarantine, quarantine, identity.key), taken)
     unrouted = counted.pop(None, (0, 0, 0))[0]
     kept_out = for_games(tables, partial(_kept_out, tables))
     books = {}

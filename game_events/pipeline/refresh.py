@@ -1,33 +1,54 @@
-"""One run over all layers: the function that Dagster's job, its assets and the command line call."""
+"""One run over all layers, or over those selected: the function that Dagster's job, its assets and the command line call."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from game_events.pipeline.bronze import load_bronze
+from game_events.pipeline.bronze_protection import refuse_unless_allowed
+from game_events.pipeline.bronze_reset import replace_bronze
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold import refresh_gold, refresh_own_gold
 from game_events.pipeline.replay_due import replay_what_became_known
 from game_events.pipeline.report import RunReport
+from game_events.pipeline.selection import BRONZE, EVERYTHING, GOLD, SILVER, UNIFIED_LAYER, Selection
 from game_events.pipeline.silver import refresh_silver
 from game_events.pipeline.unified import refresh_unified
 from game_events.sources.kafka import TopicOffsets
 
 
-def refresh(pipeline: Pipeline, report: RunReport | None = None, *, ignore_intervals: bool = False) -> RunReport:
-    """Triggered mode: read the topic up to the offsets seen now, then bring every layer up to date.
+def refresh(
+    pipeline: Pipeline,
+    report: RunReport | None = None,
+    selection: Selection = EVERYTHING,
+    *,
+    ignore_intervals: bool = False,
+) -> RunReport:
+    """Triggered mode: read the topic up to the offsets seen now, then bring the selected layers up to date.
 
     Args:
         pipeline: the parts.
         report: filled as it goes, so that whoever gave it has what was done when it fails.
+        selection: what is asked for.
         ignore_intervals: refresh aggregates of one's own whose interval has not passed yet, too.
 
     Raises:
+        ConfigurationError: a full refresh of bronze that is not allowed; nothing was touched.
         GameEventsError: nothing more can be done (broker, registry, settings); what was committed stays, and the next run
             goes on from there. A game that fails alone is in the report instead.
     """
     report = RunReport() if report is None else report
-    cycle(pipeline, report, ignore_intervals=ignore_intervals)
+    if selection == EVERYTHING:
+        cycle(pipeline, report, ignore_intervals=ignore_intervals)
+        return report
+    report.notices += selection.notices
+    if BRONZE in selection.full:
+        refuse_unless_allowed(pipeline)
+        replace_bronze(pipeline, report)
+    if BRONZE in selection.update:
+        load_bronze(pipeline, report)
+        replay_what_became_known(pipeline, report)
+    refresh_selected(pipeline, report, selection, ignore_intervals=ignore_intervals)
     return report
 
 
@@ -82,3 +103,32 @@ def refresh_downstream(
         refresh_unified(pipeline, report)
         report.visible("unified")
         refresh_own_gold(pipeline, report, ignore_intervals=ignore_intervals)
+
+
+def refresh_selected(pipeline: Pipeline, report: RunReport, selection: Selection, *, ignore_intervals: bool = False) -> None:
+    """The layers behind bronze, in their order: what is replaced first, then everything else that is selected."""
+    update, full = selection.update, selection.full
+    # Latencies are of records that a layer has, whatever their game.
+    whole = all(layer in update and update[layer] is None for layer in (SILVER, GOLD))
+    # A silver made from another bronze is replaced by itself.
+    if SILVER in full and not (BRONZE in full and full[SILVER] is None):
+        refresh_silver(pipeline, report, full[SILVER], full=True)
+    if SILVER in update:
+        refresh_silver(pipeline, report, update[SILVER])
+        if update[SILVER] is None:
+            report.visible("silver")
+    if GOLD in full:
+        refresh_gold(pipeline, report, full[GOLD], full=True)
+    if GOLD in update:
+        refresh_gold(pipeline, report, update[GOLD])
+        if whole:
+            report.visible("gold")
+    if UNIFIED_LAYER in update:
+        refresh_unified(pipeline, report, full=UNIFIED_LAYER in full)
+        if whole:
+            report.visible("unified")
+    for aggregate in pipeline.extensions.aggregates:
+        if aggregate.layer in full:
+            refresh_gold(pipeline, report, full[aggregate.layer], full=True, aggregate=aggregate)
+    chosen = None if selection == EVERYTHING else update
+    refresh_own_gold(pipeline, report, chosen, ignore_intervals=ignore_intervals)

@@ -45,7 +45,7 @@ class Decisions:
 
     Attributes:
         table: quarantine; `handle` is its version, None if there is none.
-        bronze_id: the bronze table whose batches are meant.
+        bronze_id: which bronze's batches are meant (`BronzeIdentity.key`).
     """
 
     table: Table

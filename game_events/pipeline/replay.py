@@ -32,6 +32,7 @@ from game_events.pipeline.bronze_stage import OWN_COLUMNS, QUARANTINE_COLUMNS, b
 from game_events.pipeline.commit_notes import slice_info
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.planning import run_decode_job
+from game_events.pipeline.quarantine_reset import finish_reset, is_finished
 from game_events.pipeline.replay_notes import REPLAY_APP, is_noted, note_replay
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.stored_stage import StoredTask
@@ -138,10 +139,14 @@ def replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Repla
 
 
 def _replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Replayed:
+    finish_reset(pipeline, report)
     note_replay(pipeline)
     bronze, quarantine = pipeline.bronze.open(), pipeline.quarantine.open()
     if bronze is None or quarantine is None:
         return Replayed()
+    if not is_finished(bronze, quarantine):
+        # A rival replaced bronze since the look above: it may hold the rows that quarantine still has.
+        raise ConflictError("quarantine_events: a rival's full refresh of bronze is not finished yet")
     if not is_noted(bronze, quarantine):
         # A rival replayed since the look above, and these rows of quarantine do not say so: they would be in bronze twice.
         raise ConflictError("quarantine_events: a rival's replay is not noted yet")

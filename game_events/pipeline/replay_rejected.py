@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 from game_events.lakehouse.reading import read_files, spark_schema
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.game_commits import for_games
+from game_events.pipeline.generations import BronzeIdentity
 from game_events.pipeline.refresh import refresh_downstream
 from game_events.pipeline.rejections import Decisions
 from game_events.pipeline.replay import Replayed, Selection, replay
@@ -44,8 +45,8 @@ def games_kept_out_of(pipeline: Pipeline, rules: frozenset[str]) -> frozenset[st
     bronze = pipeline.bronze.open()
     if bronze is None:
         return frozenset()
-    bronze_id = str(bronze.metadata().id)
-    decisions = Decisions.read(pipeline, bronze_id)
+    bronze_key = BronzeIdentity.of(bronze).key
+    decisions = Decisions.read(pipeline, bronze_key)
     found: dict[str, set[str]] = {}
     if decisions.handle is not None and decisions.rejected_games:
         rows = read_files(pipeline.spark, decisions.handle.file_uris(), spark_schema(decisions.handle.schema()))
@@ -54,7 +55,7 @@ def games_kept_out_of(pipeline: Pipeline, rules: frozenset[str]) -> frozenset[st
             found.setdefault(row["reason"], set()).add(row["game"])
     games = {game for reason, of_reason in found.items() if not rules or reason in rules for game in of_reason}
     if not rules or rules - set(found):
-        known = pipeline.progress.read(bronze_id).games
+        known = pipeline.progress.read(bronze_key).games
         tables = for_games(known, lambda game: pipeline.lakehouse.silver(game).open())
         games |= {game for game, table in tables.items() if table is not None and table.transaction_version(DROPPED_APP)}
     return frozenset(games)

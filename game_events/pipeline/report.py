@@ -98,6 +98,8 @@ class RunReport:
         latency: layer -> how long records took from Kafka's timestamp to their commit there.
         postponed: assets of one's own that are behind silver, and whose interval has not passed yet.
         waiting: layer -> records of bronze that are not visible there yet, by the time they were produced.
+        expired: rows that a full refresh of bronze has lost, as Kafka does not have their records any more.
+        notices: what a person should know besides: a protected table that was left out, a bronze that was replaced.
     """
 
     tables: list[TableReport] = field(default_factory=list)
@@ -116,6 +118,8 @@ class RunReport:
     latency: dict[str, Histogram] = field(default_factory=dict)
     waiting: dict[str, Arrivals] = field(default_factory=dict)
     postponed: list[str] = field(default_factory=list)
+    expired: int = 0
+    notices: list[str] = field(default_factory=list)
     _landed: dict[str, TableReport] = field(default_factory=dict, repr=False)
 
     def of(self, layer: str) -> list[TableReport]:
@@ -221,6 +225,8 @@ class RunReport:
             "rules": self._rules(),
             "unrouted": dict(self.unrouted),
             "postponed": self.postponed,
+            "expired": self.expired,
+            "notices": self.notices,
             "errors": [{"table": t.table, "game": t.game, "error": t.error} for t in self.errors],
             "seconds": {k: round(v, 3) for k, v in self.seconds.items()},
             "checks": {c.name: c.passed for c in self.checks},

@@ -44,14 +44,14 @@ def audit_rules(pipeline: Pipeline, rules: Iterable[Rule]) -> Found:
     if bronze is None or not row_count(bronze):
         return {}
     source = Source.of(pipeline, bronze)
-    games = sorted(pipeline.progress.read(source.bronze_id).games)
+    games = sorted(pipeline.progress.read(source.bronze.key).games)
     found: Found = {}
     silver = [r for r in chosen if r.layer == "silver"]
     if silver:
         tables = _tables(for_games(games, lambda game: pipeline.lakehouse.silver(game).open()))
         rows = read_files(pipeline.spark, _files(tables), source.columns)
         found |= _count(pipeline, silver, rows, source.columns, pipeline.settings.entity_column, tables)
-        _add_kept_out(pipeline, silver, found, tables, Decisions.read(pipeline, source.bronze_id))
+        _add_kept_out(pipeline, silver, found, tables, Decisions.read(pipeline, source.bronze.key))
     gold = [r for r in chosen if r.layer == "gold"]
     if gold:
         tables = _tables(for_games(games, lambda game: pipeline.lakehouse.gold(game).open()))

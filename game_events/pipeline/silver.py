@@ -25,10 +25,11 @@ from game_events.lakehouse.staging import discard
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fan_out import FanOutResult
 from game_events.pipeline.game_commits import Committed, for_games
+from game_events.pipeline.generations import generation
 from game_events.pipeline.rejections import Decisions
 from game_events.pipeline.report import RunReport, TableReport
 from game_events.pipeline.routing import OVER_LIMIT, Routing, admit
-from game_events.pipeline.silver_commit import generation, settle
+from game_events.pipeline.silver_commit import settle
 from game_events.pipeline.silver_stage import Source, Start, new_names, stage_games
 
 T = TypeVar("T")
@@ -59,7 +60,7 @@ def refresh_silver(pipeline: Pipeline, report: RunReport, games: frozenset[str] 
 
 
 def _refresh(pipeline: Pipeline, report: RunReport, source: Source, games: frozenset[str] | None, *, full: bool) -> None:
-    state = pipeline.progress.read(source.bronze_id)
+    state = pipeline.progress.read(source.bronze.key)
     floor = state.floor(SILVER)
     done: dict[str, int] = {}
     failed: dict[str, str] = {}
@@ -71,14 +72,14 @@ def _refresh(pipeline: Pipeline, report: RunReport, source: Source, games: froze
         if full:
             # Before any commit: a crash between the layers' commits must not leave the later ones with the old rows.
             why = "its silver table was replaced"
-            pipeline.progress.update(source.bronze_id, lambda now: now.pending_downstream(again, why))
+            pipeline.progress.update(source.bronze.key, lambda now: now.pending_downstream(again, why))
     elif source.batch > floor:
         again, failed, unrouted = _default_pass(pipeline, source, state, report, done)
     whole = games is None and not full
     known_anew = state.decided_anew
     if whole:
         again |= state.failed_in(SILVER)
-        decisions = Decisions.read(pipeline, source.bronze_id)
+        decisions = Decisions.read(pipeline, source.bronze.key)
         if decisions.made_anew != known_anew:
             again |= _not_carried_out(pipeline, decisions, state.games)
             known_anew = decisions.made_anew
@@ -102,7 +103,7 @@ def _refresh(pipeline: Pipeline, report: RunReport, source: Source, games: froze
         after = replace(after, decided_anew=max(known_anew, after.decided_anew))
         return _with_unrouted(after, source.batch) if valid_unrouted else after
 
-    pipeline.progress.update(source.bronze_id, moved)
+    pipeline.progress.update(source.bronze.key, moved)
     report.unrouted += unrouted
 
 
@@ -145,7 +146,7 @@ def _default_pass(
         over += sum(kept_out.values())
         routing = Routing(frozenset(), frozenset(known | admitted))
     pipeline.on_progress(f"silver: batches {floor + 1} to {source.batch}")
-    decisions = Decisions.read(pipeline, source.bronze_id)
+    decisions = Decisions.read(pipeline, source.bronze.key)
     source = source.with_transformations()
     result = stage_games(source, floor, routing, len(known), None, decisions)
     crash_points.reach("silver_staged")
@@ -160,7 +161,7 @@ def _default_pass(
     def look(game: str) -> Start | None:
         """Where its staged rows begin, if that is the floor."""
         handle = pipeline.lakehouse.silver(game).open()
-        taken = handle.transaction_version(source.app) if handle is not None else None
+        taken = source.bronze.taken(handle)
         if handle is None:
             # Rows below the floor exist only if the table is gone, or the name was kept out before.
             from_floor = not floor or (game not in state.games and not state.unrouted_batch)
@@ -209,15 +210,15 @@ def _planned_pass(  # noqa: PLR0913 - one pass of a loop, its state passed expli
     start: dict[str, Start] = {}
     behind: set[str] = set()
     allowed = Routing(frozenset(pipeline.settings.games))
-    decisions = Decisions.read(pipeline, source.bronze_id)
+    decisions = Decisions.read(pipeline, source.bronze.key)
     asked = sorted(g for g in games if allowed.refusal(g) is None)
     rejects = source.rules.has("quarantine") or decisions.in_force
     look = partial(_start, source, decisions, full=full, rejects=rejects)
     for game, found in for_games(asked, _guarded(look)).items():
         if isinstance(found, str):
             failed[game] = found
-        elif found.anew and found.decided > source.batch:
-            behind.add(game)
+        elif (full and (found.taken or 0) > source.batch) or (found.anew and found.decided > source.batch):
+            behind.add(game)  # a rival has read on: what this run would replace its rows by is less
         elif found.begin >= source.batch and not found.replace:
             done[game] = found.begin
         else:
@@ -243,7 +244,7 @@ def _planned_pass(  # noqa: PLR0913 - one pass of a loop, its state passed expli
 def _start(source: Source, decisions: Decisions, game: str, *, full: bool, rejects: bool) -> Start:
     """Where a game stands by its own table, and by what quarantine has decided about it."""
     handle = source.pipeline.lakehouse.silver(game).open()
-    taken = handle.transaction_version(source.app) if handle is not None else None
+    taken = source.bronze.taken(handle)
     decided = decisions.batch(game)
     # Decided anew, and not replaced yet: a crash came between.
     pending = (decisions.generation(game) or 0) > generation(handle)
@@ -286,7 +287,7 @@ def new_games(pipeline: Pipeline, above: int | None = None) -> list[str]:
     if handle is None or not row_count(handle):
         return []
     source = Source.of(pipeline, handle)
-    state = pipeline.progress.read(source.bronze_id)
+    state = pipeline.progress.read(source.bronze.key)
     uris = files_with(handle, "_batch", state.floor(SILVER) if above is None else above)
     if not uris:
         return []

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from deltalake import DeltaTable
-
 from game_events.lakehouse.commits import Commit
 from game_events.lakehouse.progress import SILVER
 from game_events.lakehouse.reading import BATCH_INFO
@@ -15,6 +13,7 @@ from game_events.lakehouse.staging import discard
 from game_events.pipeline.bronze_stage import QUARANTINE_COLUMNS
 from game_events.pipeline.fan_out import FanOutResult
 from game_events.pipeline.game_commits import Committed, commit_games
+from game_events.pipeline.generations import GENERATION_APP, generation
 from game_events.pipeline.readmissions import noted
 from game_events.pipeline.rejections import Decisions, Rewritten, Verdict, decide
 from game_events.pipeline.report import RunReport
@@ -22,15 +21,8 @@ from game_events.pipeline.rule_split import RuleCounts
 from game_events.pipeline.silver_stage import Source, Start
 from game_events.rules import Rule
 
-#: `txn` that counts how often a table's rows were replaced: whoever aggregated the old ones begins anew.
-GENERATION_APP = "generation"
-#: `txn` with the rows that rules have kept out since then: bronze's rows = the table's + these.
+#: `txn` with the rows that rules have kept out since the table's rows were replaced: bronze's rows = the table's + these.
 DROPPED_APP, QUARANTINED_APP = "rows_dropped", "rows_quarantined"
-
-
-def generation(silver: DeltaTable | None) -> int:
-    """How often the rows of a silver table were replaced."""
-    return int(silver.transaction_version(GENERATION_APP) or 0) if silver is not None else 0
 
 
 def settle(
@@ -86,7 +78,7 @@ def _decide(
     anew = {game for game, start in starts.items() if start.anew}
     if not (source.rules.has("quarantine") or decisions.in_force or anew):
         # A rival whose rules reject rows may have begun since: then its decisions hold for this run too.
-        return set(starts) if Decisions.read(pipeline, source.bronze_id).in_force else set()
+        return set(starts) if Decisions.read(pipeline, source.bronze.key).in_force else set()
     generations = {game: _next_generation(decisions, game, starts[game]) for game in anew}
     verdicts = {game: Verdict(source.batch, result.rejected.get(game, []), generations.get(game)) for game in starts}
     readmitted = {g: starts[g] for g in anew if g in result.counts and result.counts[g].readmitted}
@@ -138,7 +130,8 @@ def _commit_plan(source: Source, decisions: Decisions, game: str, start: Start, 
         source.schema,
         result.files.get(game, []),
         expected={
-            source.app: start.taken,
+            # As it stands, whatever bronze it is of.
+            source.app: handle.transaction_version(source.app) if handle is not None else None,
             GENERATION_APP: handle.transaction_version(GENERATION_APP) if handle is not None else None,
         },
         advance=advance,

@@ -22,6 +22,7 @@ from game_events.pipeline.bronze import BATCH_APP
 from game_events.pipeline.bronze_stage import HEADERS, no_headers
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fan_out import TASK_ROWS, FanOut, FanOutResult, stage
+from game_events.pipeline.generations import BronzeIdentity
 from game_events.pipeline.rejections import COORDINATES, Decisions
 from game_events.pipeline.routing import Routing
 from game_events.pipeline.rule_check import require_valid
@@ -38,7 +39,7 @@ class Source:
     Attributes:
         pipeline: the parts.
         handle: bronze's version.
-        bronze_id: its table.
+        bronze: which content of the table that is.
         batch: its highest batch.
         base: columns of bronze that silver is made of: what rules see.
         schema: columns of silver: the same but for transformations of the user's own.
@@ -46,7 +47,7 @@ class Source:
 
     pipeline: Pipeline
     handle: DeltaTable
-    bronze_id: str
+    bronze: BronzeIdentity
     batch: int
     base: pa.Schema
     schema: pa.Schema
@@ -65,7 +66,7 @@ class Source:
                 f"bronze has no column {pipeline.settings.entity_column!r} (it has {', '.join(schema.names)}): set "
                 "GAME_EVENTS_ENTITY_COLUMN to the one that names the game"
             )
-        return cls(pipeline, handle, str(handle.metadata().id), batch, schema, schema)
+        return cls(pipeline, handle, BronzeIdentity.of(handle), batch, schema, schema)
 
     def with_transformations(self) -> Source:
         """With the columns that silver gets: asked of Spark, so only when there is work to do.
@@ -86,7 +87,7 @@ class Source:
     @property
     def app(self) -> str:
         """`txn` of silver."""
-        return bronze_app(self.bronze_id)
+        return self.bronze.app
 
     @property
     def columns(self) -> StructType:
@@ -112,7 +113,7 @@ class Start:
 
     Attributes:
         handle: its silver table, None if there is none.
-        taken: the table's `txn`.
+        taken: the highest batch that it has of this bronze; None: it is of another one, or there is no table.
         begin: bronze batch above which its rows are staged.
         replace: they are all it gets; the rows it has go.
         decided: bronze batch up to which quarantine has decided which of them are rejected.
@@ -125,11 +126,6 @@ class Start:
     replace: bool = False
     decided: int = 0
     anew: bool = False
-
-
-def bronze_app(bronze_id: str) -> str:
-    """Name of the `txn` that holds the highest bronze batch in a silver table."""
-    return f"bronze:{bronze_id}"
 
 
 def stage_games(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from game_events.lakehouse.progress import GOLD, SILVER, UNIFIED_LAYER, ProgressTable
 from game_events.lakehouse.tables import BRONZE, Lakehouse
 from game_events.pipeline.bronze import BATCH_APP, next_offsets
+from game_events.pipeline.generations import BronzeIdentity
 from game_events.settings import Settings
 from game_events.sources.kafka import KafkaTopic, Offsets, TopicOffsets
 
@@ -80,7 +81,7 @@ def look(settings: Settings, timeout_s: float) -> Standing:
         return Standing(topic, topic.earliest, lag, made=earliest)
     # A partition that bronze never read is read from its start: also one that was added, and all of a topic made anew.
     reached = topic.earliest | next_offsets(bronze, topic)
-    state = ProgressTable(lakehouse).read(str(bronze.metadata().id))
+    state = ProgressTable(lakehouse).read(BronzeIdentity.of(bronze).key)
     return Standing(
         topic,
         reached,

@@ -25,6 +25,7 @@ from game_events.lakehouse.tables import UNIFIED
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.file_stage import FileStage, staged_files
 from game_events.pipeline.game_commits import for_games
+from game_events.pipeline.generations import BronzeIdentity
 from game_events.pipeline.gold_rows import game_in_path
 from game_events.pipeline.report import RunReport, TableReport
 from game_events.pipeline.silver import ATTEMPTS
@@ -50,8 +51,8 @@ def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False
     bronze = pipeline.bronze.open()
     if bronze is None:
         return
-    bronze_id = str(bronze.metadata().id)
-    state = pipeline.progress.read(bronze_id)
+    bronze_key = BronzeIdentity.of(bronze).key
+    state = pipeline.progress.read(bronze_key)
     target = state.floor(GOLD)
     table = pipeline.lakehouse.table(UNIFIED)
     for attempt in range(ATTEMPTS):
@@ -64,7 +65,7 @@ def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False
                 return
     behind = state.failed_in(GOLD)
     if not behind:
-        pipeline.progress.update(bronze_id, lambda now: now.done(UNIFIED_LAYER, target))
+        pipeline.progress.update(bronze_key, lambda now: now.done(UNIFIED_LAYER, target))
     report.seconds["unified"] = report.seconds.get("unified", 0.0) + time.monotonic() - began
 
 

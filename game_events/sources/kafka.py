@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
@@ -103,6 +104,16 @@ class KafkaTopic:
         earliest = self._list(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
         latest = self._list(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
         return TopicOffsets(self.topic, str(described.topic_id), earliest, latest)
+
+    def offsets_at(self, when: datetime) -> Offsets:
+        """Partition -> first offset whose record is not older than a time; partitions without such a record are left out.
+
+        Raises:
+            ConfigurationError, TransientError: as `offsets` does.
+        """
+        partitions = [TopicPartition(self.topic, p.id) for p in self._describe().partitions]
+        since = OffsetSpec.for_timestamp(int(when.timestamp() * 1000))
+        return {p: offset for p, offset in self._list(partitions, since).items() if offset >= 0}
 
     def read(self, spark: SparkSession, part: Slice) -> DataFrame:
         """The records of a slice: key, value, topic, partition, offset, timestamp, headers.

@@ -55,7 +55,7 @@ def versions(settings: Settings) -> dict[str, int]:
     return {name: DeltaTable(lakehouse.table(name).uri).version() for name in lakehouse.names()}
 
 
-def start_run(settings: Settings, home: Path, crash_at: str | None = None) -> subprocess.Popen[str]:
+def start_run(settings: Settings, home: Path, crash_at: str | None = None, *arguments: str) -> subprocess.Popen[str]:
     """`game-events run` in a process of its own, as a user starts it."""
     home.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {
@@ -67,12 +67,13 @@ def start_run(settings: Settings, home: Path, crash_at: str | None = None) -> su
         "GAME_EVENTS_STATE_DIR": str(settings.state_dir),
         "GAME_EVENTS_MAX_RECORDS_PER_BATCH": str(settings.max_records_per_batch),
         "GAME_EVENTS_SPARK_MASTER": settings.spark_master,
+        "GAME_EVENTS_ALLOW_BRONZE_FULL_REFRESH": str(settings.allow_bronze_full_refresh),
     }
     if crash_at is not None:
         environment[crash_points.VARIABLE] = crash_at
     # Into files: nobody reads a pipe of a run that others wait for.
     with (home / "stdout").open("w") as out, (home / "stderr").open("w") as err:
-        return subprocess.Popen(COMMAND, env=environment, cwd=home, stdout=out, stderr=err, text=True)
+        return subprocess.Popen([*COMMAND, *arguments], env=environment, cwd=home, stdout=out, stderr=err, text=True)
 
 
 def orphans(settings: Settings) -> list[psutil.Process]:

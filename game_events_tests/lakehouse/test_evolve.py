@@ -11,6 +11,7 @@ from deltalake.exceptions import CommitFailedError
 from game_events.decoding.columns import METADATA_KEY
 from game_events.errors import ConflictError, DataError
 from game_events.lakehouse.commits import Commit, changed_types, commit, evolve
+from game_events.lakehouse.format_version import KEY
 from game_events.lakehouse.reading import read_arrow
 from game_events.lakehouse.tables import Lakehouse
 from game_events_tests.lakehouse.helpers import (
@@ -77,7 +78,7 @@ def test_a_columns_metadata_is_kept_when_nested_fields_are_added(table):
     commit(Commit(table, old, [], {}, {}, None))
     evolve(table, table.open(), new)
     (field,) = table.open().schema().fields
-    assert field.metadata == {"k": "2"}
+    assert field.metadata == {"k": "2", KEY: "1"}
     assert [f.name for f in pa.schema(table.open().schema()).field("p").type] == ["x", "y"]
 
 

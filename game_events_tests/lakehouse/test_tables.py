@@ -4,8 +4,9 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from game_events.errors import DataError
+from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.commits import commit
+from game_events.lakehouse.format_version import KEY, format_of
 from game_events.lakehouse.reading import files_with, row_count, selection
 from game_events.lakehouse.tables import Lakehouse, game_of_silver, gold_name, is_game, silver_name
 from game_events_tests.lakehouse.helpers import plan
@@ -30,6 +31,23 @@ def test_a_table_with_deletion_vectors_is_refused_with_what_to_do(table):
         pytest.skip("this delta-rs did not set the feature")
     with pytest.raises(DataError, match="deletionVectors"):
         table.open()
+
+
+def test_a_table_says_its_format_older_ones_are_read_and_a_newer_one_is_refused(table, monkeypatch):
+    commit(plan(table, [1], None, 1))
+    assert format_of(table.open()) == 1
+    commit(plan(table, [2], 1, 2))
+    with monkeypatch.context() as patch:
+        patch.setattr("game_events.lakehouse.format_version.FORMAT", 2)
+        assert row_count(table.open()) == 2, "newer code reads older tables"
+    table.open().alter.set_column_metadata(table.open().schema().fields[0].name, {KEY: "2"})
+    with pytest.raises(ConfigurationError, match="has format 2, this version of game_events reads formats up to 1"):
+        table.open()
+
+
+def test_a_table_from_before_there_were_formats_is_of_the_first_one(table):
+    write_deltalake(table.uri, pa.table({"n": [1]}))
+    assert format_of(table.open()) == 1
 
 
 def test_files_below_a_batch_are_not_read(table):

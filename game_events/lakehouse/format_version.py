@@ -1,0 +1,41 @@
+"""The version of the tables' own format, kept in each table: newer code reads older tables, older code refuses newer ones.
+
+It stands in the metadata of a table's first column, as delta-rs takes no table properties but Delta's own.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from game_events.errors import ConfigurationError
+
+#: Goes up when tables are written in a way that the code before would misread.
+FORMAT = 1
+KEY = "game_events.format"
+
+
+def marked(schema: pa.Schema) -> pa.Schema:
+    """A schema whose table will say which format it has."""
+    first = schema.field(0)
+    return schema.set(0, first.with_metadata((first.metadata or {}) | {KEY: str(FORMAT)}))
+
+
+def format_of(handle: DeltaTable) -> int:
+    """A table's format; tables that say nothing are of the first one."""
+    fields = handle.schema().fields
+    return int(fields[0].metadata.get(KEY, 1)) if fields else 1
+
+
+def refuse_newer(handle: DeltaTable) -> None:
+    """Keep this code from a table that it would misread.
+
+    Raises:
+        ConfigurationError: the table's format is newer than this code.
+    """
+    found = format_of(handle)
+    if found > FORMAT:
+        raise ConfigurationError(
+            f"table {handle.table_uri} has format {found}, this version of game_events reads formats up to {FORMAT}: update "
+            "game_events, or use the lakehouse of this version"
+        )

@@ -1,0 +1,92 @@
+"""What protects bronze from a full refresh: it is refused until a setting allows it, with what would be lost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pyspark.sql import functions as F
+
+from game_events.errors import ConfigurationError, TransientError
+from game_events.lakehouse.reading import read_files, row_count, spark_schema
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.quarantine_reset import LAYER, since
+from game_events.pipeline.starting_point import all_there_is
+from game_events.sources.kafka import TopicOffsets
+
+ALLOW = "GAME_EVENTS_ALLOW_BRONZE_FULL_REFRESH"
+#: Partitions that a message names one by one.
+PARTITIONS_NAMED = 8
+
+
+@dataclass(frozen=True)
+class Expired:
+    """What a full refresh of bronze cannot bring back.
+
+    Attributes:
+        rows: decoded rows that bronze holds.
+        expired: those of them whose records Kafka does not have any more.
+        undecodable: undecodable rows that quarantine holds.
+        undecodable_expired: those of them whose records Kafka does not have any more.
+    """
+
+    rows: int = 0
+    expired: int = 0
+    undecodable: int = 0
+    undecodable_expired: int = 0
+
+    def __str__(self) -> str:
+        """For messages."""
+        return (
+            f"{self.expired:,} of the {self.rows:,} rows of bronze_events and {self.undecodable_expired:,} of the "
+            f"{self.undecodable:,} undecodable rows of quarantine_events"
+        )
+
+
+def refuse_unless_allowed(pipeline: Pipeline) -> None:
+    """Keep bronze from being replaced by mistake.
+
+    Raises:
+        ConfigurationError: the setting does not allow it; the message names the setting and says what would be lost.
+    """
+    if pipeline.settings.allow_bronze_full_refresh or pipeline.bronze.open() is None:
+        return
+    try:
+        topic = topic_to_read(pipeline)
+        lost = f"{count_expired(pipeline, topic)} have expired there and would be lost"
+        lost = f"Kafka has topic {topic.topic} {_begins(topic)}: {lost}"
+    except TransientError as error:
+        lost = f"What has expired in Kafka would be lost, and Kafka does not say what that is ({error})"
+    raise ConfigurationError(
+        f"bronze_events is protected from a full refresh. {lost}. Nothing was changed. To replace it all the same, set "
+        f"{ALLOW}=true"
+    )
+
+
+def count_expired(pipeline: Pipeline, topic: TopicOffsets) -> Expired:
+    """Count what Kafka does not have any more; one Spark job over three columns of each table."""
+    counts: list[int] = []
+    for table in (pipeline.bronze, pipeline.quarantine):
+        handle = table.open()
+        if handle is None or not row_count(handle):
+            counts += [0, 0]
+            continue
+        rows = read_files(pipeline.spark, handle.file_uris(), spark_schema(handle.schema()))
+        if table is pipeline.quarantine:
+            rows = rows.where(F.col("layer") == LAYER)
+        gone = F.when(~since(topic.topic_id, topic.earliest), 1)
+        found = rows.agg(F.count(F.lit(1)).alias("rows"), F.count(gone).alias("gone")).collect()[0]
+        counts += [int(found["rows"]), int(found["gone"])]
+    return Expired(*counts)
+
+
+def topic_to_read(pipeline: Pipeline) -> TopicOffsets:
+    """The topic as it will be read: what is older than the starting time counts as gone."""
+    topic = pipeline.topic.offsets()
+    return replace(topic, earliest=all_there_is(pipeline, topic))
+
+
+def _begins(topic: TopicOffsets) -> str:
+    """From where on Kafka has the topic."""
+    named = [f"[{p}] from offset {o:,}" for p, o in sorted(topic.earliest.items())]
+    rest = f" and {len(named) - PARTITIONS_NAMED} partitions more" if len(named) > PARTITIONS_NAMED else ""
+    return ", ".join(named[:PARTITIONS_NAMED]) + rest

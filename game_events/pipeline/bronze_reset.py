@@ -1,0 +1,151 @@
+"""Full refresh of bronze: all that Kafka still has of the topic is read and decoded anew, and replaces what bronze holds.
+
+Guarantee: readers see the old bronze or the new, nothing between; a crash before the one commit changes nothing, one behind it
+is finished by the next run. The table's id stays and batch numbers go on, `generation` says from which on these are other rows.
+Records that Kafka has expired are lost by it: it is refused until a setting allows it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from deltalake import DeltaTable
+
+from game_events.decoding.columns import ColumnMap
+from game_events.decoding.decoder import TypeKey
+from game_events.errors import ConflictError, DataError
+from game_events.lakehouse import crash_points
+from game_events.lakehouse.commits import Commit, Landed, commit
+from game_events.lakehouse.staging import StagedFile, discard
+from game_events.pipeline.bronze import BATCH_APP, archive_schemas, column_map, partition_app, stage_slice
+from game_events.pipeline.bronze_protection import Expired, count_expired, refuse_unless_allowed, topic_to_read
+from game_events.pipeline.bronze_stage import bronze_schema
+from game_events.pipeline.commit_notes import OffsetRanges, slice_info
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.generations import GENERATION_APP
+from game_events.pipeline.quarantine_reset import RESET_APP, ResetList, finish_reset, forget, is_finished, keep
+from game_events.pipeline.replay_notes import REPLAY_APP, is_noted, note_replay
+from game_events.pipeline.report import RunReport
+from game_events.sources.kafka import Offsets, TopicOffsets, plan_slice
+
+
+@dataclass
+class _Staged:
+    """All slices together: files and counts, never rows."""
+
+    columns: ColumnMap
+    bronze: list[StagedFile] = field(default_factory=list)
+    quarantine: list[StagedFile] = field(default_factory=list)
+    start: Offsets = field(default_factory=dict)
+    end: Offsets = field(default_factory=dict)
+    types: set[TypeKey] = field(default_factory=set)
+    reasons: Counter[str] = field(default_factory=Counter)
+
+
+def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
+    """Replace bronze, and the undecodable rows of quarantine, by what Kafka has of the topic now.
+
+    Slices are decoded and written one by one; then one commit takes the old files out and the new ones in.
+
+    Raises:
+        ConfigurationError: the setting does not allow it.
+        ConflictError: a run committed to bronze meanwhile: nothing has changed.
+    """
+    refuse_unless_allowed(pipeline)
+    began = time.monotonic()
+    finish_reset(pipeline, report)
+    note_replay(pipeline)
+    bronze, quarantine = pipeline.bronze.open(), pipeline.quarantine.open()
+    if bronze is None:
+        return  # the first run reads all of the topic by itself
+    if quarantine is not None and not (is_noted(bronze, quarantine) and is_finished(bronze, quarantine)):
+        raise ConflictError("bronze_events: a rival run is at work on it. Nothing was changed: run again")
+    topic = topic_to_read(pipeline)
+    expired = count_expired(pipeline, topic)
+    staged = _Staged(column_map(bronze))
+    # Names the list of quarantine's files: of two full refreshes at once, each has a list of its own.
+    ticket = max(int(bronze.transaction_version(RESET_APP) or 0) + 1, time.time_ns() // 1000)
+    try:
+        # All slices are one batch, as they are one commit.
+        batch = int(bronze.transaction_version(BATCH_APP) or 0) + 1
+        _stage_topic(pipeline, topic, batch, staged)
+        apps = {p: partition_app(topic.topic, topic.topic_id, p) for p in staged.end}
+        keep(pipeline.quarantine, ticket, ResetList(topic.topic_id, staged.end, apps, staged.quarantine))
+        archive_schemas(pipeline, report, staged.types)
+    except Exception:
+        _drop(pipeline, staged, ticket)
+        raise
+    crash_points.reach("reset_staged")
+    try:
+        landed = _commit(pipeline, bronze, topic, staged, batch, ticket)
+    except DataError:
+        _drop(pipeline, staged, ticket)
+        raise
+    except ConflictError as error:  # of any other failure the outcome may be unknown: then the files are needed
+        _drop(pipeline, staged, ticket)
+        raise ConflictError(f"{error}. Nothing was changed: run again while no other run is at work") from None
+    crash_points.reach("reset_committed")
+    finish_reset(pipeline, report)
+    _record(pipeline, bronze, staged, batch, landed, expired, report)
+    report.seconds["bronze"] = report.seconds.get("bronze", 0.0) + time.monotonic() - began
+
+
+def _stage_topic(pipeline: Pipeline, topic: TopicOffsets, batch: int, staged: _Staged) -> None:
+    """Decode and write the whole topic, slice by slice; fields keep the columns they have."""
+    staged.start, staged.end = dict(topic.earliest), dict(topic.earliest)
+    pipeline.catalog.ids_of(f"{topic.topic}-value")
+    while part := plan_slice(topic, staged.end, topic.latest, pipeline.settings.max_records_per_batch):
+        pipeline.on_progress(f"bronze is read anew: {part.records:,} records, {sum(part.lag.values()):,} behind them")
+        found = stage_slice(pipeline, staged.columns, part, batch, {})
+        staged.bronze += found.bronze
+        staged.quarantine += found.quarantine
+        staged.columns = pipeline.catalog.message_columns(staged.columns, found.types)
+        staged.end |= part.end
+        staged.types |= found.types
+        staged.reasons += found.reasons
+
+
+def _commit(pipeline: Pipeline, bronze: DeltaTable, topic: TopicOffsets, staged: _Staged, batch: int, ticket: int) -> Landed:
+    apps = {p: partition_app(topic.topic, topic.topic_id, p) for p in staged.end}
+    compared = (BATCH_APP, GENERATION_APP, RESET_APP, REPLAY_APP, *apps.values())
+    read = OffsetRanges(topic.topic, topic.topic_id, {p: (staged.start[p], end) for p, end in staged.end.items()})
+    note = slice_info(batch, sum(f.rows for f in staged.bronze), sum(f.rows for f in staged.quarantine), read)
+    return commit(
+        Commit(
+            pipeline.bronze,
+            bronze_schema(staged.columns),
+            staged.bronze,
+            expected={app: bronze.transaction_version(app) for app in compared},
+            advance={apps[p]: end for p, end in staged.end.items()}
+            | {BATCH_APP: batch, GENERATION_APP: batch, RESET_APP: ticket},
+            table_id=str(bronze.metadata().id),
+            replace=True,
+            owns_map=True,
+            info=note | {"full_refresh": "rows of batches before this one are gone", "run_id": pipeline.run_id},
+        )
+    )
+
+
+def _drop(pipeline: Pipeline, staged: _Staged, ticket: int) -> None:
+    """Remove what was staged for a commit that is known not to have happened."""
+    with suppress(OSError):
+        discard(pipeline.bronze, staged.bronze)
+        forget(pipeline.quarantine, ticket, staged.quarantine)
+
+
+def _record(
+    pipeline: Pipeline, before: DeltaTable, staged: _Staged, batch: int, landed: Landed, expired: Expired, report: RunReport
+) -> None:
+    schema = bronze_schema(staged.columns)
+    known = {f.name for f in before.schema().fields}
+    entry = report.add_landed("bronze", pipeline.bronze, landed, schema, batch)
+    entry.new_columns += [f.name for f in schema if f.name not in known]
+    report.add_read(staged.start, staged.end)
+    report.batches.append(batch)
+    report.schema_ids.update(i for i, _ in staged.types)
+    report.rejected += staged.reasons
+    report.expired = expired.expired + expired.undecodable_expired
+    report.notices.append(f"bronze_events was replaced by what Kafka has; lost with it, as it has expired there: {expired}")

@@ -1,0 +1,162 @@
+"""Everything a run needs, checked one by one without changing anything: `doctor`, `run --dry-run` and the job `validate`.
+
+Every check is made whatever the ones before it have found, so that all that is wrong is said at once.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import uuid
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow.fs as pafs
+from deltalake.exceptions import DeltaError
+from deltalake.fs import DeltaStorageHandler
+
+from game_events.errors import ConfigurationError, DataError, GameEventsError
+from game_events.lakehouse.tables import Lakehouse
+from game_events.pipeline.backlog import backlog
+from game_events.pipeline.bronze_protection import ALLOW
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.selection import BRONZE, Parts, Selection
+from game_events.settings import Settings
+from game_events.sources.kafka import KafkaTopic
+from game_events.sources.registry import SchemaRegistry
+from game_events.stack.jars import resolve
+from game_events.stack.java import find_java
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """One check.
+
+    Attributes:
+        check: its name.
+        ok: nothing is wrong.
+        detail: what was found, or what is wrong and what to do about it.
+        data: the same for programs, where there is more to it.
+    """
+
+    check: str
+    ok: bool
+    detail: str
+    data: Mapping[str, object] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, object]:
+        """For `--json`."""
+        found = {"check": self.check, "ok": self.ok, "detail": self.detail}
+        return found | ({"data": dict(self.data)} if self.data else {})
+
+
+#: Says what it found; raises if something is wrong.
+Check = Callable[[], str | tuple[str, Mapping[str, object]]]
+
+
+def run_checks(checks: Mapping[str, Check], needs: Mapping[str, Collection[str]] | None = None) -> list[CheckResult]:
+    """Make all of them, in order.
+
+    Args:
+        checks: name -> check.
+        needs: name -> checks without which it would only say the same once more.
+    """
+    found: list[CheckResult] = []
+    for name, check in checks.items():
+        missing = [c.check for c in found if not c.ok and c.check in (needs or {}).get(name, ())]
+        if missing:
+            found.append(CheckResult(name, False, f"not known while this fails: {', '.join(missing)}"))
+            continue
+        try:
+            answer = check()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other checks are made, and this one has failed
+            known = isinstance(error, GameEventsError | OSError | DeltaError)
+            found.append(CheckResult(name, False, str(error) if known else f"{type(error).__name__}: {error}"))
+        else:
+            detail, data = (answer, {}) if isinstance(answer, str) else answer
+            found.append(CheckResult(name, True, detail, data))
+    return found
+
+
+def environment_checks(settings: Settings) -> dict[str, Check]:
+    """What has to be there before any run."""
+    return {
+        "java": lambda: str(find_java()),
+        "java parts": lambda: f"{len(resolve().spark)} jars for Spark, broker and registry",
+        "kafka": lambda: _kafka(settings),
+        "schema registry": lambda: _registry(settings),
+        "lakehouse": lambda: _writable(settings),
+        "tables": lambda: _tables(Lakehouse(settings.lakehouse)),
+    }
+
+
+def run_plan_checks(pipeline: Pipeline, selected: Callable[[], Selection]) -> dict[str, Check]:
+    """What a run would do, with these tables and this topic.
+
+    Args:
+        pipeline: the parts; Spark is not used.
+        selected: gives the selection, or raises what is wrong with its words.
+    """
+
+    def selection() -> str:
+        found = selected()
+        if BRONZE in found.full and not pipeline.settings.allow_bronze_full_refresh:
+            raise ConfigurationError(f"bronze_events is protected from a full refresh: {ALLOW}=true allows it")
+        said = [f"brought up to date: {_said(found.update)}"]
+        said += [f"replaced: {_said(found.full)}"] if found.full else []
+        return "; ".join([*said, *found.notices])
+
+    def plan() -> tuple[str, Mapping[str, object]]:
+        found = backlog(pipeline)
+        records = {str(p): n for p, n in sorted(found.records.items())}
+        return str(found), {"records": records, "games": found.games, "rows_waiting": found.rows}
+
+    return {"selection": selection, "plan": plan}
+
+
+def _said(parts: Parts) -> str:
+    return ", ".join(layer if games is None else f"{layer} of {', '.join(sorted(games))}" for layer, games in parts.items())
+
+
+def _kafka(settings: Settings) -> str:
+    found = KafkaTopic(settings).offsets()
+    records = sum(found.latest[p] - found.earliest[p] for p in found.latest)
+    return f"{settings.kafka_bootstrap_servers}: topic {found.topic}, {len(found.latest)} partitions, {records:,} records"
+
+
+def _registry(settings: Settings) -> str:
+    subject = f"{settings.kafka_topic}-value"
+    versions = SchemaRegistry(settings).version_numbers(subject)
+    return f"{settings.schema_registry_url}: subject {subject}, {len(versions)} versions"
+
+
+def _writable(settings: Settings) -> str:
+    lakehouse = Lakehouse(settings.lakehouse)
+    if "://" in lakehouse.root:
+        store = pafs.PyFileSystem(DeltaStorageHandler(lakehouse.root, lakehouse.options))
+        probe = f"_probe-{uuid.uuid4()}"
+        with store.open_output_stream(probe) as sink:
+            sink.write(b"probe")
+        store.delete_file(probe)
+        return f"{lakehouse.root}: writable, {len(lakehouse.names())} tables"
+    root = Path(lakehouse.root)
+    nearest = next(folder for folder in (root, *root.parents) if folder.is_dir())
+    if not os.access(nearest, os.W_OK):
+        raise PermissionError(f"{nearest} is not writable for this user (GAME_EVENTS_LAKEHOUSE)")
+    with tempfile.TemporaryFile(dir=nearest):
+        pass
+    return f"{root}: writable, {len(lakehouse.names())} tables"
+
+
+def _tables(lakehouse: Lakehouse) -> str:
+    names = lakehouse.names()
+    broken = []
+    for name in names:
+        try:
+            lakehouse.table(name).open()
+        except (GameEventsError, DeltaError, OSError) as error:
+            broken.append(f"{name}: {error}")
+    if broken:
+        raise DataError(f"{len(broken)} of {len(names)} tables cannot be opened: " + "; ".join(broken))
+    return f"{len(names)} tables, each can be opened"

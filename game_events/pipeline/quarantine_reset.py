@@ -1,0 +1,200 @@
+"""Quarantine's part of a full refresh of bronze: its undecodable records are those that the new bronze has left out.
+
+Two tables, so two commits, and bronze's is the decision. Before it the new files of quarantine are only listed, in a small file
+beside the table that is named by the refresh's ticket; no reader sees them. Bronze's commit carries the ticket (`txn`
+`reset`). Whoever finds a ticket in bronze that quarantine does not hold finishes the work from the list, before anything else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable, Schema
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from game_events.errors import ConflictError
+from game_events.lakehouse.commits import Commit, Landed, commit, evolve
+from game_events.lakehouse.reading import read_files, spark_schema
+from game_events.lakehouse.staging import REPORT_SCHEMA, StagedFile, discard, file_system
+from game_events.lakehouse.tables import Table
+from game_events.pipeline.bronze_stage import HEADERS, QUARANTINE_COLUMNS, travelling
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.file_stage import FileStage, staged_files
+from game_events.pipeline.generations import generation
+from game_events.pipeline.report import RunReport
+
+#: `txn` of bronze with the ticket of its last full refresh; of quarantine, followed by bronze's id, with the last one finished.
+RESET_APP = "reset"
+ATTEMPTS = 20
+#: Value of quarantine's column `layer` for records that did not decode.
+LAYER = "bronze"
+
+
+@dataclass(frozen=True)
+class ResetList:
+    """What quarantine gets when bronze is replaced.
+
+    Attributes:
+        topic_id: the topic that was read.
+        ends: partition -> offset behind the last record of it that is decided.
+        apps: partition -> name of the `txn` that holds that offset.
+        files: the new rows, not committed.
+    """
+
+    topic_id: str
+    ends: Mapping[int, int]
+    apps: Mapping[int, str]
+    files: list[StagedFile]
+
+
+def is_finished(bronze: DeltaTable, quarantine: DeltaTable) -> bool:
+    """Whether this version of quarantine knows of the last full refresh of this version of bronze."""
+    ticket = bronze.transaction_version(RESET_APP)
+    return ticket is None or ticket == quarantine.transaction_version(_app(bronze))
+
+
+def finish_reset(pipeline: Pipeline, report: RunReport) -> None:
+    """Give quarantine the rows of a full refresh of bronze that has not come to it yet; looks at two logs otherwise.
+
+    Args:
+        pipeline: the parts.
+        report: gets an entry for quarantine if it was changed.
+
+    Raises:
+        ConflictError: rivals won every attempt; the next run goes on.
+    """
+    for attempt in range(ATTEMPTS):
+        bronze, quarantine = pipeline.bronze.open(), pipeline.quarantine.open()
+        ticket = bronze.transaction_version(RESET_APP) if bronze is not None else None
+        if bronze is None or ticket is None or (quarantine is not None and is_finished(bronze, quarantine)):
+            return
+        listed = _read(pipeline.quarantine, ticket)
+        if quarantine is None and (listed is None or not listed.files):
+            return  # there was nothing undecodable, or somebody deleted the table: no row to bring
+        try:
+            landed = _finish(pipeline, bronze, quarantine, ticket, listed)
+        except ConflictError:  # a rival finished it, or rewrote files: look again
+            if attempt == ATTEMPTS - 1:
+                raise
+            continue
+        report.add_landed("quarantine", pipeline.quarantine, landed, QUARANTINE_COLUMNS, generation(bronze))
+        if listed is not None:
+            forget(pipeline.quarantine, ticket, listed.files)
+        return
+
+
+def keep(table: Table, ticket: int, listed: ResetList) -> None:
+    """Write the list, where a later run finds it."""
+    system, prefix = file_system(table)
+    body = {
+        "topic_id": listed.topic_id,
+        "ends": {str(p): end for p, end in listed.ends.items()},
+        "apps": {str(p): app for p, app in listed.apps.items()},
+        "files": [f.to_json() for f in listed.files],
+    }
+    with system.open_output_stream(prefix + _name(ticket)) as sink:
+        sink.write(json.dumps(body).encode())
+
+
+def forget(table: Table, ticket: int, files: list[StagedFile]) -> None:
+    """Remove the list and the files that it names: they are in the table under other names, or nobody wants them."""
+    system, prefix = file_system(table)
+    discard(table, files)
+    try:
+        system.delete_file(prefix + _name(ticket))
+    except FileNotFoundError:
+        return
+
+
+def since(topic_id: str, offsets: Mapping[int, int]) -> Column:
+    """Condition on rows of bronze and quarantine: of this topic, at or behind these offsets of its partitions."""
+    if not offsets:
+        return F.lit(False)
+    # One look-up, however many partitions there are.
+    firsts = F.create_map(*(F.lit(n).cast("long") for pair in sorted(offsets.items()) for n in pair))
+    behind = F.col("_kafka_offset") >= F.try_element_at(firsts, F.col("_kafka_partition").cast("long"))
+    return F.coalesce((F.col("_kafka_topic_id") == topic_id) & behind, F.lit(False))
+
+
+def _finish(
+    pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable | None, ticket: int, listed: ResetList | None
+) -> Landed:
+    """One commit: rows of records that the refresh has decided on anew go, its own rows come, all others stay."""
+    app = _app(bronze)
+    held = quarantine.transaction_version(app) if quarantine is not None else None
+    expected, advance = {app: held}, {app: ticket}
+    rewritten: frozenset[str] = frozenset()
+    files: list[StagedFile] = []
+    if listed is not None:
+        columns = spark_schema(Schema.from_arrow(QUARANTINE_COLUMNS))
+        root = pipeline.quarantine.uri.rstrip("/")
+        new = [f"{root}/{f.path}" for f in listed.files]
+        # Written once more: a commit that loses to a rival deletes its files, and these must outlive that.
+        rows = read_files(pipeline.spark, new, columns) if new else None
+        if quarantine is not None:
+            quarantine = evolve(pipeline.quarantine, quarantine, QUARANTINE_COLUMNS)
+            rewritten = frozenset(_may_hold(quarantine, LAYER))
+            old = read_files(pipeline.spark, [f"{root}/{path}" for path in sorted(rewritten)], columns)
+            stays = old.where(~F.col("layer").eqNullSafe(LAYER) | since(listed.topic_id, listed.ends))
+            rows = stays if rows is None else stays.unionByName(rows)
+        if rows is not None:
+            stage = FileStage(pipeline.quarantine, QUARANTINE_COLUMNS, HEADERS)
+            moved = rows.select(travelling(QUARANTINE_COLUMNS.names)).coalesce(2).mapInArrow(stage, REPORT_SCHEMA)
+            files = staged_files(moved.collect())
+        for partition, end in listed.ends.items():
+            name = listed.apps[partition]
+            now = quarantine.transaction_version(name) if quarantine is not None else None
+            expected[name] = now
+            # Rows behind the end stay: a rival's slice may have decided on them already.
+            advance[name] = max(end, now or 0)
+    return commit(
+        Commit(
+            pipeline.quarantine,
+            QUARANTINE_COLUMNS,
+            files,
+            expected=expected,
+            advance=advance,
+            table_id=str(quarantine.metadata().id) if quarantine is not None else None,
+            rewritten=rewritten,
+            info={"full_refresh_of": pipeline.bronze.name, "run_id": pipeline.run_id},
+            description="Every record that is not in bronze, with the reason; an append-only log that can be replayed",
+        )
+    )
+
+
+def _may_hold(handle: DeltaTable, layer: str) -> list[str]:
+    """Paths of the files that may hold rows of a layer, by their statistics."""
+    actions = pa.table(handle.get_add_actions(flatten=True))
+    if "min.layer" in actions.column_names:
+        outside = pc.or_kleene(pc.greater(actions["min.layer"], layer), pc.less(actions["max.layer"], layer))
+        actions = actions.filter(pc.invert(pc.fill_null(outside, False)))
+    return [str(path) for path in actions.column("path").to_pylist()]
+
+
+def _app(bronze: DeltaTable) -> str:
+    return f"{RESET_APP}:{bronze.metadata().id}"
+
+
+def _name(ticket: int) -> str:
+    # With an underscore in front no reader of the table, and no vacuum, takes it for data.
+    return f"_reset-{ticket}.json"
+
+
+def _read(table: Table, ticket: int) -> ResetList | None:
+    system, prefix = file_system(table)
+    try:
+        with system.open_input_file(prefix + _name(ticket)) as source:
+            body = json.loads(source.read())
+    except FileNotFoundError:
+        return None
+    return ResetList(
+        body["topic_id"],
+        {int(p): int(end) for p, end in body["ends"].items()},
+        {int(p): app for p, app in body["apps"].items()},
+        [StagedFile.from_json(text) for text in body["files"]],
+    )
