@@ -26,6 +26,7 @@ from game_events.assets.metadata import latency_metadata, latency_table
 from game_events.assets.process_tag import PROCESS_TAG, is_gone, this_process
 from game_events.assets.resources import LakehouseResource
 from game_events.assets.rule_checks import rule_evaluations
+from game_events.assets.run_tags import ROW_CHANGING_TAG
 from game_events.pipeline.event_log import RunLog
 from game_events.pipeline.loop import Loop
 from game_events.pipeline.loop_report import PAUSED, WAITING, LoopReport
@@ -45,7 +46,6 @@ STATE_S = 60.0
 #: Jobs that change rows of tables, which a live writer would make fail again and again: they go first. A run of any other
 #: job goes first too if it has this tag.
 ROW_CHANGING_JOBS = frozenset({"replay", "redecode"})
-ROW_CHANGING_TAG = "game_events/changes_rows"
 UNDER_WAY = [DagsterRunStatus.QUEUED, DagsterRunStatus.STARTING, DagsterRunStatus.STARTED]
 
 #: The switches of the loops of this process, for who is not Dagster (the command line's Ctrl-C).

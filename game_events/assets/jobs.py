@@ -10,7 +10,7 @@ from game_events.assets.failures import errors_decide
 from game_events.assets.refresh_config import RunConfig
 from game_events.assets.resources import LakehouseResource
 from game_events.assets.rule_checks import rule_evaluations
-from game_events.assets.run_tags import CARRIES_ALL
+from game_events.assets.run_tags import CARRIES_ALL, ROW_CHANGING_TAG
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.event_log import recorded
 from game_events.pipeline.redecode import redecode as redecode_bronze
@@ -49,6 +49,8 @@ class RedecodeConfig(dg.Config):
 def refresh_all_layers(context: dg.OpExecutionContext, config: RunConfig, lakehouse: LakehouseResource) -> Iterator[Event]:
     """One run of the whole pipeline; a game that fails alone fails the run after the others' results are kept."""
     pipeline, report = lakehouse.pipeline(context.run_id), RunReport()
+    if config.full_refresh:
+        context.instance.add_run_tags(context.run_id, {ROW_CHANGING_TAG: "true"})
 
     def work() -> Mapping[str, object]:
         with recorded(pipeline, report, "refresh", context.retry_number):

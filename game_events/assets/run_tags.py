@@ -4,6 +4,8 @@
 CARRIES = "game_events/carries"
 ALL_LAYERS = "all"
 CARRIES_ALL = {CARRIES: ALL_LAYERS}
+#: A run that replaces rows of tables: continuous mode waits for it.
+ROW_CHANGING_TAG = "game_events/changes_rows"
 #: Why the run was started.
 REASON = "game_events/reason"
 #: The run's own process sends its alerts (the command line, where no daemon may be running).
