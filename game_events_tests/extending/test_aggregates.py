@@ -28,6 +28,7 @@ from game_events_tests.waiting import until
 pytestmark = pytest.mark.stack
 
 GAMES = ("rummy", "spades", "uno")
+SELDOM = MEDIAN.replace('mode="recompute"', 'mode="recompute", interval_s=3600')
 
 
 def wave(settings, seed, games=GAMES, records=10):
@@ -174,8 +175,7 @@ def test_a_table_that_somebody_else_made_is_left_alone(filled, make_settings, ma
 
 @pytest.mark.usefixtures("filled")
 def test_an_interval_is_kept_unless_asked_otherwise(make_settings, make_pipeline, tmp_path):
-    seldom = MEDIAN.replace('mode="recompute"', 'mode="recompute", interval_s=3600')
-    settings = make_settings(extensions=(extension(tmp_path, seldom),))
+    settings = make_settings(extensions=(extension(tmp_path, SELDOM),))
     assert len(refresh(make_pipeline(settings)).of("gold:median_hour")) == len(GAMES)
     wave(settings, 1)
     report = refresh(make_pipeline(settings))
@@ -276,7 +276,8 @@ def test_continuous_mode_refreshes_what_waits_for_its_interval_when_no_event_com
 ):
     passed = threading.Event()
     monkeypatch.setattr(gold_module, "due", lambda *_: passed.is_set())
-    settings = make_settings(extensions=(extension(tmp_path, MEDIAN),), poll_interval_s=0.1, gold_interval_s=0)
+    path = extension(tmp_path, SELDOM)
+    settings = make_settings(extensions=(path,), poll_interval_s=0.1, gold_interval_s=0)
     wave(settings, 1)
     with looping(make_pipeline(settings)) as loop:
         until(lambda: loop.report.total.rows("unified") and loop.report.total.postponed, what="gold, without the median")
