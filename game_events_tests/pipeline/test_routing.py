@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from game_events.lakehouse.tables import is_game
-from game_events.pipeline.reconcile import Reconciliation
+from game_events.pipeline.reconcile import Books, Reconciliation
 from game_events.pipeline.report import RunReport, TableReport
 from game_events.pipeline.routing import INVALID, NOT_ALLOWED, Routing, admit
 from game_events.settings import Settings
@@ -131,6 +131,10 @@ def test_the_report_for_programs_is_plain_json_and_says_everything():
         "rejected": {"MALFORMED": 2},
         "replayed": 0,
         "unrouted": {"invalid": 1},
+        "readmitted": 0,
+        "dropped": 0,
+        "quarantined_by_rules": 0,
+        "rules": [],
         "postponed": [],
         "checks": {},
         "latency": {},
@@ -163,7 +167,7 @@ def test_books_balance_if_every_bronze_row_is_somewhere():
     [
         Reconciliation(bronze=10, silver=9),
         Reconciliation(bronze=10, silver=11),
-        Reconciliation(bronze=10, silver=10, wrong={"a": (5, 6), "b": (5, 4)}),
+        Reconciliation(bronze=10, silver=10, wrong={"a": Books(5, 6), "b": Books(5, 4)}),
     ],
 )
 def test_books_that_do_not_balance_fail_and_say_so(books):
@@ -172,7 +176,7 @@ def test_books_that_do_not_balance_fail_and_say_so(books):
 
 
 def test_the_books_name_the_games_that_differ():
-    metadata = Reconciliation(bronze=10, silver=10, wrong={"a": (5, 6), "b": (5, 4)}).metadata()
+    metadata = Reconciliation(bronze=10, silver=10, wrong={"a": Books(5, 6), "b": Books(5, 4)}).metadata()
     assert metadata["games_that_differ"] == "a: bronze 5, silver 6, b: bronze 5, silver 4"
     assert "games_that_differ" not in Reconciliation().metadata()
     assert Reconciliation(1_234, 1_234).summary() == "bronze 1,234 = silver 1,234 + unrouted 0 + pending 0"
