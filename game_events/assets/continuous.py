@@ -79,11 +79,16 @@ def what_goes_first(instance: dg.DagsterInstance) -> str | None:
 
 
 class LoopThread(threading.Thread):
-    """The loop at work, and what ended it."""
+    """The loop at work, and what ended it.
+
+    Wait for `done`, never with `join`: an exception that a signal raises in `join` makes Python 3.11 take a thread that still
+    works for one that has ended.
+    """
 
     def __init__(self, loop: Loop) -> None:
         super().__init__(name="continuous", daemon=True)
         self.loop = loop
+        self.done = threading.Event()
         self.error: BaseException | None = None
 
     def run(self) -> None:
@@ -92,16 +97,17 @@ class LoopThread(threading.Thread):
             self.loop.run()
         except BaseException as error:  # noqa: BLE001 - raised again by the main thread
             self.error = error
+        finally:
+            self.done.set()
 
     def end(self) -> bool:
         """Stop within seconds; whether it did."""
         self.loop.stop.set()
-        self.join(GRACE_S)
-        if self.is_alive():
+        if not self.done.wait(GRACE_S):
             with suppress(PySparkException, Py4JError, OSError):
                 self.loop.abandon()
-            self.join(ABANDON_S)
-        return not self.is_alive()
+            self.done.wait(ABANDON_S)
+        return self.done.is_set()
 
 
 @dg.op(
@@ -155,8 +161,7 @@ def run_continuously(context: dg.OpExecutionContext, config: ContinuousConfig, l
 def _tell_while(context: dg.OpExecutionContext, worker: LoopThread, pacing: EventPacing) -> Iterator[Event]:
     """What becomes due while the loop works; and its state, while that keeps it from working."""
     report, told_at = worker.loop.report, float("-inf")
-    while worker.is_alive():
-        worker.join(LOOK_S)
+    while not worker.done.wait(LOOK_S):
         events = list(_tell(context, pacing))
         yield from events
         stuck = report.state in (PAUSED, WAITING) and time.monotonic() - told_at >= STATE_S
