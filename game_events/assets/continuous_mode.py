@@ -13,7 +13,7 @@ import dagster as dg
 from dagster import DagsterRunStatus, RunsFilter
 
 from game_events.assets.continuous import JOB
-from game_events.assets.process_tag import PROCESS_TAG, is_gone
+from game_events.assets.run_hygiene import end_dead_runs
 
 #: Seconds to wait after a failure, doubled with each further one, up to the greatest.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10, 600
@@ -78,21 +78,13 @@ def decide(runs: Sequence[PastRun], now_s: float) -> Decision:
 
 
 def past_runs(instance: dg.DagsterInstance) -> list[PastRun]:
-    """The newest runs; those whose process is gone are reported as failed first."""
+    """The newest runs; those whose process is gone are reported as failed first, and their pool's slot is free again."""
+    end_dead_runs(instance)
     found = []
     for record in instance.get_run_records(RunsFilter(job_name=JOB), limit=RUNS_SEEN):
-        run = record.dagster_run
-        status, ended = run.status, record.end_time
-        if status in (DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING) and is_gone(run.tags.get(PROCESS_TAG)):
-            ended = datetime.now(UTC).timestamp()
-            if status == DagsterRunStatus.CANCELING:
-                instance.report_run_canceled(run, "its process is gone")
-                status = DagsterRunStatus.CANCELED
-            else:
-                instance.report_run_failed(run, f"its process ({run.tags[PROCESS_TAG]}) is gone")
-                status = DagsterRunStatus.FAILURE
         began = record.start_time or record.create_timestamp.timestamp()
-        found.append(PastRun(run.run_id, status, began, ended or began))
+        run = record.dagster_run
+        found.append(PastRun(run.run_id, run.status, began, record.end_time or began))
     return found
 
 
