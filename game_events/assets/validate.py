@@ -35,9 +35,8 @@ def validation(
         found = definitions.resolve_asset_graph()
         return f"{len(found.get_all_asset_keys())} assets, {len(found.asset_check_keys)} checks"
 
-    checks = environment_checks(pipeline.settings) | {"graph": graph}
     # Spark starts only if there are rules to analyze.
-    checks |= {"rules": lambda: check_rules(pipeline)}
+    checks = environment_checks(pipeline.settings) | {"rules": lambda: check_rules(pipeline), "graph": graph}
     checks |= run_plan_checks(pipeline, lambda: selection_of(pipeline, select, games, full_refresh))
     return run_checks(checks, {"plan": ("kafka", "tables")})
 

@@ -22,7 +22,7 @@ from game_events.lakehouse.commits import Commit, Landed, commit, evolve
 from game_events.lakehouse.reading import read_files, spark_schema
 from game_events.lakehouse.staging import REPORT_SCHEMA, StagedFile, discard, file_system
 from game_events.lakehouse.tables import Table
-from game_events.pipeline.bronze_stage import HEADERS, QUARANTINE_COLUMNS, travelling
+from game_events.pipeline.bronze_stage import HEADERS, QUARANTINE_COLUMNS, QUARANTINE_DESCRIPTION, travelling
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.file_stage import FileStage, staged_files
 from game_events.pipeline.generations import generation
@@ -162,7 +162,7 @@ def _finish(
             table_id=str(quarantine.metadata().id) if quarantine is not None else None,
             rewritten=rewritten,
             info={"full_refresh_of": pipeline.bronze.name, "run_id": pipeline.run_id},
-            description="Every record that is not in bronze, with the reason; an append-only log that can be replayed",
+            description=QUARANTINE_DESCRIPTION,
         )
     )
 

@@ -32,7 +32,7 @@ def test_a_selection_a_full_refresh_and_a_dry_run_from_the_command_line(cli, rea
     assert first.code == 0
     assert not Path(ready.lakehouse).exists()
     assert {c["check"]: c["ok"] for c in first.result["checks"]} == dict.fromkeys(
-        ["java", "java parts", "kafka", "schema registry", "lakehouse", "tables", "graph", "selection", "plan"], True
+        ["java", "java parts", "kafka", "schema registry", "lakehouse", "tables", "rules", "graph", "selection", "plan"], True
     )
     plan = first.result["checks"][-1]["data"]
     assert sum(plan["records"].values()) == sent.records_total
