@@ -38,6 +38,7 @@ from game_events_tests.guarantees.waves import (
     versions,
     wait_all,
 )
+from game_events_tests.pipeline.quality_world import Event, assert_sound, in_silver, rejected, rule, send_events
 from game_events_tests.registry_proxy import registry_proxy
 
 pytestmark = pytest.mark.stack
@@ -265,3 +266,20 @@ def test_a_run_whose_bronze_is_replaced_under_it_brings_nothing_of_the_old_one_b
         assert_gold_follows_silver(settings, *GAMES)
         assert refresh(make_pipeline(settings)).success
     assert_nothing_to_do(settings, make_pipeline)
+
+
+def test_rows_that_rules_reject_are_decided_anew_for_a_bronze_that_was_replaced(make_settings, make_pipeline):
+    wave = [Event("uno", 1), Event("uno", -1), Event("chess", 2), Event("chess", -2)]
+    first = make_settings(allow_bronze_full_refresh=True, rules=[rule("positive", "amount > 0", "quarantine")])
+    send_events(first, wave)
+    assert refresh(make_pipeline(first)).success
+    assert (in_silver(first), rejected(first)) == ({"chess": [2], "uno": [0]}, [1, 3])
+    changed = make_settings(allow_bronze_full_refresh=True, rules=[rule("negative", "amount < 0", "quarantine")])
+    for _ in range(2):
+        assert refresh(make_pipeline(changed), selection=everything(make_pipeline(changed))).success
+        assert (in_silver(changed), rejected(changed)) == ({"chess": [3], "uno": [1]}, [0, 2])
+        assert_sound(make_pipeline(changed))
+    send_events(changed, wave)
+    assert refresh(make_pipeline(changed)).success
+    assert_sound(make_pipeline(changed))
+    assert_nothing_to_do(changed, make_pipeline)
