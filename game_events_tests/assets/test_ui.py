@@ -20,7 +20,9 @@ import httpx2
 import psutil
 import pytest
 
+from game_events.settings import load_settings
 from game_events.stack.ports import free_ports
+from game_events_tests import books
 from game_events_tests.assets.conftest import PROJECT
 
 # Read when the tests are collected: the tests themselves see none of the user's settings.
@@ -34,6 +36,15 @@ FLAGS = (
 )
 START_S, STOP_S, LOAD_MS = 180, 60, 60_000
 GROUPS = ",".join(f"global@global:{group}" for group in ("sources", "bronze", "silver", "gold"))
+#: Some late events violate it; it only counts them.
+RULE = {
+    "name": "this_season",
+    "sql": "event_timestamp >= TIMESTAMP '2024-01-01'",
+    "description": "No event is from before the season",
+}
+LAUNCH = """mutation($p: ExecutionParams!) { launchPipelineExecution(executionParams: $p) {
+ ... on LaunchRunSuccess { run { runId } } } }"""
+STATUS = """query($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }"""
 SENSORS = """query { sensorsOrError(
  repositorySelector: {repositoryName: "__repository__", repositoryLocationName: "game_events"})
  { ... on Sensors { results { name sensorState { id status } } } } }"""
@@ -108,6 +119,16 @@ class Site:
         """Switch a sensor off, as its switch does."""
         self.ask("mutation($id: String!) { stopSensor(id: $id) { __typename } }", id=self.sensors()[name]["id"])
 
+    def launch(self, job: str) -> str:
+        """Start a job as its launchpad does; its run's id."""
+        selector = {"repositoryName": "__repository__", "repositoryLocationName": "game_events", "jobName": job}
+        answer = self.ask(LAUNCH, p={"selector": selector, "mode": "default"})
+        return answer["launchPipelineExecution"]["run"]["runId"]
+
+    def status(self, run_id: str) -> str:
+        """How a run stands."""
+        return self.ask(STATUS, id=run_id)["runOrError"]["status"]
+
     def processes(self) -> list[str]:
         """Command lines of everything that still runs for this folder."""
         mine = str(self.folder / "state")
@@ -132,11 +153,13 @@ def site():
     # A name of its own, as the pictures show where the tables are.
     with tempfile.TemporaryDirectory(prefix="game-events-") as folder:
         site = Site(Path(folder))
+        site.environment["GAME_EVENTS_RULES"] = json.dumps([RULE])
+        site.environment["GAME_EVENTS_GOLD_INTERVAL_S"] = "1"
         process = site.start()
         try:
             # What the pictures show is to be the command line's run.
             site.stop_sensor("kafka_lag")
-            site.sent = site.run("produce", "--poison-share", "0.02")
+            site.sent = site.run("produce", "--poison-share", "0.02", "--late-share", "0.05")
             site.report = site.run("run")
             yield site
         finally:
@@ -255,3 +278,45 @@ def test_the_sensor_is_listed_and_switched_on_and_has_told_of_the_versions(page,
         except NotYet:
             continue
     assert re.sub(r"\s", "", row(page, "schema_ids").last.inner_text()) != ""
+
+
+def test_a_rule_that_rows_violate_is_a_failed_check_with_its_count(page, site):
+    settings = load_settings(lakehouse=str(site.lakehouse))
+    late = "SELECT count(*) FROM t WHERE event_timestamp < TIMESTAMP '2024-01-01'"
+    violated = sum(books.rows(settings, f"silver_{game}_events", late)[0][0] for game in site.sent["games"])
+    assert 0 < violated < site.sent["decodable"]
+    page.open("/assets/silver_events?view=checks&checkDetail=rule_this_season")
+    page.get_by_text(f"{violated:,} of {site.sent['decodable']:,} rows violate").first.wait_for()
+    assert row(page, "violated").inner_text() == f"{violated:,}"
+    picture(page, "failed_check")
+
+
+def test_a_sensor_shows_its_ticks_and_what_it_decided(page):
+    for _ in range(12):
+        page.open("/locations/__repository__@game_events/sensors/schema_versions")
+        page.get_by_text("schema_versions").first.wait_for()
+        page.wait_for_timeout(3000)
+        if page.get_by_text("Skipped").count() or page.get_by_text("Requested").count():
+            break
+    else:
+        pytest.fail("no tick is shown")
+    picture(page, "sensor")
+
+
+def test_a_continuous_run_tells_what_it_does_while_it_runs_and_ends_when_it_is_terminated(page, site):
+    run_id = site.launch("continuous")
+    more = site.run("produce", "--games", "rummy,chess", "--records", "50", "--seed", "9")
+    page.open(f"/runs/{run_id}")
+    page.get_by_text("silver_events").first.wait_for(timeout=180_000)
+    page.get_by_text("gold_player_agg").first.wait_for(timeout=60_000)
+    assert site.status(run_id) == "STARTED"
+    picture(page, "continuous")
+    page.get_by_role("button", name="Terminate").first.click()
+    page.get_by_role("dialog").get_by_role("button", name=re.compile("Terminate")).click()
+    deadline = time.monotonic() + STOP_S
+    while site.status(run_id) not in ("CANCELED", "FAILURE", "SUCCESS"):
+        assert time.monotonic() < deadline, site.log.read_text()[-3000:]
+        time.sleep(0.5)
+    assert site.status(run_id) == "CANCELED"
+    settings = load_settings(lakehouse=str(site.lakehouse))
+    assert books.rows(settings, "silver_chess_events", "SELECT count(*) FROM t") == [(more["decodable"] // 2,)]
