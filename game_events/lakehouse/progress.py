@@ -87,17 +87,24 @@ class Progress:
         return {game for at, game in self.failed if at == layer}
 
     def done(
-        self, layer: str, floor: int, games: dict[str, int] | None = None, failed: dict[str, str] | None = None
+        self,
+        layer: str,
+        floor: int,
+        games: dict[str, int] | None = None,
+        failed: dict[str, str] | None = None,
+        seen: Progress | None = None,
     ) -> Progress:
         """This state after a layer has come to `floor`: its failures are exactly `failed`.
 
-        Unless a rival is further: then its failures stand too, as they are of batches that this run has not seen.
+        Unless a rival is further: then its failures stand too, as they are of batches that this run has not seen. So does what
+        was noted since the run looked (`seen`): a rival replaces tables that this run has read before.
         """
         known = dict(self.games)
         for game, batch in (games or {}).items():
             known[game] = max(batch, known.get(game, 0))
         overtaken = self.floor(layer) > floor
-        failures = {k: v for k, v in self.failed.items() if overtaken or k[0] != layer}
+        since = {k for k, v in self.failed.items() if seen is not None and seen.failed.get(k) != v}
+        failures = {k: v for k, v in self.failed.items() if overtaken or k[0] != layer or k in since}
         failures |= {(layer, game): why for game, why in (failed or {}).items()}
         floors = self.floors | {layer: max(floor, self.floor(layer))}
         return replace(self, floors=floors, games=known, failed=failures)

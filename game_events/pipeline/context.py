@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,6 +23,11 @@ from game_events.sources.registry import SchemaRegistry
 #: Told what is under way, in words for a person: Dagster shows it in the run's log, the command line beside its spinner.
 PROGRESS_LOGGER = "game_events.progress"
 _progress = logging.getLogger(PROGRESS_LOGGER)
+
+
+def note(pipeline: Pipeline, why: str) -> str:
+    """A note for `progress` that differs from each made before: a run takes back only those that it has seen."""
+    return f"{why} (run {pipeline.run_id}, {time.time_ns()})"
 
 
 @dataclass(frozen=True)

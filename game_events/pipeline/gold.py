@@ -27,7 +27,7 @@ from game_events.lakehouse.progress import GOLD, SILVER, UNIFIED_LAYER, Mark, Pr
 from game_events.lakehouse.reading import BATCH_INFO, Selection, restored, selection, spark_schema
 from game_events.lakehouse.staging import discard
 from game_events.pipeline.aggregates import definition_number, due, player_agg, scope
-from game_events.pipeline.context import Pipeline
+from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.fan_out import FanOut, FanOutResult, stage
 from game_events.pipeline.game_commits import commit_games, for_games
 from game_events.pipeline.generations import BronzeIdentity, generation
@@ -129,12 +129,12 @@ def refresh_gold(
     crash_points.reach("gold_committed", aggregate.name)
     if games is None:
         committed = any(t.layer == layer and t.error is None for t in report.tables)
-        whole = partial(_all, aggregate=aggregate, target=target, failed=waiting | failed, committed=committed)
+        whole = partial(_all, aggregate=aggregate, target=target, failed=waiting | failed, committed=committed, seen=state)
         pipeline.progress.update(identity.key, whole)
     elif failed or state.failed_in(layer) & set(games):
         mine = {g: why for g, why in (waiting | failed).items() if g in games}
         pipeline.progress.update(
-            identity.key, lambda now: _some(now, layer, set() if now.floor(layer) > floor else set(games), mine)
+            identity.key, lambda now: _some(now, state, layer, set() if now.floor(layer) > floor else set(games), mine)
         )
     report.seconds[layer] = report.seconds.get(layer, 0.0) + time.monotonic() - began
 
@@ -170,22 +170,25 @@ def refresh_own_gold(
             pipeline.on_progress(f"{aggregate.asset}: its interval of {aggregate.interval_s:g} s has not passed yet")
 
 
-def _all(now: Progress, *, aggregate: GoldAggregate, target: int, failed: Mapping[str, str], committed: bool) -> Progress:
+def _all(
+    now: Progress, *, aggregate: GoldAggregate, target: int, failed: Mapping[str, str], committed: bool, seen: Progress
+) -> Progress:
     """Progress after a run over every game."""
     layer, mark = aggregate.layer, now.marks.get(aggregate.layer, Mark())
     own = {game: why for game, why in failed.items() if aggregate.applies_to(game)}
     if aggregate.name == PLAYER_AGG:
-        return now.done(layer, target, failed=own)
+        return now.done(layer, target, failed=own, seen=seen)
     if mark.definition != scope(aggregate):
         # A rival with another declaration was at work meanwhile: nobody knows which of the two a table has.
         target = 0
     at = time.time() if committed else mark.committed_at
-    return now.marked(layer, Mark(scope(aggregate), at)).done(layer, target, failed=own)
+    return now.marked(layer, Mark(scope(aggregate), at)).done(layer, target, failed=own, seen=seen)
 
 
-def _some(now: Progress, layer: str, games: set[str], failed: Mapping[str, str]) -> Progress:
-    """Failures after a run over some games: theirs are new, the others' stand."""
-    others = {g: why for (at, g), why in now.failed.items() if at == layer and g not in games}
+def _some(now: Progress, seen: Progress, layer: str, games: set[str], failed: Mapping[str, str]) -> Progress:
+    """Failures after a run over some games: theirs are new, the others' stand, and what was noted since the run looked."""
+    since = {k for k, why in now.failed.items() if seen.failed.get(k) != why}
+    others = {g: why for (at, g), why in now.failed.items() if at == layer and (g not in games or (at, g) in since)}
     return now.done(layer, now.floor(layer), failed=others | dict(failed))
 
 
@@ -211,7 +214,8 @@ def _pass(
     replaced = [game for game, plan in plans.items() if plan.full and plan.gold is not None]
     if replaced and aggregate.name == PLAYER_AGG:
         # The unified table looks at games above its floor, and at these.
-        pipeline.progress.update(identity.key, lambda now: now.pending(UNIFIED_LAYER, replaced, "its gold table was replaced"))
+        why = note(pipeline, "its gold table was replaced")
+        pipeline.progress.update(identity.key, lambda now: now.pending(UNIFIED_LAYER, replaced, why))
     pipeline.on_progress(f"{aggregate.asset}: {len(plans)} games")
     missing = _missing_columns(pipeline, aggregate, plans)
     if missing:
@@ -232,6 +236,10 @@ def _pass(
     ready = {game: plan for game, plan in plans.items() if game not in result.failed}
     commits = {g: partial(_commit, pipeline, aggregate, p, schema, result, full=full) for g, p in ready.items()}
     outcome = commit_games(commits, "gold_game_committed", "" if aggregate.name == PLAYER_AGG else f"{aggregate.name}:")
+    if replaced and aggregate.name == PLAYER_AGG and outcome.landed.keys() & set(replaced):
+        # Once more: a rival that looked before these commits has found nothing to do, and taken the first note back.
+        why = note(pipeline, "its gold table was replaced")
+        pipeline.progress.update(identity.key, lambda now: now.pending(UNIFIED_LAYER, outcome.landed.keys() & set(replaced), why))
     failed |= outcome.failed | result.failed
     for game, landed in sorted(outcome.landed.items()):
         plan = plans[game]

@@ -22,7 +22,7 @@ from game_events.lakehouse import crash_points
 from game_events.lakehouse.progress import SILVER, Progress
 from game_events.lakehouse.reading import files_with, read_files, restored, row_count, spark_schema
 from game_events.lakehouse.staging import discard
-from game_events.pipeline.context import Pipeline
+from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.fan_out import FanOutResult
 from game_events.pipeline.game_commits import Committed, for_games
 from game_events.pipeline.generations import generation
@@ -66,12 +66,13 @@ def _refresh(pipeline: Pipeline, report: RunReport, source: Source, games: froze
     failed: dict[str, str] = {}
     unrouted: Counter[str] = Counter()
     again: set[str] = set()
+    replaced: set[str] = set()
+    why = note(pipeline, "its silver table was replaced")
     if full or games is not None:
         # Rows that had no game before they were decoded anew may have one now.
         again = set(games or state.games) | (set(new_games(pipeline, above=0)) if games is None else set())
         if full:
             # Before any commit: a crash between the layers' commits must not leave the later ones with the old rows.
-            why = "its silver table was replaced"
             pipeline.progress.update(source.bronze.key, lambda now: now.pending_downstream(again, why))
     elif source.batch > floor:
         again, failed, unrouted = _default_pass(pipeline, source, state, report, done)
@@ -81,7 +82,10 @@ def _refresh(pipeline: Pipeline, report: RunReport, source: Source, games: froze
         again |= state.failed_in(SILVER)
         decisions = Decisions.read(pipeline, source.bronze.key)
         if decisions.made_anew != known_anew:
-            again |= _not_carried_out(pipeline, decisions, state.games)
+            pending = _not_carried_out(pipeline, decisions, state.games)
+            if pending:
+                pipeline.progress.update(source.bronze.key, lambda now: now.pending_downstream(pending, why))
+            again |= pending
             known_anew = decisions.made_anew
     for attempt in range(ATTEMPTS):
         if not again:
@@ -89,7 +93,7 @@ def _refresh(pipeline: Pipeline, report: RunReport, source: Source, games: froze
         newest = pipeline.bronze.open() if full and attempt else None
         if newest is not None:  # a rival has read on, and decided on rows that this run does not know of
             source = Source.of(pipeline, newest)
-        again = _planned_pass(pipeline, source, state, again, report, done, failed, full=full)
+        again = _planned_pass(pipeline, source, state, again, report, done, failed, replaced, full=full)
     failed |= dict.fromkeys(again, "rival runs won every attempt; run again")
     crash_points.reach("silver_committed")
     for game, why in failed.items():
@@ -101,6 +105,9 @@ def _refresh(pipeline: Pipeline, report: RunReport, source: Source, games: froze
         floor_now = source.batch if whole else now.floor(SILVER)
         after = now.done(SILVER, floor_now, done, failed if whole else _other(now, done, failed))
         after = replace(after, decided_anew=max(known_anew, after.decided_anew))
+        if replaced:
+            # Once more: a rival that looked before these commits has found nothing to do, and taken the first note back.
+            after = after.pending_downstream(replaced, note(pipeline, "its silver table was replaced"))
         return _with_unrouted(after, source.batch) if valid_unrouted else after
 
     pipeline.progress.update(source.bronze.key, moved)
@@ -203,6 +210,7 @@ def _planned_pass(  # noqa: PLR0913 - one pass of a loop, its state passed expli
     report: RunReport,
     done: dict[str, int],
     failed: dict[str, str],
+    replaced: set[str],
     *,
     full: bool,
 ) -> set[str]:
@@ -217,7 +225,7 @@ def _planned_pass(  # noqa: PLR0913 - one pass of a loop, its state passed expli
     for game, found in for_games(asked, _guarded(look)).items():
         if isinstance(found, str):
             failed[game] = found
-        elif (full and (found.taken or 0) > source.batch) or (found.anew and found.decided > source.batch):
+        elif ((full or found.replace) and (found.taken or 0) > source.batch) or (found.anew and found.decided > source.batch):
             behind.add(game)  # a rival has read on: what this run would replace its rows by is less
         elif found.begin >= source.batch and not found.replace:
             done[game] = found.begin
@@ -231,12 +239,15 @@ def _planned_pass(  # noqa: PLR0913 - one pass of a loop, its state passed expli
     routing = Routing(frozenset(pipeline.settings.games), frozenset(start))
     result = stage_games(source, lowest, routing, len(start), start, decisions)
     for game, planned in list(start.items()):
-        if game not in result.games | set(result.failed) and not planned.replace:
+        # Bronze was replaced or rebuilt and has no row of it: then its table is the only one that has them.
+        expired = planned.handle is not None and planned.taken is None and not source.pipeline.extensions.transformed(game)
+        if game not in result.games | set(result.failed) and (expired or not planned.replace):
             del start[game]
-            if planned.handle is not None:
+            if planned.handle is not None and not expired:
                 done[game] = planned.begin  # idle since: nothing to commit
     outcome = settle(source, decisions, start, result, report)
     _record(source, report, outcome, done, set(state.games))
+    replaced |= {game for game in outcome.landed if start[game].replace}
     failed |= outcome.failed
     return outcome.again | behind
 

@@ -21,7 +21,7 @@ from game_events.lakehouse.commits import Commit, commit
 from game_events.lakehouse.progress import GOLD, UNIFIED_LAYER, Progress
 from game_events.lakehouse.reading import BATCH_INFO, files_with, path_column, read_files, restored, spark_schema
 from game_events.lakehouse.staging import REPORT_SCHEMA
-from game_events.lakehouse.tables import UNIFIED
+from game_events.lakehouse.tables import UNIFIED, game_of_gold
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.file_stage import FileStage, staged_files
 from game_events.pipeline.game_commits import for_games
@@ -65,7 +65,7 @@ def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False
                 return
     behind = state.failed_in(GOLD)
     if not behind:
-        pipeline.progress.update(bronze_key, lambda now: now.done(UNIFIED_LAYER, target))
+        pipeline.progress.update(bronze_key, lambda now: now.done(UNIFIED_LAYER, target, seen=state))
     report.seconds["unified"] = report.seconds.get("unified", 0.0) + time.monotonic() - began
 
 
@@ -76,7 +76,10 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
     full = full or handle is None or restored(handle)
     changed: dict[str, DeltaTable] = {}
     pending = state.failed_in(UNIFIED_LAYER)
-    games = sorted(g for g, batch in state.games.items() if full or g in pending or batch > state.floor(UNIFIED_LAYER))
+    games = sorted(g for g, batch in state.games.items() if g in pending or batch > state.floor(UNIFIED_LAYER))
+    if full:
+        # Also of games that a bronze which was replaced does not have any more: they keep their tables.
+        games = sorted(state.games.keys() | {g for g in map(game_of_gold, pipeline.lakehouse.names()) if g is not None})
     for game, gold in for_games(games, partial(_gold, pipeline)).items():
         if gold is None:
             continue

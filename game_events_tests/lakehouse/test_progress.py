@@ -139,3 +139,13 @@ def test_everything_made_from_silver_looks_at_games_whose_silver_was_replaced():
     state = Progress("b", floors={SILVER: 9, "gold:mine": 9, "gold:no_longer_declared": 3})
     pending = state.pending_downstream(["uno"], "replaced")
     assert {layer for layer, _ in pending.failed} == {GOLD, UNIFIED_LAYER, "gold:mine", "gold:no_longer_declared"}
+
+
+@pytest.mark.parametrize("before", [{}, {(GOLD, "uno"): "its silver table was replaced by run 1"}])
+def test_a_run_takes_back_no_note_that_a_rival_made_since_it_looked(before):
+    seen = Progress("b", floors={GOLD: 5}, games={"uno": 5}, failed=before)
+    now = seen.pending(GOLD, ["uno"], "its silver table was replaced by run 2")
+    assert now.done(GOLD, 5, seen=seen).failed == now.failed
+    # Its own are done; and what it found itself is newer than any note.
+    assert seen.done(GOLD, 5, seen=seen).failed == {}
+    assert now.done(GOLD, 5, failed={"uno": "disk full"}, seen=seen).failed == {(GOLD, "uno"): "disk full"}

@@ -1,0 +1,74 @@
+"""A game of which a replaced bronze has no row any more keeps its tables: nothing else holds these rows."""
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from game_events.lakehouse.commits import Commit, commit
+from game_events.lakehouse.progress import GOLD, SILVER
+from game_events.lakehouse.staging import StagedWriter
+from game_events.pipeline import silver
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.fan_out import FanOutResult
+from game_events.pipeline.generations import BronzeIdentity
+from game_events.pipeline.report import RunReport
+from game_events.pipeline.silver import refresh_silver
+from game_events.settings import load_settings
+
+SCHEMA = pa.schema([("game_name", pa.string()), ("_batch", pa.int64())])
+
+
+def made(table, game, number, **txn):
+    writer = StagedWriter(table, SCHEMA)
+    writer.write(pa.table({"game_name": [game], "_batch": [number]}, schema=SCHEMA))
+    commit(Commit(table, SCHEMA, writer.close(), {}, {k.replace("__", ":"): v for k, v in txn.items()}, None))
+
+
+@pytest.fixture
+def pipeline(tmp_path, monkeypatch):
+    def no_spark():
+        raise AssertionError("no Spark here")
+
+    made_of = Pipeline(load_settings(lakehouse=str(tmp_path / "lake")), no_spark)
+    # Batches before 2 are gone.
+    made(made_of.bronze, "uno", 2, batch=2, generation=2)
+    monkeypatch.setattr(silver, "stage_games", lambda *_: FanOutResult())
+    return made_of
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_game_that_bronze_has_lost_keeps_its_silver_table(pipeline, full):
+    bronze = BronzeIdentity.of(pipeline.bronze.open())
+    chess = pipeline.lakehouse.silver("chess")
+    made(chess, "chess", 1, **{f"bronze__{bronze.table_id}": 1})
+    report = RunReport()
+    refresh_silver(pipeline, report, frozenset({"chess"}), full=full)
+    assert report.errors == []
+    assert DeltaTable(chess.uri).version() == 0
+
+
+def test_a_run_that_has_read_an_older_bronze_replaces_no_rows_by_fewer(pipeline, monkeypatch):
+    bronze = BronzeIdentity.of(pipeline.bronze.open())
+    uno = pipeline.lakehouse.silver("uno")
+    made(uno, "uno", 3, **{f"bronze__{bronze.table_id}": 3})
+    monkeypatch.setattr(silver, "restored", lambda _: True)
+    report = RunReport()
+    refresh_silver(pipeline, report, frozenset({"uno"}))
+    assert [e.game for e in report.errors] == ["uno"]
+    assert DeltaTable(uno.uri).version() == 0
+
+
+def test_gold_looks_at_a_replaced_table_though_a_rival_took_the_note_back_before_it_was(pipeline, monkeypatch):
+    bronze = BronzeIdentity.of(pipeline.bronze.open())
+    made(pipeline.lakehouse.silver("uno"), "uno", 2, **{f"bronze__{bronze.table_id}": 2})
+    settled = pipeline.progress.update(bronze.key, lambda now: now.done(SILVER, 2, {"uno": 2}).done(GOLD, 2))
+
+    def stage(*_):
+        # A rival's run over every game: gold has what silver has.
+        pipeline.progress.update(bronze.key, lambda now: now.done(GOLD, 2, seen=now))
+        return FanOutResult()
+
+    monkeypatch.setattr(silver, "stage_games", stage)
+    refresh_silver(pipeline, RunReport(), frozenset({"uno"}), full=True)
+    assert settled.failed_in(GOLD) == set()
+    assert pipeline.progress.read(bronze.key).failed_in(GOLD) == {"uno"}
