@@ -27,6 +27,7 @@ from game_events.lakehouse.tables import Table
 from game_events.pipeline.bronze_stage import QUARANTINE_COLUMNS, QUARANTINE_DESCRIPTION
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.game_commits import for_games
+from game_events.pipeline.quarantine_reset import RESET_APP
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +172,11 @@ def decide(
     due = {g: v for g, v in verdicts.items() if g not in moved and _is_news(planned_from, g, v)}
     if not due:
         return Outcome(None, frozenset(moved))
-    expected: dict[str, int | None] = {}
+    # A full refresh of bronze came to quarantine since: these are rows of a bronze that is gone.
+    reset = f"{RESET_APP}:{now.bronze_id.partition('@')[0]}"
+    expected: dict[str, int | None] = {
+        reset: planned_from.handle.transaction_version(reset) if planned_from.handle is not None else None
+    }
     advance: dict[str, int] = {}
     for game, verdict in due.items():
         app, bronze_id = f"{DECIDED_APP}:{now.bronze_id}:{game}", now.bronze_id

@@ -13,7 +13,7 @@ from game_events.lakehouse.staging import discard
 from game_events.pipeline.bronze_stage import QUARANTINE_COLUMNS
 from game_events.pipeline.fan_out import FanOutResult
 from game_events.pipeline.game_commits import Committed, commit_games
-from game_events.pipeline.generations import GENERATION_APP, generation
+from game_events.pipeline.generations import GENERATION_APP, BronzeIdentity, generation
 from game_events.pipeline.readmissions import noted
 from game_events.pipeline.rejections import Decisions, Rewritten, Verdict, decide
 from game_events.pipeline.report import RunReport
@@ -75,6 +75,12 @@ def _decide(
 ) -> set[str]:
     """Commit which rows are rejected; returns the games that have to be planned again."""
     pipeline = source.pipeline
+    bronze = pipeline.bronze.open()
+    if bronze is None or BronzeIdentity.of(bronze) != source.bronze:
+        # Replaced or rebuilt since: whoever reads the new one decides on its rows, under another key.
+        for game in starts:
+            discard(pipeline.quarantine, result.rejected.get(game, []))
+        return set(starts)
     anew = {game for game, start in starts.items() if start.anew}
     if not (source.rules.has("quarantine") or decisions.in_force or anew):
         # A rival whose rules reject rows may have begun since: then its decisions hold for this run too.

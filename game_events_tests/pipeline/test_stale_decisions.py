@@ -1,0 +1,49 @@
+"""A run that has read a bronze which was replaced since decides nothing about its rows."""
+
+import pytest
+
+from game_events.lakehouse.commits import Commit, commit
+from game_events.pipeline.bronze_stage import OWN_COLUMNS, QUARANTINE_COLUMNS
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.fan_out import FanOutResult
+from game_events.pipeline.rejections import Decisions, Verdict, decide
+from game_events.pipeline.report import RunReport
+from game_events.pipeline.silver_commit import settle
+from game_events.pipeline.silver_stage import Source, Start
+from game_events.rules import Rule
+from game_events.settings import load_settings
+
+
+def advance(table, schema, **txn):
+    handle = table.open()
+    before = str(handle.metadata().id) if handle is not None else None
+    commit(Commit(table, schema, [], {}, {k.replace("__", ":"): v for k, v in txn.items()}, before))
+
+
+@pytest.fixture
+def pipeline(tmp_path):
+    made = Pipeline(load_settings(lakehouse=str(tmp_path / "lake")), lambda: None)
+    advance(made.bronze, OWN_COLUMNS, batch=1)
+    advance(made.quarantine, QUARANTINE_COLUMNS, other=1)
+    return made
+
+
+def test_a_decision_planned_before_a_full_refresh_of_bronze_came_to_quarantine_does_not_land(pipeline):
+    bronze = Source.of(pipeline, pipeline.bronze.open()).bronze
+    planned = Decisions.read(pipeline, bronze.key)
+    advance(pipeline.quarantine, QUARANTINE_COLUMNS, **{f"reset__{bronze.table_id}": 7})
+    outcome = decide(pipeline, planned, {"uno": Verdict(1)})
+    assert (outcome.landed, outcome.moved) == (None, {"uno"})
+
+
+def test_a_run_that_has_read_the_bronze_before_decides_nothing(pipeline, monkeypatch):
+    source = Source.of(pipeline, pipeline.bronze.open())
+    rules = type("Rules", (), {"rules": (Rule(name="r", sql="true", action="quarantine"),), "has": lambda *_: True})()
+    monkeypatch.setitem(source.__dict__, "rules", rules)
+    advance(pipeline.bronze, OWN_COLUMNS, batch=2, generation=2)
+    before = pipeline.quarantine.open().version()
+    decisions = Decisions.read(pipeline, source.bronze.key)
+    outcome = settle(source, decisions, {"uno": Start(None, None, 0)}, FanOutResult(), RunReport())
+    assert outcome.again == {"uno"}
+    assert pipeline.quarantine.open().version() == before
+    assert pipeline.lakehouse.silver("uno").open() is None
