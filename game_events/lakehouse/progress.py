@@ -146,10 +146,10 @@ class ProgressTable:
             ConflictError: rivals won every attempt; nothing is lost, the next run does the same work again.
         """
         for attempt in range(ATTEMPTS):
-            before, version, table_id = self._read(bronze_id)
+            before, version, table_id, held = self._read(bronze_id)
             after = change(before)
-            if after == before:
-                return before
+            if after == before or _is_later(held, bronze_id):
+                return after
             writer = StagedWriter(self._table, SCHEMA)
             writer.write(_rows(after))
             plan = Commit(
@@ -171,11 +171,12 @@ class ProgressTable:
             return after
         raise ConflictError(f"{PROGRESS}: rivals won {ATTEMPTS} times")
 
-    def _read(self, bronze_id: str) -> tuple[Progress, int | None, str | None]:
+    def _read(self, bronze_id: str) -> tuple[Progress, int | None, str | None, str]:
         handle = self._table.open()
         if handle is None:
-            return Progress(bronze_id), None, None
-        rows = [r for r in read_arrow(self._table, handle).to_pylist() if r["bronze_id"] == bronze_id]
+            return Progress(bronze_id), None, None, ""
+        every = read_arrow(self._table, handle).to_pylist()
+        rows = [r for r in every if r["bronze_id"] == bronze_id]
         state = Progress(
             bronze_id,
             floors={r["layer"]: r["batch"] for r in rows if r["kind"] == "floor"},
@@ -185,7 +186,13 @@ class ProgressTable:
             decided_anew=max((r["batch"] for r in rows if r["kind"] == "decided_anew"), default=0),
             marks={r["layer"]: Mark(**json.loads(r["detail"])) for r in rows if r["kind"] == "floor" and r["detail"]},
         )
-        return state, handle.transaction_version(APP), str(handle.metadata().id)
+        return state, handle.transaction_version(APP), str(handle.metadata().id), every[0]["bronze_id"] if every else ""
+
+
+def _is_later(held: str, bronze_id: str) -> bool:
+    """Whether the table speaks of a later content of the same bronze: of the older one nobody has to know any more."""
+    (table, _, later), (mine, _, earlier) = held.partition("@"), bronze_id.partition("@")
+    return table == mine and int(later or 0) > int(earlier or 0)
 
 
 def _rows(state: Progress) -> pa.Table:

@@ -176,6 +176,8 @@ def _all(
     """Progress after a run over every game."""
     layer, mark = aggregate.layer, now.marks.get(aggregate.layer, Mark())
     own = {game: why for game, why in failed.items() if aggregate.applies_to(game)}
+    if now.floor(layer) < seen.floor(layer):
+        target = 0  # it is gone, and with it what it did not speak for
     if aggregate.name == PLAYER_AGG:
         return now.done(layer, target, failed=own, seen=seen)
     if mark.definition != scope(aggregate):
@@ -239,7 +241,8 @@ def _pass(
     if replaced and aggregate.name == PLAYER_AGG and outcome.landed.keys() & set(replaced):
         # Once more: a rival that looked before these commits has found nothing to do, and taken the first note back.
         why = note(pipeline, "its gold table was replaced")
-        pipeline.progress.update(identity.key, lambda now: now.pending(UNIFIED_LAYER, outcome.landed.keys() & set(replaced), why))
+        landed_anew = outcome.landed.keys() & set(replaced)
+        pipeline.progress.update(identity.key, lambda now: now.pending(UNIFIED_LAYER, landed_anew, why))
     failed |= outcome.failed | result.failed
     for game, landed in sorted(outcome.landed.items()):
         plan = plans[game]

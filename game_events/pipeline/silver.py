@@ -25,7 +25,7 @@ from game_events.lakehouse.staging import discard
 from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.fan_out import FanOutResult
 from game_events.pipeline.game_commits import Committed, for_games
-from game_events.pipeline.generations import generation
+from game_events.pipeline.generations import BronzeIdentity, generation
 from game_events.pipeline.rejections import Decisions
 from game_events.pipeline.report import RunReport, TableReport
 from game_events.pipeline.routing import OVER_LIMIT, Routing, admit
@@ -93,7 +93,10 @@ def _refresh(pipeline: Pipeline, report: RunReport, source: Source, games: froze
         newest = pipeline.bronze.open() if full and attempt else None
         if newest is not None:  # a rival has read on, and decided on rows that this run does not know of
             source = Source.of(pipeline, newest)
-        again = _planned_pass(pipeline, source, state, again, report, done, failed, replaced, full=full)
+        bronze = pipeline.bronze.open()
+        if bronze is None or BronzeIdentity.of(bronze) != source.bronze:
+            break  # nothing that was read is there any more: the next run reads what is
+        again = _planned_pass(pipeline, source, state, again, report, done, failed, replaced=replaced, full=full)
     failed |= dict.fromkeys(again, "rival runs won every attempt; run again")
     crash_points.reach("silver_committed")
     for game, why in failed.items():
@@ -102,7 +105,8 @@ def _refresh(pipeline: Pipeline, report: RunReport, source: Source, games: froze
     valid_unrouted = any(why != "invalid" and rows for why, rows in unrouted.items())
 
     def moved(now: Progress) -> Progress:
-        floor_now = source.batch if whole else now.floor(SILVER)
+        # A floor that is gone took with it the failures that it left out: then all is looked at again.
+        floor_now = source.batch if whole and now.floor(SILVER) >= floor else now.floor(SILVER)
         after = now.done(SILVER, floor_now, done, failed if whole else _other(now, done, failed))
         after = replace(after, decided_anew=max(known_anew, after.decided_anew))
         if replaced:
@@ -210,8 +214,8 @@ def _planned_pass(  # noqa: PLR0913 - one pass of a loop, its state passed expli
     report: RunReport,
     done: dict[str, int],
     failed: dict[str, str],
-    replaced: set[str],
     *,
+    replaced: set[str],
     full: bool,
 ) -> set[str]:
     """Some games, each from its own progress, still in one Spark job; returns those that rivals won."""

@@ -65,7 +65,11 @@ def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False
                 return
     behind = state.failed_in(GOLD)
     if not behind:
-        pipeline.progress.update(bronze_key, lambda now: now.done(UNIFIED_LAYER, target, seen=state))
+        # A floor that is gone took its failures with it: then everything is looked at again.
+        kept = state.floor(UNIFIED_LAYER)
+        pipeline.progress.update(
+            bronze_key, lambda now: now.done(UNIFIED_LAYER, target if now.floor(UNIFIED_LAYER) >= kept else 0, seen=state)
+        )
     report.seconds["unified"] = report.seconds.get("unified", 0.0) + time.monotonic() - began
 
 

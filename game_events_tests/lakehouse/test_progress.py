@@ -149,3 +149,14 @@ def test_a_run_takes_back_no_note_that_a_rival_made_since_it_looked(before):
     # Its own are done; and what it found itself is newer than any note.
     assert seen.done(GOLD, 5, seen=seen).failed == {}
     assert now.done(GOLD, 5, failed={"uno": "disk full"}, seen=seen).failed == {(GOLD, "uno"): "disk full"}
+
+
+def test_a_run_that_has_read_an_older_generation_of_bronze_writes_nothing(lakehouse):
+    table = ProgressTable(lakehouse)
+    table.update("b@10", lambda now: now.done(SILVER, 10, {"uno": 10}, {"chess": "disk full"}))
+    before = table.read("b@10")
+    assert table.update("b", lambda now: now.done(SILVER, 9)).floor(SILVER) == 9
+    table.update("b@9", lambda now: now.done(SILVER, 9))
+    assert table.read("b@10") == before
+    table.update("b@11", lambda now: now.done(SILVER, 11))
+    assert table.read("b@11").floors == {SILVER: 11}

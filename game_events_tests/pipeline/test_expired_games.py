@@ -72,3 +72,18 @@ def test_gold_looks_at_a_replaced_table_though_a_rival_took_the_note_back_before
     refresh_silver(pipeline, RunReport(), frozenset({"uno"}), full=True)
     assert settled.failed_in(GOLD) == set()
     assert pipeline.progress.read(bronze.key).failed_in(GOLD) == {"uno"}
+
+
+def test_a_run_whose_floor_is_gone_by_its_end_moves_none(pipeline, monkeypatch):
+    """Whoever lost it lost the failures that it left out, too: a floor without these would pass their rows."""
+    bronze = BronzeIdentity.of(pipeline.bronze.open())
+    pipeline.progress.update(bronze.key, lambda now: now.done(SILVER, 1, {}, {"uno": "disk full"}))
+
+    def stage(*_):
+        # A run that began before bronze was rebuilt ends.
+        pipeline.progress.update("another bronze", lambda now: now.done(SILVER, 9))
+        return FanOutResult(failed={"uno": "disk full"})
+
+    monkeypatch.setattr(silver, "stage_games", stage)
+    refresh_silver(pipeline, RunReport())
+    assert pipeline.progress.read(bronze.key).floor(SILVER) == 0
