@@ -92,7 +92,10 @@ def _facts(report: RunReport, settings: Settings) -> Iterator[dict[str, Any]]:
             "name": check.name,
             "delta_version": check.version,
             "status": "passed" if check.passed else FAILED if check.wrong_rows else "warned",
-            "detail": {"summary": check.summary, **({} if check.passed else {"counts": dict(check.counts)})},
+            "detail": {
+                "summary": without_secrets(check.summary, settings),
+                **({} if check.passed else {"counts": dict(check.counts)}),
+            },
         }
 
 

@@ -1,0 +1,14 @@
+"""What a check says is in the event log without secrets, as every error is."""
+
+from game_events.pipeline.check_result import CheckResult
+from game_events.pipeline.event_rows import RunFacts, event_rows
+from game_events.pipeline.report import RunReport
+from game_events.settings import load_settings
+
+
+def test_a_check_that_could_not_be_made_shows_no_secret():
+    report = RunReport()
+    report.checks.append(CheckResult("fresh", "bronze", False, "could not be made: GET http://me:hunter22@store/x failed"))
+    rows = list(event_rows(report, RunFacts("run", 1.0, None, False), load_settings()))
+    assert [r for r in rows if r["kind"] == "check"]
+    assert "hunter22" not in str(rows)
