@@ -99,7 +99,7 @@ def alert_of_check(settings: Settings, record: AssetCheckExecutionRecord, job: s
     failed = is_failure(record)
     counts = {k: v.value for k, v in found.metadata.items() if isinstance(v, dg.IntMetadataValue)} if found else {}
     return Alert(
-        id=f"{'' if failed else 'recovered:'}check_failed:{name}:{record.id}",
+        id=f"{'' if failed else 'recovered:'}check_failed:{name}:{record.run_id}:{evaluated_at(record):.6f}",
         event="check_failed" if failed else "recovered",
         of=None if failed else "check_failed",
         summary=f"check {name} {'failed' if failed else 'passes again'}",
@@ -113,9 +113,14 @@ def alert_of_check(settings: Settings, record: AssetCheckExecutionRecord, job: s
 
 
 def history(instance: DagsterInstance, key: dg.AssetCheckKey) -> list[AssetCheckExecutionRecord]:
-    """The last evaluations of a check, oldest first."""
+    """The last evaluations of a check, oldest first; of each run its last one."""
     found = instance.event_log_storage.get_asset_check_execution_history(key, HISTORY, status=EVALUATED)
-    return list(reversed(found))
+    return sorted(found, key=evaluated_at)
+
+
+def evaluated_at(record: AssetCheckExecutionRecord) -> float:
+    """When an evaluation was made, in seconds since 1970. (The record's own time is that of the run's plan.)"""
+    return record.event.timestamp if record.event is not None else record.create_timestamp
 
 
 def send_own_alerts(instance: DagsterInstance, settings: Settings, run_id: str) -> None:

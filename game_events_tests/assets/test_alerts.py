@@ -170,6 +170,50 @@ def test_a_check_is_told_when_it_begins_to_fail_and_when_it_passes_again_and_not
     assert [a["event"] for a in world.tick()[0]] == ["check_failed", "recovered"]
 
 
+def evaluation(passed):
+    return dg.AssetCheckEvaluation(asset_key=SILVER_KEY, check_name="rows_conserved", passed=passed)
+
+
+def test_a_check_that_turns_while_one_long_run_goes_on_is_told_each_time(world):
+    """As in continuous mode: all evaluations of a run overwrite one record of Dagster's."""
+    told = []
+
+    @dg.op(out=dg.Out(dg.Nothing))
+    def look_often():
+        for passed in (True, False, False, True, False, True):
+            yield evaluation(passed)
+            told.append([a["event"] for a in world.tick()[0]])
+            ids.extend(b["id"] for b in world.receiver.bodies[len(ids) :])
+        yield dg.Output(None)
+
+    ids = []
+
+    @dg.job(executor_def=dg.in_process_executor)
+    def long():
+        look_often()
+
+    assert long.execute_in_process(instance=world.instance).success
+    assert told == [[], ["check_failed"], [], ["recovered"], ["check_failed"], ["recovered"]]
+    assert len(set(ids)) == 4, "a receiver that keeps ids would take the second failure for the first"
+
+
+def test_a_check_planned_before_another_run_made_it_and_failing_after_it_is_told(world):
+    """The nightly job `checks` beside a run that makes the same check at its end."""
+    seen = []
+
+    @dg.asset_check(asset=SILVER_KEY, name="rows_conserved", blocking=True)
+    def slow(context):
+        world.check(passes=True)
+        seen.append(world.tick()[0])
+        return dg.AssetCheckResult(passed=False, description="rows are missing")
+
+    assets = [dg.AssetSpec(SILVER_KEY), slow]
+    dg.materialize(assets, selection=dg.AssetSelection.checks(slow), instance=world.instance, raise_on_error=False)
+    assert seen == [[]]
+    assert [a["event"] for a in world.tick()[0]] == ["check_failed"]
+    world.check(passes=True)
+
+
 def test_a_check_that_only_warns_is_for_people_who_look(world):
     world.check(passes=False, severity="WARN")
     assert world.tick()[0] == []

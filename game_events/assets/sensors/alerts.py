@@ -7,7 +7,7 @@ import dagster as dg
 from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 from pydantic import BaseModel, ValidationError
 
-from game_events.assets.run_alerts import alert_of_check, alert_of_run, history, is_failure, turns
+from game_events.assets.run_alerts import alert_of_check, alert_of_run, evaluated_at, history, is_failure, turns
 from game_events.assets.run_tags import OWN_ALERTS
 from game_events.errors import GameEventsError
 from game_events.pipeline.alerts import send
@@ -22,9 +22,9 @@ REMEMBERED = 500
 
 
 class CheckMemory(BaseModel):
-    """What is known of a check: the last evaluation seen, and whether it failed."""
+    """What is known of a check: when the last evaluation that was seen was made (seconds since 1970), and whether it failed."""
 
-    seen: int = 0
+    seen: float = 0.0
     failing: bool = False
 
 
@@ -74,28 +74,26 @@ def tell_of_runs(instance: DagsterInstance, settings: Settings, told: Told, left
 
 def tell_of_checks(instance: DagsterInstance, settings: Settings, keys: list[dg.AssetCheckKey], told: Told, left: int) -> int:
     """Send an alert for each check that began to fail or passes again; returns how many more may be sent in this tick."""
-    latest = instance.event_log_storage.get_latest_asset_check_execution_by_key(keys)
-    for key, newest in latest.items():
+    for key in keys:
         name = key.to_user_string()
         memory = told.checks.get(name)
-        if memory is not None and newest.id <= memory.seen:
-            continue
+        # By the time of the evaluations, not by Dagster's record of them: a run has one record for a check, made when the run
+        # was planned, and overwritten by each evaluation of the run. A continuous run makes many.
         records = history(instance, key)
         if memory is None:
-            # Seen for the first time: evaluations of before the first tick are no news, their result is. (The records' own
-            # time is in whole seconds.)
-            old = [r for r in records if r.event is not None and r.event.timestamp < told.born]
-            memory = CheckMemory(seen=old[-1].id, failing=is_failure(old[-1])) if old else CheckMemory()
-        new = [r for r in records if r.id > memory.seen]
+            # Seen for the first time: evaluations of before the first tick are no news, their result is.
+            old = [r for r in records if evaluated_at(r) < told.born]
+            memory = CheckMemory(seen=evaluated_at(old[-1]), failing=is_failure(old[-1])) if old else CheckMemory()
+        new = [r for r in records if evaluated_at(r) > memory.seen]
         for record in turns(new, memory.failing):
             run = instance.get_run_by_id(record.run_id)
             if run is None or run.tags.get(OWN_ALERTS) != "true":
                 if not left or not send(settings, alert_of_check(settings, record, run.job_name if run else None)):
                     return 0
                 left -= 1
-            memory = CheckMemory(seen=record.id, failing=is_failure(record))
+            memory = CheckMemory(seen=evaluated_at(record), failing=is_failure(record))
             told.checks[name] = memory
-        told.checks[name] = CheckMemory(seen=new[-1].id, failing=is_failure(new[-1])) if new else memory
+        told.checks[name] = CheckMemory(seen=evaluated_at(new[-1]), failing=is_failure(new[-1])) if new else memory
     return left
 
 
