@@ -23,7 +23,7 @@ from game_events.assets.events import report_events
 from game_events.assets.jobs import REPORT, Event
 from game_events.assets.keys import BRONZE_KEY
 from game_events.assets.metadata import latency_metadata, latency_table
-from game_events.assets.process_tag import PROCESS_TAG, is_gone, this_process
+from game_events.assets.process_tag import PROCESS_TAG, this_process, worker_is_gone
 from game_events.assets.resources import LakehouseResource
 from game_events.assets.rule_checks import rule_evaluations
 from game_events.assets.run_tags import ROW_CHANGING_TAG
@@ -61,7 +61,7 @@ def stop_loops_of_this_process() -> None:
 def run_under_way(instance: dg.DagsterInstance) -> dg.DagsterRun | None:
     """The continuous run that is under way, if there is one whose process still lives."""
     runs = instance.get_runs(RunsFilter(job_name=JOB, statuses=UNDER_WAY), limit=10)
-    return next((run for run in runs if not is_gone(run.tags.get(PROCESS_TAG))), None)
+    return next((run for run in runs if not worker_is_gone(instance, run)), None)
 
 
 class ContinuousConfig(dg.Config):
@@ -71,9 +71,10 @@ class ContinuousConfig(dg.Config):
 
 
 def what_goes_first(instance: dg.DagsterInstance) -> str | None:
-    """The run that changes rows and is queued or under way, in words."""
+    """The run that changes rows and is queued or under way, in words; one that was killed changes nothing any more."""
     for run in instance.get_runs(RunsFilter(statuses=UNDER_WAY), limit=100):
-        if run.job_name in ROW_CHANGING_JOBS or run.tags.get(ROW_CHANGING_TAG) == "true":
+        changes_rows = run.job_name in ROW_CHANGING_JOBS or run.tags.get(ROW_CHANGING_TAG) == "true"
+        if changes_rows and not worker_is_gone(instance, run):
             return f"run {run.run_id} of {run.job_name} goes first"
     return None
 

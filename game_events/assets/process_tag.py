@@ -4,6 +4,7 @@ import os
 import socket
 
 import psutil
+from dagster import DagsterInstance, DagsterRun
 
 #: Tag of a run: host, process id and the second in which the process was started, as process ids are used again.
 PROCESS_TAG = "game_events/process"
@@ -15,6 +16,21 @@ SLACK_S = 3
 def this_process() -> str:
     """The tag's value for this process."""
     return f"{socket.gethostname()}:{os.getpid()}:{int(psutil.Process().create_time())}"
+
+
+def worker_is_gone(instance: DagsterInstance, run: DagsterRun) -> bool:
+    """Whether the process that works on a run has certainly ended.
+
+    A run that is executed again from the UI comes with the tags of the run it repeats: until its own process has said which one
+    it is, nobody knows.
+    """
+    tag = run.tags.get(PROCESS_TAG)
+    if not is_gone(tag):
+        return False
+    if run.parent_run_id is None:
+        return True
+    parent = instance.get_run_by_id(run.parent_run_id)
+    return parent is not None and parent.tags.get(PROCESS_TAG) != tag
 
 
 def is_gone(tag: str | None) -> bool:

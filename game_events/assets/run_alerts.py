@@ -119,7 +119,7 @@ def history(instance: DagsterInstance, key: dg.AssetCheckKey) -> list[AssetCheck
 
 
 def evaluated_at(record: AssetCheckExecutionRecord) -> float:
-    """When an evaluation was made, in seconds since 1970. (The record's own time is that of the run's plan.)"""
+    """When an evaluation was made, in seconds since 1970; the record's own time is that of the run's plan."""
     return record.event.timestamp if record.event is not None else record.create_timestamp
 
 

@@ -12,7 +12,7 @@ import logging
 import dagster as dg
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 
-from game_events.assets.process_tag import PROCESS_TAG, is_gone, this_process
+from game_events.assets.process_tag import PROCESS_TAG, this_process, worker_is_gone
 from game_events.assets.run_tags import OWN_ALERTS
 
 log = logging.getLogger(__name__)
@@ -29,9 +29,9 @@ UNFINISHED = [*WORKING, DagsterRunStatus.QUEUED]
 LIMIT = 200
 
 
-def is_dead(run: DagsterRun) -> bool:
+def is_dead(instance: DagsterInstance, run: DagsterRun) -> bool:
     """Whether a run is unfinished although its process has ended."""
-    return run.status in WORKING and is_gone(run.tags.get(PROCESS_TAG))
+    return run.status in WORKING and worker_is_gone(instance, run)
 
 
 def end_dead_runs(instance: DagsterInstance) -> list[DagsterRun]:
@@ -40,7 +40,7 @@ def end_dead_runs(instance: DagsterInstance) -> list[DagsterRun]:
     Returns:
         the runs, as they were before.
     """
-    dead = [run for run in instance.get_runs(RunsFilter(statuses=WORKING), limit=LIMIT) if is_dead(run)]
+    dead = [run for run in instance.get_runs(RunsFilter(statuses=WORKING), limit=LIMIT) if is_dead(instance, run)]
     for run in dead:
         now = instance.get_run_by_id(run.run_id)
         if now is None or now.is_finished:

@@ -202,7 +202,7 @@ def test_a_check_planned_before_another_run_made_it_and_failing_after_it_is_told
     seen = []
 
     @dg.asset_check(asset=SILVER_KEY, name="rows_conserved", blocking=True)
-    def slow(context):
+    def slow():
         world.check(passes=True)
         seen.append(world.tick()[0])
         return dg.AssetCheckResult(passed=False, description="rows are missing")

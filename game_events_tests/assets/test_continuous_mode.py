@@ -133,6 +133,9 @@ def test_row_changing_work_goes_first_and_other_runs_do_not(instance):
     starting = instance.create_run_for_job(redecode, status=DagsterRunStatus.STARTING)
     assert what_goes_first(instance) == f"run {starting.run_id} of redecode goes first"
     assert JOB not in what_goes_first(instance)
+    # Without a daemon nobody ends a run that was killed: it must not keep continuous mode waiting for ever.
+    instance.add_run_tags(starting.run_id, {PROCESS_TAG: f"{socket.gethostname()}:4000000:1"})
+    assert what_goes_first(instance) is None
 
 
 def event(made, kind):

@@ -109,6 +109,27 @@ def test_only_runs_known_to_be_dead_are_ended(instance, start):
     assert not {status[run_id] for run_id in alive} & {DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED}
 
 
+def test_a_run_that_is_executed_again_is_not_judged_by_the_process_of_the_run_it_repeats(instance, start):
+    """The UI's "Re-execute" takes over all tags; the new worker needs seconds to start and to say which process it is."""
+    parent = start(me(pid=4_000_000), DagsterRunStatus.FAILURE)
+
+    def again(process):
+        return instance.add_run(
+            dg.DagsterRun(
+                job_name="refresh",
+                status=DagsterRunStatus.STARTING,
+                tags={PROCESS_TAG: process},
+                parent_run_id=parent.run_id,
+                root_run_id=parent.run_id,
+                remote_job_origin=origin("refresh"),
+            )
+        )
+
+    inherited, killed = again(me(pid=4_000_000)), again(me(pid=4_000_001))
+    assert [r.run_id for r in end_dead_runs(instance)] == [killed.run_id]
+    assert instance.get_run_by_id(inherited.run_id).status == DagsterRunStatus.STARTING
+
+
 def test_a_run_that_writes_bronze_or_waits_to_is_seen(instance, start):
     assert start(me(), name="__ASSET_JOB")
     for name in ("refresh", "continuous", "replay", "redecode"):
