@@ -26,7 +26,7 @@ from game_events.assets.metadata import latency_metadata, latency_table
 from game_events.assets.process_tag import PROCESS_TAG, this_process, worker_is_gone
 from game_events.assets.resources import LakehouseResource
 from game_events.assets.rule_checks import rule_evaluations
-from game_events.assets.run_tags import ROW_CHANGING_TAG
+from game_events.assets.run_tags import ENDED_BY_ITSELF, ROW_CHANGING_TAG
 from game_events.pipeline.event_log import RunLog
 from game_events.pipeline.loop import Loop
 from game_events.pipeline.loop_report import PAUSED, WAITING, LoopReport
@@ -120,7 +120,7 @@ class LoopThread(threading.Thread):
 def run_continuously(context: dg.OpExecutionContext, config: ContinuousConfig, lakehouse: LakehouseResource) -> Iterator[Event]:
     """The loop in a thread, its events as they become due; each table's rows are told once."""
     instance = context.instance
-    instance.add_run_tags(context.run_id, {PROCESS_TAG: this_process()})
+    instance.add_run_tags(context.run_id, {PROCESS_TAG: this_process(), ENDED_BY_ITSELF: "false"})
     pacing = EventPacing()
     pipeline = replace(lakehouse.pipeline(context.run_id), quiet=True)
     run_log = RunLog(pipeline, JOB, context.retry_number)
@@ -138,6 +138,8 @@ def run_continuously(context: dg.OpExecutionContext, config: ContinuousConfig, l
     try:
         yield from _tell_while(context, worker, pacing)
         by_itself = worker.error is None
+        if by_itself:
+            instance.add_run_tags(context.run_id, {ENDED_BY_ITSELF: "true"})
     except (DagsterExecutionInterruptedError, KeyboardInterrupt) as interrupt:
         interrupted = interrupt
     finally:

@@ -14,6 +14,7 @@ from dagster import DagsterRunStatus, RunsFilter
 
 from game_events.assets.continuous import JOB
 from game_events.assets.run_hygiene import end_dead_runs
+from game_events.assets.run_tags import ENDED_BY_ITSELF
 
 #: Seconds to wait after a failure, doubled with each further one, up to the greatest.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10, 600
@@ -84,7 +85,10 @@ def past_runs(instance: dg.DagsterInstance) -> list[PastRun]:
     for record in instance.get_run_records(RunsFilter(job_name=JOB), limit=RUNS_SEEN):
         began = record.start_time or record.create_timestamp.timestamp()
         run = record.dagster_run
-        found.append(PastRun(run.run_id, run.status, began, record.end_time or began))
+        # With tables that failed it is a failed run; but its user, or its time, has ended it.
+        ended = run.status == DagsterRunStatus.FAILURE and run.tags.get(ENDED_BY_ITSELF) == "true"
+        status = DagsterRunStatus.SUCCESS if ended else run.status
+        found.append(PastRun(run.run_id, status, began, record.end_time or began))
     return found
 
 

@@ -6,6 +6,8 @@ ALL_LAYERS = "all"
 CARRIES_ALL = {CARRIES: ALL_LAYERS}
 #: A run that replaces rows of tables: continuous mode waits for it.
 ROW_CHANGING_TAG = "game_events/changes_rows"
+#: A continuous run that came to its end as it was told to, whatever failed on its way: nobody wants it started again.
+ENDED_BY_ITSELF = "game_events/ended_by_itself"
 #: Why the run was started.
 REASON = "game_events/reason"
 #: The run's own process sends its alerts (the command line, where no daemon may be running).

@@ -22,6 +22,7 @@ from game_events.assets.continuous_mode import (
 )
 from game_events.assets.jobs import redecode, refresh
 from game_events.assets.process_tag import PROCESS_TAG, is_gone, this_process
+from game_events.assets.run_tags import ENDED_BY_ITSELF
 
 NOW = 1_700_000_000.0
 
@@ -120,6 +121,14 @@ def test_the_sensor_starts_a_vanished_run_again_and_not_one_that_was_terminated(
         request = tick()
     assert isinstance(request, dg.RunRequest)
     assert request.run_key == f"continuous-after-{gone.run_id}"
+
+
+def test_a_run_that_was_ended_with_a_failing_game_stays_off(instance, tick):
+    """Ctrl-C, or the end of `--duration-s`: the run has failed, as a table has, and nobody wants it back."""
+    for told, off in (("true", True), ("false", False)):
+        made = instance.create_run_for_job(continuous, tags={ENDED_BY_ITSELF: told})
+        instance.report_run_failed(made, "1 tables failed")
+        assert tick().skip_message.startswith("off: ") is off
 
 
 def test_row_changing_work_goes_first_and_other_runs_do_not(instance):
