@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 
@@ -35,7 +36,10 @@ app.command("up")(up.up)
 
 
 def main() -> None:
-    """Run a command; errors of this project become one clear message and exit code 1."""
+    """Run a command; errors of this project become one clear message and exit code 1.
+
+    With ``--json`` the message is the result, too: the last line of stdout is a JSON object, however the command ends.
+    """
     handler = logging.StreamHandler()
     # On the handler, as a logger below the root may be louder than it: the pipeline's progress has a place of its own.
     handler.setLevel(logging.WARNING)
@@ -44,4 +48,6 @@ def main() -> None:
         app()
     except GameEventsError as error:
         Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {error}", style="red", markup=False)
+        if "--json" in sys.argv[1:]:
+            print(json.dumps({"success": False, "error": str(error)}), flush=True)
         sys.exit(FAILED)

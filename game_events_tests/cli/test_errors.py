@@ -31,8 +31,11 @@ def test_a_lakehouse_that_is_a_file_is_named(cli, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("GAME_EVENTS_LAKEHOUSE", str(tmp_path / "file"))
     found = cli("tables", "--json")
-    assert (found.code, found.out) == (1, "")
+    assert found.code == 1
     assert "GAME_EVENTS_LAKEHOUSE" in found.err
+    assert found.result["success"] is False
+    assert "GAME_EVENTS_LAKEHOUSE" in found.result["error"]
+    assert cli("tables").out == ""
 
 
 def test_up_names_a_busy_port_before_anything_starts(cli):
