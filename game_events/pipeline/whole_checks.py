@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from deltalake.exceptions import DeltaError
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 
 from game_events.errors import GameEventsError
 from game_events.pipeline.check_result import CheckResult
@@ -112,6 +114,9 @@ def check_after_run(pipeline: Pipeline, report: RunReport) -> None:
             continue
         try:
             report.checks.append(check.in_run(pipeline))
-        except (GameEventsError, DeltaError, OSError) as error:
+        except (GameEventsError, DeltaError, OSError, PySparkException, Py4JJavaError) as error:
             log.warning("check=%s could_not_be_made=%r", check.name, str(error))
-            report.checks.append(CheckResult(check.name, check.layer, False, f"could not be made: {error}"))
+            # The words of a Spark job are pages of stack, and may repeat the data it stumbled over.
+            by_spark = isinstance(error, PySparkException | Py4JJavaError)
+            why = f"{type(error).__name__}: see the run's log" if by_spark else str(error)
+            report.checks.append(CheckResult(check.name, check.layer, False, f"could not be made: {why}"))

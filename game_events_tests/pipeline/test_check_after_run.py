@@ -1,0 +1,37 @@
+"""The cheap checks at the end of a run fail no run, whatever keeps them from being made. No Spark, no broker."""
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+
+from game_events.errors import TransientError
+from game_events.pipeline import whole_checks
+from game_events.pipeline.report import RunReport, TableReport
+from game_events.pipeline.whole_checks import CONSERVED, WholeCheck, check_after_run
+
+
+class JobAbortedError(Py4JJavaError):
+    """A failed job: pyspark has no class for most of them."""
+
+    def __init__(self, text):
+        Exception.__init__(self, text)
+
+    def __str__(self):
+        return f"An error occurred while calling o1.collectToPython.\n: {self.args[0]}"
+
+
+def test_a_check_whose_spark_job_fails_is_noted_as_not_passed_and_fails_no_run(monkeypatch):
+    for error, why in (
+        (PySparkException("gamer-0042"), "PySparkException: see the run's log"),
+        (JobAbortedError("gamer-0042"), "JobAbortedError: see the run's log"),
+        (TransientError("storage does not answer"), "storage does not answer"),
+    ):
+
+        def broken(_pipeline, error=error):
+            raise error
+
+        monkeypatch.setattr(whole_checks, "CHECKS", (WholeCheck(CONSERVED, "silver", "", broken, broken),))
+        report = RunReport(tables=[TableReport("silver", "silver_chess_events", "/x", "chess")])
+        check_after_run(None, report)
+        (found,) = report.checks
+        assert (found.passed, found.wrong_rows) == (False, False)
+        assert found.summary == f"could not be made: {why}"
