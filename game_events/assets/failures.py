@@ -10,7 +10,7 @@ from typing import Protocol
 
 import dagster as dg
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
-from py4j.protocol import Py4JError, Py4JNetworkError
+from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
 from game_events.errors import GameEventsError, TransientError
@@ -75,8 +75,7 @@ def errors_decide(context: StepContext, settings: Settings) -> Iterator[None]:
     except PySparkException as error:
         if not any(mark in str(error) for mark in KAFKA_IS_AWAY):
             raise
-        away = f"Kafka at {settings.kafka_bootstrap_servers} stopped answering while Spark read from it: is it up?"
-        raise _again(context, settings, away) from None
+        raise _again(context, settings, _kafka_is_away(settings)) from None
     except GameEventsError as error:
         raise dg.Failure(str(error), allow_retries=False) from None
     except Py4JError as error:
@@ -89,7 +88,14 @@ def errors_decide(context: StepContext, settings: Settings) -> Iterator[None]:
                 "was committed stays, and the next run goes on from there",
                 allow_retries=False,
             ) from None
+        # A failed job whose reason pyspark has no class of its own for.
+        if isinstance(error, Py4JJavaError) and any(mark in str(error) for mark in KAFKA_IS_AWAY):
+            raise _again(context, settings, _kafka_is_away(settings)) from None
         raise
+
+
+def _kafka_is_away(settings: Settings) -> str:
+    return f"Kafka at {settings.kafka_bootstrap_servers} stopped answering while Spark read from it: is it up?"
 
 
 def _again(context: StepContext, settings: Settings, why: str) -> dg.RetryRequested | dg.Failure:

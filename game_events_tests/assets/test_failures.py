@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import dagster as dg
 import pytest
 from dagster import DagsterRunStatus
-from py4j.protocol import Py4JError, Py4JNetworkError
+from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
 from game_events.assets.failures import KAFKA_IS_AWAY, MAX_DELAY_S, delay_s, errors_decide
@@ -117,9 +117,21 @@ def test_a_jvm_that_died_is_named_and_not_tried_again_in_the_same_process():
     assert "GAME_EVENTS_SPARK_DRIVER_MEMORY" in failure.description
 
 
+class JobAbortedError(Py4JJavaError):
+    """A failed job, as pyspark raises it if it has no class for the reason: `SparkException` has none."""
+
+    def __init__(self, text):
+        Exception.__init__(self, text)
+        self.text = text
+
+    def __str__(self):
+        return f"An error occurred while calling o67.collectToPython.\n: org.apache.spark.SparkException: {self.text}"
+
+
+@pytest.mark.parametrize("kind", [PySparkException, JobAbortedError])
 @pytest.mark.parametrize("mark", KAFKA_IS_AWAY)
-def test_a_broker_that_goes_away_under_spark_is_tried_again(mark):
-    error = PySparkException(f"Job aborted due to stage failure: ... Caused by: {mark} ...")
+def test_a_broker_that_goes_away_under_spark_is_tried_again(mark, kind):
+    error = kind(f"Job aborted due to stage failure: ... Caused by: {mark} ...")
     result, attempts = run(error, times=1)
     assert result.success
     assert attempts == 2
@@ -128,8 +140,8 @@ def test_a_broker_that_goes_away_under_spark_is_tried_again(mark):
 
 
 def test_any_other_error_of_spark_is_left_as_it_is():
-    error = PySparkException("UNRESOLVED_COLUMN")
-    assert decided(error) is error
+    for error in (PySparkException("UNRESOLVED_COLUMN"), JobAbortedError("No space left on device")):
+        assert decided(error) is error
 
 
 def test_any_other_error_of_py4j_stays_what_it_is():
