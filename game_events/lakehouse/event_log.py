@@ -116,13 +116,16 @@ def _holds(lakehouse: Lakehouse, handle: DeltaTable, run_id: str, part: str) -> 
     return bool(pc.any(pc.and_(pc.equal(rows.column("run_id"), run_id), pc.equal(rows.column("part"), part))).as_py())
 
 
-def read_events(lakehouse: Lakehouse, since: datetime | None = None, newest_files: int | None = None) -> pa.Table:
+def read_events(
+    lakehouse: Lakehouse, since: datetime | None = None, newest_files: int | None = None, kind: str | None = None
+) -> pa.Table:
     """Rows of `SCHEMA`, unsorted; no rows if there is no such table.
 
     Args:
         lakehouse: where the table is.
         since: only rows of that time or later; files that have none are not opened.
         newest_files: only so many files, those with the newest rows: a run is one file until maintenance joins them.
+        kind: only rows of this kind; files that by their statistics have none are not opened, and are no newest ones.
     """
     table = lakehouse.table(EVENT_LOG)
     handle = table.open()
@@ -136,12 +139,19 @@ def read_events(lakehouse: Lakehouse, since: datetime | None = None, newest_file
         newest = actions.column("max.time")
         late = pc.greater_equal(newest, pa.scalar(since, newest.type))
         actions = actions.filter(pc.fill_null(late, True))
+    if kind is not None:
+        may_have = pc.and_kleene(
+            pc.less_equal(actions.column("min.kind"), kind), pc.greater_equal(actions.column("max.kind"), kind)
+        )
+        actions = actions.filter(pc.fill_null(may_have, True))
     paths = actions.column("path").to_pylist()[:newest_files]
     rows = read_arrow(table, handle, None, paths)
     for field in SCHEMA:  # a table of an earlier version
         if field.name not in rows.column_names:
             rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
     rows = rows.select(SCHEMA.names)
+    if kind is not None:
+        rows = rows.filter(pc.equal(rows.column("kind"), kind))
     return (
         rows
         if since is None

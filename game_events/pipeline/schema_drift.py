@@ -14,7 +14,8 @@ from game_events.pipeline.check_result import CheckResult
 from game_events.pipeline.context import Pipeline
 
 DRIFT = "schema_drift"
-#: Files of the event log in which the last look is searched; a run that changed something leaves one.
+#: Files of the event log with checks in which the last look is searched; a triggered run that changed something leaves one,
+#: and continuous mode only at its end: its file of each minute has none.
 LOOK_BACK_FILES = 50
 SHOWN = 20
 
@@ -53,8 +54,8 @@ def column_changes(before: dict[str, str], now: dict[str, str]) -> list[str]:
 
 
 def _last_look(pipeline: Pipeline) -> int | None:
-    events = read_events(pipeline.lakehouse, newest_files=LOOK_BACK_FILES)
-    looks = events.filter(pc.and_(pc.equal(events.column("kind"), "check"), pc.equal(events.column("name"), DRIFT)))
+    events = read_events(pipeline.lakehouse, newest_files=LOOK_BACK_FILES, kind="check")
+    looks = events.filter(pc.equal(events.column("name"), DRIFT))
     looks = looks.filter(pc.is_valid(looks.column("delta_version"))).sort_by([("time", "descending")])
     return int(looks.column("delta_version")[0].as_py()) if looks.num_rows else None
 

@@ -13,7 +13,7 @@ from game_events.lakehouse.tables import BRONZE, Lakehouse
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.event_log import recorded
 from game_events.pipeline.report import RunReport
-from game_events.pipeline.schema_drift import column_changes, schema_drift
+from game_events.pipeline.schema_drift import LOOK_BACK_FILES, column_changes, schema_drift
 from game_events.pipeline.volume import MIN_DAYS, daily_rows, is_unusual, volume
 from game_events.settings import load_settings
 
@@ -114,6 +114,18 @@ def test_a_column_that_was_not_there_at_the_last_look_is_told_once_with_what_it_
     assert found.summary == "b (double): new; a__string (string): a (int64) comes with another kind"
     assert found.counts["changes"] == 2
     assert look(pipeline).passed
+
+
+def test_a_last_look_is_found_behind_an_hour_of_continuous_mode(pipeline):
+    """It writes an event log of its own each minute, and makes checks at its end only."""
+    write(pipeline, a=1)
+    look(pipeline)
+    write(pipeline, a=1, b=2)
+    for _ in range(LOOK_BACK_FILES + 1):
+        with recorded(Pipeline(pipeline.settings, lambda: None), RunReport(), "continuous"):
+            pass
+    found = look(pipeline)
+    assert found.summary == "b (int64): new"
 
 
 def test_a_last_look_whose_version_is_gone_is_said_and_not_taken_for_no_change(pipeline):
