@@ -130,8 +130,9 @@ def test_a_dagster_home_that_cannot_be_one_is_named(cli, ready, monkeypatch, tmp
     }.items():
         monkeypatch.setenv("DAGSTER_HOME", home)
         found = cli("run", "--json")
-        assert (found.code, found.out) == (1, "")
+        assert found.code == 1
         assert hint in found.err
+        assert hint in found.result["error"]
         assert "Traceback" not in found.err
     assert not (tmp_path / "relative").exists()
 
