@@ -116,6 +116,7 @@ def _run(
         except Exception:
             # What was committed before the error stays, so it is told; a retry reports only what it adds.
             yield from report_events(context, report)
+            yield from rule_evaluations(report)
             raise
     yield from report_events(context, report)
     yield from rule_evaluations(report)

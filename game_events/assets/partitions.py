@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import dagster as dg
 
 from game_events.assets.events import add_games
+from game_events.assets.jobs import REPORT
 from game_events.assets.metadata import table_metadata
 from game_events.pipeline.report import RunReport, TableReport
 
@@ -38,4 +39,7 @@ def fail_for(failed: list[TableReport]) -> None:
     """
     if failed:
         named = "; ".join(f"{t.game or t.table}: {t.error}" for t in failed[:10])
-        raise dg.Failure(f"{len(failed)} tables failed: {named}", allow_retries=False)
+        # By this an alert names the tables, and leaves out the errors' words.
+        errors = [{"table": t.table, "game": t.game, "error": t.error} for t in failed]
+        whole = {REPORT: dg.MetadataValue.json({"errors": errors, "rows": {}})}
+        raise dg.Failure(f"{len(failed)} tables failed: {named}", metadata=whole, allow_retries=False)

@@ -11,6 +11,7 @@ from dagster._core.errors import DagsterAssetCheckFailedError
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecord, AssetCheckExecutionRecordStatus
 
 from game_events.assets.jobs import REPORT
+from game_events.errors import GameEventsError
 from game_events.pipeline.alerts import LONGEST_ERROR, Alert, run_url, send
 from game_events.settings import Settings
 
@@ -36,6 +37,9 @@ def alert_of_run(instance: DagsterInstance, settings: Settings, run: DagsterRun)
             if data.user_failure_data is not None:
                 report = _report(data.user_failure_data.metadata)
                 error = data.user_failure_data.description or error
+                origin = data.error.cause if data.error else None
+                if origin is not None and origin.cls_name not in _own_errors():
+                    error = f"{origin.cls_name}: see the run's log in the Dagster UI"
             else:
                 # Its message may repeat the data it stumbled over.
                 cause = data.error.cause or data.error if data.error else None
@@ -60,6 +64,11 @@ def alert_of_run(instance: DagsterInstance, settings: Settings, run: DagsterRun)
         error=error[:LONGEST_ERROR],
         counts={f"{layer}_rows": int(n) for layer, n in report.get("rows", {}).items()},
     )
+
+
+def _own_errors(of: type[GameEventsError] = GameEventsError) -> set[str | None]:
+    """Names of this project's classes of errors: their words hold no data."""
+    return {of.__name__}.union(*(_own_errors(kind) for kind in of.__subclasses__()))
 
 
 def _report(metadata: Any) -> dict[str, Any]:  # noqa: ANN401 - Dagster's metadata values

@@ -11,6 +11,7 @@ from dagster import DagsterRunStatus
 
 from game_events.assets.jobs import REPORT
 from game_events.assets.keys import SILVER_KEY
+from game_events.assets.partitions import fail_for
 from game_events.assets.process_tag import PROCESS_TAG
 from game_events.assets.run_alerts import send_own_alerts
 from game_events.assets.run_hygiene import end_dead_runs
@@ -18,7 +19,9 @@ from game_events.assets.run_tags import OWN_ALERTS
 from game_events.assets.sensors.alerts import alerts
 from game_events.assets.sensors.lag_alerts import alert_on_lag
 from game_events.assets.sensors.lag_decision import Memory
+from game_events.errors import ConfigurationError
 from game_events.pipeline.alerts import VERSION, Alert, send
+from game_events.pipeline.report import TableReport
 from game_events.pipeline.standing import Standing
 from game_events.settings import load_settings
 from game_events.sources.kafka import TopicOffsets
@@ -49,6 +52,12 @@ def fail(context):
         failures = [{"table": f"silver_{g}_events", "game": g, "error": f"cannot read {GAMER}"} for g in ("chess", "rummy")]
         report = {"errors": failures, "rows": {"bronze": 10, "silver": 7}}
         raise dg.Failure(f"2 tables failed: {GAMER}", metadata={REPORT: dg.MetadataValue.json(report)})
+    if context.op_config["how"] == "by hand":
+        fail_for([TableReport("gold", "gold_chess_player_agg", "/x", "chess", error=f"my.py raised ValueError: {GAMER}")])
+    if context.op_config["how"] == "continuous":
+        raise dg.Failure(f"ZeroDivisionError: {GAMER}") from ZeroDivisionError(GAMER)
+    if context.op_config["how"] == "continuous, in words":
+        raise dg.Failure("ConfigurationError: there is no topic") from ConfigurationError("there is no topic")
     if context.op_config["how"] == "in words":
         raise dg.Failure("Kafka at broker:9092 does not answer: is it up?")
     if context.op_config["how"] == "a bug":
@@ -125,7 +134,13 @@ def test_a_failed_run_is_told_once_with_what_failed_and_a_link(world):
 
 
 @pytest.mark.parametrize(
-    ("how", "error"), [("in words", "Kafka at broker:9092 does not answer: is it up?"), ("a bug", "ZeroDivisionError: see")]
+    ("how", "error"),
+    [
+        ("in words", "Kafka at broker:9092 does not answer: is it up?"),
+        ("a bug", "ZeroDivisionError: see"),
+        ("continuous", "ZeroDivisionError: see"),
+        ("continuous, in words", "ConfigurationError: there is no topic"),
+    ],
 )
 def test_the_words_are_those_of_this_projects_errors_and_of_others_only_the_class(world, how, error):
     world.run(how)
@@ -134,11 +149,12 @@ def test_the_words_are_those_of_this_projects_errors_and_of_others_only_the_clas
 
 
 def test_no_alert_holds_a_players_id_or_a_value(world):
-    for how in ("two tables", "a bug"):
+    for how in ("by hand", "a bug", "continuous"):
         world.run(how)
     world.check(passes=False)
     told, _ = world.tick()
-    assert len(told) == 3
+    assert len(told) == 4
+    assert (told[0]["tables"], told[0]["games"]) == (["gold_chess_player_agg"], ["chess"])
     assert GAMER not in json.dumps(told)
     world.check(passes=True)
 
