@@ -28,7 +28,7 @@ from game_events.assets.resources import LakehouseResource
 from game_events.assets.rule_checks import rule_evaluations
 from game_events.assets.run_tags import ENDED_BY_ITSELF, ROW_CHANGING_TAG
 from game_events.pipeline.event_log import RunLog
-from game_events.pipeline.loop import Loop
+from game_events.pipeline.loop import Loop, first_line
 from game_events.pipeline.loop_report import PAUSED, WAITING, LoopReport
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.whole_checks import check_after_run
@@ -213,8 +213,7 @@ def _result(loop: Loop, worker: LoopThread) -> Iterator[Event]:
         **latency_metadata(report.total.latency),
     }
     if worker.error is not None:
-        first = str(worker.error).strip().partition("\n")[0]
-        raise dg.Failure(f"{type(worker.error).__name__}: {first}", metadata=whole) from worker.error
+        raise dg.Failure(f"{type(worker.error).__name__}: {first_line(worker.error)}", metadata=whole) from worker.error
     yield from map(check_evaluation, report.total.checks)
     if report.total.errors:
         failed = "; ".join(f"{t.table}: {t.error}" for t in report.total.errors[:10])

@@ -99,7 +99,7 @@ class Loop:
         except (TransientError, *FAULTS) as error:
             if not self.stop.is_set():
                 raise
-            log.info("continuous=stopped abandoned=%r", _short(error))  # nothing of that step is committed
+            log.info("continuous=stopped abandoned=%r", first_line(error))  # nothing of that step is committed
         finally:
             self._set(STOPPED)
         return self.report
@@ -180,11 +180,17 @@ class Loop:
     def _note_failure(self, attempt: RetryCallState) -> None:
         error = attempt.outcome.exception() if attempt.outcome is not None else None
         self.report.retries += 1
-        self.report.state, self.report.why = WAITING, _short(error)
+        self.report.state, self.report.why = WAITING, first_line(error)
         pause = attempt.next_action.sleep if attempt.next_action is not None else 0.0
-        log.warning("continuous=waiting attempt=%d again_in_s=%.1f why=%r", attempt.attempt_number, pause, _short(error))
+        log.warning("continuous=waiting attempt=%d again_in_s=%.1f why=%r", attempt.attempt_number, pause, first_line(error))
 
 
-def _short(error: BaseException | None) -> str:
-    """The first line of an error, which a job's failure follows with pages of stack."""
-    return str(error).strip().partition("\n")[0][:500]
+def first_line(error: BaseException | None) -> str:
+    """The first line of an error that says something; a job's failure has pages of stack behind it.
+
+    Of a failed job py4j says first that a call failed ("An error occurred while calling o67.collectToPython."), then why.
+    """
+    first, _, rest = str(error).strip().partition("\n")
+    if isinstance(error, Py4JError) and rest.strip():
+        first = rest.strip().removeprefix(":").strip().partition("\n")[0]
+    return first[:500]

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 from deltalake.exceptions import DeltaError
-from py4j.protocol import Py4JNetworkError
+from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
 from game_events.errors import ConfigurationError, ConflictError, DataError, TransientError
 from game_events.pipeline import loop as loop_module
-from game_events.pipeline.loop import JOB_ATTEMPTS, Loop
+from game_events.pipeline.loop import JOB_ATTEMPTS, Loop, first_line
 
 
 class QuietSession:
@@ -116,3 +116,10 @@ def test_a_full_slice_is_followed_by_the_next_cycle_without_new_records(make_loo
     loop.wait_for = lambda: loop.stop.set() if loop.report.looks else None
     loop.run()
     assert len(seen) == 3
+
+
+def test_what_a_failed_job_says_is_why_it_failed_and_not_which_call_it_was():
+    said = "An error occurred while calling o67.collectToPython.\n: org.apache.spark.SparkException: No space left\n\tat x"
+    assert first_line(Py4JError(said)) == "org.apache.spark.SparkException: No space left"
+    assert first_line(Py4JError("An error occurred while calling o67")) == "An error occurred while calling o67"
+    assert first_line(OSError("disk\nfull")) == "disk"
