@@ -7,6 +7,7 @@ import dagster as dg
 from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 from pydantic import BaseModel, ValidationError
 
+from game_events.assets.continuous import JOB as CONTINUOUS_JOB
 from game_events.assets.run_alerts import alert_of_check, alert_of_run, evaluated_at, history, is_failure, turns
 from game_events.assets.run_tags import OWN_ALERTS
 from game_events.errors import GameEventsError
@@ -87,7 +88,8 @@ def tell_of_checks(instance: DagsterInstance, settings: Settings, keys: list[dg.
         new = [r for r in records if evaluated_at(r) > memory.seen]
         for record in turns(new, memory.failing):
             run = instance.get_run_by_id(record.run_id)
-            if run is None or run.tags.get(OWN_ALERTS) != "true":
+            # A continuous run of the command line lasts for days and tells of its own checks only when it ends: with the same id.
+            if run is None or run.tags.get(OWN_ALERTS) != "true" or run.job_name == CONTINUOUS_JOB:
                 if not left or not send(settings, alert_of_check(settings, record, run.job_name if run else None)):
                     return 0
                 left -= 1

@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import dagster as dg
+from deltalake.exceptions import DeltaError
 
 from game_events.assets.keys import subject_key
 from game_events.assets.run_tags import REASON
@@ -74,7 +75,7 @@ def schema_versions(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg
         versions = registry.versions(subject)
         news = version_news(context.cursor, versions)
         changes = changes_by_version(SchemaHistory(registry, Lakehouse(settings.lakehouse), subject), versions, news.new)
-    except GameEventsError as error:
+    except (GameEventsError, DeltaError, OSError) as error:
         return dg.SkipReason(str(error))
     if not news.new:
         context.update_cursor(news.cursor)
