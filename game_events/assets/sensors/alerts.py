@@ -88,7 +88,7 @@ def tell_of_checks(instance: DagsterInstance, settings: Settings, keys: list[dg.
         new = [r for r in records if evaluated_at(r) > memory.seen]
         for record in turns(new, memory.failing):
             run = instance.get_run_by_id(record.run_id)
-            # A continuous run of the command line lasts for days and tells of its own checks only when it ends: with the same id.
+            # A continuous run of the command line lasts for days, and tells of its checks only at its end (with the same id).
             if run is None or run.tags.get(OWN_ALERTS) != "true" or run.job_name == CONTINUOUS_JOB:
                 if not left or not send(settings, alert_of_check(settings, record, run.job_name if run else None)):
                     return 0
