@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from pyspark.errors import AnalysisException
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, StructType
@@ -102,7 +102,8 @@ def _first_line(error: AnalysisException) -> str:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """PySpark writes each refused expression to stderr with the JVM's whole stack; the error says it in one line."""
-    logger = logging.getLogger("SQLQueryContextLogger")
+    # Made by PySpark: an ordinary logger of that name would turn each of its errors into a TypeError.
+    logger = PySparkLogger.getLogger("SQLQueryContextLogger")
     disabled, logger.disabled = logger.disabled, True
     try:
         yield

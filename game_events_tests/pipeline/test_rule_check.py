@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
+from pyspark.errors import ArithmeticException
 from pyspark.sql.types import StructType
 
 from game_events.errors import ConfigurationError
@@ -108,3 +109,11 @@ def test_rules_are_checked_before_there_are_rows_and_against_the_columns_there_a
     with pytest.raises(ConfigurationError, match=r"rule silver\.silver_rule: .*rule gold\.gold_rule: "):
         check_rules(make_pipeline(make_settings(rules=wrong)))
     assert count(settings, BRONZE) == 1
+
+
+def test_an_error_of_spark_after_a_refused_rule_is_still_sparks_error(spark):
+    # PySpark logs it with a logger of its own kind, which must not have been made as an ordinary one before.
+    assert problem(spark, "no_such_column > 1")
+    logging.getLogger("SQLQueryContextLogger").disabled = False
+    with pytest.raises(ArithmeticException, match="DIVIDE_BY_ZERO"):
+        spark.range(1).selectExpr("1 / (id - id) AS x").collect()
