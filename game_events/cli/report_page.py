@@ -89,7 +89,7 @@ def _body(data: ReportData) -> str:
     shown = []
     for title, note, figure in charts(data):
         inside = (
-            pio.to_html(figure, include_plotlyjs=False, full_html=False, config={"displaylogo": False, "responsive": True})
+            pio.to_html(figure, include_plotlyjs=False, full_html=False, config={"displayModeBar": False, "responsive": True})
             if figure is not None
             else '<p class="none">nothing in this time</p>'
         )
