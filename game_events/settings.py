@@ -83,6 +83,13 @@ class Settings(BaseSettings):
     new_game_min_rows: int = Field(1_000, ge=1, description="rows in one batch that admit a new name past `max_games`")
     keep_raw: Literal["all", "failures"] = Field("all", description="keep every record's raw value in bronze, or none")
 
+    # --- maintenance
+    retention_h: float = Field(
+        2.0, gt=0, description="hours that replaced files and log entries of bronze, silver, quarantine and logs stay"
+    )
+    derived_retention_h: float = Field(0.5, gt=0, description="the same of gold, the unified table and `progress`")
+    orphan_retention_h: float = Field(168, ge=1, description="hours that files stay which no commit names, left by crashes")
+
     # --- full refresh
     allow_bronze_full_refresh: bool = Field(
         False, description="whether bronze may be replaced by what Kafka still has; expired records are lost by it"

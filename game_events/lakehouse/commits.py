@@ -17,15 +17,17 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction, create_table_with_add_actions
 
 from game_events.decoding.columns import METADATA_KEY
-from game_events.errors import ConflictError, DataError, TransientError
+from game_events.errors import ConflictError, DataError, GameEventsError, TransientError
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.field_shares import merge_shares
 from game_events.lakehouse.format_version import marked
+from game_events.lakehouse.retention import CHECKPOINT_COMMITS, Retention
 from game_events.lakehouse.staging import StagedFile, discard
 from game_events.lakehouse.tables import Table
 
-#: Checkpoint often: a table with 1,500 commits opens in 35 ms, 8 ms after a checkpoint.
-TABLE_PROPERTIES = {"delta.checkpointInterval": "50", "delta.dataSkippingNumIndexedCols": "32"}
+TABLE_PROPERTIES = {"delta.checkpointInterval": str(CHECKPOINT_COMMITS), "delta.dataSkippingNumIndexedCols": "32"}
+#: Attempts to commit beside commits that touch neither our rows nor our progress: compaction, another property.
+BESIDE_ATTEMPTS = 5
 #: Attempts to evolve a schema against rivals that evolve it too.
 EVOLVE_ATTEMPTS = 5
 
@@ -44,6 +46,7 @@ class Commit:
         replace: remove every file of the handle's version: readers see the old rows or the new, nothing else.
         reshape: with `replace`: the table's columns become exactly those of `schema`, whatever they were before.
         rewritten: paths of files that the new ones stand for: they are removed.
+        same_rows: with `rewritten`: the new files hold the same rows, so whoever streams the table need not look.
         owns_map: the table's metadata is where the column map lives (bronze): what rivals added to it stays.
         info: written into the commit's own information.
     """
@@ -57,6 +60,7 @@ class Commit:
     replace: bool = False
     reshape: bool = False
     rewritten: frozenset[str] = frozenset()
+    same_rows: bool = False
     owns_map: bool = False
     info: Mapping[str, str] = field(default_factory=dict)
     description: str | None = None
@@ -64,7 +68,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class Landed:
-    """A commit that is visible: what it added, and the rows and bytes of the table with it."""
+    """A commit that is visible: what it added (rows, files, bytes), and the rows and bytes of the table with it."""
 
     table: str
     version: int
@@ -73,6 +77,7 @@ class Landed:
     files: int
     table_rows: int
     table_bytes: int
+    bytes: int = 0
 
 
 def commit(plan: Commit) -> Landed:
@@ -86,47 +91,56 @@ def commit(plan: Commit) -> Landed:
         TransientError: the outcome is not known; the files are kept, and the next run's compare-and-set decides.
         DataError: a column of the table has another type. The plan's files are deleted.
     """
-    try:
-        handle = plan.table.open()
-        properties = CommitProperties(
-            # Without it, of two creators the second one's rows become version 1: what exists is looked at only beforehand.
-            max_commit_retries=0 if handle is None else None,
-            custom_metadata=dict(plan.info),
-            app_transactions=[Transaction(app, to) for app, to in plan.advance.items()],
-        )
-        _require(plan, handle)
-        if handle is None:
-            crash_points.reach("before_create", plan.table.name)
-            create_table_with_add_actions(
-                plan.table.uri,
-                Schema.from_arrow(marked(plan.schema)),
-                [f.add_action() for f in plan.files],
-                mode="error",
-                description=plan.description,
-                configuration=TABLE_PROPERTIES,
-                storage_options=plan.table.options,
-                commit_properties=properties,
-            )
-        elif plan.replace and plan.reshape and not same_columns(handle, plan.schema):
-            # delta-rs removes the old files itself, and writes the schema, in this mode.
-            actions: list[AddAction | RemoveAction] = [f.add_action() for f in plan.files]
-            schema = Schema.from_arrow(marked(plan.schema))
-            handle.create_write_transaction(actions, "overwrite", schema, commit_properties=properties)
-        else:
-            evolved = evolve(plan.table, handle, plan.schema, owns_map=plan.owns_map)
-            if evolved is not handle:
-                handle = evolved
-                _require(plan, handle)
-            actions = [f.add_action() for f in plan.files]
-            if plan.replace or plan.rewritten:
-                actions += removals(handle, None if plan.replace else plan.rewritten)
-            handle.create_write_transaction(actions, "append", handle.schema(), commit_properties=properties)
-    except (ConflictError, DataError):
-        discard(plan.table, list(plan.files))
-        raise
-    except (CommitFailedError, DeltaError, OSError) as error:
-        return _after_failure(plan, error)
+    for attempt in range(BESIDE_ATTEMPTS):
+        handle = None
+        try:
+            handle = plan.table.open()
+            _require(plan, handle)
+            _write(plan, handle)
+            break
+        except (ConflictError, DataError):
+            discard(plan.table, list(plan.files))
+            raise
+        except (CommitFailedError, DeltaError, OSError) as error:
+            if handle is not None and attempt < BESIDE_ATTEMPTS - 1 and _beaten(plan, error):
+                continue
+            return _after_failure(plan, error)
     return _landed(plan, plan.table.open())
+
+
+def _write(plan: Commit, handle: DeltaTable | None) -> None:
+    properties = CommitProperties(
+        # Without it, of two creators the second one's rows become version 1: what exists is looked at only beforehand.
+        max_commit_retries=0 if handle is None else None,
+        custom_metadata=dict(plan.info),
+        app_transactions=[Transaction(app, to) for app, to in plan.advance.items()],
+    )
+    if handle is None:
+        crash_points.reach("before_create", plan.table.name)
+        create_table_with_add_actions(
+            plan.table.uri,
+            Schema.from_arrow(marked(plan.schema)),
+            [f.add_action() for f in plan.files],
+            mode="error",
+            description=plan.description,
+            configuration=TABLE_PROPERTIES | dict(Retention().properties(plan.table.name)),
+            storage_options=plan.table.options,
+            commit_properties=properties,
+        )
+        return
+    actions: list[AddAction | RemoveAction] = [f.add_action(same_rows=plan.same_rows) for f in plan.files]
+    if plan.replace and plan.reshape and not same_columns(handle, plan.schema):
+        # delta-rs removes the old files itself, and writes the schema, in this mode.
+        schema = Schema.from_arrow(marked(plan.schema))
+        handle.create_write_transaction(actions, "overwrite", schema, commit_properties=properties)
+        return
+    evolved = evolve(plan.table, handle, plan.schema, owns_map=plan.owns_map)
+    if evolved is not handle:
+        handle = evolved
+        _require(plan, handle)
+    if plan.replace or plan.rewritten:
+        actions += removals(handle, None if plan.replace else plan.rewritten, same_rows=plan.same_rows)
+    handle.create_write_transaction(actions, "append", handle.schema(), commit_properties=properties)
 
 
 def _require(plan: Commit, handle: DeltaTable | None) -> None:
@@ -142,17 +156,29 @@ def _require(plan: Commit, handle: DeltaTable | None) -> None:
         raise ConflictError(f"{plan.table.name}: files to be rewritten are gone: somebody else rewrote them first")
 
 
+def _beaten(plan: Commit, error: Exception) -> bool:
+    """Whether it is known that another commit came first; the next comparison tells whether it touched what is ours.
+
+    Compaction does not, nor does a changed property of the table.
+    """
+    if not isinstance(error, CommitFailedError):
+        return False
+    try:
+        return not _present(plan, plan.table.open())
+    except (GameEventsError, DeltaError, OSError):
+        return False
+
+
 def _after_failure(plan: Commit, error: Exception) -> Landed:
     """Tell failed, landed and unknown apart by what the table says now."""
     try:
         handle = plan.table.open()
-        present = set(handle.file_uris()) if handle is not None else set()
+        ours = _present(plan, handle)
     except (DeltaError, OSError) as second:
         raise TransientError(
             f"{plan.table.name}: outcome of the commit is unknown ({error}; then {second}). Run again: the table's own "
             "progress decides whether it landed"
         ) from error
-    ours = [f for f in plan.files if any(uri.endswith(f.path) for uri in present)]
     if handle is not None and ours:
         return _landed(plan, handle)
     discard(plan.table, list(plan.files))
@@ -162,13 +188,19 @@ def _after_failure(plan: Commit, error: Exception) -> Landed:
     raise TransientError(f"{plan.table.name}: commit failed, nothing is visible: {text}") from error
 
 
+def _present(plan: Commit, handle: DeltaTable | None) -> bool:
+    """Whether a version has files of the plan: then it landed."""
+    return handle is not None and not set(paths(handle)).isdisjoint(f.path for f in plan.files)
+
+
 def _landed(plan: Commit, handle: DeltaTable | None) -> Landed:
     if handle is None:
         raise DataError(f"{plan.table.name} vanished right after a commit: who else deletes below {plan.table.uri}?")
     rows = sum(f.rows for f in plan.files)
     actions = pa.table(handle.get_add_actions())
     total, size = (int(pc.sum(actions.column(name)).as_py() or 0) for name in ("num_records", "size_bytes"))
-    return Landed(plan.table.name, handle.version(), str(handle.metadata().id), rows, len(plan.files), total, size)
+    added = sum(f.size for f in plan.files)
+    return Landed(plan.table.name, handle.version(), str(handle.metadata().id), rows, len(plan.files), total, size, added)
 
 
 def paths(handle: DeltaTable) -> list[str]:
@@ -176,10 +208,10 @@ def paths(handle: DeltaTable) -> list[str]:
     return [str(path) for path in pa.table(handle.get_add_actions()).column("path").to_pylist()]
 
 
-def removals(handle: DeltaTable, only: frozenset[str] | None = None) -> list[RemoveAction]:
+def removals(handle: DeltaTable, only: frozenset[str] | None = None, *, same_rows: bool = False) -> list[RemoveAction]:
     """Actions that remove every file of a version, or only some."""
     now = int(time.time() * 1000)
-    return [RemoveAction(path, True, now) for path in paths(handle) if only is None or path in only]
+    return [RemoveAction(path, not same_rows, now) for path in paths(handle) if only is None or path in only]
 
 
 def evolve(table: Table, handle: DeltaTable, wanted: pa.Schema, *, owns_map: bool = False) -> DeltaTable:

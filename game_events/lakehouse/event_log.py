@@ -58,6 +58,7 @@ KINDS = {
     "schema": "a column or a schema that was not there before",
     "rule": "rows of a game that violated a rule, its action, the rows it looked at",
     "check": "result of a check",
+    "upkeep": "files of a table that maintenance joined or deleted, and those that wait for it",
 }
 
 Event = Mapping[str, Any]

@@ -23,8 +23,10 @@ from game_events.lakehouse.tables import Table
 
 #: Key in the commit information of silver, gold and unified: what marks a commit as this project's own.
 BATCH_INFO = "bronze_batch"
-#: Commits by others (maintenance) behind which a restore is still found.
-RESTORE_HISTORY = 100
+#: Key in the commit information of maintenance: such a commit changes no row.
+MAINTENANCE_INFO = "maintenance"
+#: Newest commits that are looked through for one of this project's own: nearly always one small file is read.
+RESTORE_HISTORY = (1, 8, 100)
 
 
 def files_with(handle: DeltaTable, column: str | None = None, above: int | None = None) -> list[str]:
@@ -77,7 +79,7 @@ def restored(handle: DeltaTable) -> bool:
 
     A restore takes the rows back and leaves every `txn` where it was: progress then speaks of rows that are gone.
     """
-    for limit in (1, RESTORE_HISTORY):  # nearly always the newest commit is our own: one small file is read
+    for limit in RESTORE_HISTORY:
         for entry in handle.history(limit):
             if BATCH_INFO in entry:
                 return False

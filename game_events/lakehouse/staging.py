@@ -56,9 +56,9 @@ class StagedFile:
     game: str | None = None
     modified_ms: int = field(default_factory=lambda: int(time.time() * 1000))
 
-    def add_action(self) -> AddAction:
-        """The Delta action that makes the file part of its table."""
-        return AddAction(self.path, self.size, {}, self.modified_ms, True, self.stats)
+    def add_action(self, *, same_rows: bool = False) -> AddAction:
+        """The Delta action that makes the file part of its table; `same_rows`: instead of files with the same rows."""
+        return AddAction(self.path, self.size, {}, self.modified_ms, not same_rows, self.stats)
 
     def to_json(self) -> str:
         """For the way back through Spark."""

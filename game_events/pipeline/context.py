@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from game_events.extensions import Extensions, load_extensions
 from game_events.lakehouse.progress import ProgressTable
+from game_events.lakehouse.retention import Retention
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse, Table
 from game_events.pipeline.catalog import SchemaCatalog
 from game_events.rules import Rule, all_rules
@@ -88,6 +89,11 @@ class Pipeline:
     def catalog(self) -> SchemaCatalog:
         """Schemas by id."""
         return SchemaCatalog(SchemaRegistry(self.settings), self.lakehouse)
+
+    @property
+    def retention(self) -> Retention:
+        """How long replaced files and log entries of the tables stay."""
+        return Retention(self.settings.retention_h, self.settings.derived_retention_h)
 
     @cached_property
     def extensions(self) -> Extensions:

@@ -84,6 +84,7 @@ def _facts(report: RunReport, settings: Settings) -> Iterator[dict[str, Any]]:
         }
     if report.expired:
         yield {"kind": "expired", "layer": "bronze", "table": BRONZE, "rows": report.expired}
+    yield from _upkeep(report, settings)
     yield from _schema_changes(report, settings)
     for check in report.checks:
         yield {
@@ -97,6 +98,14 @@ def _facts(report: RunReport, settings: Settings) -> Iterator[dict[str, Any]]:
                 **({} if check.passed else {"counts": dict(check.counts)}),
             },
         }
+
+
+def _upkeep(report: RunReport, settings: Settings) -> Iterator[dict[str, Any]]:
+    for entry in report.upkeep.values():
+        if entry.anything:
+            words = {name: without_secrets(getattr(entry, name) or "", settings) or None for name in ("skipped", "error")}
+            status = FAILED if entry.error else "skipped" if entry.skipped else "done"
+            yield {"kind": "upkeep", "table": entry.table, "status": status, "detail": entry.to_dict() | words}
 
 
 def _run(report: RunReport, run: RunFacts, settings: Settings) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from game_events.pipeline.loop_report import IDLE, PAUSED, RUNNING, STOPPED, WAI
 from game_events.pipeline.process_memory import memory_mib
 from game_events.pipeline.refresh import cycle
 from game_events.pipeline.report import RunReport
+from game_events.pipeline.upkeep import Upkeep
 from game_events.sources.kafka import Offsets, TopicOffsets
 
 log = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ class Loop:
     on_cycle: Callable[[RunReport], None] = lambda _report: None
     duration_s: float | None = None
     report: LoopReport = field(default_factory=LoopReport)
+    upkeep: Upkeep = field(init=False)
     #: The topic's ends when bronze had everything up to them; None: it may lack something.
     _read: Offsets | None = None
     #: Silver has rows that gold may lack.
@@ -79,6 +81,9 @@ class Loop:
     _around_at: float = float("-inf")
     _sampled_at: float = float("-inf")
     _line_at: float = float("-inf")
+
+    def __post_init__(self) -> None:
+        self.upkeep = Upkeep(self.pipeline.lakehouse, self.pipeline.retention)
 
     def run(self) -> LoopReport:
         """Cycle until stopped.
@@ -124,6 +129,7 @@ class Loop:
         gold = clock - self._gold_at >= self.pipeline.settings.gold_interval_s
         if self._read == now.latest and not around and not (gold and self._gold_owed):
             self.report.looks += 1
+            self.report.total.add_upkeep(self.upkeep.work())
             self._set(IDLE)
             return
         self._around_at = clock if around else self._around_at
@@ -143,6 +149,8 @@ class Loop:
             self._read = None if any(report.lag.values()) else now.latest
             # An aggregate with an interval of its own may be owed long after the last record has come.
             self._gold_owed = bool(report.postponed) if gold else self._gold_owed or bool(report.of("silver"))
+            self.upkeep.note(entry.table for entry in report.tables if entry.error is None)
+            report.add_upkeep(self.upkeep.work())
         finally:
             self.report.add_cycle(report, time.monotonic() - clock)
             if report.tables:

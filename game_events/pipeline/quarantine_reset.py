@@ -8,11 +8,14 @@ beside the table that is named by the refresh's ticket; no reader sees them. Bro
 from __future__ import annotations
 
 import json
+import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.fs as pafs
 from deltalake import DeltaTable, Schema
 from pyspark.sql import Column
 from pyspark.sql import functions as F
@@ -109,6 +112,29 @@ def forget(table: Table, ticket: int, files: list[StagedFile]) -> None:
         system.delete_file(prefix + _name(ticket))
     except FileNotFoundError:
         return
+
+
+def listed_files(pipeline: Pipeline, older_than_s: float) -> list[str]:
+    """Names of the files that wait in a list for their full refresh; lists that a crash has left behind are removed.
+
+    A list is left behind if bronze does not hold its ticket and it is older than `older_than_s`: that refresh never came about.
+    """
+    bronze = pipeline.bronze.open()
+    wanted = bronze.transaction_version(RESET_APP) if bronze is not None else None
+    system, prefix = file_system(pipeline.quarantine)
+    found = system.get_file_info(pafs.FileSelector(prefix.rstrip("/"), recursive=False, allow_not_found=True))
+    names: list[str] = []
+    for match in filter(None, (re.fullmatch(r"_reset-(\d+)\.json", info.base_name) for info in found)):
+        ticket = int(match[1])
+        listed = _read(pipeline.quarantine, ticket)
+        if listed is None:
+            continue
+        # A ticket is the time it was made, in microseconds since 1970.
+        if ticket != wanted and ticket / 1e6 < time.time() - older_than_s:
+            forget(pipeline.quarantine, ticket, listed.files)
+        else:
+            names += [f.path for f in listed.files]
+    return names
 
 
 def since(topic_id: str, offsets: Mapping[int, int]) -> Column:

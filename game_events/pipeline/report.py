@@ -15,6 +15,7 @@ from game_events.lakehouse.tables import Table
 from game_events.pipeline.check_result import CheckResult
 from game_events.pipeline.latency import Arrivals, Histogram
 from game_events.pipeline.rule_split import RuleCounts
+from game_events.pipeline.upkeep_report import TableUpkeep
 from game_events.rules import Rule
 
 #: Layers that a record reaches after bronze.
@@ -99,6 +100,7 @@ class RunReport:
         postponed: assets of one's own that are behind silver, and whose interval has not passed yet.
         waiting: layer -> records of bronze that are not visible there yet, by the time they were produced.
         expired: rows that a full refresh of bronze has lost, as Kafka does not have their records any more.
+        upkeep: table -> what maintenance did to its files.
         notices: what a person should know besides: a protected table that was left out, a bronze that was replaced.
     """
 
@@ -119,6 +121,7 @@ class RunReport:
     waiting: dict[str, Arrivals] = field(default_factory=dict)
     postponed: list[str] = field(default_factory=list)
     expired: int = 0
+    upkeep: dict[str, TableUpkeep] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
     _landed: dict[str, TableReport] = field(default_factory=dict, repr=False)
 
@@ -204,6 +207,11 @@ class RunReport:
         if arrivals:
             self.latency.setdefault(layer, Histogram()).add_arrivals(arrivals, time.time())
 
+    def add_upkeep(self, done: Iterable[TableUpkeep]) -> None:
+        """Note what maintenance did."""
+        for entry in done:
+            self.upkeep.setdefault(entry.table, TableUpkeep(entry.table)).add(entry)
+
     def to_dict(self) -> dict[str, object]:
         """For `--json`: plain types only."""
         games = sorted({t.game for t in self.tables if t.game})
@@ -226,6 +234,7 @@ class RunReport:
             "unrouted": dict(self.unrouted),
             "postponed": self.postponed,
             "expired": self.expired,
+            "upkeep": {name: entry.to_dict() for name, entry in sorted(self.upkeep.items())},
             "notices": self.notices,
             "errors": [{"table": t.table, "game": t.game, "error": t.error} for t in self.errors],
             "seconds": {k: round(v, 3) for k, v in self.seconds.items()},

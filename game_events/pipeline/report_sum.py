@@ -43,6 +43,7 @@ def report_sum(reports: Sequence[RunReport]) -> RunReport:
             counts = (so_far.rows + rule.rows, so_far.violated + rule.violated) if so_far else (rule.rows, rule.violated)
             whole.rules[key] = replace(rule, rows=counts[0], violated=counts[1])
         whole.expired += report.expired
+        whole.add_upkeep(report.upkeep.values())
         whole.notices += report.notices
         for layer, seconds in report.seconds.items():
             whole.seconds[layer] = whole.seconds.get(layer, 0.0) + seconds

@@ -1,0 +1,107 @@
+"""Maintenance of all tables, beside whatever runs: small files joined, old ones deleted, logs shortened.
+
+Guarantee: no row changes, no progress; what was opened less than the retention ago stays readable; files staged for a commit
+to come stay. A rival that is quicker wins; what is left over is done the next time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+
+from game_events.errors import ConfigurationError, ConflictError
+from game_events.lakehouse.commits import paths
+from game_events.lakehouse.compaction import FULL_GOAL, small_files
+from game_events.lakehouse.orphans import delete_orphans, orphans
+from game_events.lakehouse.replaced_files import ReplacedFiles
+from game_events.lakehouse.retention import is_derived
+from game_events.lakehouse.tables import QUARANTINE, Table
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.quarantine_reset import listed_files
+from game_events.pipeline.report import RunReport
+from game_events.pipeline.upkeep import FAULTS, delete_replaced, join_small_files
+from game_events.pipeline.upkeep_report import TableUpkeep
+
+#: Tables at a time; each holds a row group in memory.
+TABLES_AT_ONCE = 4
+#: A log with more entries gets a checkpoint, so that those behind it can go when they are old.
+LOG_ENTRIES = 10
+
+
+def maintain(pipeline: Pipeline, report: RunReport, only: Collection[str] = (), *, dry_run: bool = False) -> None:
+    """Look after the tables, several at a time; no Spark job.
+
+    Args:
+        pipeline: the parts.
+        report: gets an entry for each table (`upkeep`).
+        only: names of tables; empty: all below the root.
+        dry_run: count what would be done, and do nothing.
+
+    Raises:
+        ConfigurationError: a table that does not exist was asked for.
+    """
+    began = time.monotonic()
+    names = pipeline.lakehouse.names()
+    unknown = sorted(set(only) - set(names))
+    if unknown:
+        raise ConfigurationError(
+            f"no table {', '.join(unknown)} below {pipeline.lakehouse.root}: `game-events tables` names those that are there"
+        )
+    wanted = [name for name in names if not only or name in only]
+    pipeline.on_progress(f"maintenance: {len(wanted)} tables")
+    with ThreadPoolExecutor(TABLES_AT_ONCE) as pool:
+        report.add_upkeep(pool.map(lambda name: _look_after(pipeline, name, dry_run=dry_run), wanted))
+    report.seconds["maintenance"] = time.monotonic() - began
+
+
+def _look_after(pipeline: Pipeline, name: str, *, dry_run: bool) -> TableUpkeep:
+    table, done = pipeline.lakehouse.table(name), TableUpkeep(name)
+    try:
+        if dry_run:
+            _count(pipeline, table, done)
+        else:
+            _work(pipeline, table, done)
+    except ConflictError as error:
+        done.skipped = str(error)
+    except FAULTS as error:
+        done.error = str(error)
+    return done
+
+
+def _work(pipeline: Pipeline, table: Table, done: TableUpkeep) -> None:
+    handle = table.open()
+    if handle is None:
+        return
+    if pipeline.retention.apply(table.name, handle):
+        handle = table.open() or handle
+    handle = join_small_files(table, handle, FULL_GOAL, done)
+    known = ReplacedFiles(table)
+    delete_replaced(known, handle, pipeline.retention.seconds(table.name), done)
+    age = pipeline.settings.orphan_retention_h * 3600
+    keep = {removed.path for removed in known.waiting}
+    if table.name == QUARANTINE:
+        keep |= set(listed_files(pipeline, age))
+    found = orphans(table, age, keep)
+    done.orphan_bytes += found.bytes
+    done.orphans += delete_orphans(table, found)
+    # Writers make checkpoints as they go; a table that is seldom written has entries that none stands for.
+    if known.entries > LOG_ENTRIES:
+        handle.create_checkpoint()
+    handle.cleanup_metadata()
+
+
+def _count(pipeline: Pipeline, table: Table, done: TableUpkeep) -> None:
+    """What `_work` would do now."""
+    handle = table.open()
+    if handle is None:
+        return
+    groups = [] if is_derived(table.name) else small_files(handle, FULL_GOAL)
+    done.joined, done.into = sum(len(group) for group in groups), len(groups)
+    known = ReplacedFiles(table)
+    known.look(handle)
+    before = time.time() * 1000 - pipeline.retention.seconds(table.name) * 1000
+    done.replaced = sum(removed.at_ms <= before for removed in known.waiting)
+    done.waiting, done.files = len(known.waiting) - done.replaced, len(paths(handle))
+    found = orphans(table, pipeline.settings.orphan_retention_h * 3600, {removed.path for removed in known.waiting})
+    done.orphans, done.orphan_bytes = len(found.files), found.bytes

@@ -1,0 +1,74 @@
+"""`game-events maintain`, on tables that real runs have made."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from game_events.lakehouse.tables import Lakehouse
+from game_events.pipeline.offset_checks import offsets_continuous, offsets_unique
+from game_events_tests.books import assert_books_balance, rows
+from game_events_tests.guarantees.waves import GAMES, send
+
+pytestmark = [
+    pytest.mark.stack,
+    # Dagster 1.13 calls its own deprecated property for every nested resource.
+    pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated:DeprecationWarning"),
+]
+
+
+def on_disk(settings, table):
+    return len(list(Path(settings.lakehouse, table).glob("*.parquet")))
+
+
+def test_maintenance_leaves_few_files_the_same_rows_and_runs_that_go_on(cli, environment, pipeline, spark, monkeypatch):  # noqa: ARG001
+    sent = send(environment)
+    for version in (2, 3, 1):
+        assert cli("run", "--json").code == 0
+        sent = sent.merge(send(environment, version=version))
+    assert cli("run", "--json").code == 0
+    before = {game: rows(environment, f"silver_{game}_events") for game in GAMES}
+
+    counted = cli("maintain", "--dry-run", "--json").result["upkeep"]
+    assert counted["silver_uno_events"]["joined"] == 4
+    assert counted["gold_uno_player_agg"]["waiting"] == 3
+    assert on_disk(environment, "silver_uno_events") == 4
+
+    done = cli("maintain", "--json")
+    assert (done.code, done.result["success"]) == (0, True), done.everything
+    upkeep = done.result["upkeep"]
+    assert (upkeep["silver_uno_events"]["joined"], upkeep["silver_uno_events"]["files"]) == (4, 1)
+    assert upkeep["bronze_events"]["files"] == 1
+    assert upkeep["gold_uno_player_agg"]["replaced"] == 0
+    assert "stay for the time" in done.err
+
+    # Everything is old now.
+    for name in ("RETENTION_H", "DERIVED_RETENTION_H"):
+        monkeypatch.setenv(f"GAME_EVENTS_{name}", "0.000001")
+    staged_long_ago = Path(environment.lakehouse, "silver_uno_events", "part-of-a-run-that-was-killed.parquet")
+    staged_long_ago.write_bytes(b"PAR1")
+    os.utime(staged_long_ago, (time.time() - 8 * 86400,) * 2)
+    again = cli("maintain", "--json").result["upkeep"]
+    assert again["silver_uno_events"]["orphans"] == 1
+    assert again["gold_uno_player_agg"]["replaced"] == 3
+    for name in Lakehouse(environment.lakehouse).names():
+        assert on_disk(environment, name) == again[name]["files"], name
+
+    assert {game: rows(environment, f"silver_{game}_events") for game in GAMES} == before
+    assert cli("run", "--json").result["tables"] == {}, "maintenance is no news to a run"
+    sent = sent.merge(send(environment, version=2))
+    assert cli("run", "--json").code == 0
+    assert_books_balance(environment, sent)
+    for check in (offsets_continuous, offsets_unique):
+        found = check(pipeline)
+        assert found.passed, found.summary
+
+    kinds = cli("log", "--kind", "upkeep", "--json").result
+    assert "silver_uno_events" in str(kinds)
+
+
+def test_a_table_that_does_not_exist_is_a_clear_error(cli, environment):  # noqa: ARG001
+    said = cli("maintain", "--table", "silver_nothing_events", "--json")
+    assert said.code == 1
+    assert "no table silver_nothing_events" in said.result["error"]
