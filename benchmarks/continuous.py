@@ -1,7 +1,7 @@
 """Continuous mode: a producer at a steady rate, the command line's loop in a process of its own, and an independent reader.
 
-Latency is computed from the tables alone, after the run: from each silver row's `_kafka_timestamp` to the timestamp in Delta's
-log of the commit that brought it, and of the first gold commit that contains its batch.
+Latency is computed from the tables alone: from each silver row's `_kafka_timestamp` to the timestamp in Delta's log of the
+commit that brought it, and of the first gold commit that contains its batch.
 """
 
 from __future__ import annotations
@@ -12,19 +12,18 @@ import signal
 import subprocess
 import sys
 import time
-from bisect import bisect_left
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from benchmarks.arena import Arena, settings_for
+from benchmarks.commit_watch import CommitWatch
 from benchmarks.figures import Figure, Step, Target
-from benchmarks.memory import MEASURE, tree_cpu_s, tree_mib
+from benchmarks.memory import MEASURE, tree_cpu_s, tree_handles, tree_parts_mib
 from game_events.pipeline.bronze import next_offsets
 from game_events.producer.bulk import BulkSimulation
 from game_events.producer.produce import produce_bulk
@@ -34,6 +33,8 @@ from game_events.sources.kafka import KafkaTopic
 GAMES = 10
 RATE = 5_000
 GOLD_INTERVAL_S = 1
+#: Hours that old files and log entries stay: so short that what stays the same after that time shows within half an hour.
+RETENTION_H = 0.1
 WARM_EVENTS = 20_000
 WARM_S = 20.0
 SAMPLE_S = 5.0
@@ -44,9 +45,16 @@ START_S = STOP_S = 180.0
 class Samples:
     """What was seen every few seconds while events arrived."""
 
-    mib: list[float] = field(default_factory=list)
+    mib: dict[str, list[float]] = field(default_factory=dict)
+    handles: list[int] = field(default_factory=list)
+    log_mib: list[float] = field(default_factory=list)
     lag: list[int] = field(default_factory=list)
     files: list[int] = field(default_factory=list)
+
+    @property
+    def total_mib(self) -> list[float]:
+        """Of all processes together."""
+        return [sum(parts) for parts in zip(*self.mib.values(), strict=True)]
 
 
 def continuous(arena: Arena) -> list[Figure]:
@@ -60,7 +68,8 @@ def continuous(arena: Arena) -> list[Figure]:
             _until(lambda: _rows(root, "silver") == WARM_EVENTS and _rows(root, "gold"), "the warm-up", loop)
             time.sleep(min(WARM_S, arena.seconds / 4))
             spent, began = tree_cpu_s(loop.pid), time.time()
-            sent, samples = _produce(arena, settings, loop)
+            watch = CommitWatch(root, began)
+            sent, samples = _produce(arena, settings, loop, watch)
             ended, processor = time.time(), tree_cpu_s(loop.pid) - spent
             _until(lambda: _rows(root, "silver") == sent + warm.records_total, "the last rows in silver", loop)
             time.sleep(3 * GOLD_INTERVAL_S)
@@ -69,10 +78,11 @@ def continuous(arena: Arena) -> list[Figure]:
         assert loop.returncode == 0, err[-2000:]
         report = json.loads(out.splitlines()[-1])
         assert report["rows"]["silver"] == sent + warm.records_total
-        silver, gold = latencies(root, began)
+        watch.look()
+        silver, gold = watch.latencies()
         assert len(silver) == len(gold) == sent, f"{len(silver)} and {len(gold)} of {sent} rows were found"
-        cycles = _cycle_seconds(root, began, ended)
-    arena.add(Step("continuous", GAMES, 0, sent, ended - began, max(samples.mib), processor, f"{len(cycles)} cycles"))
+        cycles = np.diff(np.array(sorted(at for at in watch.bronze if began <= at <= ended)))
+    arena.add(Step("continuous", GAMES, 0, sent, ended - began, max(samples.total_mib), processor, f"{len(cycles)} cycles"))
     return _figures(silver, gold, cycles, samples, report)
 
 
@@ -93,49 +103,28 @@ def _figures(
     early, late = (float(np.median(part)) for part in (thirds[0], thirds[2]))
     figures.append(Figure("time of a cycle, last third / first third", "x", [late / early]))
     figures.append(Figure("lag while events arrive", "k records", [n / 1000 for n in samples.lag]))
-    half = len(samples.mib) // 2
-    memory = [np.median(samples.mib[half:]) / np.median(samples.mib[: half or 1])]
-    figures.append(Figure("memory", "GiB", [m / 1024 for m in samples.mib], note=f"{MEASURE} of driver, JVM and workers"))
-    figures.append(Figure("memory, second half / first half", "x", [float(m) for m in memory]))
-    figures.append(Figure("files below the lakehouse", "files", [float(n) for n in samples.files], note="logs included"))
+    figures += _thirds("memory", "GiB", [m / 1024 for m in samples.total_mib], f"{MEASURE} of driver, JVM and workers")
+    for part, mib in samples.mib.items():
+        figures += _thirds(f"memory of the {part}", "GiB", [m / 1024 for m in mib])
+    note = f"logs included; retention {RETENTION_H} h"
+    figures += _thirds("files below the lakehouse", "files", [float(n) for n in samples.files], note)
+    figures += _thirds("open files and sockets", "handles", [float(n) for n in samples.handles])
+    figures += _thirds("log and Dagster's storage", "MiB", samples.log_mib)
     return figures
 
 
-def latencies(root: Path, began: float) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds to silver and to gold of each row that was produced after a time (seconds since 1970)."""
-    to_silver, to_gold = [], []
-    for silver in sorted(root.glob("silver_*_events")):
-        game = silver.name.removeprefix("silver_").removesuffix("_events")
-        golds = sorted((int(info["bronze_batch"]), at) for at, info, _ in _commits(root / f"gold_{game}_player_agg"))
-        batches = [batch for batch, _ in golds]
-        for at, info, paths in _commits(silver):
-            batch = int(info["bronze_batch"])
-            place = bisect_left(batches, batch)
-            in_gold = golds[place][1] if place < len(golds) else float("nan")
-            for path in paths:
-                column = pq.read_table(silver / path, columns=["_kafka_timestamp"]).column(0)
-                produced = column.cast("int64").to_numpy() / 1e6
-                produced = produced[produced >= began]
-                to_silver.append(at - produced)
-                to_gold.append(in_gold - produced)
-    silver_s, gold_s = np.concatenate(to_silver), np.concatenate(to_gold)
-    return silver_s, gold_s[~np.isnan(gold_s)]
+def _mib(files: list[Path]) -> float:
+    total = 0
+    for file in files:
+        with suppress(FileNotFoundError):
+            total += file.stat().st_size if file.is_file() else 0
+    return total / 2**20
 
 
-def _commits(table: Path) -> Iterator[tuple[float, dict[str, str], list[str]]]:
-    """(Seconds since 1970, commit information, files added) of each version, from the log's own JSON."""
-    for file in sorted((table / "_delta_log").glob("*.json")):
-        actions = [json.loads(line) for line in file.read_text().splitlines()]
-        (info,) = [a["commitInfo"] for a in actions if "commitInfo" in a]
-        if "bronze_batch" in info:
-            yield info["timestamp"] / 1000, info, [a["add"]["path"] for a in actions if "add" in a]
-
-
-def _cycle_seconds(root: Path, began: float, ended: float) -> np.ndarray:
-    """Time between bronze's commits while events arrived."""
-    history = DeltaTable(str(root / "bronze_events")).history()
-    times = np.array(sorted(h["timestamp"] / 1000 for h in history if began <= h["timestamp"] / 1000 <= ended))
-    return np.diff(times)
+def _thirds(name: str, unit: str, values: list[float], note: str = "") -> list[Figure]:
+    """All samples, and how the last third of the time compares with the middle one."""
+    _, middle, last = (float(np.median(part)) for part in np.array_split(np.array(values), 3))
+    return [Figure(name, unit, values, note=note), Figure(f"{name}, last third / middle third", "x", [last / middle])]
 
 
 @contextmanager
@@ -143,6 +132,8 @@ def _loop(arena: Arena, settings: Settings) -> Iterator[subprocess.Popen[str]]:
     """`game-events run --continuous` as a user starts it, with these settings and defaults otherwise."""
     environment = os.environ | {
         f"{ENV_PREFIX}GOLD_INTERVAL_S": str(GOLD_INTERVAL_S),
+        f"{ENV_PREFIX}RETENTION_H": str(RETENTION_H),
+        f"{ENV_PREFIX}DERIVED_RETENTION_H": str(RETENTION_H),
         "DAGSTER_HOME": str(arena.folder / "dagster"),
         **{
             f"{ENV_PREFIX}{key.upper()}": str(getattr(settings, key))
@@ -162,7 +153,7 @@ def _loop(arena: Arena, settings: Settings) -> Iterator[subprocess.Popen[str]]:
             child.wait()
 
 
-def _produce(arena: Arena, settings: Settings, loop: subprocess.Popen[str]) -> tuple[int, Samples]:
+def _produce(arena: Arena, settings: Settings, loop: subprocess.Popen[str], watch: CommitWatch) -> tuple[int, Samples]:
     """Let the producer work; look at the loop meanwhile. Returns the records it sent."""
     samples, topic = Samples(), KafkaTopic(settings)
     arguments = [str(arena.folder), settings.kafka_topic, str(GAMES), str(RATE), str(arena.seconds)]
@@ -171,11 +162,15 @@ def _produce(arena: Arena, settings: Settings, loop: subprocess.Popen[str]) -> t
         while producer.poll() is None:
             time.sleep(SAMPLE_S)
             assert loop.poll() is None, "the loop has ended"
-            samples.mib.append(tree_mib(loop.pid))
+            for part, mib in tree_parts_mib(loop.pid).items():
+                samples.mib.setdefault(part, []).append(mib)
+            samples.handles.append(tree_handles(loop.pid))
+            watch.look()
             now = topic.offsets()
             read = next_offsets(DeltaTable(f"{settings.lakehouse}/bronze_events"), now)
             samples.lag.append(sum(end - read[p] for p, end in now.latest.items()))
             samples.files.append(sum(len(files) for _, _, files in os.walk(settings.lakehouse)))
+            samples.log_mib.append(_mib([arena.folder / "loop.err", *(arena.folder / "dagster").rglob("*")]))
     finally:
         if producer.poll() is None:
             producer.terminate()

@@ -50,6 +50,25 @@ def tree_mib(root: int, exclude: Collection[int] = ()) -> float:
     return sum(_pss(process.pid) for process in tree(root, exclude)) / MIB
 
 
+def tree_parts_mib(root: int) -> dict[str, float]:
+    """Memory of a Spark driver's process tree now, by part: the driver itself, its JVM, the workers."""
+    parts = {"driver": 0.0, "JVM": 0.0, "workers": 0.0}
+    for process in tree(root):
+        with suppress(psutil.NoSuchProcess):
+            part = "driver" if process.pid == root else "JVM" if process.name() == "java" else "workers"
+            parts[part] += _pss(process.pid) / MIB
+    return parts
+
+
+def tree_handles(root: int) -> int:
+    """File descriptors that a process tree holds now."""
+    total = 0
+    for process in tree(root):
+        with suppress(psutil.Error):
+            total += process.num_fds()
+    return total
+
+
 def tree_cpu_s(root: int, exclude: Collection[int] = ()) -> float:
     """Processor time of a process tree so far. Unlike wall time, other programs hardly change it."""
     total = 0.0

@@ -8,6 +8,7 @@ from game_events.assets.automation import carry_condition
 from game_events.assets.checks import check_evaluation
 from game_events.assets.events import report_events
 from game_events.assets.failures import errors_decide
+from game_events.assets.game_tables import game_asset
 from game_events.assets.keys import (
     BRONZE_KEY,
     GAMES,
@@ -21,7 +22,7 @@ from game_events.assets.keys import (
 )
 from game_events.assets.metadata import table_metadata
 from game_events.assets.own_gold import build_own_gold
-from game_events.assets.partitions import Event, fail_for, partition_events
+from game_events.assets.partitions import Event, fail_for
 from game_events.assets.refresh_config import RefreshConfig
 from game_events.assets.resources import LakehouseResource
 from game_events.assets.rule_checks import rule_evaluations
@@ -57,8 +58,8 @@ def build_tables(topic: str, own: Iterable[GoldAggregate] = ()) -> list[dg.Asset
         topic_asset,
         subject_asset,
         _bronze(topic),
-        silver_events,
-        gold_player_agg,
+        _silver(),
+        _gold(),
         gold_unified_player_agg,
         *build_own_gold(own),
     ]
@@ -108,55 +109,29 @@ def _bronze(topic: str) -> dg.AssetsDefinition:
     return bronze_events
 
 
-@dg.multi_asset(
-    name="silver_events",
-    specs=[
-        dg.AssetSpec(
-            SILVER_KEY,
-            deps=[BRONZE_KEY],
-            description="One append-only table for each game with its rows of bronze; all requested games in one Spark job.",
-            group_name="silver",
-            kinds={"spark", "deltalake", "silver"},
-            owners=OWNERS,
-        )
-    ],
-    partitions_def=GAMES,
-    backfill_policy=dg.BackfillPolicy.single_run(),
-    pool="silver",
-)
-def silver_events(context: dg.AssetExecutionContext, config: RefreshConfig, lakehouse: LakehouseResource) -> Iterator[Event]:
-    """Materialize any set of games by hand; the job `refresh` does all that have news."""
-    report, pipeline = RunReport(), lakehouse.pipeline(context.run.run_id)
-    with errors_decide(context, pipeline.settings), recorded(pipeline, report, "silver_events", context.retry_number):
-        refresh_silver(pipeline, report, frozenset(context.partition_keys), full=config.full_refresh)
-    yield from rule_evaluations(report)
-    yield from partition_events(context, report, SILVER_KEY, "silver")
+def _silver() -> dg.AssetsDefinition:
+    spec = dg.AssetSpec(
+        SILVER_KEY,
+        deps=[BRONZE_KEY],
+        description="One append-only table for each game with its rows of bronze; all requested games in one Spark job.",
+        group_name="silver",
+        kinds={"spark", "deltalake", "silver"},
+        owners=OWNERS,
+    )
+    return game_asset(spec, "silver", "silver", lambda p, report, games, full: refresh_silver(p, report, games, full=full))
 
 
-@dg.multi_asset(
-    name="gold_player_agg",
-    specs=[
-        dg.AssetSpec(
-            GOLD_KEY,
-            deps=[SILVER_KEY],
-            description="One table for each game with one row per player: sessions, first and last event. Incremental; equal "
-            "to a full recompute, always.",
-            group_name="gold",
-            kinds={"spark", "deltalake", "gold"},
-            owners=OWNERS,
-        )
-    ],
-    partitions_def=GAMES,
-    backfill_policy=dg.BackfillPolicy.single_run(),
-    pool="gold",
-)
-def gold_player_agg(context: dg.AssetExecutionContext, config: RefreshConfig, lakehouse: LakehouseResource) -> Iterator[Event]:
-    """Materialize any set of games by hand; the job `refresh` does all that have news."""
-    report, pipeline = RunReport(), lakehouse.pipeline(context.run.run_id)
-    with errors_decide(context, pipeline.settings), recorded(pipeline, report, "gold_player_agg", context.retry_number):
-        refresh_gold(pipeline, report, frozenset(context.partition_keys), full=config.full_refresh)
-    yield from rule_evaluations(report)
-    yield from partition_events(context, report, GOLD_KEY, "gold")
+def _gold() -> dg.AssetsDefinition:
+    spec = dg.AssetSpec(
+        GOLD_KEY,
+        deps=[SILVER_KEY],
+        description="One table for each game with one row per player: sessions, first and last event. Incremental; equal to a "
+        "full recompute, always.",
+        group_name="gold",
+        kinds={"spark", "deltalake", "gold"},
+        owners=OWNERS,
+    )
+    return game_asset(spec, "gold", "gold", lambda p, report, games, full: refresh_gold(p, report, games, full=full))
 
 
 @dg.multi_asset(

@@ -1,0 +1,53 @@
+"""What assets of games' tables have in common: a partition for each game, any set of them in one run and one Spark job."""
+
+import warnings
+from collections.abc import Callable, Iterator
+
+import dagster as dg
+
+from game_events.assets.failures import errors_decide
+from game_events.assets.keys import GAMES
+from game_events.assets.partitions import Event, partition_events
+from game_events.assets.refresh_config import RefreshConfig
+from game_events.assets.resources import LakehouseResource
+from game_events.assets.rule_checks import rule_evaluations
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.event_log import recorded
+from game_events.pipeline.report import RunReport
+
+#: Brings the tables of some games up to date, or (the last argument) replaces them.
+Refresh = Callable[[Pipeline, RunReport, frozenset[str], bool], None]
+
+
+def game_asset(spec: dg.AssetSpec, pool: str, layer: str, refresh: Refresh) -> dg.AssetsDefinition:
+    """An asset whose partitions are games.
+
+    Args:
+        spec: the asset.
+        pool: runs with the same pool wait for each other.
+        layer: the report's entries of its tables.
+        refresh: what materializing some games means; the job `refresh` does all games that have news.
+    """
+    name = spec.key.path[-1]
+
+    with warnings.catch_warnings():
+        # Backfill policies are beta in Dagster 1.13.
+        warnings.simplefilter("ignore", dg.BetaWarning)
+
+        @dg.multi_asset(
+            name=name,
+            specs=[spec],
+            partitions_def=GAMES,
+            backfill_policy=dg.BackfillPolicy.single_run(),
+            pool=pool,
+        )
+        def tables_of_games(
+            context: dg.AssetExecutionContext, config: RefreshConfig, lakehouse: LakehouseResource
+        ) -> Iterator[Event]:
+            report, pipeline = RunReport(), lakehouse.pipeline(context.run.run_id)
+            with errors_decide(context, pipeline.settings), recorded(pipeline, report, name, context.retry_number):
+                refresh(pipeline, report, frozenset(context.partition_keys), config.full_refresh)
+            yield from rule_evaluations(report)
+            yield from partition_events(context, report, spec.key, layer)
+
+    return tables_of_games
