@@ -6,33 +6,16 @@ a commit to come are never touched. Delta-rs' own vacuum counts in whole hours, 
 
 from __future__ import annotations
 
-import json
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from urllib.parse import unquote
 
-import pyarrow.fs as pafs
 from deltalake import DeltaTable
 
 from game_events.lakehouse.commits import paths
 from game_events.lakehouse.staging import file_system
+from game_events.lakehouse.table_log import Removed, TableLog
 from game_events.lakehouse.tables import Table
-
-LOG = "_delta_log"
-
-
-@dataclass(frozen=True)
-class Removed:
-    """A file that a commit has removed.
-
-    Attributes:
-        path: below the table's folder.
-        at_ms: when, in milliseconds since 1970.
-    """
-
-    path: str
-    at_ms: int
 
 
 @dataclass
@@ -51,23 +34,18 @@ class ReplacedFiles:
     _read_until: int | None = None
 
     def look(self, handle: DeltaTable) -> None:
-        """Read what the log has got since the last time (Delta protocol, "Remove File"); at first all that it still has."""
-        system, prefix = file_system(self.table)
+        """Read what the log has got since the last time; at first all that it still has."""
+        log = TableLog(self.table)
         newest = handle.version()
         if self._read_until is None:
-            versions = [v for v in _log_versions(system, prefix) if v <= newest]
+            versions = [v for v in log.versions() if v <= newest]
+            found = log.removed_before_checkpoint()
         else:
             versions = list(range(self._read_until + 1, newest + 1))
+            found = []
         for version in versions:
-            try:
-                with system.open_input_file(f"{prefix}{LOG}/{version:020}.json") as source:
-                    lines = source.read().splitlines()
-            except FileNotFoundError:  # cleaned up meanwhile: what it removed is an orphan by now
-                continue
-            for line in lines:
-                remove = json.loads(line).get("remove")
-                if remove is not None and not _elsewhere(remove["path"]):
-                    self.waiting.append(Removed(unquote(remove["path"]), int(remove.get("deletionTimestamp") or 0)))
+            found += log.removed_by(version)
+        self.waiting.extend(sorted(set(found), key=lambda removed: removed.at_ms))
         self.entries += len(versions)
         self._read_until = newest
 
@@ -98,15 +76,3 @@ def delete_files(table: Table, names: list[str]) -> int:
             continue
         deleted += 1
     return deleted
-
-
-def _log_versions(system: pafs.FileSystem, prefix: str) -> list[int]:
-    """Versions whose commits are in the log as JSON, in their order."""
-    found = system.get_file_info(pafs.FileSelector(f"{prefix}{LOG}", recursive=False, allow_not_found=True))
-    names = (info.base_name.removesuffix(".json") for info in found if info.base_name.endswith(".json"))
-    return sorted(int(name) for name in names if name.isdigit())
-
-
-def _elsewhere(path: str) -> bool:
-    """Whether a path is not below the table's folder: of a clone, say."""
-    return "://" in path or path.startswith("/")

@@ -16,6 +16,8 @@ from game_events.lakehouse.tables import PROGRESS
 
 #: Hours. A log entry costs each opening of the table 2 microseconds: 2 hours of a commit a second are 15 ms.
 KEPT_H, DERIVED_H = 2.0, 0.5
+#: Maintenance may come so long after a file's time is over; files that are forgotten by then are orphans.
+REMEMBERED_S = 2 * 3600
 #: Checkpoint often: a table with 1,500 commits opens in 35 ms, 8 ms after a checkpoint.
 CHECKPOINT_COMMITS = 50
 
@@ -38,8 +40,12 @@ class Retention:
 
     def properties(self, table: str) -> Mapping[str, str]:
         """Delta's own properties for it: whoever writes a checkpoint, or runs VACUUM elsewhere, keeps to the same times."""
-        interval = f"interval {max(1, round(self.seconds(table)))} seconds"
-        return {"delta.logRetentionDuration": interval, "delta.deletedFileRetentionDuration": interval}
+        seconds = max(1, round(self.seconds(table)))
+        return {
+            "delta.logRetentionDuration": f"interval {seconds} seconds",
+            # In checkpoints removals are remembered for longer, so that maintenance finds the files when their time is over.
+            "delta.deletedFileRetentionDuration": f"interval {seconds + REMEMBERED_S} seconds",
+        }
 
     def apply(self, table: str, handle: DeltaTable) -> bool:
         """Give a table these properties, in a commit of its own; whether it had others."""

@@ -188,6 +188,19 @@ def test_each_log_entry_is_read_once_and_later_ones_are_found(table):
     assert len(known.waiting) == 3
 
 
+def test_files_are_found_too_whose_removal_only_a_checkpoint_remembers(table):
+    replaced(table, 4)
+    Retention(kept_h=1e-6).apply(table.name, table.open())
+    time.sleep(1.1)
+    table.open().create_checkpoint()
+    table.open().cleanup_metadata()
+    assert not list(Path(table.uri, "_delta_log").glob("*0.json")), "the entries are gone"
+    known = ReplacedFiles(table)
+    known.look(table.open())
+    assert known.delete(table.open(), older_than_s=0) == 3
+    assert data_files(table) == committed_files(table)
+
+
 def test_a_file_that_a_restore_has_brought_back_stays(table):
     replaced(table, 3)
     known = ReplacedFiles(table)
@@ -235,7 +248,7 @@ def test_a_new_table_says_how_long_its_old_files_stay_and_a_change_of_the_settin
     assert gold.open().metadata().configuration["delta.logRetentionDuration"] == "interval 1800 seconds"
     assert not Retention().apply(gold.name, gold.open())
     assert Retention(derived_h=1).apply(gold.name, gold.open())
-    assert gold.open().metadata().configuration["delta.deletedFileRetentionDuration"] == "interval 3600 seconds"
+    assert gold.open().metadata().configuration["delta.deletedFileRetentionDuration"] == "interval 10800 seconds"
     assert numbers(gold) == [1]
 
 
