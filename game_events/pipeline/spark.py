@@ -79,6 +79,11 @@ def spark_config(settings: Settings) -> dict[str, str]:
         # More paths than this would start a Spark job only to list them: the Delta log has listed them already.
         "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
         "spark.sql.debug.maxToStringFields": "50",
+        # A loop runs some 3,000 jobs an hour: what Spark remembers of each is bounded, or the heap grows for hours.
+        "spark.ui.retainedJobs": "50",
+        "spark.ui.retainedStages": "50",
+        "spark.ui.retainedTasks": "500",
+        "spark.sql.ui.retainedExecutions": "20",
         # What a plan or the UI may show of options that hold credentials.
         "spark.redaction.regex": "(?i)secret|password|passwd|token|access[.]key|sasl|jaas|ssl[.]key",
     }
