@@ -30,6 +30,8 @@ from game_events.rules import Rule, require_unique
 ENV_PREFIX = "GAME_EVENTS_"
 #: What the local stack writes about itself, below ``state_dir``.
 STACK_STATE_FILE = "stack/stack.json"
+#: Ids of gamers are few enough to be tried one by one: only the key keeps their hashes from telling them.
+MIN_ERASURE_KEY_CHARS = 16
 
 
 class LocalStackSource(PydanticBaseSettingsSource):
@@ -95,6 +97,12 @@ class Settings(BaseSettings):
         False, description="whether bronze may be replaced by what Kafka still has; expired records are lost by it"
     )
 
+    # --- erasure
+    erasure_key: SecretStr | None = Field(
+        None, description="secret that hashes of forgotten gamers are made with, 16 characters or more; keep it for ever"
+    )
+    erasure_key_file: Path | None = Field(None, description="a file that holds it, instead")
+
     # --- the domain: which columns of the message mean what
     entity_column: str = Field("game_name", description="column that names the game: one silver and gold table for each")
     key_column: str = Field("gamer_id", description="column that gold aggregates by")
@@ -145,7 +153,14 @@ class Settings(BaseSettings):
         return value
 
     @field_validator(
-        "spark_remote", "schema_registry_user", "alert_webhook_url", "dagster_url", "starting_timestamp", mode="before"
+        "spark_remote",
+        "schema_registry_user",
+        "alert_webhook_url",
+        "dagster_url",
+        "starting_timestamp",
+        "erasure_key",
+        "erasure_key_file",
+        mode="before",
     )
     @classmethod
     def _empty_is_none(cls, value: object) -> object:
@@ -156,6 +171,13 @@ class Settings(BaseSettings):
     def _webhook(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None and not value.get_secret_value().startswith(("http://", "https://")):
             raise ValueError("must start with http:// or https://")
+        return value
+
+    @field_validator("erasure_key")
+    @classmethod
+    def _long_enough(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and len(value.get_secret_value()) < MIN_ERASURE_KEY_CHARS:
+            raise ValueError(f"must have at least {MIN_ERASURE_KEY_CHARS} characters: `openssl rand -hex 32` makes a good one")
         return value
 
     @field_validator("schema_registry_url")

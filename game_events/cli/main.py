@@ -9,7 +9,7 @@ import sys
 import typer
 from rich.console import Console
 
-from game_events.cli import demo, doctor, log, maintain, produce, quarantine, redecode, report, run, schema, stack, tables, up
+from game_events.cli import demo, doctor, forget, log, maintain, produce, quarantine, redecode, report, run, schema, stack, tables, up
 from game_events.errors import GameEventsError
 
 #: Exit codes: 0 success, 1 the command failed, 2 wrong usage (typer's own).
@@ -29,6 +29,7 @@ app.command("produce")(produce.produce_events)
 app.command("run", cls=run.RunCommand)(run.run)
 app.command("redecode")(redecode.redecode)
 app.command("maintain")(maintain.maintain)
+app.command("forget")(forget.forget)
 app.command("tables")(tables.tables)
 app.command("log")(log.log)
 app.command("report")(report.report)

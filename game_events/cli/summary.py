@@ -9,6 +9,12 @@ from game_events.cli.output import Output
 LAYERS = ("bronze", "quarantine", "silver", "gold", "unified")
 #: More games than this are summed up in one line.
 GAMES_SHOWN = 20
+#: Counts that are seldom there, and what they mean.
+_SINGLE = {
+    "suppressed": "records of forgotten gamers are in no table",
+    "replayed": "rows of quarantine are in bronze now",
+    "readmitted": "rows of quarantine satisfy the rules and are in silver now",
+}
 
 
 def show_run(output: Output, report: dict[str, Any]) -> None:
@@ -40,10 +46,9 @@ def show_run(output: Output, report: dict[str, Any]) -> None:
             output.say(f"{what}: " + ", ".join(f"{why} {n:,}" for why, n in sorted(report[what].items())))
     if report["rules"]:
         show_rules(output, report)
-    if report["replayed"]:
-        output.say(f"replayed: {report['replayed']:,} rows of quarantine are in bronze now")
-    if report["readmitted"]:
-        output.say(f"readmitted: {report['readmitted']:,} rows of quarantine satisfy the rules and are in silver now")
+    for what, means in _SINGLE.items():
+        if report[what]:
+            output.say(f"{what}: {report[what]:,} {means}")
     output.say(f"lag: {report['lag']:,} records; schema ids seen: {', '.join(map(str, report['schema_ids'])) or '-'}")
     for error in report["errors"]:
         output.say(f"FAILED {error['table']}: {error['error']}")

@@ -29,6 +29,12 @@ CRASH_POINTS = {
     "gold_staged": "files of all aggregates are written, none is committed",
     "gold_game_committed": "one game's gold is committed, others are not (detail: number of games committed)",
     "gold_committed": "gold is committed, its floor has not moved",
+    "forget_listed": "a forgotten gamer is on the list of whom to keep out, no row is gone yet",
+    "forget_staged": "files without the gamer's rows are written, the old ones are still the tables",
+    "forget_quarantine_committed": "the rows are gone from quarantine, bronze still has its own",
+    "forget_bronze_committed": "the rows are gone from bronze, silver still has its own",
+    "forget_game_committed": "the rows are gone from one game's silver, others still have theirs (detail: number of games)",
+    "forget_silver_committed": "the rows are gone from silver, gold still counts them",
     "unified_staged": "files of the unified table are written, not committed",
 }
 

@@ -55,6 +55,8 @@ KINDS = {
     "unrouted": "rows of bronze that belong to no game, by why",
     "replayed": "rows that came from quarantine to bronze, or to silver",
     "expired": "rows that a full refresh of bronze has lost, as Kafka does not have their records any more",
+    "suppressed": "records that are in no table, as their gamers were forgotten",
+    "erased": "rows of forgotten gamers that went from a table",
     "schema": "a column or a schema that was not there before",
     "rule": "rows of a game that violated a rule, its action, the rows it looked at",
     "check": "result of a check",

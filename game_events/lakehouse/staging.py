@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction
 
-from game_events.lakehouse.tables import Table
+from game_events.lakehouse.tables import Table, is_person
 
 #: Rows of a row group: columnar enough for readers, small enough that some hundred open writers fit in memory.
 ROW_GROUP_ROWS = 131_072
@@ -136,13 +136,16 @@ class StagedWriter:
         size = self._sink.tell()
         self._sink.close()
         metadata = self._writer.writer.metadata
-        stats = json.dumps(delta_statistics(metadata))
+        stats = json.dumps(delta_statistics(metadata, self._table.person))
         self.files.append(StagedFile(self._table.name, self._name, size, metadata.num_rows, stats, self._game))
         self._writer = self._sink = None
 
 
-def delta_statistics(metadata: pq.FileMetaData) -> dict[str, Any]:
+def delta_statistics(metadata: pq.FileMetaData, person: str | None = None) -> dict[str, Any]:
     """Delta's per-file statistics from a Parquet file's own, for the first flat columns.
+
+    Columns that say whom a row is about (`person`) have no bounds: these would be values of theirs, in a log that outlives the
+    rows. Nothing reads them, and in a file of many players' events they exclude next to nothing.
 
     Source: Delta Lake protocol, "Per-file Statistics".
     """
@@ -157,7 +160,7 @@ def delta_statistics(metadata: pq.FileMetaData) -> dict[str, Any]:
             continue
         nulls[name] = sum(p.null_count for p in parts)
         bounded = [p for p in parts if p.has_min_max]
-        if not bounded or any(not p.has_min_max and p.num_values for p in parts):
+        if is_person(name, person) or not bounded or any(not p.has_min_max and p.num_values for p in parts):
             continue
         try:
             lowest, highest = _plain(min(p.min for p in bounded)), _plain(max(p.max for p in bounded))

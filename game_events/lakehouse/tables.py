@@ -21,6 +21,7 @@ UNIFIED = "gold_unified_player_agg"
 SCHEMAS = "schemas"
 PROGRESS = "progress"
 EVENT_LOG = "event_log"
+SUPPRESSED = "suppressed_entities"
 
 #: What a game may be called: it becomes part of a table's name, so nothing is normalised and nothing else is let in.
 GAME_PATTERN = r"^[a-z0-9][a-z0-9_]{0,62}$"
@@ -54,6 +55,11 @@ def game_of_gold(name: str, aggregate: str = PLAYER_AGG) -> str | None:
     return game if name == gold_name(game, aggregate) and game not in RESERVED_GAMES else None
 
 
+def is_person(column: str, person: str | None) -> bool:
+    """Whether a column says whom a row is about: it has that name, or is one of its doubles of another kind."""
+    return person is not None and (column == person or column.startswith(f"{person}__"))
+
+
 def is_game(name: object) -> bool:
     """Whether a name may become a game."""
     return isinstance(name, str) and name not in RESERVED_GAMES and re.fullmatch(GAME_PATTERN[1:-1], name) is not None
@@ -61,11 +67,18 @@ def is_game(name: object) -> bool:
 
 @dataclass(frozen=True)
 class Table:
-    """One Delta table: where it is, not what is in it."""
+    """One Delta table: where it is, not what is in it.
+
+    Attributes:
+        name, uri, options: where it is.
+        person: name of the columns that say whom a row is about: no value of theirs may stand in the table's log, which
+            outlives the rows. So does `{person}__{type}`, where it came with another kind.
+    """
 
     name: str
     uri: str
     options: dict[str, str] = field(default_factory=dict, repr=False)
+    person: str | None = None
 
     @property
     def local_path(self) -> Path | None:
@@ -102,13 +115,14 @@ class Table:
 class Lakehouse:
     """All tables below one root path or URI."""
 
-    def __init__(self, root: str, options: dict[str, str] | None = None) -> None:
-        """Local roots become absolute, so that Spark's workers find them.
+    def __init__(self, root: str, options: dict[str, str] | None = None, person: str | None = None) -> None:
+        """Local roots become absolute, so that Spark's workers find them; `person` as for `Table`.
 
         Raises:
             ConfigurationError: the root is an existing file.
         """
         self.options = dict(options or {})
+        self.person = person
         if root.startswith("file://"):
             root = root.removeprefix("file://")
         if "://" not in root:
@@ -120,7 +134,7 @@ class Lakehouse:
 
     def table(self, name: str) -> Table:
         """The table of that name, existing or not."""
-        return Table(name, f"{self.root}/{name}", self.options)
+        return Table(name, f"{self.root}/{name}", self.options, self.person)
 
     def silver(self, game: str) -> Table:
         """A game's silver table."""

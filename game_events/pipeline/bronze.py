@@ -1,7 +1,8 @@
 """Kafka -> `bronze_events` and `quarantine_events`, slice by slice.
 
 Guarantee: every record of a committed slice is in exactly one of the two tables, once, through any crash and beside any
-rival. Each commit carries the next offset of every partition it read and lands only if these still are the slice's start.
+rival; those of forgotten gamers are in neither, and counted. Each commit carries the next offset of every partition it read
+and lands only if these still are the slice's start.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from game_events.pipeline.quarantine_reset import finish_reset
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.spark import kafka_batches
 from game_events.pipeline.starting_point import starting_point
+from game_events.pipeline.suppression import suppression, unfenced
 from game_events.sources.kafka import Offsets, Slice, TopicOffsets, plan_slice
 
 #: `txn` with the number of bronze's last batch.
@@ -158,7 +160,9 @@ def _load_slice(pipeline: Pipeline, handle: DeltaTable, now: TopicOffsets, part:
         pipeline.bronze,
         schema,
         staged.bronze,
-        expected={_app(part, p): handle.transaction_version(_app(part, p)) for p in part.end} | {BATCH_APP: batch - 1},
+        expected={_app(part, p): handle.transaction_version(_app(part, p)) for p in part.end}
+        | {BATCH_APP: batch - 1}
+        | unfenced(handle),
         advance={_app(part, p): end for p, end in part.end.items()} | {BATCH_APP: batch},
         table_id=str(handle.metadata().id),
         owns_map=True,
@@ -167,6 +171,7 @@ def _load_slice(pipeline: Pipeline, handle: DeltaTable, now: TopicOffsets, part:
             sum(f.rows for f in staged.bronze),
             sum(f.rows for f in staged.quarantine),
             OffsetRanges(part.topic, part.topic_id, {p: (part.start[p], part.end[p]) for p in part.end}),
+            staged.suppressed,
         ),
     )
     landed = commit(plan)
@@ -177,6 +182,7 @@ def _load_slice(pipeline: Pipeline, handle: DeltaTable, now: TopicOffsets, part:
     report.batches.append(batch)
     report.schema_ids.update(i for i, _ in staged.types)
     report.rejected += staged.reasons
+    report.suppressed += staged.suppressed
     report.arrived(staged.arrivals)
 
 
@@ -198,12 +204,23 @@ def stage_slice(
         part: the slice.
         batch: the number its rows get.
         decided: partition -> offsets that are left out, as quarantine holds them.
+
+    Whom to keep out is looked up here: after the handle was opened whose `erasures` the slice's commit compares.
     """
 
     def task(plan: DecodePlan) -> BronzeTask:
         keep_raw = pipeline.settings.keep_raw == "all"
         return BronzeTask(
-            pipeline.bronze, pipeline.quarantine, plan, part.topic, part.topic_id, batch, pipeline.run_id, keep_raw, decided
+            pipeline.bronze,
+            pipeline.quarantine,
+            plan,
+            part.topic,
+            part.topic_id,
+            batch,
+            pipeline.run_id,
+            keep_raw,
+            decided,
+            whom,
         )
 
     def read() -> DataFrame:
@@ -211,6 +228,7 @@ def stage_slice(
         return records.coalesce(max(1, -(-part.records // TASK_RECORDS)))
 
     wanted: list[TypeKey] = [(i, FIRST_MESSAGE) for i in pipeline.catalog.ids_of(f"{part.topic}-value")]
+    whom = suppression(pipeline)
     with kafka_batches(pipeline.spark):
         return run_decode_job(pipeline, columns, wanted, read, task)
 

@@ -25,7 +25,7 @@ from game_events.pipeline.bronze_protection import Expired, count_expired, refus
 from game_events.pipeline.bronze_stage import bronze_schema
 from game_events.pipeline.commit_notes import OffsetRanges, slice_info
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.generations import GENERATION_APP
+from game_events.pipeline.generations import ERASED_APP, GENERATION_APP
 from game_events.pipeline.quarantine_reset import RESET_APP, ResetList, finish_reset, forget, is_finished, keep
 from game_events.pipeline.replay_notes import REPLAY_APP, is_noted, note_replay
 from game_events.pipeline.report import RunReport
@@ -43,6 +43,7 @@ class _Staged:
     end: Offsets = field(default_factory=dict)
     types: set[TypeKey] = field(default_factory=set)
     reasons: Counter[str] = field(default_factory=Counter)
+    suppressed: int = 0
 
 
 def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
@@ -106,13 +107,16 @@ def _stage_topic(pipeline: Pipeline, topic: TopicOffsets, batch: int, staged: _S
         staged.end |= part.end
         staged.types |= found.types
         staged.reasons += found.reasons
+        staged.suppressed += found.suppressed
 
 
 def _commit(pipeline: Pipeline, bronze: DeltaTable, topic: TopicOffsets, staged: _Staged, batch: int, ticket: int) -> Landed:
     apps = {p: partition_app(topic.topic, topic.topic_id, p) for p in staged.end}
-    compared = (BATCH_APP, GENERATION_APP, RESET_APP, REPLAY_APP, *apps.values())
+    compared = (BATCH_APP, GENERATION_APP, RESET_APP, REPLAY_APP, ERASED_APP, *apps.values())
     read = OffsetRanges(topic.topic, topic.topic_id, {p: (staged.start[p], end) for p, end in staged.end.items()})
-    note = slice_info(batch, sum(f.rows for f in staged.bronze), sum(f.rows for f in staged.quarantine), read)
+    note = slice_info(
+        batch, sum(f.rows for f in staged.bronze), sum(f.rows for f in staged.quarantine), read, staged.suppressed
+    )
     return commit(
         Commit(
             pipeline.bronze,
@@ -147,5 +151,6 @@ def _record(
     report.batches.append(batch)
     report.schema_ids.update(i for i, _ in staged.types)
     report.rejected += staged.reasons
+    report.suppressed += staged.suppressed
     report.expired = expired.expired + expired.undecodable_expired
     report.notices.append(f"bronze_events was replaced by what Kafka has; lost with it, as it has expired there: {expired}")

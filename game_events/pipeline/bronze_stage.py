@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -21,6 +21,7 @@ from game_events.decoding.frames import Rows, SchemaId
 from game_events.lakehouse.staging import StagedFile, StagedWriter, report
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.latency import Arrivals, count_arrivals
+from game_events.pipeline.suppressor import Suppression, Suppressor
 
 HEADERS = "_kafka_headers"
 _HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
@@ -97,6 +98,7 @@ class BronzeTask:
         topic, topic_id, batch, run_id: constants of the slice.
         keep_raw: whether bronze keeps the raw values.
         decided: partition -> offsets that quarantine holds already (a crash came between its commit and bronze's).
+        suppression: whose records are in neither table, but counted; None: nobody was forgotten.
     """
 
     bronze: Table
@@ -108,6 +110,7 @@ class BronzeTask:
     run_id: str
     keep_raw: bool
     decided: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    suppression: Suppression | None = None
 
     @property
     def tables(self) -> tuple[Table, Table | None]:
@@ -132,15 +135,30 @@ class StageTask(Protocol):
 
 @dataclass(frozen=True)
 class StageResult:
-    """What all workers together report of a slice."""
+    """What all workers together report of a slice.
+
+    Attributes:
+        bronze, quarantine: files.
+        types, unknown: pairs of schema id and index path that were decoded; that the plan does not know.
+        reasons: why rows are in quarantine.
+        arrivals: when the records were produced (only of records from Kafka).
+        forgotten: worker by worker: rows of forgotten gamers, which are in no file.
+        suppressed_records: of stored rows: (topic id, partition, offset, batch) of these.
+    """
 
     bronze: list[StagedFile]
     quarantine: list[StagedFile]
     types: set[TypeKey]
     unknown: set[TypeKey]
     reasons: Counter[str]
-    #: When the records were produced (only of records from Kafka).
     arrivals: Arrivals = field(default_factory=Counter)
+    forgotten: list[int] = field(default_factory=list)
+    suppressed_records: list[tuple[str, int, int, int]] = field(default_factory=list)
+
+    @property
+    def suppressed(self) -> int:
+        """Rows of forgotten gamers."""
+        return sum(self.forgotten)
 
     @classmethod
     def read(cls, rows: Iterable[tuple[str, str]]) -> StageResult:
@@ -157,6 +175,8 @@ class StageResult:
                 result.unknown.update((i, tuple(p)) for i, p in seen["unknown"])
                 result.reasons.update(seen["reasons"])
                 result.arrivals.update(dict(seen.get("arrivals", ())))
+                result.suppressed_records.extend(map(tuple, seen.get("suppressed_records", ())))
+                result.forgotten.append(seen["suppressed"])
         return result
 
 
@@ -174,6 +194,8 @@ class _Stage:
         self._reasons: Counter[str] = Counter()
         self._arrivals: Arrivals = Counter()
         self._now = datetime.now(UTC)
+        self._suppressor = Suppressor(task.suppression) if task.suppression is not None else None
+        self._suppressed = 0
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> list[tuple[str, str]]:
         for batch in batches:
@@ -190,8 +212,13 @@ class _Stage:
             self._bad.abort()
         files = [("bronze", f.to_json()) for f in self._good.close()]
         files += [("quarantine", f.to_json()) for f in self._bad.close()]
-        seen = {"types": list(self._types), "unknown": list(self._unknown), "reasons": self._reasons}
-        seen["arrivals"] = list(self._arrivals.items())
+        seen = {
+            "types": list(self._types),
+            "unknown": list(self._unknown),
+            "reasons": self._reasons,
+            "arrivals": list(self._arrivals.items()),
+            "suppressed": self._suppressed,
+        }
         return [*files, ("seen", json.dumps(seen))]
 
     def _undecided(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -205,6 +232,7 @@ class _Stage:
         return batch.filter(pa.array(keep))
 
     def _write(self, batch: pa.RecordBatch, decoded: DecodedBatch) -> None:
+        decoded = decoded if self._suppressor is None else self._without_forgotten(batch, decoded, self._suppressor)
         for rows, schema_id, columns in decoded.good:
             own = self._own(batch, rows, schema_id, raw=self._task.keep_raw)
             by_name = own | {name: columns.column(name) for name in columns.column_names}
@@ -212,6 +240,24 @@ class _Stage:
         for rejected in decoded.rejected:
             self._bad.write(self._quarantined(batch, rejected))
             self._reasons[rejected.reason] += len(rejected.rows)
+
+    def _without_forgotten(self, batch: pa.RecordBatch, decoded: DecodedBatch, suppressor: Suppressor) -> DecodedBatch:
+        """Rows of forgotten gamers are counted and go nowhere; of those that do not decode, the record's key may tell."""
+        kept = DecodedBatch()
+        for rows, schema_id, columns in decoded.good:
+            gone = suppressor.decoded(columns)
+            self._suppressed += int(gone.sum())
+            if not gone.all():
+                kept.good.append(
+                    (rows[~gone], schema_id, columns.filter(pa.array(~gone))) if gone.any() else (rows, schema_id, columns)
+                )
+        by_key = suppressor.values(batch.column("key")) if decoded.rejected else np.zeros(0, dtype=bool)
+        for item in decoded.rejected:
+            gone = by_key[item.rows]
+            self._suppressed += int(gone.sum())
+            if not gone.all():
+                kept.rejected.append(replace(item, rows=item.rows[~gone]))
+        return kept
 
     def _own(self, batch: pa.RecordBatch, rows: Rows, schema_id: SchemaId | None, *, raw: bool) -> dict[str, pa.Array]:
         count = len(rows)

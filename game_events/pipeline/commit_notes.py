@@ -5,8 +5,10 @@ Notes for people and for checks. What the next run starts from are the table's t
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +34,7 @@ class BronzeCommit:
         quarantined: records of its offsets that it put into quarantine.
         offsets: what was read; None: nothing (a replay from quarantine).
         time_ms: milliseconds since 1970, UTC.
+        suppressed: records of its offsets that are in no table, as their gamers were forgotten.
     """
 
     batch: int
@@ -39,11 +42,20 @@ class BronzeCommit:
     quarantined: int
     offsets: OffsetRanges | None = None
     time_ms: int = field(default=0, compare=False)
+    suppressed: int = 0
 
 
-def slice_info(batch: int, rows: int, quarantined: int = 0, offsets: OffsetRanges | None = None) -> dict[str, str]:
+#: Note of a commit that erased gamers: batch -> rows that went, as JSON.
+ERASED_BY_BATCH = "erased_by_batch"
+
+
+def slice_info(
+    batch: int, rows: int, quarantined: int = 0, offsets: OffsetRanges | None = None, suppressed: int = 0
+) -> dict[str, str]:
     """The note of a commit, as Delta keeps it: texts."""
     info = {"batch": str(batch), "rows": str(rows), "quarantined": str(quarantined)}
+    if suppressed:
+        info["suppressed"] = str(suppressed)
     if offsets is not None:
         info["offsets"] = ", ".join(f"{offsets.topic}[{p}]@{a}..{b}" for p, (a, b) in sorted(offsets.ranges.items()))
         info["topic"], info["topic_id"] = offsets.topic, offsets.topic_id
@@ -64,4 +76,13 @@ def bronze_commit(entry: Mapping[str, Any]) -> BronzeCommit | None:
         int(entry["quarantined"]),
         offsets,
         int(entry.get("timestamp") or 0),
+        int(entry.get("suppressed") or 0),
     )
+
+
+def erased_rows(entries: Iterable[Mapping[str, Any]]) -> Counter[int]:
+    """Batch -> rows that erasures took out of bronze, by the entries of its history."""
+    found: Counter[int] = Counter()
+    for entry in entries:
+        found.update({int(batch): rows for batch, rows in json.loads(str(entry.get(ERASED_BY_BATCH, "{}"))).items()})
+    return found

@@ -66,10 +66,7 @@ def _facts(report: RunReport, settings: Settings) -> Iterator[dict[str, Any]]:
         layer = "quarantine" if kind == "rejected" else "silver"
         for why, rows in sorted(counts.items()):
             yield {"kind": kind, "layer": layer, "name": why, "rows": rows}
-    if report.replayed:
-        yield {"kind": "replayed", "layer": "bronze", "table": BRONZE, "rows": report.replayed}
-    if report.readmitted:
-        yield {"kind": "replayed", "layer": "silver", "table": QUARANTINE, "rows": report.readmitted}
+    yield from _single_counts(report)
     for rule in report.rules.values():
         if not rule.violated:
             continue  # rules x games, in every run
@@ -82,9 +79,9 @@ def _facts(report: RunReport, settings: Settings) -> Iterator[dict[str, Any]]:
             "status": rule.action,
             "detail": {"rows_checked": rule.rows},
         }
-    if report.expired:
-        yield {"kind": "expired", "layer": "bronze", "table": BRONZE, "rows": report.expired}
     yield from _upkeep(report, settings)
+    if report.erasure is not None:
+        yield from report.erasure.event_rows()
     yield from _schema_changes(report, settings)
     for check in report.checks:
         yield {
@@ -106,6 +103,18 @@ def _upkeep(report: RunReport, settings: Settings) -> Iterator[dict[str, Any]]:
             words = {name: without_secrets(getattr(entry, name) or "", settings) or None for name in ("skipped", "error")}
             status = FAILED if entry.error else "skipped" if entry.skipped else "done"
             yield {"kind": "upkeep", "table": entry.table, "status": status, "detail": entry.to_dict() | words}
+
+
+def _single_counts(report: RunReport) -> Iterator[dict[str, Any]]:
+    """Counts that are seldom there, a row for each."""
+    for kind, layer, table, rows in (
+        ("replayed", "bronze", BRONZE, report.replayed),
+        ("replayed", "silver", QUARANTINE, report.readmitted),
+        ("expired", "bronze", BRONZE, report.expired),
+        ("suppressed", "bronze", BRONZE, report.suppressed),
+    ):
+        if rows:
+            yield {"kind": kind, "layer": layer, "table": table, "rows": rows}
 
 
 def _run(report: RunReport, run: RunFacts, settings: Settings) -> dict[str, Any]:

@@ -13,11 +13,19 @@ from deltalake import DeltaTable
 #: `txn` of silver that counts how often its rows were replaced: gold that was made from the old ones begins anew.
 #: Of bronze: the first batch after its rows were replaced.
 GENERATION_APP = "generation"
+#: `txn` that counts how often gamers were erased from a table. Bronze's goes up before its rows are looked for, too: whoever
+#: planned from a version before stages anew. Silver has a second one, followed by bronze's id: bronze's count when rows went.
+ERASED_APP = "erasures"
 
 
 def generation(handle: DeltaTable | None) -> int:
     """Which content a table has; 0 if its rows were never replaced, or there is no table."""
     return int(handle.transaction_version(GENERATION_APP) or 0) if handle is not None else 0
+
+
+def erasures(handle: DeltaTable | None) -> int:
+    """How often gamers were erased from a version of a table."""
+    return int(handle.transaction_version(ERASED_APP) or 0) if handle is not None else 0
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,15 @@ class BronzeIdentity:
     def app(self) -> str:
         """`txn` of silver: the highest batch taken."""
         return f"bronze:{self.table_id}"
+
+    @property
+    def erased_app(self) -> str:
+        """`txn` of silver: how often gamers had been erased from this bronze when rows of theirs went from silver."""
+        return f"{ERASED_APP}:{self.table_id}"
+
+    def erased(self, silver: DeltaTable | None) -> int:
+        """The value of `erased_app`: rows read from a bronze that counts less may hold a gamer who is gone from silver."""
+        return int(silver.transaction_version(self.erased_app) or 0) if silver is not None else 0
 
     def taken(self, silver: DeltaTable | None) -> int | None:
         """The highest batch that a silver table has of this bronze; None: it is of another one, or there is no table."""

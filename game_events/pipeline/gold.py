@@ -30,7 +30,7 @@ from game_events.pipeline.aggregates import definition_number, due, player_agg, 
 from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.fan_out import FanOut, FanOutResult, stage
 from game_events.pipeline.game_commits import commit_games, for_games
-from game_events.pipeline.generations import BronzeIdentity, generation
+from game_events.pipeline.generations import BronzeIdentity, erasures, generation
 from game_events.pipeline.gold_rows import GAME, GameRows, aggregated
 from game_events.pipeline.report import RunReport, TableReport
 from game_events.pipeline.rule_check import require_valid
@@ -52,9 +52,11 @@ NOTHING = Selection([], 0, True)
 def silver_app(silver: DeltaTable) -> str:
     """Name of the `txn` that holds the highest bronze batch of the silver rows in a gold table.
 
-    Another table, or other rows in it (another bronze, a full refresh, a repair), is another name: gold begins anew.
+    Another table, or other rows in it (another bronze, a full refresh, a repair, a gamer who was erased), is another name: gold
+    begins anew.
     """
-    return f"silver:{silver.metadata().id}:{generation(silver)}"
+    erased = erasures(silver)
+    return f"silver:{silver.metadata().id}:{generation(silver)}" + (f":{erased}" if erased else "")
 
 
 @dataclass(frozen=True)
@@ -269,7 +271,8 @@ def _plan(
 ) -> _Game | GameEventsError | None:
     """From where to where a game has to go; None if it is there; what is wrong with one of its tables."""
     try:
-        silver, gold = pipeline.lakehouse.silver(game).open(), pipeline.lakehouse.gold(game, aggregate.name).open()
+        # In this order: gold that followed a change of silver's rows between the two looks has made a commit since.
+        gold, silver = pipeline.lakehouse.gold(game, aggregate.name).open(), pipeline.lakehouse.silver(game).open()
         batch = identity.taken(silver)
     except GameEventsError as error:
         return error

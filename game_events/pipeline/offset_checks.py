@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import pyarrow as pa
@@ -18,7 +18,7 @@ from game_events.lakehouse.staging import file_system
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.bronze import BATCH_APP, partition_app
 from game_events.pipeline.check_result import CheckResult
-from game_events.pipeline.commit_notes import BronzeCommit, bronze_commit
+from game_events.pipeline.commit_notes import BronzeCommit, bronze_commit, erased_rows
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.generations import generation
 from game_events.pipeline.replay_notes import COORDINATES, REPLAY_APP, is_noted
@@ -40,13 +40,14 @@ def offsets_continuous(pipeline: Pipeline, recent: int | None = None) -> CheckRe
     handle = pipeline.bronze.open()
     if handle is None:
         return CheckResult(CONTINUOUS, "bronze", True, "there is no bronze table yet", wrong_rows=True)
-    notes = [bronze_commit(entry) for entry in handle.history(recent)]
+    history = handle.history(recent)
+    notes = [bronze_commit(entry) for entry in history]
     # The history reaches further than the handle if somebody committed since.
     now = int(handle.transaction_version(BATCH_APP) or 0)
     # What came before a full refresh is gone, and its offsets were read again.
     first = generation(handle)
     commits = sorted((c for c in notes if c is not None and first <= c.batch <= now), key=lambda c: c.batch)
-    faults = [*_batches(handle, commits), *_ranges(handle, commits), *_rows(handle, commits)]
+    faults = [*_batches(handle, commits), *_ranges(handle, commits), *_rows(handle, commits, erased_rows(history))]
     if recent is None:
         missing = missing_files(pipeline.bronze, handle)
         faults += [f"{len(missing)} files of the table are not there, among them {missing[0]}"] if missing else []
@@ -58,6 +59,8 @@ def offsets_continuous(pipeline: Pipeline, recent: int | None = None) -> CheckRe
         "offsets_read": read,
         "rows_committed": sum(c.rows for c in commits),
         "quarantined_rows": sum(c.quarantined for c in commits),
+        "suppressed_records": sum(c.suppressed for c in commits),
+        "erased_rows": sum(erased_rows(history).values()),
         "faults": len(faults),
     }
     since = "the table's first" if whole else f"batch {counts['from_batch']}, older ones were not looked at"
@@ -94,8 +97,9 @@ def _ranges(handle: DeltaTable, commits: Sequence[BronzeCommit]) -> list[str]:
         if commit.offsets is None:
             continue
         offsets = sum(end - start for start, end in commit.offsets.ranges.values())
-        if commit.rows + commit.quarantined > offsets:
-            faults.append(f"batch {commit.batch} has {commit.rows + commit.quarantined} records of {offsets} offsets")
+        records = commit.rows + commit.quarantined + commit.suppressed
+        if records > offsets:
+            faults.append(f"batch {commit.batch} has {records} records of {offsets} offsets")
         for partition, (start, end) in commit.offsets.ranges.items():
             chains[commit.offsets.topic, commit.offsets.topic_id, partition].append((commit.batch, start, end))
     for (topic, topic_id, partition), chain in chains.items():
@@ -111,8 +115,8 @@ def _ranges(handle: DeltaTable, commits: Sequence[BronzeCommit]) -> list[str]:
     return faults
 
 
-def _rows(handle: DeltaTable, commits: Sequence[BronzeCommit]) -> list[str]:
-    """The table holds as many rows of these batches as were committed, by its files' statistics."""
+def _rows(handle: DeltaTable, commits: Sequence[BronzeCommit], erased: Mapping[int, int]) -> list[str]:
+    """The table holds as many rows of these batches as were committed and not erased, by its files' statistics."""
     data = [c for c in commits if c.batch > 0]
     if not data:
         return []
@@ -124,7 +128,8 @@ def _rows(handle: DeltaTable, commits: Sequence[BronzeCommit]) -> list[str]:
     inside = _sum(rows, pc.greater_equal(actions.column("min._batch"), first))
     # A file that maintenance joined may hold older batches too.
     touching = _sum(rows, pc.fill_null(pc.greater_equal(actions.column("max._batch"), first), True))
-    committed = sum(c.rows for c in data)
+    # An erasure is as young as the batches it took rows from, or younger: those of `data` are all in the history.
+    committed = sum(c.rows for c in data) - sum(rows for batch, rows in erased.items() if batch >= first)
     if inside <= committed <= touching:
         return []
     held = f"{inside}" if inside == touching else f"{inside} to {touching}"

@@ -6,6 +6,7 @@ more, or holds no raw value, keeps the columns it has and is counted.
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -21,10 +22,12 @@ from game_events.lakehouse.reading import read_files, row_count, spark_schema
 from game_events.lakehouse.staging import discard
 from game_events.pipeline.bronze import BATCH_APP, FIRST_MESSAGE, column_map
 from game_events.pipeline.bronze_stage import OWN_COLUMNS, bronze_schema, travelling
+from game_events.pipeline.commit_notes import ERASED_BY_BATCH
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.planning import run_decode_job
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.stored_stage import StoredTask
+from game_events.pipeline.suppression import suppression, unfenced
 
 #: `txn` that counts how often bronze was decoded anew.
 REDECODE_APP = "redecode"
@@ -66,8 +69,10 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
     rows = read_files(pipeline.spark, handle.file_uris(), spark_schema(handle.schema()))
     pipeline.on_progress(f"redecode: {row_count(handle):,} rows of bronze")
 
+    whom = suppression(pipeline)
+
     def task(plan: DecodePlan) -> StoredTask:
-        return StoredTask(pipeline.bronze, plan, None, keep_raw=True, keep_undecodable=True)
+        return StoredTask(pipeline.bronze, plan, None, keep_raw=True, keep_undecodable=True, suppression=whom)
 
     ids = rows.select("_schema_id", "_schema_guid").distinct().where(F.expr("coalesce(_schema_id, _schema_guid) IS NOT NULL"))
     wanted: list[TypeKey] = [
@@ -76,9 +81,18 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
     staged = run_decode_job(pipeline, column_map(handle), wanted, lambda: rows.select(travelling(rows.columns)), task)
     crash_points.reach("redecode_staged")
     written = sum(f.rows for f in staged.bronze)
-    if written != row_count(handle):
+    if written + staged.suppressed != row_count(handle):
         discard(pipeline.bronze, staged.bronze)
         raise DataError(f"redecode wrote {written} rows of {row_count(handle)}: nothing was committed; please report this")
+    info = {"redecode": "all decoded columns rebuilt from raw values", "run_id": pipeline.run_id}
+    if staged.suppressed:
+        # Their id was in no column before. What silver has of them goes when it is made anew.
+        report.suppressed += staged.suppressed
+        report.notices.append(
+            f"{staged.suppressed:,} rows of forgotten gamers, who were not recognised before, are gone from bronze: take that "
+            "over with `game-events redecode --downstream`"
+        )
+        info[ERASED_BY_BATCH] = json.dumps(Counter(batch for _, _, _, batch in staged.suppressed_records))
     schema = bronze_schema(pipeline.catalog.message_columns(column_map(handle), staged.types))
     count = handle.transaction_version(REDECODE_APP)
     try:
@@ -87,12 +101,13 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
                 pipeline.bronze,
                 schema,
                 staged.bronze,
-                expected={BATCH_APP: batch, REDECODE_APP: count},
-                advance={REDECODE_APP: (count or 0) + 1},
+                expected={BATCH_APP: batch, REDECODE_APP: count} | unfenced(handle),
+                # The batch too, as it is: of two commits that name it, Delta lets one land, however close they come.
+                advance={REDECODE_APP: (count or 0) + 1, BATCH_APP: batch},
                 table_id=str(handle.metadata().id),
                 replace=True,
                 owns_map=True,
-                info={"redecode": "all decoded columns rebuilt from raw values", "run_id": pipeline.run_id},
+                info=info,
             )
         )
     except ConflictError as error:

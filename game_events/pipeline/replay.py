@@ -31,11 +31,13 @@ from game_events.pipeline.bronze import BATCH_APP, FIRST_MESSAGE, RIVAL_ATTEMPTS
 from game_events.pipeline.bronze_stage import OWN_COLUMNS, QUARANTINE_COLUMNS, bronze_schema, travelling
 from game_events.pipeline.commit_notes import slice_info
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.erasure_tables import erase_from_quarantine
 from game_events.pipeline.planning import run_decode_job
 from game_events.pipeline.quarantine_reset import finish_reset, is_finished
 from game_events.pipeline.replay_notes import REPLAY_APP, is_noted, note_replay
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.stored_stage import StoredTask
+from game_events.pipeline.suppression import suppression, unfenced
 from game_events.rules import RULE_NAME
 
 log = logging.getLogger(__name__)
@@ -156,12 +158,17 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Repl
     rows = held.where(selection.condition(str(bronze.metadata().id))).select(travelling(OWN_COLUMNS.names))
     pipeline.on_progress("replay: rows of quarantine are tried again")
 
+    whom = suppression(pipeline)
+
     def task(plan: DecodePlan) -> StoredTask:
-        return StoredTask(pipeline.bronze, plan, batch, pipeline.settings.keep_raw == "all", keep_undecodable=False)
+        keep_raw = pipeline.settings.keep_raw == "all"
+        return StoredTask(pipeline.bronze, plan, batch, keep_raw, keep_undecodable=False, suppression=whom)
 
     wanted: set[TypeKey] = {(i, FIRST_MESSAGE) for i in selection.schema_ids}
     staged = run_decode_job(pipeline, column_map(bronze), wanted, lambda: rows, task)
     crash_points.reach("replay_staged")
+    # Now that they decode it is known whose they are: they are in no table any more.
+    erase_from_quarantine(pipeline, report, staged.suppressed_records)
     if not staged.bronze:
         return Replayed(0, staged.reasons)
     archive_schemas(pipeline, report, staged.types)
@@ -171,7 +178,7 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Repl
         pipeline.bronze,
         schema,
         staged.bronze,
-        expected={BATCH_APP: batch - 1, REPLAY_APP: last},
+        expected={BATCH_APP: batch - 1, REPLAY_APP: last} | unfenced(bronze),
         advance={BATCH_APP: batch, REPLAY_APP: batch},
         table_id=str(bronze.metadata().id),
         owns_map=True,

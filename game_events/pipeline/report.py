@@ -13,6 +13,7 @@ from game_events.decoding.frames import ordered
 from game_events.lakehouse.commits import Landed
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.check_result import CheckResult
+from game_events.pipeline.erasure_account import Erasure
 from game_events.pipeline.latency import Arrivals, Histogram
 from game_events.pipeline.rule_split import RuleCounts
 from game_events.pipeline.upkeep_report import TableUpkeep
@@ -101,6 +102,8 @@ class RunReport:
         waiting: layer -> records of bronze that are not visible there yet, by the time they were produced.
         expired: rows that a full refresh of bronze has lost, as Kafka does not have their records any more.
         upkeep: table -> what maintenance did to its files.
+        suppressed: records that are in no table, as their gamers were forgotten.
+        erasure: what `game-events forget` did.
         notices: what a person should know besides: a protected table that was left out, a bronze that was replaced.
     """
 
@@ -122,6 +125,8 @@ class RunReport:
     postponed: list[str] = field(default_factory=list)
     expired: int = 0
     upkeep: dict[str, TableUpkeep] = field(default_factory=dict)
+    suppressed: int = 0
+    erasure: Erasure | None = None
     notices: list[str] = field(default_factory=list)
     _landed: dict[str, TableReport] = field(default_factory=dict, repr=False)
 
@@ -235,10 +240,12 @@ class RunReport:
             "postponed": self.postponed,
             "expired": self.expired,
             "upkeep": {name: entry.to_dict() for name, entry in sorted(self.upkeep.items())},
+            "suppressed": self.suppressed,
             "notices": self.notices,
             "errors": [{"table": t.table, "game": t.game, "error": t.error} for t in self.errors],
             "seconds": {k: round(v, 3) for k, v in self.seconds.items()},
             "checks": {c.name: c.passed for c in self.checks},
             "latency": {layer: times.to_dict() for layer, times in self.latency.items()},
             "tables": {t.table: t.location for t in self.tables if t.error is None},
+            **({"erasure": self.erasure.to_dict()} if self.erasure is not None else {}),
         }

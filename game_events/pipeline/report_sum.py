@@ -44,6 +44,7 @@ def report_sum(reports: Sequence[RunReport]) -> RunReport:
             whole.rules[key] = replace(rule, rows=counts[0], violated=counts[1])
         whole.expired += report.expired
         whole.add_upkeep(report.upkeep.values())
+        whole.suppressed += report.suppressed
         whole.notices += report.notices
         for layer, seconds in report.seconds.items():
             whole.seconds[layer] = whole.seconds.get(layer, 0.0) + seconds

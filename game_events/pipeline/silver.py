@@ -17,7 +17,7 @@ from typing import TypeVar
 from deltalake.exceptions import DeltaError
 from pyspark.sql import functions as F
 
-from game_events.errors import ExtensionError, GameEventsError
+from game_events.errors import ConflictError, ExtensionError, GameEventsError
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.progress import SILVER, Progress
 from game_events.lakehouse.reading import files_with, read_files, restored, row_count, spark_schema
@@ -25,7 +25,7 @@ from game_events.lakehouse.staging import discard
 from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.fan_out import FanOutResult
 from game_events.pipeline.game_commits import Committed, for_games
-from game_events.pipeline.generations import BronzeIdentity, generation
+from game_events.pipeline.generations import BronzeIdentity, erasures, generation
 from game_events.pipeline.rejections import Decisions
 from game_events.pipeline.report import RunReport, TableReport
 from game_events.pipeline.routing import OVER_LIMIT, Routing, admit
@@ -35,6 +35,10 @@ from game_events.pipeline.silver_stage import Source, Start, new_names, stage_ga
 T = TypeVar("T")
 #: Times games are planned again (rivals, games that are ahead of the floor) before a run gives up on them.
 ATTEMPTS = 10
+
+
+class _ErasedMeanwhileError(ConflictError):
+    """A gamer was erased from bronze since its rows were read: they are read again."""
 
 
 def refresh_silver(pipeline: Pipeline, report: RunReport, games: frozenset[str] | None = None, *, full: bool = False) -> None:
@@ -50,12 +54,18 @@ def refresh_silver(pipeline: Pipeline, report: RunReport, games: frozenset[str] 
     handle = pipeline.bronze.open()
     if handle is None:
         return
-    source = Source.of(pipeline, handle)
-    try:
-        _refresh(pipeline, report, source, games, full=full)
-    except ExtensionError as error:
-        # Every game's: nothing moves, and the run's account of bronze stays.
-        report.tables.append(TableReport(SILVER, "silver_events", pipeline.lakehouse.root, error=str(error)))
+    for attempt in range(ATTEMPTS):
+        source = Source.of(pipeline, pipeline.bronze.open() or handle if attempt else handle)
+        try:
+            _refresh(pipeline, report, source, games, full=full)
+            break
+        except _ErasedMeanwhileError:  # what landed before it stays, and is found ahead of the floor
+            if attempt == ATTEMPTS - 1:
+                raise
+        except ExtensionError as error:
+            # Every game's: nothing moves, and the run's account of bronze stays.
+            report.tables.append(TableReport(SILVER, "silver_events", pipeline.lakehouse.root, error=str(error)))
+            break
     report.seconds["silver"] = report.seconds.get("silver", 0.0) + time.monotonic() - began
 
 
@@ -96,6 +106,8 @@ def _refresh(pipeline: Pipeline, report: RunReport, source: Source, games: froze
         bronze = pipeline.bronze.open()
         if bronze is None or BronzeIdentity.of(bronze) != source.bronze:
             break  # nothing that was read is there any more: the next run reads what is
+        if erasures(bronze) != erasures(source.handle):
+            raise _ErasedMeanwhileError(f"{bronze.table_uri}: gamers are being erased from it; run again")
         again = _planned_pass(pipeline, source, state, again, report, done, failed, replaced=replaced, full=full)
     failed |= dict.fromkeys(again, "rival runs won every attempt; run again")
     crash_points.reach("silver_committed")

@@ -13,7 +13,7 @@ from game_events.lakehouse.staging import discard
 from game_events.pipeline.bronze_stage import QUARANTINE_COLUMNS
 from game_events.pipeline.fan_out import FanOutResult
 from game_events.pipeline.game_commits import Committed, commit_games
-from game_events.pipeline.generations import GENERATION_APP, BronzeIdentity, generation
+from game_events.pipeline.generations import ERASED_APP, GENERATION_APP, BronzeIdentity, erasures, generation
 from game_events.pipeline.readmissions import noted
 from game_events.pipeline.rejections import Decisions, Rewritten, Verdict, decide
 from game_events.pipeline.report import RunReport
@@ -76,8 +76,9 @@ def _decide(
     """Commit which rows are rejected; returns the games that have to be planned again."""
     pipeline = source.pipeline
     bronze = pipeline.bronze.open()
-    if bronze is None or BronzeIdentity.of(bronze) != source.bronze:
-        # Replaced or rebuilt since: whoever reads the new one decides on its rows, under another key.
+    if bronze is None or BronzeIdentity.of(bronze) != source.bronze or erasures(bronze) != erasures(source.handle):
+        # Replaced or rebuilt since: whoever reads the new one decides on its rows, under another key. Or a gamer was erased
+        # from it since, whose rows these may be.
         for game in starts:
             discard(pipeline.quarantine, result.rejected.get(game, []))
         return set(starts)
@@ -119,8 +120,12 @@ def _next_generation(decisions: Decisions, game: str, start: Start) -> int:
     return max(generation(start.handle) + (start.handle is not None), decided)
 
 
-def _commit_plan(source: Source, decisions: Decisions, game: str, start: Start, result: FanOutResult) -> Commit:
+def _commit_plan(source: Source, decisions: Decisions, game: str, start: Start, result: FanOutResult) -> Commit | None:
     handle = start.handle
+    if source.bronze.erased(handle) > erasures(source.handle):
+        # Rows of a gamer who was erased since bronze was read may be among these.
+        _discard(source, result, game, quarantine=False)
+        return None
     advance = {source.app: source.batch}
     if start.replace or handle is None:
         target = _next_generation(decisions, game, start)
@@ -139,6 +144,7 @@ def _commit_plan(source: Source, decisions: Decisions, game: str, start: Start, 
             # As it stands, whatever bronze it is of.
             source.app: handle.transaction_version(source.app) if handle is not None else None,
             GENERATION_APP: handle.transaction_version(GENERATION_APP) if handle is not None else None,
+            ERASED_APP: handle.transaction_version(ERASED_APP) if handle is not None else None,
         },
         advance=advance,
         table_id=str(handle.metadata().id) if handle is not None else None,

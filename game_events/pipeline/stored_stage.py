@@ -14,6 +14,10 @@ from game_events.decoding.frames import Rows, SchemaId
 from game_events.lakehouse.staging import StagedWriter, report
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.bronze_stage import HEADERS, OWN_COLUMNS, arranged, bronze_schema, identity_columns, none_if_empty
+from game_events.pipeline.suppressor import Suppression, Suppressor
+
+#: What tells one stored row from all others.
+RECORD = ("_kafka_topic_id", "_kafka_partition", "_kafka_offset", "_batch")
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class StoredTask:
         batch: number of the batch the rows get; None: each keeps its own.
         keep_raw: whether the written rows hold their raw value.
         keep_undecodable: rows that do not decode (or hold no raw value) are written as they are; else they are left out.
+        suppression: whose rows are left out, their coordinates reported; None: nobody was forgotten.
     """
 
     bronze: Table
@@ -33,6 +38,7 @@ class StoredTask:
     batch: int | None
     keep_raw: bool
     keep_undecodable: bool
+    suppression: Suppression | None = None
 
     @property
     def tables(self) -> tuple[Table, Table | None]:
@@ -50,6 +56,8 @@ class StoredTask:
         types: set[TypeKey] = set()
         unknown: set[TypeKey] = set()
         reasons: Counter[str] = Counter()
+        suppressor = Suppressor(self.suppression) if self.suppression is not None else None
+        suppressed: list[tuple[object, ...]] = []
         for batch in batches:
             rows = pa.Table.from_batches([batch])
             at = rows.schema.get_field_index(HEADERS)
@@ -60,6 +68,10 @@ class StoredTask:
             if unknown:
                 continue  # the driver plans again: go on only to find all of them
             for at, schema_id, columns in decoded.good:
+                if suppressor is not None and (gone := suppressor.decoded(columns)).any():
+                    taken = rows.take(pa.array(at[gone]))
+                    suppressed += zip(*(taken.column(n).to_pylist() for n in RECORD), strict=True)
+                    at, columns = at[~gone], columns.filter(pa.array(~gone))  # noqa: PLW2901
                 own = self._own(rows, at, schema_id)
                 by_name = own | {name: columns.column(name) for name in columns.column_names}
                 writer.write(arranged(by_name, schema, len(at)))
@@ -70,7 +82,13 @@ class StoredTask:
                     writer.write(arranged({n: kept.column(n) for n in kept.column_names}, schema, kept.num_rows))
         if unknown:
             writer.abort()
-        seen = {"types": list(types), "unknown": list(unknown), "reasons": reasons}
+        seen = {
+            "types": list(types),
+            "unknown": list(unknown),
+            "reasons": reasons,
+            "suppressed": len(suppressed),
+            "suppressed_records": suppressed,
+        }
         return [*(("bronze", f.to_json()) for f in writer.close()), ("seen", json.dumps(seen))]
 
     def _own(self, rows: pa.Table, at: Rows, schema_id: SchemaId) -> dict[str, pa.ChunkedArray | pa.Array]:

@@ -14,6 +14,7 @@ from game_events.settings import Settings
 from game_events_tests.books import assert_books_balance
 from game_events_tests.conftest import MakePipeline
 from game_events_tests.guarantees.waves import GAMES, end_orphans, power_cut_at, send, start_run, versions, wait_all
+from game_events_tests.pipeline.test_erasure import POINTS as ERASURE_POINTS
 
 #: Each point once, with a detail where it has one.
 POINTS = (
@@ -30,13 +31,13 @@ POINTS = (
     "unified_staged",
 )
 #: Points of other work than a plain run's: test_replay.py, test_redecode.py, test_rejections.py and test_bronze_reset.py of
-#: game_events_tests/pipeline trip them.
+#: game_events_tests/pipeline trip them, and test_erasure.py those of an erasure.
 OTHER_POINTS = ("replay_staged", "replay_committed", "redecode_staged", "rejections_decided", "reset_staged", "reset_committed")
 GUARANTEES = Path(__file__).parents[2] / "docs" / "guarantees.md"
 
 
 def test_every_crash_point_is_tried() -> None:
-    assert {point.partition(":")[0] for point in (*POINTS, *OTHER_POINTS)} == set(CRASH_POINTS)
+    assert {point.partition(":")[0] for point in (*POINTS, *OTHER_POINTS, *ERASURE_POINTS)} == set(CRASH_POINTS)
 
 
 def test_the_guarantees_have_a_paragraph_for_every_crash_point() -> None:

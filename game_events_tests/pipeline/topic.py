@@ -14,12 +14,12 @@ from game_events.sources.registry import registry_client
 Headers = Sequence[tuple[str, bytes | None]]
 
 
-def send_values(settings: Settings, values: Iterable[bytes | None], headers: Headers = ()) -> None:
+def send_values(settings: Settings, values: Iterable[bytes | None], headers: Headers = (), key: bytes | None = None) -> None:
     """Records with these values, in order, in a topic of one partition."""
     ensure_topic(settings, 1)
     producer = Producer({"bootstrap.servers": settings.kafka_bootstrap_servers, "message.max.bytes": 64_000_000})
     for value in values:
-        producer.produce(settings.kafka_topic, value, headers=list(headers), partition=0)
+        producer.produce(settings.kafka_topic, value, key, headers=list(headers), partition=0)
         producer.poll(0)
     assert producer.flush(60) == 0
 

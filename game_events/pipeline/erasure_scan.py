@@ -1,0 +1,147 @@
+"""Workers' part of an erasure: files that hold rows of some gamers, written anew without them.
+
+One Spark job takes files of any number of tables, a row of it being a file: only columns that tell whose a row is are read of
+each, only files with such rows are written anew. Nothing is committed here. The ids travel inside the function, so that no plan
+or log shows them.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from game_events.lakehouse.staging import REPORT_SCHEMA, StagedFile, StagedWriter, file_system, report
+from game_events.lakehouse.tables import QUARANTINE, Table
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.erasure_wanted import RECORDS, Wanted
+
+#: Up to so many files the driver looks at by itself: a Spark job costs more.
+FILES_IN_DRIVER = 4
+#: Tasks of the job.
+TASKS = 64
+
+
+@dataclass(frozen=True)
+class Found:
+    """One file that was looked at.
+
+    Attributes:
+        table, path: which.
+        rows: rows of theirs in it.
+        files: what stands for it without them; none if all its rows were theirs, or nothing was to be written.
+        records: these rows, as `RECORDS`.
+        unsearchable: rows that stay and of which nobody can say whose they are.
+    """
+
+    table: str
+    path: str
+    rows: int = 0
+    files: list[StagedFile] = field(default_factory=list)
+    records: pa.Table = field(default_factory=RECORDS.empty_table)
+    unsearchable: int = 0
+
+    def to_json(self) -> str:
+        """For the way back through Spark."""
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, RECORDS) as writer:
+            writer.write_table(self.records)
+        body = {"table": self.table, "path": self.path, "rows": self.rows, "unsearchable": self.unsearchable}
+        packed = base64.b64encode(sink.getvalue()).decode() if self.rows else ""
+        return json.dumps(body | {"files": [f.to_json() for f in self.files], "records": packed})
+
+    @classmethod
+    def from_json(cls, text: str) -> Found:
+        """The inverse of `to_json`."""
+        body = json.loads(text)
+        packed = body["records"]
+        records = pa.ipc.open_stream(base64.b64decode(packed)).read_all() if packed else RECORDS.empty_table()
+        files = [StagedFile.from_json(f) for f in body["files"]]
+        return cls(body["table"], body["path"], body["rows"], files, records, body["unsearchable"])
+
+
+@dataclass(frozen=True)
+class EraseTask:
+    """What a worker needs; picklable.
+
+    Attributes:
+        tables: name -> where it is.
+        wanted: whose rows.
+        rewrite: files with such rows are written anew without them; else they are only found.
+    """
+
+    tables: Mapping[str, Table]
+    wanted: Wanted
+    rewrite: bool
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """For `mapInArrow`: consumes (table, path), yields the report (`REPORT_SCHEMA`)."""
+        yield report(
+            ("file", self.look(table, path).to_json())
+            for batch in batches
+            for table, path in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
+        )
+
+    def look(self, name: str, path: str) -> Found:
+        """One file; a row group of it is in memory at a time."""
+        table = self.tables[name]
+        system, prefix = file_system(table)
+        with system.open_input_file(prefix + path) as source:
+            file = pq.ParquetFile(source)
+            columns = self.wanted.columns(name, file.schema_arrow.names)
+            masks, parts, unsearchable = [], [], 0
+            for group in range(file.num_row_groups):
+                rows = file.read_row_group(group, columns)
+                mask = self.wanted.mask(name, rows)
+                masks.append(mask)
+                if mask.any():
+                    parts.append(_records(name, rows.filter(pa.array(mask)), self.wanted.entity))
+                if name == QUARANTINE:
+                    unsearchable += int((self.wanted.unsearchable(rows) & ~mask).sum())
+            hits = sum(int(mask.sum()) for mask in masks)
+            if not hits:
+                return Found(name, path, unsearchable=unsearchable)
+            files = _without(table, file, masks) if self.rewrite else []
+        return Found(name, path, hits, files, pa.concat_tables(parts), unsearchable)
+
+
+def _records(table: str, rows: pa.Table, entity: str) -> pa.Table:
+    """The rows as `RECORDS`. Of quarantine, `game` only of rows that are kept out of silver: others are no business of it."""
+    taken = {n: rows.column(n) for n in rows.column_names}
+    if table != QUARANTINE:
+        taken["game"] = taken.get(entity, pa.nulls(rows.num_rows, pa.string()))
+    elif "game" in taken and "replayed_batch" in taken:
+        taken["game"] = pc.if_else(pc.is_null(taken["replayed_batch"]), taken["game"], pa.scalar(None, pa.string()))
+    arrays = [taken[f.name].cast(f.type) if f.name in taken else pa.nulls(rows.num_rows, f.type) for f in RECORDS]
+    return pa.Table.from_arrays(arrays, schema=RECORDS)
+
+
+def _without(table: Table, file: pq.ParquetFile, masks: Sequence[npt.NDArray[np.bool_]]) -> list[StagedFile]:
+    writer = StagedWriter(table, file.schema_arrow.remove_metadata())
+    for group, mask in enumerate(masks):
+        if not mask.all():
+            rows = file.read_row_group(group).replace_schema_metadata(None)
+            writer.write(rows.filter(pa.array(~mask)) if mask.any() else rows)
+    return writer.close()
+
+
+def look_at(pipeline: Pipeline, task: EraseTask, files: Sequence[tuple[str, str]]) -> list[Found]:
+    """Look at files of any tables, in one Spark job; a handful of them without any.
+
+    Args:
+        pipeline: the parts; Spark starts only if the files are many.
+        task: what to look for.
+        files: (table, path) of each.
+    """
+    if len(files) <= FILES_IN_DRIVER:
+        return [task.look(name, path) for name, path in files]
+    rows = pipeline.spark.createDataFrame(pa.table({"table": [t for t, _ in files], "path": [p for _, p in files]}))
+    found = rows.repartition(min(len(files), TASKS)).mapInArrow(task, REPORT_SCHEMA).collect()
+    return [Found.from_json(line["body"]) for line in found]

@@ -1,0 +1,88 @@
+"""One erasure's state: whose rows, which files were looked at, and what was found in those that are gone already."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from game_events.lakehouse.commits import paths
+from game_events.lakehouse.staging import discard
+from game_events.lakehouse.tables import BRONZE, QUARANTINE
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.erasure_account import Erasure
+from game_events.pipeline.erasure_files import old_files
+from game_events.pipeline.erasure_scan import EraseTask, Found, look_at
+from game_events.pipeline.erasure_wanted import RECORDS, Wanted
+from game_events.pipeline.report import RunReport
+
+
+@dataclass
+class Work:
+    """One erasure's state: what was looked at, what was found."""
+
+    pipeline: Pipeline
+    report: RunReport
+    account: Erasure
+    wanted: Wanted
+    #: Bronze's count when an attempt that was interrupted ended: silver tables that have it were done by that.
+    done_before: int | None = None
+    #: table -> files without rows of theirs.
+    clean: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    #: Rows of theirs that quarantine held instead of silver.
+    held: pa.Table = field(default_factory=RECORDS.empty_table)
+    #: game -> bronze batch up to which its counters are right.
+    settled: dict[str, int] = field(default_factory=dict)
+    touched: set[str] = field(default_factory=set)
+    unsearchable: dict[str, int] = field(default_factory=dict)
+
+    def look(self, tables: Mapping[str, DeltaTable]) -> dict[str, list[Found]]:
+        """Look at the files that were not looked at yet; table -> files with rows of theirs."""
+        files = [(name, path) for name, handle in tables.items() for path in paths(handle) if path not in self.clean[name]]
+        task = EraseTask(
+            {name: self.pipeline.lakehouse.table(name) for name in tables}, self.wanted, rewrite=not self.account.dry_run
+        )
+        hits: dict[str, list[Found]] = {}
+        for found in look_at(self.pipeline, task, files):
+            if found.table == QUARANTINE:
+                self.unsearchable[found.path] = found.unsearchable
+            if found.rows:
+                hits.setdefault(found.table, []).append(found)
+            else:
+                self.clean[found.table].add(found.path)
+        return hits
+
+    def add_records(self, found: Iterable[Found]) -> None:
+        """Rows of bronze that lead to rows of other tables, which are looked at once more if these are news."""
+        wanted = self.wanted.with_records(f.records for f in found)
+        if wanted.records.num_rows != self.wanted.records.num_rows:
+            self.wanted = wanted
+            for name in [n for n in self.clean if n != BRONZE]:
+                del self.clean[name]
+
+    def erased(self, table: str, hits: Iterable[Found]) -> None:
+        """Note what landed, or would."""
+        for found in hits:
+            self.account.rows[table] += found.rows
+            self.clean[table] |= {file.path for file in found.files}
+
+    def drop(self, hits: Mapping[str, list[Found]]) -> None:
+        """Delete files that nobody has committed, nor will."""
+        for name, found in hits.items():
+            discard(self.pipeline.lakehouse.table(name), [file for f in found for file in f.files])
+
+
+def find_what_is_gone(work: Work, bronze: DeltaTable) -> None:
+    """Which rows went in an attempt that was interrupted: from the files that it replaced."""
+    lakehouse = work.pipeline.lakehouse
+    task = partial(EraseTask, {n: lakehouse.table(n) for n in (BRONZE, QUARANTINE)}, rewrite=False)
+    files = [(BRONZE, path) for path in old_files(work.pipeline.bronze, bronze)]
+    work.add_records(found for found in look_at(work.pipeline, task(wanted=work.wanted), files) if found.rows)
+    quarantine = work.pipeline.quarantine.open()
+    files = [(QUARANTINE, path) for path in old_files(work.pipeline.quarantine, quarantine)] if quarantine else []
+    found = [f.records for f in look_at(work.pipeline, task(wanted=work.wanted), files) if f.rows]
+    work.held = pa.concat_tables([work.held, *found])

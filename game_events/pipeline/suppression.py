@@ -1,0 +1,81 @@
+"""Driver's part of keeping forgotten gamers out: the key, and who is on the list.
+
+Guarantee: where anybody was forgotten, nothing is decoded into bronze without the key that recognises them.
+"""
+
+from __future__ import annotations
+
+from deltalake import DeltaTable
+
+from game_events.errors import ConfigurationError
+from game_events.lakehouse.suppressed import entity_hash, read_suppressed
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.generations import ERASED_APP
+from game_events.pipeline.suppressor import Suppression
+from game_events.settings import MIN_ERASURE_KEY_CHARS, Settings
+
+KEY = "GAME_EVENTS_ERASURE_KEY"
+
+
+def erasure_key(settings: Settings) -> bytes | None:
+    """The key of the hashes; None if no setting names one.
+
+    Raises:
+        ConfigurationError: both settings name one, or the file cannot be read or holds too little.
+    """
+    if settings.erasure_key is not None and settings.erasure_key_file is not None:
+        raise ConfigurationError(f"{KEY} and {KEY}_FILE are both set: keep one of them")
+    if settings.erasure_key is not None:
+        return settings.erasure_key.get_secret_value().encode()
+    if settings.erasure_key_file is None:
+        return None
+    try:
+        text = settings.erasure_key_file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{KEY}_FILE: {settings.erasure_key_file} cannot be read ({type(error).__name__})") from None
+    if len(text) < MIN_ERASURE_KEY_CHARS:
+        raise ConfigurationError(
+            f"{KEY}_FILE: {settings.erasure_key_file} must hold {MIN_ERASURE_KEY_CHARS} characters or more"
+        )
+    return text.encode()
+
+
+def required_key(settings: Settings) -> bytes:
+    """The key.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    key = erasure_key(settings)
+    if key is None:
+        raise ConfigurationError(
+            f"{KEY} is not set: forgotten gamers are recognised by hashes made with it. Make one (`openssl rand -hex 32`), "
+            f"set it or {KEY}_FILE for every run on this lakehouse, and keep it for ever"
+        )
+    return key
+
+
+def suppression(pipeline: Pipeline) -> Suppression | None:
+    """Whom to keep out now; None where nobody was ever forgotten: then it costs one look for a folder.
+
+    Read it after the handle whose `erasures` the commit compares: who is put on the list later moves that.
+
+    Raises:
+        ConfigurationError: somebody was forgotten, and the key is missing or another one.
+    """
+    listed = read_suppressed(pipeline.lakehouse)
+    if not listed.entries:
+        return None
+    key = required_key(pipeline.settings)
+    listed.require_key(key)
+    return Suppression(pipeline.settings.key_column, key, frozenset(bytes.fromhex(h) for h in listed.entries))
+
+
+def unfenced(bronze: DeltaTable) -> dict[str, int | None]:
+    """What a commit to bronze compares, so that it holds nobody who was forgotten since its rows were planned."""
+    return {ERASED_APP: bronze.transaction_version(ERASED_APP)}
+
+
+def hashes_of(key: bytes, ids: frozenset[str]) -> frozenset[str]:
+    """Hexadecimal hashes of ids."""
+    return frozenset(entity_hash(key, text.encode()).hex() for text in ids)

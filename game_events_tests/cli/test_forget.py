@@ -1,0 +1,62 @@
+"""`game-events forget`, on real parts: killed, run again, and what it says."""
+
+import os
+import signal
+import subprocess
+
+import pytest
+
+from game_events.pipeline.refresh import refresh
+from game_events_tests.books import count
+from game_events_tests.guarantees.waves import COMMAND, end_orphans
+from game_events_tests.pipeline.erasure_world import places_of
+from game_events_tests.pipeline.quality_world import Event, assert_sound, send_events
+
+WHOM = "gamer-to-forget"
+KEY = "a key of the tests, long enough"
+
+
+def test_nobody_to_forget_and_no_key_are_said_before_anything_starts(cli, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    said = cli("forget", "--json")
+    assert (said.code, said.result["success"]) == (1, False)
+    assert "--gamer-id" in said.err
+    assert "cannot be read" in cli("forget", "--file", str(tmp_path / "none")).err
+    assert cli("forget", "--gamer-id", WHOM, "--dry-run", "--vacuum").code == 2
+    said = cli("forget", "--gamer-id", WHOM)
+    assert said.code == 1
+    assert "GAME_EVENTS_ERASURE_KEY is not set" in said.err
+    assert WHOM not in said.everything
+
+
+@pytest.mark.stack
+def test_an_erasure_that_is_killed_is_finished_by_the_same_command_and_says_what_went(
+    cli, environment, make_pipeline, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("GAME_EVENTS_ERASURE_KEY", KEY)
+    send_events(environment, [Event("chess", n, gamer=gamer) for n in range(3) for gamer in (WHOM, "ann")])
+    refresh(make_pipeline(environment))
+    killed = subprocess.run(
+        [*COMMAND[:-2], "forget", "--file", "-"],
+        env=os.environ | {"GAME_EVENTS_CRASH_AT": "forget_bronze_committed"},
+        cwd=tmp_path,
+        input=f"{WHOM}\n",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    end_orphans(environment)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert (count(environment, "bronze_events"), count(environment, "silver_chess_events")) == (3, 6)
+
+    said = cli("forget", "--gamer-id", WHOM, "--vacuum", "--json")
+    assert said.code == 0, said.err
+    assert said.result["finished"]
+    assert said.result["rows"]["silver_chess_events"] == 3
+    assert "files of older versions removed" in said.err
+    assert places_of(environment, WHOM) == []
+    assert WHOM not in said.everything + killed.stdout + killed.stderr
+    assert_sound(make_pipeline(environment.model_copy(update={"erasure_key": None})))
+    logged = cli("log", "--kind", "erased", "--json").out
+    assert said.result["hashes"][0] in logged
+    assert cli("forget", "--gamer-id", WHOM, "--dry-run", "--json").result["rows"].get("bronze_events", 0) == 0

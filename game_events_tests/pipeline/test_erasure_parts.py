@@ -1,0 +1,212 @@
+"""The parts of an erasure by themselves: ids of any type, bytes that nobody can decode, older logs, keys. No service."""
+
+import json
+import os
+import time
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from game_events.errors import ConfigurationError
+from game_events.lakehouse.commits import Commit, commit, paths
+from game_events.lakehouse.staging import StagedWriter
+from game_events.lakehouse.suppressed import add_suppressed, entity_hash, finish_suppressed, read_suppressed
+from game_events.lakehouse.tables import Lakehouse
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.erasure_account import Erasure
+from game_events.pipeline.erasure_files import remove_old_files
+from game_events.pipeline.erasure_scan import EraseTask
+from game_events.pipeline.erasure_tables import without
+from game_events.pipeline.erasure_wanted import Wanted
+from game_events.pipeline.suppression import erasure_key
+from game_events.pipeline.suppressor import Suppression, Suppressor
+from game_events.settings import load_settings
+
+KEY = b"a key of the tests, long enough"
+WHOM = "gamer-to-forget"
+
+
+def suppressor(*ids):
+    return Suppressor(Suppression("gamer_id", KEY, frozenset(entity_hash(KEY, i.encode()) for i in ids)))
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (["7", "8", None, "7"], pa.string()),
+        (["7", "8", None, "7"], pa.large_string()),
+        ([b"7", b"8", None, b"7"], pa.binary()),
+        ([7, 8, None, 7], pa.int64()),
+        ([7, 8, None, 7], pa.uint32()),
+        ([Decimal(7), Decimal(8), None, Decimal(7)], pa.decimal128(20, 0)),
+    ],
+)
+def test_an_id_is_recognised_whatever_its_type(values, kind):
+    rows = pa.table({"gamer_id": pa.chunked_array([pa.array(values[:2], kind), pa.array(values[2:], kind)])})
+    assert suppressor("7").decoded(rows).tolist() == [True, False, False, True]
+    assert Wanted("gamer_id", "game_name", frozenset({"7"})).mask("silver_x_events", rows).tolist() == [
+        True,
+        False,
+        False,
+        True,
+    ]
+
+
+def test_an_id_that_came_with_another_type_is_recognised_and_other_columns_are_not():
+    rows = pa.table({"gamer_id": ["1", "7"], "gamer_id__bigint": pa.array([7, None], pa.int64()), "friend": ["7", "7"]})
+    assert suppressor("7").decoded(rows).tolist() == [True, True]
+    assert suppressor("1").decoded(rows).tolist() == [True, False]
+    assert suppressor("9").decoded(rows.slice(0, 0)).tolist() == []
+
+
+def quarantined(values, **more):
+    columns = {
+        "_kafka_topic_id": ["t"] * len(values),
+        "_kafka_partition": pa.array([0] * len(values), pa.int32()),
+        "_kafka_offset": pa.array(range(len(values)), pa.int64()),
+        "_batch": pa.array([1] * len(values), pa.int64()),
+        "_kafka_key": pa.array([None] * len(values), pa.binary()),
+        "_raw_value": pa.array(values, pa.binary()),
+        "layer": ["bronze"] * len(values),
+        "replayed_batch": pa.array([None] * len(values), pa.int64()),
+    }
+    return pa.table(columns | more)
+
+
+def test_bytes_that_nobody_can_decode_tell_an_id_that_stands_in_them_as_a_whole_text():
+    raw = WHOM.encode()
+    values = [
+        b"\x12" + bytes([len(raw)]) + raw + b"\xff",  # protobuf: behind its length
+        bytes([2 * len(raw)]) + raw,  # Avro: behind twice its length
+        json.dumps({"gamer": WHOM}).encode(),
+        bytes([len(raw) + 2]) + raw + b"-2",  # somebody whose id begins the same
+        raw[:5],
+        None,
+    ]
+    wanted = Wanted("gamer_id", "game_name", frozenset({WHOM}))
+    assert wanted.mask("quarantine_events", quarantined(values)).tolist() == [True, True, True, False, False, False]
+    by_key = quarantined([b"x", b"y"], _kafka_key=pa.array([raw, None], pa.binary()))
+    assert wanted.mask("quarantine_events", by_key).tolist() == [True, False]
+    # What is decoded elsewhere is found by its record: it may only mention them.
+    decoded = quarantined(values, layer=["silver"] * len(values))
+    assert not wanted.mask("quarantine_events", decoded).any()
+    # By chance in anybody's bytes.
+    assert not Wanted("gamer_id", "game_name", frozenset({"7"})).mask("quarantine_events", quarantined([b"\x017"])).any()
+
+
+@pytest.fixture
+def pipeline(tmp_path):
+    def no_spark():
+        raise AssertionError("a handful of files needs no Spark job")
+
+    return Pipeline(load_settings(lakehouse=str(tmp_path / "lakehouse"), erasure_key=KEY.decode()), no_spark)
+
+
+def make(table, gamers, rows=1):
+    schema = pa.schema([("gamer_id", pa.string()), ("n", pa.int64())])
+    writer = StagedWriter(table, schema)
+    writer.write(pa.table({"gamer_id": gamers * rows, "n": range(len(gamers) * rows)}, schema=schema))
+    handle = table.open()
+    table_id = str(handle.metadata().id) if handle is not None else None
+    return commit(Commit(table, schema, writer.close(), expected={}, advance={"mine": 5}, table_id=table_id))
+
+
+def erase(table, *ids):
+    handle = table.open()
+    task = EraseTask({table.name: table}, Wanted("gamer_id", "game_name", frozenset(ids)), rewrite=True)
+    hits = [found for path in paths(handle) if (found := task.look(table.name, path)).rows]
+    commit(without(table, handle, hits, "run"))
+    return hits
+
+
+def logs_with(table, text):
+    return [f.name for f in (Path(table.uri) / "_delta_log").iterdir() if text.encode() in f.read_bytes()]
+
+
+def test_only_files_with_rows_of_theirs_are_written_anew_and_progress_stays(pipeline):
+    table = pipeline.lakehouse.table("gold_x_old")
+    make(table, ["ann", WHOM], rows=200_000)  # several row groups
+    make(table, ["bob"])
+    make(table, [WHOM])
+    before = set(paths(table.open()))
+    assert [found.rows for found in sorted(erase(table, WHOM), key=lambda f: f.rows)] == [1, 200_000]
+    handle = table.open()
+    assert len(before & set(paths(handle))) == 1
+    assert handle.transaction_version("mine") == 5
+    assert sum(file["num_records"] for file in pa.table(handle.get_add_actions()).to_pylist()) == 200_001
+    assert erase(table, WHOM) == []
+
+
+def test_old_files_and_log_entries_that_name_somebody_are_removed_and_no_others(pipeline):
+    older = Lakehouse(pipeline.lakehouse.root).table("gold_x_old")  # of a version that wrote bounds of every column
+    make(older, ["ann", WHOM])
+    make(older, ["bob"])
+    erase(older, WHOM)
+    erase(older, "bob")
+    table = pipeline.lakehouse.table("gold_y_new")
+    make(table, ["ann", WHOM])
+    erase(table, WHOM)
+    assert logs_with(older, WHOM)
+    assert not logs_with(table, WHOM)
+    staged = StagedWriter(table, pa.schema([("gamer_id", pa.string())]))
+    staged.write(pa.table({"gamer_id": [WHOM]}))
+    (young,) = staged.close()
+
+    account = Erasure()
+    wanted = Wanted("gamer_id", "game_name", frozenset({WHOM}))
+    remove_old_files(pipeline, account, wanted)
+    assert account.removed_files == {"gold_x_old": 1, "gold_y_new": 1}
+    assert account.kept_files == {"gold_y_new": 1}, "a run may be about to commit it"
+    assert account.cleaned_logs == ["gold_x_old"]
+    assert not logs_with(older, WHOM)
+    assert DeltaTable(older.uri).transaction_version("mine") == 5
+    held = [
+        row
+        for path in paths(older.open())
+        for row in EraseTask({older.name: older}, wanted, False).look(older.name, path).files
+    ]
+    assert held == []
+    old = time.time() - 7_200
+    os.utime(Path(table.uri) / young.path, (old, old))
+    remove_old_files(pipeline, account, wanted)
+    assert not (Path(table.uri) / young.path).exists()
+
+
+def test_the_list_holds_hashes_alone_and_one_key(pipeline):
+    lakehouse = pipeline.lakehouse
+    mine = entity_hash(KEY, WHOM.encode()).hex()
+    assert add_suppressed(lakehouse, KEY, [mine], "run").entries == {}
+    assert read_suppressed(lakehouse).unfinished == {mine}
+    finish_suppressed(lakehouse, [mine])
+    add_suppressed(lakehouse, KEY, ["another"], "run")
+    assert (set(read_suppressed(lakehouse).entries), read_suppressed(lakehouse).unfinished) == ({mine, "another"}, {"another"})
+    with pytest.raises(ConfigurationError, match="another key"):
+        add_suppressed(lakehouse, KEY[::-1], ["x"], "run")
+    assert mine != entity_hash(KEY[::-1], WHOM.encode()).hex()
+
+
+def test_the_key_may_stand_in_a_file_and_must_be_long(tmp_path):
+    file = tmp_path / "key"
+    file.write_text("0123456789abcdef\n")
+    assert erasure_key(load_settings(erasure_key_file=file)) == b"0123456789abcdef"
+    assert erasure_key(load_settings(erasure_key="")) is None
+    with pytest.raises(ConfigurationError, match="both set"):
+        erasure_key(load_settings(erasure_key_file=file, erasure_key="0123456789abcdef"))
+    file.write_text("short-secret")
+    for wrong in (file, tmp_path / "none"):
+        with pytest.raises(ConfigurationError, match="GAME_EVENTS_ERASURE_KEY_FILE") as refused:
+            erasure_key(load_settings(erasure_key_file=wrong))
+        assert "short-secret" not in str(refused.value)
+    with pytest.raises(ConfigurationError, match="at least 16 characters") as refused:
+        load_settings(erasure_key="short-secret")
+    assert "short-secret" not in str(refused.value)
+
+
+def test_neither_the_key_nor_an_id_is_in_what_prints_of_them():
+    shown = repr(Suppression("gamer_id", KEY, frozenset())) + repr(Wanted("gamer_id", "game_name", frozenset({WHOM})))
+    shown += repr(EraseTask({}, Wanted("gamer_id", "game_name", frozenset({WHOM})), True))
+    assert KEY.decode() not in shown
+    assert WHOM not in shown
