@@ -9,7 +9,22 @@ import sys
 import typer
 from rich.console import Console
 
-from game_events.cli import demo, doctor, forget, log, maintain, produce, quarantine, redecode, report, run, schema, stack, tables, up
+from game_events.cli import (
+    demo,
+    doctor,
+    forget,
+    log,
+    maintain,
+    produce,
+    quarantine,
+    redecode,
+    report,
+    run,
+    schema,
+    stack,
+    tables,
+    up,
+)
 from game_events.errors import GameEventsError
 
 #: Exit codes: 0 success, 1 the command failed, 2 wrong usage (typer's own).
