@@ -68,7 +68,7 @@ def _ids(given: list[str], file: str | None) -> frozenset[str]:
             text = sys.stdin.read() if file == "-" else Path(file).read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"--file: {file} cannot be read ({type(error).__name__}): one id a line, UTF-8") from None
-        lines += [line for line in text.splitlines() if line]
+        lines += [line.rstrip("\r") for line in text.split("\n") if line.rstrip("\r")]
     if not lines:
         raise ConfigurationError("whom to forget? Name ids with --gamer-id, or a file of them with --file")
     if not all(lines):
