@@ -80,7 +80,8 @@ def find_what_is_gone(work: Work, bronze: DeltaTable) -> None:
     """Which rows went in an attempt that was interrupted: from the files that it replaced."""
     lakehouse = work.pipeline.lakehouse
     task = partial(EraseTask, {n: lakehouse.table(n) for n in (BRONZE, QUARANTINE)}, rewrite=False)
-    files = [(BRONZE, path) for path in old_files(work.pipeline.bronze, bronze)]
+    # Of today's files too: they lead to what went from quarantine, if that is how far it came.
+    files = [(BRONZE, path) for path in (*old_files(work.pipeline.bronze, bronze), *paths(bronze))]
     work.add_records(found for found in look_at(work.pipeline, task(wanted=work.wanted), files) if found.rows)
     quarantine = work.pipeline.quarantine.open()
     files = [(QUARANTINE, path) for path in old_files(work.pipeline.quarantine, quarantine)] if quarantine else []

@@ -56,9 +56,9 @@ RULES = [
 ]
 #: Every point of an erasure, once, with a detail where it has one.
 POINTS = (
+    "forget_quarantine_committed",
     "forget_listed",
     "forget_staged",
-    "forget_quarantine_committed",
     "forget_bronze_committed",
     "forget_game_committed:1",
     "forget_silver_committed",
