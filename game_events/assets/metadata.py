@@ -34,6 +34,8 @@ def table_metadata(entry: TableReport, report: RunReport) -> dict[str, Any]:
             metadata |= {"rows_dropped": entry.dropped, "rows_quarantined": entry.quarantined}
     if entry.layer == "bronze":
         metadata |= read_metadata(report)
+        if report.gaps:
+            metadata["offsets_lost"] = "; ".join(str(gap) for gap in report.gaps)
         if report.expired:
             metadata["expired_rows_lost"] = report.expired
     if entry.layer == "quarantine":

@@ -20,7 +20,7 @@ from game_events.errors import ConflictError, DataError
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, Landed, commit
 from game_events.lakehouse.staging import StagedFile, discard
-from game_events.pipeline.bronze import BATCH_APP, archive_schemas, column_map, partition_app, stage_slice
+from game_events.pipeline.bronze import BATCH_APP, archive_schemas, column_map, stage_slice
 from game_events.pipeline.bronze_protection import Expired, count_expired, refuse_unless_allowed, topic_to_read
 from game_events.pipeline.bronze_stage import bronze_schema
 from game_events.pipeline.commit_notes import OffsetRanges, slice_info
@@ -29,7 +29,9 @@ from game_events.pipeline.generations import GENERATION_APP
 from game_events.pipeline.quarantine_reset import RESET_APP, ResetList, finish_reset, forget, is_finished, keep
 from game_events.pipeline.replay_notes import REPLAY_APP, is_noted, note_replay
 from game_events.pipeline.report import RunReport
-from game_events.sources.kafka import Offsets, TopicOffsets, plan_slice
+from game_events.pipeline.topic_identity import identity, partition_app
+from game_events.sources.kafka import Offsets, TopicOffsets
+from game_events.sources.slices import plan_slice
 
 
 @dataclass
@@ -120,6 +122,7 @@ def _commit(pipeline: Pipeline, bronze: DeltaTable, topic: TopicOffsets, staged:
             staged.bronze,
             expected={app: bronze.transaction_version(app) for app in compared},
             advance={apps[p]: end for p, end in staged.end.items()}
+            | identity(topic.topic, topic.topic_id)
             | {BATCH_APP: batch, GENERATION_APP: batch, RESET_APP: ticket},
             table_id=str(bronze.metadata().id),
             replace=True,

@@ -82,6 +82,15 @@ def _facts(report: RunReport, settings: Settings) -> Iterator[dict[str, Any]]:
             "status": rule.action,
             "detail": {"rows_checked": rule.rows},
         }
+    for gap in report.gaps:
+        yield {
+            "kind": "gap",
+            "layer": "bronze",
+            "table": BRONZE,
+            "name": f"{gap.topic}[{gap.partition}]",
+            "rows": gap.offsets,
+            "detail": {"from": gap.start, "to": gap.end, "topic_id": gap.topic_id},
+        }
     if report.expired:
         yield {"kind": "expired", "layer": "bronze", "table": BRONZE, "rows": report.expired}
     yield from _upkeep(report, settings)

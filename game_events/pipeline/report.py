@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import pyarrow as pa
 
@@ -17,6 +17,7 @@ from game_events.pipeline.latency import Arrivals, Histogram
 from game_events.pipeline.rule_split import RuleCounts
 from game_events.pipeline.upkeep_report import TableUpkeep
 from game_events.rules import Rule
+from game_events.sources.kafka import Gap
 
 #: Layers that a record reaches after bronze.
 DOWNSTREAM = ("silver", "gold", "unified")
@@ -99,6 +100,7 @@ class RunReport:
         latency: layer -> how long records took from Kafka's timestamp to their commit there.
         postponed: assets of one's own that are behind silver, and whose interval has not passed yet.
         waiting: layer -> records of bronze that are not visible there yet, by the time they were produced.
+        gaps: offsets that were gone before they were read, and that the run passed over (setting `on_data_loss`).
         expired: rows that a full refresh of bronze has lost, as Kafka does not have their records any more.
         upkeep: table -> what maintenance did to its files.
         notices: what a person should know besides: a protected table that was left out, a bronze that was replaced.
@@ -120,6 +122,7 @@ class RunReport:
     latency: dict[str, Histogram] = field(default_factory=dict)
     waiting: dict[str, Arrivals] = field(default_factory=dict)
     postponed: list[str] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
     expired: int = 0
     upkeep: dict[str, TableUpkeep] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
@@ -233,6 +236,7 @@ class RunReport:
             "rules": self._rules(),
             "unrouted": dict(self.unrouted),
             "postponed": self.postponed,
+            "gaps": [{**asdict(gap), "offsets": gap.offsets} for gap in self.gaps],
             "expired": self.expired,
             "upkeep": {name: entry.to_dict() for name, entry in sorted(self.upkeep.items())},
             "notices": self.notices,
