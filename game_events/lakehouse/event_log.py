@@ -54,6 +54,7 @@ KINDS = {
     "rejected": "records that came to quarantine, by reason or rule",
     "unrouted": "rows of bronze that belong to no game, by why",
     "replayed": "rows that came from quarantine to bronze, or to silver",
+    "gap": "offsets of a partition that were gone before they were read",
     "expired": "rows that a full refresh of bronze has lost, as Kafka does not have their records any more",
     "schema": "a column or a schema that was not there before",
     "rule": "rows of a game that violated a rule, its action, the rows it looked at",

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,6 +27,8 @@ from game_events.lakehouse.commits import Commit, Landed, commit
 from game_events.lakehouse.reading import read_arrow
 from game_events.lakehouse.staging import discard
 from game_events.lakehouse.tables import Table
+from game_events.pipeline.bronze_rebuilt import is_gone, not_there_any_more
+from game_events.pipeline.bronze_restored import mend_restored_bronze
 from game_events.pipeline.bronze_stage import (
     OWN_COLUMNS,
     QUARANTINE_COLUMNS,
@@ -39,12 +42,13 @@ from game_events.pipeline.commit_notes import OffsetRanges, slice_info
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.offset_loss import next_offsets, next_slice, told, went_meanwhile
 from game_events.pipeline.planning import run_decode_job
+from game_events.pipeline.quarantine_lost import QUARANTINED_APP, refuse_lost_quarantine
 from game_events.pipeline.quarantine_reset import finish_reset
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.spark import kafka_batches
-from game_events.pipeline.starting_point import starting_point
+from game_events.pipeline.starting_point import all_there_is, starting_point
 from game_events.pipeline.topic_identity import identity, partition_app
-from game_events.sources.kafka import Offsets, Slice, TopicOffsets
+from game_events.sources.kafka import Gap, Offsets, Slice, TopicOffsets
 
 #: `txn` with the number of bronze's last batch.
 BATCH_APP = "batch"
@@ -76,7 +80,9 @@ def load_bronze(pipeline: Pipeline, report: RunReport, until: TopicOffsets | Non
     """
     began = time.monotonic()
     target = until or pipeline.topic.offsets()
-    handle = _open_or_create(pipeline, target)
+    handle = _open_or_create(pipeline, target, report)
+    mend_restored_bronze(pipeline, report)
+    refuse_lost_quarantine(pipeline, handle, report)
     finish_reset(pipeline, report)
     pipeline.catalog.ids_of(f"{target.topic}-value")
     rivals = 0
@@ -108,12 +114,17 @@ def load_bronze(pipeline: Pipeline, report: RunReport, until: TopicOffsets | Non
     return max([int(handle.transaction_version(BATCH_APP) or 0), *report.batches])
 
 
-def _open_or_create(pipeline: Pipeline, topic: TopicOffsets) -> DeltaTable:
+def _open_or_create(pipeline: Pipeline, topic: TopicOffsets, report: RunReport) -> DeltaTable:
     """Bronze's handle; a new table is made with the offsets it starts from."""
     handle = pipeline.bronze.open()
     if handle is not None:
         return handle
     start = starting_point(pipeline, topic)
+    gaps: tuple[Gap, ...] = ()
+    if is_gone(pipeline):
+        start, gaps = all_there_is(pipeline, topic), not_there_any_more(pipeline, topic)
+        report.gaps += gaps
+        report.notices += ["bronze_events is gone: it is made again from what Kafka has", *told(gaps)]
     apps = {partition_app(topic.topic, topic.topic_id, p): o for p, o in start.items()}
     plan = Commit(
         pipeline.bronze,
@@ -122,7 +133,7 @@ def _open_or_create(pipeline: Pipeline, topic: TopicOffsets) -> DeltaTable:
         expected={},
         advance=apps | identity(topic.topic, topic.topic_id) | {BATCH_APP: 0},
         table_id=None,
-        info=slice_info(0, 0, 0, OffsetRanges(topic.topic, topic.topic_id, {p: (o, o) for p, o in start.items()})),
+        info=slice_info(0, 0, 0, OffsetRanges(topic.topic, topic.topic_id, {p: (o, o) for p, o in start.items()}), gaps),
         description="Every decodable record of the topic, once, decoded by its writer's schema",
     )
     with suppress(ConflictError):  # a rival made it: its start offsets hold for us too
@@ -166,6 +177,9 @@ def _load_slice(pipeline: Pipeline, handle: DeltaTable, now: TopicOffsets, part:
             part.gaps,
         ),
     )
+    if staged.quarantine:
+        before = int(handle.transaction_version(QUARANTINED_APP) or 0)
+        plan = replace(plan, advance={**plan.advance, QUARANTINED_APP: before + sum(f.rows for f in staged.quarantine)})
     landed = commit(plan)
     crash_points.reach("bronze_committed")
     entry = report.add_landed("bronze", pipeline.bronze, landed, schema, batch)

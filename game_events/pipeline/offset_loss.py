@@ -67,7 +67,9 @@ def _rest_of_the_topic_before(handle: DeltaTable, now: TopicOffsets) -> tuple[Ga
     return tuple(Gap(now.topic, before, p, offset, None) for p, offset in offsets_of(handle, now.topic, before).items())
 
 
-def refuse_unless_recorded(settings: Settings, gaps: tuple[Gap, ...], now: TopicOffsets) -> None:
+def refuse_unless_recorded(
+    settings: Settings, gaps: tuple[Gap, ...], now: TopicOffsets, what: str = "records are gone"
+) -> None:
     """Stop before records are passed over, unless the setting says to go on.
 
     Raises:
@@ -78,8 +80,9 @@ def refuse_unless_recorded(settings: Settings, gaps: tuple[Gap, ...], now: Topic
     named = "; ".join(str(gap) for gap in gaps[:SHOWN]) + (f"; and {len(gaps) - SHOWN} more" if len(gaps) > SHOWN else "")
     again = f" It was made again, with id {now.topic_id}." if any(gap.end is None for gap in gaps) else ""
     raise DataError(
-        f"records are gone from Kafka before bronze has read them: {named}.{again} Nothing was read. To go on with what there "
-        f"is and have the gap recorded, set {SETTING}=record_gap; so that it does not happen again, raise the topic's retention"
+        f"{what} that Kafka does not have any more and bronze has not: {named}.{again} Nothing was read. To go on with what "
+        f"there is and have the gap recorded, set {SETTING}=record_gap; so that it does not happen again, raise the topic's "
+        "retention"
     )
 
 

@@ -44,10 +44,11 @@ def make_loop(monkeypatch):
     monkeypatch.setattr(loop_module, "FIRST_PAUSE_S", 0.001)
     monkeypatch.setattr(loop_module, "LONGEST_PAUSE_S", 0.002)
     monkeypatch.setattr(loop_module, "cycle", lambda *_args, **_options: None)
+    monkeypatch.setattr(loop_module, "find_lost_tables", lambda *_args: None)
 
     def make(error, times):
         stop = threading.Event()
-        settings = SimpleNamespace(poll_interval_s=0.001, gold_interval_s=0)
+        settings = SimpleNamespace(poll_interval_s=0.001, gold_interval_s=0, lakehouse="here")
         pipeline = SimpleNamespace(spark=QuietSession(), topic=FailingTopic(error, times, stop), settings=settings)
         return Loop(pipeline, stop=stop)
 
