@@ -13,7 +13,7 @@ from typing import Any
 from game_events.sources.kafka import Gap
 
 _RANGE = re.compile(r"\[(\d+)\]@(\d+)\.\.(\d+)(?:, |$)")
-_GAP = re.compile(r"([^,\[\s]+)\[(\d+)\]#([\w-]+)@(\d+)\.\.(\d*)(?:, |$)")
+_GAP = re.compile(r"([^,\[\s]+)\[(\d+)\]#([^@]+)@(\d+)\.\.(\d*)(?:, |$)")
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ def partition_app(topic: str, topic_id: str, partition: int) -> str:
 
 def identity(topic: str, topic_id: str) -> dict[str, int]:
     """`txn` -> value that tell the id of the topic that a commit of bronze has read."""
-    # Kafka writes the 16 bytes as base64 without padding (KIP-516).
-    halves = struct.unpack(">qq", base64.urlsafe_b64decode(topic_id + "=="))
+    # librdkafka writes the 16 bytes as base64 without padding, with `+` and `/`.
+    halves = struct.unpack(">qq", base64.b64decode(topic_id + "==", validate=True))
     return {_app(topic, half): value for half, value in zip(_HALVES, halves, strict=True)}
 
 
@@ -29,7 +29,7 @@ def topic_id_read(handle: DeltaTable, topic: str) -> str | None:
     """Id of the topic of that name that bronze has read last; None: none."""
     values = [handle.transaction_version(_app(topic, half)) for half in _HALVES]
     if None not in values:
-        return base64.urlsafe_b64encode(struct.pack(">qq", *values)).decode().rstrip("=")
+        return base64.b64encode(struct.pack(">qq", *values)).decode().rstrip("=")
     # A table from before the id was kept in its transactions: its commits' notes.
     for entry in handle.history():
         note = bronze_commit(entry)
