@@ -7,6 +7,7 @@ handle it commits with, so of two rivals whose ranges overlap in any way one lan
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

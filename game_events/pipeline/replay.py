@@ -28,8 +28,8 @@ from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, commit, evolve
 from game_events.lakehouse.reading import read_files, spark_schema
 from game_events.pipeline.bronze import BATCH_APP, FIRST_MESSAGE, RIVAL_ATTEMPTS, archive_schemas, column_map
-from game_events.pipeline.bronze_stage import OWN_COLUMNS, QUARANTINE_COLUMNS, bronze_schema, travelling
 from game_events.pipeline.bronze_restored import mend_restored_bronze
+from game_events.pipeline.bronze_stage import OWN_COLUMNS, QUARANTINE_COLUMNS, bronze_schema, travelling
 from game_events.pipeline.commit_notes import slice_info
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.planning import run_decode_job
