@@ -1,7 +1,7 @@
 """Whether somebody restored a table, from the first line of its newest commit: what a look at thousands of tables can afford.
 
-Opening 2,000 small tables takes 11 s, whatever number of threads (delta-rs replays each log); listing their logs and reading
-one line of each takes 0.2 s. Format of a commit: Delta Lake protocol, "Delta Log Entries", "Commit Provenance Information".
+Opening 2,000 small tables took 11 s, whatever number of threads (delta-rs replays each log); listing their logs and reading
+the newest commit of each took 1.2 s on the same busy machine. Format of a commit: Delta Lake protocol, "Delta Log Entries", "Commit Provenance Information".
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def restored_lately(table: Table, marks: frozenset[str] = BATCHES) -> bool:
     if table.local_path is not None and not (table.local_path / LOG).is_dir():
         return False
     system, prefix = file_system(table)
-    listed = system.get_file_info(FileSelector(prefix + LOG))
+    listed = system.get_file_info(FileSelector(prefix + LOG, allow_not_found=True))
     commits = sorted((f.path for f in listed if f.base_name.endswith(".json") and f.base_name[:20].isdigit()), reverse=True)
     for path in commits[:LOOK_BACK]:
         with system.open_input_file(path) as source:

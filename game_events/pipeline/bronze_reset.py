@@ -26,6 +26,7 @@ from game_events.pipeline.bronze_stage import bronze_schema
 from game_events.pipeline.commit_notes import OffsetRanges, slice_info
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.generations import GENERATION_APP
+from game_events.pipeline.quarantine_lost import QUARANTINED_APP
 from game_events.pipeline.quarantine_reset import RESET_APP, ResetList, finish_reset, forget, is_finished, keep
 from game_events.pipeline.replay_notes import REPLAY_APP, is_noted, note_replay
 from game_events.pipeline.report import RunReport
@@ -123,6 +124,7 @@ def _commit(pipeline: Pipeline, bronze: DeltaTable, topic: TopicOffsets, staged:
             expected={app: bronze.transaction_version(app) for app in compared},
             advance={apps[p]: end for p, end in staged.end.items()}
             | identity(topic.topic, topic.topic_id)
+            | {QUARANTINED_APP: sum(f.rows for f in staged.quarantine)}
             | {BATCH_APP: batch, GENERATION_APP: batch, RESET_APP: ticket},
             table_id=str(bronze.metadata().id),
             replace=True,

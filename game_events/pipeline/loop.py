@@ -38,7 +38,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 JOB_ATTEMPTS = 10
 #: An idle loop looks at all layers that often: failed games, schemas that became known, rows that others committed.
 LOOK_AROUND_S = 30.0
-#: It looks that often whether tables were deleted or restored: 0.2 s for 2,000 of them.
+#: It looks that often whether tables were deleted or restored: about a second for 2,000 of them.
 LOOK_AT_TABLES_S = 600.0
 #: Memory is sampled, and one line is logged, that often.
 SAMPLE_S, LINE_S = 10.0, 60.0
