@@ -1,7 +1,8 @@
 """Whether somebody restored a table, from the first line of its newest commit: what a look at thousands of tables can afford.
 
 Opening 2,000 small tables took 11 s, whatever number of threads (delta-rs replays each log); listing their logs and reading
-the newest commit of each took 1.2 s on the same busy machine. Format of a commit: Delta Lake protocol, "Delta Log Entries", "Commit Provenance Information".
+the newest commit of each took 1.2 s on the same busy machine. Format of a commit: Delta Lake protocol, "Delta Log Entries" and
+"Commit Provenance Information".
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tables that are made from others and were deleted or restored since the last run: found without opening them, made whole.
 
-Costs one listing of the root and a small file of each table's log: about a second for 2,000 tables, so triggered runs look each time
-and continuous mode every ten minutes. What is found is noted in `progress`, and the layers do the rest as for a game that
+Costs one listing of the root and a small file of each table's log: about a second for 2,000 tables, so triggered runs look each
+time and continuous mode every ten minutes. What is found is noted in `progress`, and the layers do the rest as for a game that
 failed. A unified table is opened by every run anyway.
 """
 
