@@ -69,12 +69,12 @@ def assert_whole(pipeline, waves=2):
 
 def test_derived_tables_deleted_or_restored_while_nothing_new_comes_are_made_whole_by_the_next_run(grown, make_pipeline, spark):
     faults = [
-        (delete, silver_name("uno")),
-        (delete, gold_name("uno")),
-        (delete, UNIFIED),
         (lambda s, t: restore(s, t, 0), silver_name("uno")),
         (lambda s, t: restore(s, t, 0, spark), gold_name("chess")),
         (lambda s, t: restore(s, t, 0), UNIFIED),
+        (delete, silver_name("uno")),
+        (delete, gold_name("uno")),
+        (delete, UNIFIED),
     ]
     for fault, table in faults:
         fault(grown, table)
