@@ -136,6 +136,7 @@ def test_the_report_for_programs_is_plain_json_and_says_everything():
         "quarantined_by_rules": 0,
         "rules": [],
         "postponed": [],
+        "gaps": [],
         "expired": 0,
         "notices": [],
         "checks": {},
