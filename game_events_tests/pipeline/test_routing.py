@@ -139,6 +139,7 @@ def test_the_report_for_programs_is_plain_json_and_says_everything():
         "gaps": [],
         "expired": 0,
         "notices": [],
+        "upkeep": {},
         "checks": {},
         "latency": {},
         "errors": [{"table": "silver_rummy_events", "game": "rummy", "error": "disk full"}],
