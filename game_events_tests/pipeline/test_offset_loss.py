@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from game_events.errors import DataError
+from game_events.errors import DataError, TransientError
 from game_events.lakehouse.commits import Commit, commit
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.bronze_stage import OWN_COLUMNS
@@ -14,6 +14,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gap_check import offsets_lost
 from game_events.pipeline.offset_checks import offsets_continuous
 from game_events.pipeline.offset_loss import next_slice
+from game_events.pipeline.refresh import refresh
 from game_events.pipeline.topic_identity import identity, partition_app
 from game_events.settings import load_settings
 from game_events.sources.kafka import Gap, TopicOffsets
@@ -100,3 +101,11 @@ def test_many_gaps_are_named_up_to_some(table):
     now = topic(dict.fromkeys(range(20), 20), dict.fromkeys(range(20), 20))
     with pytest.raises(DataError, match=r"games\[7\]: offsets 0 to 19; and 12 more"):
         plan(STOP, table, now)
+
+
+def test_a_broker_that_is_down_at_the_start_is_named_and_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("game_events.sources.kafka.TIMEOUT_S", 0.5)
+    settings = load_settings(lakehouse=str(tmp_path / "lakehouse"), kafka_bootstrap_servers="127.0.0.1:1")
+    with pytest.raises(TransientError, match=r"Kafka at 127\.0\.0\.1:1: .*is it up"):
+        refresh(Pipeline(settings, lambda: pytest.fail("no Spark is needed")))
+    assert not (tmp_path / "lakehouse").exists()
