@@ -15,7 +15,8 @@ from game_events.pipeline.gold import refresh_gold
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.silver import refresh_silver
 from game_events.pipeline.unified import refresh_unified
-from game_events.sources.kafka import Slice, plan_slice
+from game_events.sources.kafka import Slice
+from game_events.sources.slices import plan_slice
 
 GAMES = (10, 100, 1_000)
 SCAN, SILVER, GOLD, UNIFIED = "Delta scan to nothing", "silver", "gold", "unified gold"

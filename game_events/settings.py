@@ -74,6 +74,11 @@ class Settings(BaseSettings):
     )
     max_records_per_batch: int = Field(2_000_000, ge=1, description="records of one bronze commit, all partitions together")
 
+    # --- what Kafka does not have any more
+    on_data_loss: Literal["stop", "record_gap"] = Field(
+        "stop", description="records that are gone before they were read: `stop`, or go on and record the gap"
+    )
+
     # --- continuous mode
     poll_interval_s: float = Field(1.0, ge=0.05, le=60, description="seconds between two looks at the topic, and two cycles")
     gold_interval_s: float = Field(10.0, ge=0, description="seconds between two refreshes of gold; 0: in each cycle")

@@ -36,6 +36,8 @@ def table_metadata(entry: TableReport, report: RunReport) -> dict[str, Any]:
         metadata |= read_metadata(report)
         if report.suppressed:
             metadata["suppressed_records"] = report.suppressed
+        if report.gaps:
+            metadata["offsets_lost"] = "; ".join(str(gap) for gap in report.gaps)
         if report.expired:
             metadata["expired_rows_lost"] = report.expired
     if entry.layer == "quarantine":

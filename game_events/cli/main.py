@@ -28,7 +28,7 @@ from game_events.cli import (
 from game_events.errors import GameEventsError
 
 #: Exit codes: 0 success, 1 the command failed, 2 wrong usage (typer's own).
-FAILED = 1
+FAILED, WRONG_USAGE = 1, 2
 
 app = typer.Typer(
     help="Protobuf events from Kafka and a Schema Registry to per-game Delta tables.",
@@ -65,6 +65,15 @@ def main() -> None:
         app()
     except GameEventsError as error:
         Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {error}", style="red", markup=False)
-        if "--json" in sys.argv[1:]:
-            print(json.dumps({"success": False, "error": str(error)}), flush=True)
+        _tell_programs(str(error))
         sys.exit(FAILED)
+    except SystemExit as ended:
+        if ended.code == WRONG_USAGE:  # typer has told people already
+            said = getattr(ended.__context__, "format_message", None)
+            _tell_programs(str(said()) if said is not None else "wrong usage")
+        raise
+
+
+def _tell_programs(error: str) -> None:
+    if "--json" in sys.argv[1:]:
+        print(json.dumps({"success": False, "error": error}), flush=True)

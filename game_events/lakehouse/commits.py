@@ -7,6 +7,7 @@ handle it commits with, so of two rivals whose ranges overlap in any way one lan
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -21,8 +22,10 @@ from game_events.errors import ConflictError, DataError, GameEventsError, Transi
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.field_shares import merge_shares
 from game_events.lakehouse.format_version import marked
+from game_events.lakehouse.newest_commit import COMMIT_ID
 from game_events.lakehouse.retention import CHECKPOINT_COMMITS, Retention
 from game_events.lakehouse.staging import StagedFile, discard
+from game_events.lakehouse.storage_faults import storage_error
 from game_events.lakehouse.tables import Table
 
 TABLE_PROPERTIES = {"delta.checkpointInterval": str(CHECKPOINT_COMMITS), "delta.dataSkippingNumIndexedCols": "32"}
@@ -30,6 +33,8 @@ TABLE_PROPERTIES = {"delta.checkpointInterval": str(CHECKPOINT_COMMITS), "delta.
 BESIDE_ATTEMPTS = 5
 #: Attempts to evolve a schema against rivals that evolve it too.
 EVOLVE_ATTEMPTS = 5
+#: Newest commits among which one whose answer was lost is looked for: rivals may have come behind it.
+LOOK_BACK = 100
 
 
 @dataclass(frozen=True)
@@ -91,28 +96,29 @@ def commit(plan: Commit) -> Landed:
         TransientError: the outcome is not known; the files are kept, and the next run's compare-and-set decides.
         DataError: a column of the table has another type. The plan's files are deleted.
     """
+    commit_id = str(uuid.uuid4())
     for attempt in range(BESIDE_ATTEMPTS):
         handle = None
         try:
             handle = plan.table.open()
             _require(plan, handle)
-            _write(plan, handle)
+            _write(plan, handle, commit_id)
             break
         except (ConflictError, DataError):
             discard(plan.table, list(plan.files))
             raise
         except (CommitFailedError, DeltaError, OSError) as error:
-            if handle is not None and attempt < BESIDE_ATTEMPTS - 1 and _beaten(plan, error):
+            if handle is not None and attempt < BESIDE_ATTEMPTS - 1 and _beaten(plan, commit_id, error):
                 continue
-            return _after_failure(plan, error)
+            return _after_failure(plan, commit_id, error)
     return _landed(plan, plan.table.open())
 
 
-def _write(plan: Commit, handle: DeltaTable | None) -> None:
+def _write(plan: Commit, handle: DeltaTable | None, commit_id: str) -> None:
     properties = CommitProperties(
         # Without it, of two creators the second one's rows become version 1: what exists is looked at only beforehand.
         max_commit_retries=0 if handle is None else None,
-        custom_metadata=dict(plan.info),
+        custom_metadata={**plan.info, COMMIT_ID: commit_id},
         app_transactions=[Transaction(app, to) for app, to in plan.advance.items()],
     )
     if handle is None:
@@ -156,7 +162,7 @@ def _require(plan: Commit, handle: DeltaTable | None) -> None:
         raise ConflictError(f"{plan.table.name}: files to be rewritten are gone: somebody else rewrote them first")
 
 
-def _beaten(plan: Commit, error: Exception) -> bool:
+def _beaten(plan: Commit, commit_id: str, error: Exception) -> bool:
     """Whether it is known that another commit came first; the next comparison tells whether it touched what is ours.
 
     Compaction does not, nor does a changed property of the table.
@@ -164,17 +170,17 @@ def _beaten(plan: Commit, error: Exception) -> bool:
     if not isinstance(error, CommitFailedError):
         return False
     try:
-        return not _present(plan, plan.table.open())
+        return not _present(plan.table.open(), commit_id)
     except (GameEventsError, DeltaError, OSError):
         return False
 
 
-def _after_failure(plan: Commit, error: Exception) -> Landed:
-    """Tell failed, landed and unknown apart by what the table says now."""
+def _after_failure(plan: Commit, commit_id: str, error: Exception) -> Landed:
+    """Tell failed, landed and unknown apart by what the table's log says now."""
     try:
         handle = plan.table.open()
-        ours = _present(plan, handle)
-    except (DeltaError, OSError) as second:
+        ours = _present(handle, commit_id)
+    except (DeltaError, GameEventsError, OSError) as second:
         raise TransientError(
             f"{plan.table.name}: outcome of the commit is unknown ({error}; then {second}). Run again: the table's own "
             "progress decides whether it landed"
@@ -185,12 +191,14 @@ def _after_failure(plan: Commit, error: Exception) -> Landed:
     text = str(error)
     if isinstance(error, CommitFailedError) or "already exists" in text:
         raise ConflictError(f"{plan.table.name}: a rival run committed first ({text})") from error
-    raise TransientError(f"{plan.table.name}: commit failed, nothing is visible: {text}") from error
+    raise storage_error(error, plan.table.uri) or TransientError(
+        f"{plan.table.name}: commit failed, nothing is visible: {text}"
+    ) from error
 
 
-def _present(plan: Commit, handle: DeltaTable | None) -> bool:
-    """Whether a version has files of the plan: then it landed."""
-    return handle is not None and not set(paths(handle)).isdisjoint(f.path for f in plan.files)
+def _present(handle: DeltaTable | None, commit_id: str) -> bool:
+    """Whether a commit is in the log: it may have no files to look for, or a rival may have replaced them already."""
+    return handle is not None and any(entry.get(COMMIT_ID) == commit_id for entry in handle.history(LOOK_BACK))
 
 
 def _landed(plan: Commit, handle: DeltaTable | None) -> Landed:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from game_events.lakehouse.commits import Commit, Landed, commit
-from game_events.lakehouse.reading import MAINTENANCE_INFO
+from game_events.lakehouse.newest_commit import MAINTENANCE_INFO
 from game_events.lakehouse.staging import StagedWriter, file_system
 from game_events.lakehouse.tables import Table
 

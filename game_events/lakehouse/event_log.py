@@ -54,6 +54,7 @@ KINDS = {
     "rejected": "records that came to quarantine, by reason or rule",
     "unrouted": "rows of bronze that belong to no game, by why",
     "replayed": "rows that came from quarantine to bronze, or to silver",
+    "gap": "offsets of a partition that were gone before they were read",
     "expired": "rows that a full refresh of bronze has lost, as Kafka does not have their records any more",
     "suppressed": "records that are in no table, as their gamers were forgotten",
     "erased": "rows of forgotten gamers that went from a table",

@@ -18,13 +18,12 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from game_events.lakehouse.newest_commit import settles
 from game_events.lakehouse.staging import file_system
 from game_events.lakehouse.tables import Table
 
 #: Key in the commit information of silver, gold and unified: what marks a commit as this project's own.
 BATCH_INFO = "bronze_batch"
-#: Key in the commit information of maintenance: such a commit changes no row.
-MAINTENANCE_INFO = "maintenance"
 #: Newest commits that are looked through for one of this project's own: nearly always one small file is read.
 RESTORE_HISTORY = (1, 8, 100)
 
@@ -81,7 +80,7 @@ def restored(handle: DeltaTable) -> bool:
     """
     for limit in RESTORE_HISTORY:
         for entry in handle.history(limit):
-            if BATCH_INFO in entry:
+            if settles(entry):
                 return False
             if entry.get("operation") == "RESTORE":
                 return True

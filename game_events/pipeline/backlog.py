@@ -14,12 +14,12 @@ from game_events.errors import DataError
 from game_events.lakehouse.progress import GOLD, SILVER, UNIFIED_LAYER
 from game_events.lakehouse.reading import files_with
 from game_events.lakehouse.staging import file_system
-from game_events.pipeline.bronze import BATCH_APP, next_offsets
+from game_events.pipeline.bronze import BATCH_APP
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.generations import BronzeIdentity
+from game_events.pipeline.offset_loss import next_slice
 from game_events.pipeline.routing import Routing
 from game_events.pipeline.starting_point import starting_point
-from game_events.sources.kafka import plan_slice
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def backlog(pipeline: Pipeline) -> Backlog:
 
     Raises:
         ConfigurationError, TransientError: the broker cannot be asked.
-        DataError: the run would stop: records expired before they were read, the topic was truncated.
+        DataError: the run would stop: records are gone that it has not read (and the setting does not let it go on).
     """
     now = pipeline.topic.offsets()
     bronze = pipeline.bronze.open()
@@ -57,14 +57,14 @@ def backlog(pipeline: Pipeline) -> Backlog:
         start = starting_point(pipeline, now)
         waiting = {p: end - start[p] for p, end in now.latest.items() if end > start[p]}
         return Backlog(waiting, {SILVER: [], GOLD: [], UNIFIED_LAYER: []})
-    part = plan_slice(now, next_offsets(bronze, now), now.latest, sum(now.latest.values()) + 1)
+    part = next_slice(pipeline.settings, bronze, now, now.latest, sum(now.latest.values()) + 1)
     state = pipeline.progress.read(BronzeIdentity.of(bronze).key)
     names = games_waiting(pipeline)
     silver = names.keys() | state.failed_in(SILVER)
     gold = silver | {g for g, batch in state.games.items() if batch > state.floor(GOLD)} | state.failed_in(GOLD)
     unified = gold | {g for g, batch in state.games.items() if batch > state.floor(UNIFIED_LAYER)}
     games = {SILVER: sorted(silver), GOLD: sorted(gold), UNIFIED_LAYER: sorted(unified | state.failed_in(UNIFIED_LAYER))}
-    records = {p: end - part.start[p] for p, end in part.end.items()} if part is not None else {}
+    records = {p: end - part.start[p] for p, end in part.end.items() if end > part.start[p]} if part is not None else {}
     return Backlog(records, games, sum(names.values()))
 
 

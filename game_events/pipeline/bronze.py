@@ -8,12 +8,16 @@ and lands only if these still are the slice's start.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from game_events.decoding.columns import ColumnMap
@@ -24,6 +28,8 @@ from game_events.lakehouse.commits import Commit, Landed, commit
 from game_events.lakehouse.reading import read_arrow
 from game_events.lakehouse.staging import discard
 from game_events.lakehouse.tables import Table
+from game_events.pipeline.bronze_rebuilt import is_gone, not_there_any_more
+from game_events.pipeline.bronze_restored import mend_restored_bronze
 from game_events.pipeline.bronze_stage import (
     OWN_COLUMNS,
     QUARANTINE_COLUMNS,
@@ -35,13 +41,16 @@ from game_events.pipeline.bronze_stage import (
 )
 from game_events.pipeline.commit_notes import OffsetRanges, slice_info
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.offset_loss import next_offsets, next_slice, told, went_meanwhile
 from game_events.pipeline.planning import run_decode_job
+from game_events.pipeline.quarantine_lost import QUARANTINED_APP, refuse_lost_quarantine
 from game_events.pipeline.quarantine_reset import finish_reset
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.spark import kafka_batches
-from game_events.pipeline.starting_point import starting_point
+from game_events.pipeline.starting_point import all_there_is, starting_point
 from game_events.pipeline.suppression import suppression, unfenced
-from game_events.sources.kafka import Offsets, Slice, TopicOffsets, plan_slice
+from game_events.pipeline.topic_identity import identity, partition_app
+from game_events.sources.kafka import Gap, Offsets, Slice, TopicOffsets
 
 #: `txn` with the number of bronze's last batch.
 BATCH_APP = "batch"
@@ -51,22 +60,6 @@ TASK_RECORDS = 500_000
 RIVAL_ATTEMPTS = 50
 #: A frame's default path: planned for before any record is seen.
 FIRST_MESSAGE = (0,)
-
-
-def partition_app(topic: str, topic_id: str, partition: int) -> str:
-    """Name of the `txn` that holds the next offset of a partition."""
-    return f"kafka:{topic}:{topic_id}:{partition}"
-
-
-def next_offsets(handle: DeltaTable | None, topic: TopicOffsets) -> Offsets:
-    """Partition -> next offset, as a table's own progress has it; partitions it never saw are left out."""
-    found: Offsets = {}
-    if handle is not None:
-        for partition in topic.latest:
-            offset = handle.transaction_version(partition_app(topic.topic, topic.topic_id, partition))
-            if offset is not None:
-                found[partition] = offset
-    return found
 
 
 def column_map(handle: DeltaTable) -> ColumnMap:
@@ -89,14 +82,18 @@ def load_bronze(pipeline: Pipeline, report: RunReport, until: TopicOffsets | Non
     """
     began = time.monotonic()
     target = until or pipeline.topic.offsets()
-    handle = _open_or_create(pipeline, target)
+    handle = _open_or_create(pipeline, target, report)
+    mend_restored_bronze(pipeline, report)
+    refuse_lost_quarantine(pipeline, handle, report)
     finish_reset(pipeline, report)
     pipeline.catalog.ids_of(f"{target.topic}-value")
     rivals = 0
     while True:
         handle = pipeline.bronze.open() or handle
         now = target if not report.batches and rivals == 0 else pipeline.topic.offsets()
-        part = plan_slice(now, next_offsets(handle, now), target.latest, pipeline.settings.max_records_per_batch)
+        if now.topic_id != target.topic_id:  # made anew while this run reads: the ends seen before mean nothing in it
+            target = now
+        part = next_slice(pipeline.settings, handle, now, target.latest, pipeline.settings.max_records_per_batch)
         if part is None:
             report.lag = {p: max(0, now.latest[p] - o) for p, o in next_offsets(handle, now).items()}
             break
@@ -110,25 +107,35 @@ def load_bronze(pipeline: Pipeline, report: RunReport, until: TopicOffsets | Non
             rivals += 1
             if rivals >= RIVAL_ATTEMPTS:
                 raise
+        except (PySparkException, Py4JJavaError):
+            # Spark refuses to read less than it was told to: then what is left is planned anew, or refused.
+            rivals += 1
+            if rivals >= RIVAL_ATTEMPTS or not went_meanwhile(pipeline, part):
+                raise
     report.seconds["bronze"] = report.seconds.get("bronze", 0.0) + time.monotonic() - began
     return max([int(handle.transaction_version(BATCH_APP) or 0), *report.batches])
 
 
-def _open_or_create(pipeline: Pipeline, topic: TopicOffsets) -> DeltaTable:
+def _open_or_create(pipeline: Pipeline, topic: TopicOffsets, report: RunReport) -> DeltaTable:
     """Bronze's handle; a new table is made with the offsets it starts from."""
     handle = pipeline.bronze.open()
     if handle is not None:
         return handle
     start = starting_point(pipeline, topic)
+    gaps: tuple[Gap, ...] = ()
+    if is_gone(pipeline):
+        start, gaps = all_there_is(pipeline, topic), not_there_any_more(pipeline, topic)
+        report.gaps += gaps
+        report.notices += ["bronze_events is gone: it is made again from what Kafka has", *told(gaps)]
     apps = {partition_app(topic.topic, topic.topic_id, p): o for p, o in start.items()}
     plan = Commit(
         pipeline.bronze,
         OWN_COLUMNS,
         [],
         expected={},
-        advance=apps | {BATCH_APP: 0},
+        advance=apps | identity(topic.topic, topic.topic_id) | {BATCH_APP: 0},
         table_id=None,
-        info=slice_info(0, 0, 0, OffsetRanges(topic.topic, topic.topic_id, {p: (o, o) for p, o in start.items()})),
+        info=slice_info(0, 0, 0, OffsetRanges(topic.topic, topic.topic_id, {p: (o, o) for p, o in start.items()}), gaps),
         description="Every decodable record of the topic, once, decoded by its writer's schema",
     )
     with suppress(ConflictError):  # a rival made it: its start offsets hold for us too
@@ -163,7 +170,7 @@ def _load_slice(pipeline: Pipeline, handle: DeltaTable, now: TopicOffsets, part:
         expected={_app(part, p): handle.transaction_version(_app(part, p)) for p in part.end}
         | {BATCH_APP: batch - 1}
         | unfenced(handle),
-        advance={_app(part, p): end for p, end in part.end.items()} | {BATCH_APP: batch},
+        advance={_app(part, p): end for p, end in part.end.items()} | identity(part.topic, part.topic_id) | {BATCH_APP: batch},
         table_id=str(handle.metadata().id),
         owns_map=True,
         info=slice_info(
@@ -171,14 +178,20 @@ def _load_slice(pipeline: Pipeline, handle: DeltaTable, now: TopicOffsets, part:
             sum(f.rows for f in staged.bronze),
             sum(f.rows for f in staged.quarantine),
             OffsetRanges(part.topic, part.topic_id, {p: (part.start[p], part.end[p]) for p in part.end}),
+            part.gaps,
             staged.suppressed,
         ),
     )
+    if staged.quarantine:
+        before = int(handle.transaction_version(QUARANTINED_APP) or 0)
+        plan = replace(plan, advance={**plan.advance, QUARANTINED_APP: before + sum(f.rows for f in staged.quarantine)})
     landed = commit(plan)
     crash_points.reach("bronze_committed")
     entry = report.add_landed("bronze", pipeline.bronze, landed, schema, batch)
     entry.new_columns += [f.name for f in schema if f.name not in known]
     report.add_read(part.start, part.end)
+    report.gaps += part.gaps
+    report.notices += told(part.gaps)
     report.batches.append(batch)
     report.schema_ids.update(i for i, _ in staged.types)
     report.rejected += staged.reasons
@@ -206,6 +219,9 @@ def stage_slice(
         decided: partition -> offsets that are left out, as quarantine holds them.
 
     Whom to keep out is looked up here: after the handle was opened whose `erasures` the slice's commit compares.
+
+    Raises:
+        ConflictError: the topic was made anew meanwhile; the files are deleted.
     """
 
     def task(plan: DecodePlan) -> BronzeTask:
@@ -228,9 +244,17 @@ def stage_slice(
         return records.coalesce(max(1, -(-part.records // TASK_RECORDS)))
 
     wanted: list[TypeKey] = [(i, FIRST_MESSAGE) for i in pipeline.catalog.ids_of(f"{part.topic}-value")]
+    if not part.records:  # it only passes over a gap
+        return StageResult([], [], set(), set(), Counter())
     whom = suppression(pipeline)
     with kafka_batches(pipeline.spark):
-        return run_decode_job(pipeline, columns, wanted, read, task)
+        staged = run_decode_job(pipeline, columns, wanted, read, task)
+    # Spark reads by name: a topic that was made anew meanwhile has other records at the same offsets.
+    if pipeline.topic.topic_id() != part.topic_id:
+        discard(pipeline.bronze, staged.bronze)
+        discard(pipeline.quarantine, staged.quarantine)
+        raise ConflictError(f"topic {part.topic} was deleted and made again while it was read. Nothing of it was kept")
+    return staged
 
 
 def _decided(table: Table, handle: DeltaTable | None, part: Slice, until: Offsets) -> dict[int, frozenset[int]]:

@@ -20,16 +20,19 @@ from game_events.errors import ConflictError, DataError
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, Landed, commit
 from game_events.lakehouse.staging import StagedFile, discard
-from game_events.pipeline.bronze import BATCH_APP, archive_schemas, column_map, partition_app, stage_slice
+from game_events.pipeline.bronze import BATCH_APP, archive_schemas, column_map, stage_slice
 from game_events.pipeline.bronze_protection import Expired, count_expired, refuse_unless_allowed, topic_to_read
 from game_events.pipeline.bronze_stage import bronze_schema
 from game_events.pipeline.commit_notes import OffsetRanges, slice_info
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.generations import ERASED_APP, GENERATION_APP
+from game_events.pipeline.quarantine_lost import QUARANTINED_APP
 from game_events.pipeline.quarantine_reset import RESET_APP, ResetList, finish_reset, forget, is_finished, keep
 from game_events.pipeline.replay_notes import REPLAY_APP, is_noted, note_replay
 from game_events.pipeline.report import RunReport
-from game_events.sources.kafka import Offsets, TopicOffsets, plan_slice
+from game_events.pipeline.topic_identity import identity, partition_app
+from game_events.sources.kafka import Offsets, TopicOffsets
+from game_events.sources.slices import plan_slice
 
 
 @dataclass
@@ -115,7 +118,7 @@ def _commit(pipeline: Pipeline, bronze: DeltaTable, topic: TopicOffsets, staged:
     compared = (BATCH_APP, GENERATION_APP, RESET_APP, REPLAY_APP, ERASED_APP, *apps.values())
     read = OffsetRanges(topic.topic, topic.topic_id, {p: (staged.start[p], end) for p, end in staged.end.items()})
     note = slice_info(
-        batch, sum(f.rows for f in staged.bronze), sum(f.rows for f in staged.quarantine), read, staged.suppressed
+        batch, sum(f.rows for f in staged.bronze), sum(f.rows for f in staged.quarantine), read, (), staged.suppressed
     )
     return commit(
         Commit(
@@ -124,6 +127,8 @@ def _commit(pipeline: Pipeline, bronze: DeltaTable, topic: TopicOffsets, staged:
             staged.bronze,
             expected={app: bronze.transaction_version(app) for app in compared},
             advance={apps[p]: end for p, end in staged.end.items()}
+            | identity(topic.topic, topic.topic_id)
+            | {QUARANTINED_APP: sum(f.rows for f in staged.quarantine)}
             | {BATCH_APP: batch, GENERATION_APP: batch, RESET_APP: ticket},
             table_id=str(bronze.metadata().id),
             replace=True,

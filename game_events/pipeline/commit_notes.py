@@ -8,11 +8,14 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from game_events.sources.kafka import Gap
+
 _RANGE = re.compile(r"\[(\d+)\]@(\d+)\.\.(\d+)(?:, |$)")
+_GAP = re.compile(r"([^,\[\s]+)\[(\d+)\]#([^@]+)@(\d+)\.\.(\d*)(?:, |$)")
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class BronzeCommit:
         rows: rows it added to bronze.
         quarantined: records of its offsets that it put into quarantine.
         offsets: what was read; None: nothing (a replay from quarantine).
+        gaps: offsets it passed over, as they were gone before they were read.
         time_ms: milliseconds since 1970, UTC.
         suppressed: records of its offsets that are in no table, as their gamers were forgotten.
     """
@@ -41,6 +45,7 @@ class BronzeCommit:
     rows: int
     quarantined: int
     offsets: OffsetRanges | None = None
+    gaps: tuple[Gap, ...] = ()
     time_ms: int = field(default=0, compare=False)
     suppressed: int = 0
 
@@ -50,7 +55,12 @@ ERASED_BY_BATCH = "erased_by_batch"
 
 
 def slice_info(
-    batch: int, rows: int, quarantined: int = 0, offsets: OffsetRanges | None = None, suppressed: int = 0
+    batch: int,
+    rows: int,
+    quarantined: int = 0,
+    offsets: OffsetRanges | None = None,
+    gaps: Sequence[Gap] = (),
+    suppressed: int = 0,
 ) -> dict[str, str]:
     """The note of a commit, as Delta keeps it: texts."""
     info = {"batch": str(batch), "rows": str(rows), "quarantined": str(quarantined)}
@@ -59,7 +69,13 @@ def slice_info(
     if offsets is not None:
         info["offsets"] = ", ".join(f"{offsets.topic}[{p}]@{a}..{b}" for p, (a, b) in sorted(offsets.ranges.items()))
         info["topic"], info["topic_id"] = offsets.topic, offsets.topic_id
+    if gaps:
+        info["gaps"] = ", ".join(f"{g.topic}[{g.partition}]#{g.topic_id}@{g.start}..{_end(g)}" for g in gaps)
     return info
+
+
+def _end(gap: Gap) -> str:
+    return "" if gap.end is None else str(gap.end)
 
 
 def bronze_commit(entry: Mapping[str, Any]) -> BronzeCommit | None:
@@ -75,6 +91,10 @@ def bronze_commit(entry: Mapping[str, Any]) -> BronzeCommit | None:
         int(entry["rows"]),
         int(entry["quarantined"]),
         offsets,
+        tuple(
+            Gap(topic, topic_id, int(p), int(a), int(b) if b else None)
+            for topic, p, topic_id, a, b in _GAP.findall(str(entry.get("gaps", "")))
+        ),
         int(entry.get("timestamp") or 0),
         int(entry.get("suppressed") or 0),
     )

@@ -79,6 +79,7 @@ def _facts(report: RunReport, settings: Settings) -> Iterator[dict[str, Any]]:
             "status": rule.action,
             "detail": {"rows_checked": rule.rows},
         }
+    yield from _gaps(report)
     yield from _upkeep(report, settings)
     if report.erasure is not None:
         yield from report.erasure.event_rows()
@@ -94,6 +95,18 @@ def _facts(report: RunReport, settings: Settings) -> Iterator[dict[str, Any]]:
                 "summary": without_secrets(check.summary, settings),
                 **({} if check.passed else {"counts": dict(check.counts)}),
             },
+        }
+
+
+def _gaps(report: RunReport) -> Iterator[dict[str, Any]]:
+    for gap in report.gaps:
+        yield {
+            "kind": "gap",
+            "layer": "bronze",
+            "table": BRONZE,
+            "name": f"{gap.topic}[{gap.partition}]",
+            "rows": gap.offsets,
+            "detail": {"from": gap.start, "to": gap.end, "topic_id": gap.topic_id},
         }
 
 

@@ -10,10 +10,10 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from game_events.errors import GameEventsError
-from game_events.pipeline.bronze import next_offsets
 from game_events.pipeline.check_result import CheckResult
 from game_events.pipeline.commit_notes import bronze_commit
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.offset_loss import next_offsets
 
 FRESH = "fresh"
 #: Commits without records (redecode, maintenance) behind which the last one with some is still found.

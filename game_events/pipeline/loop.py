@@ -19,8 +19,10 @@ from pyspark.errors import PySparkException
 from tenacity import RetryCallState, Retrying, sleep_using_event, stop_when_event_set, wait_exponential
 
 from game_events.errors import TransientError
+from game_events.lakehouse.storage_faults import storage_named
 from game_events.pipeline.context import PROGRESS_LOGGER, Pipeline
 from game_events.pipeline.loop_report import IDLE, PAUSED, RUNNING, STOPPED, WAITING, LoopReport
+from game_events.pipeline.lost_tables import find_lost_tables
 from game_events.pipeline.process_memory import memory_mib
 from game_events.pipeline.refresh import cycle
 from game_events.pipeline.report import RunReport
@@ -36,6 +38,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 JOB_ATTEMPTS = 10
 #: An idle loop looks at all layers that often: failed games, schemas that became known, rows that others committed.
 LOOK_AROUND_S = 30.0
+#: It looks that often whether tables were deleted or restored: about a second for 2,000 of them.
+LOOK_AT_TABLES_S = 600.0
 #: Memory is sampled, and one line is logged, that often.
 SAMPLE_S, LINE_S = 10.0, 60.0
 #: Spark jobs of the loop carry it, so that `abandon` ends them and no others.
@@ -79,6 +83,7 @@ class Loop:
     _gold_owed: bool = True
     _gold_at: float = float("-inf")
     _around_at: float = float("-inf")
+    _tables_at: float = float("-inf")
     _sampled_at: float = float("-inf")
     _line_at: float = float("-inf")
 
@@ -145,7 +150,11 @@ class Loop:
         if gold:
             self._gold_at = clock
         try:
-            cycle(self.pipeline, report, until=now, slices=1, gold=gold, go_on=lambda: not self.stop.is_set())
+            with storage_named(self.pipeline.settings.lakehouse):
+                if clock - self._tables_at >= LOOK_AT_TABLES_S:
+                    find_lost_tables(self.pipeline, report)
+                    self._tables_at = clock
+                cycle(self.pipeline, report, until=now, slices=1, gold=gold, go_on=lambda: not self.stop.is_set())
             self._read = None if any(report.lag.values()) else now.latest
             # An aggregate with an interval of its own may be owed long after the last record has come.
             self._gold_owed = bool(report.postponed) if gold else self._gold_owed or bool(report.of("silver"))

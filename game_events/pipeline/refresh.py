@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from game_events.lakehouse.storage_faults import storage_named
 from game_events.pipeline.bronze import load_bronze
 from game_events.pipeline.bronze_protection import refuse_unless_allowed
 from game_events.pipeline.bronze_reset import replace_bronze
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold import refresh_gold, refresh_own_gold
+from game_events.pipeline.lost_tables import find_lost_tables
 from game_events.pipeline.replay_due import replay_what_became_known
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.selection import BRONZE, EVERYTHING, GOLD, SILVER, UNIFIED_LAYER, Selection
@@ -38,9 +40,16 @@ def refresh(
             goes on from there. A game that fails alone is in the report instead.
     """
     report = RunReport() if report is None else report
-    if selection == EVERYTHING:
-        cycle(pipeline, report, ignore_intervals=ignore_intervals)
-        return report
+    with storage_named(pipeline.lakehouse.root):
+        if selection == EVERYTHING:
+            find_lost_tables(pipeline, report)
+            cycle(pipeline, report, ignore_intervals=ignore_intervals)
+        else:
+            _selected(pipeline, report, selection, ignore_intervals=ignore_intervals)
+    return report
+
+
+def _selected(pipeline: Pipeline, report: RunReport, selection: Selection, *, ignore_intervals: bool) -> None:
     report.notices += selection.notices
     if BRONZE in selection.full:
         refuse_unless_allowed(pipeline)
@@ -49,7 +58,6 @@ def refresh(
         load_bronze(pipeline, report)
         replay_what_became_known(pipeline, report)
     refresh_selected(pipeline, report, selection, ignore_intervals=ignore_intervals)
-    return report
 
 
 def cycle(

@@ -28,11 +28,13 @@ from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, commit, evolve
 from game_events.lakehouse.reading import read_files, spark_schema
 from game_events.pipeline.bronze import BATCH_APP, FIRST_MESSAGE, RIVAL_ATTEMPTS, archive_schemas, column_map
+from game_events.pipeline.bronze_restored import mend_restored_bronze
 from game_events.pipeline.bronze_stage import OWN_COLUMNS, QUARANTINE_COLUMNS, bronze_schema, travelling
 from game_events.pipeline.commit_notes import slice_info
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure_tables import erase_from_quarantine
 from game_events.pipeline.planning import run_decode_job
+from game_events.pipeline.quarantine_lost import refuse_lost_quarantine
 from game_events.pipeline.quarantine_reset import finish_reset, is_finished
 from game_events.pipeline.replay_notes import REPLAY_APP, is_noted, note_replay
 from game_events.pipeline.report import RunReport
@@ -143,9 +145,11 @@ def replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Repla
 def _replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Replayed:
     finish_reset(pipeline, report)
     note_replay(pipeline)
+    mend_restored_bronze(pipeline, report)
     bronze, quarantine = pipeline.bronze.open(), pipeline.quarantine.open()
     if bronze is None or quarantine is None:
         return Replayed()
+    refuse_lost_quarantine(pipeline, bronze, report)
     if not is_finished(bronze, quarantine):
         # A rival replaced bronze since the look above: it may hold the rows that quarantine still has.
         raise ConflictError("quarantine_events: a rival's full refresh of bronze is not finished yet")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import pyarrow as pa
 
@@ -18,6 +18,7 @@ from game_events.pipeline.latency import Arrivals, Histogram
 from game_events.pipeline.rule_split import RuleCounts
 from game_events.pipeline.upkeep_report import TableUpkeep
 from game_events.rules import Rule
+from game_events.sources.kafka import Gap
 
 #: Layers that a record reaches after bronze.
 DOWNSTREAM = ("silver", "gold", "unified")
@@ -100,6 +101,7 @@ class RunReport:
         latency: layer -> how long records took from Kafka's timestamp to their commit there.
         postponed: assets of one's own that are behind silver, and whose interval has not passed yet.
         waiting: layer -> records of bronze that are not visible there yet, by the time they were produced.
+        gaps: offsets that were gone before they were read, and that the run passed over (setting `on_data_loss`).
         expired: rows that a full refresh of bronze has lost, as Kafka does not have their records any more.
         upkeep: table -> what maintenance did to its files.
         suppressed: records that are in no table, as their gamers were forgotten.
@@ -123,6 +125,7 @@ class RunReport:
     latency: dict[str, Histogram] = field(default_factory=dict)
     waiting: dict[str, Arrivals] = field(default_factory=dict)
     postponed: list[str] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
     expired: int = 0
     upkeep: dict[str, TableUpkeep] = field(default_factory=dict)
     suppressed: int = 0
@@ -238,6 +241,7 @@ class RunReport:
             "rules": self._rules(),
             "unrouted": dict(self.unrouted),
             "postponed": self.postponed,
+            "gaps": [{**asdict(gap), "offsets": gap.offsets} for gap in self.gaps],
             "expired": self.expired,
             "upkeep": {name: entry.to_dict() for name, entry in sorted(self.upkeep.items())},
             "suppressed": self.suppressed,

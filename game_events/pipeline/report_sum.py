@@ -42,6 +42,7 @@ def report_sum(reports: Sequence[RunReport]) -> RunReport:
             so_far = whole.rules.get(key)
             counts = (so_far.rows + rule.rows, so_far.violated + rule.violated) if so_far else (rule.rows, rule.violated)
             whole.rules[key] = replace(rule, rows=counts[0], violated=counts[1])
+        whole.gaps += report.gaps
         whole.expired += report.expired
         whole.add_upkeep(report.upkeep.values())
         whole.suppressed += report.suppressed

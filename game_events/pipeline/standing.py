@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 from game_events.lakehouse.progress import GOLD, SILVER, UNIFIED_LAYER, ProgressTable
 from game_events.lakehouse.tables import BRONZE, Lakehouse
-from game_events.pipeline.bronze import BATCH_APP, next_offsets
+from game_events.pipeline.bronze import BATCH_APP
 from game_events.pipeline.generations import BronzeIdentity
+from game_events.pipeline.offset_loss import next_offsets
 from game_events.settings import Settings
 from game_events.sources.kafka import KafkaTopic, Offsets, TopicOffsets
 

@@ -15,6 +15,7 @@ from game_events.errors import GameEventsError
 from game_events.pipeline.check_result import CheckResult
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.freshness import FRESH, fresh
+from game_events.pipeline.gap_check import LOST, offsets_lost
 from game_events.pipeline.gold_recompute import RECOMPUTED, gold_equals_recompute
 from game_events.pipeline.offset_checks import CONTINUOUS, RECENT_COMMITS, UNIQUE, offsets_continuous, offsets_unique
 from game_events.pipeline.reconcile import reconcile
@@ -68,6 +69,14 @@ CHECKS = (
         "No record, by topic id, partition and offset, is in bronze or quarantine twice, none in both (but replayed ones).",
         offsets_unique,
         blocking=True,
+    ),
+    WholeCheck(
+        LOST,
+        "bronze",
+        "No records expired, or went with a deleted topic, before they were read; with GAME_EVENTS_ON_DATA_LOSS=record_gap "
+        "runs go on past them. Warns.",
+        offsets_lost,
+        partial(offsets_lost, recent=RECENT_COMMITS),
     ),
     WholeCheck(FRESH, "bronze", "Bronze's last commit is not older than GAME_EVENTS_FRESHNESS_S allows.", fresh, fresh),
     WholeCheck(

@@ -19,7 +19,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 from pyspark.sql import DataFrame, SparkSession
 
-from game_events.errors import ConfigurationError, DataError
+from game_events.errors import ConfigurationError
 from game_events.settings import Settings
 from game_events.sources.kafka_client import LOOK_S, CauseMemory, bad_option, client_options
 from game_events.sources.kafka_options import for_java, refuse_managed
@@ -50,14 +50,44 @@ class TopicOffsets:
 
 
 @dataclass(frozen=True)
+class Gap:
+    """Offsets [start, end) of one partition that nobody can read any more; `end` None: of a topic that is gone."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    start: int
+    end: int | None
+
+    @property
+    def offsets(self) -> int | None:
+        """How many; None: nobody knows."""
+        return None if self.end is None else self.end - self.start
+
+    def __str__(self) -> str:
+        where = f"{self.topic}[{self.partition}]"
+        if self.end is None:
+            return f"{where} of the topic that was deleted (id {self.topic_id}): everything from offset {self.start} on"
+        return f"{where}: offsets {self.start} to {self.end - 1}"
+
+
+@dataclass(frozen=True)
 class Slice:
-    """A bounded part of a topic: partition -> [start, end). Partitions with nothing to read are left out."""
+    """A bounded part of a topic: partition -> [start, end). Partitions with nothing to read, and no gap, are left out.
+
+    Attributes:
+        topic, topic_id: of what.
+        start, end: partition -> [start, end), only of offsets that there are.
+        latest: partition -> end of the topic as it was seen.
+        gaps: offsets that nobody will ever read: a commit of this slice passes over them.
+    """
 
     topic: str
     topic_id: str
     start: Offsets
     end: Offsets
     latest: Offsets = field(default_factory=dict)
+    gaps: tuple[Gap, ...] = ()
 
     @property
     def records(self) -> int:
@@ -114,6 +144,14 @@ class KafkaTopic:
         partitions = [TopicPartition(self.topic, p.id) for p in self._describe().partitions]
         since = OffsetSpec.for_timestamp(int(when.timestamp() * 1000))
         return {p: offset for p, offset in self._list(partitions, since).items() if offset >= 0}
+
+    def topic_id(self) -> str:
+        """The broker's id of the topic as it is now.
+
+        Raises:
+            ConfigurationError, TransientError: as `offsets` does.
+        """
+        return str(self._describe().topic_id)
 
     def read(self, spark: SparkSession, part: Slice) -> DataFrame:
         """The records of a slice: key, value, topic, partition, offset, timestamp, headers.
@@ -172,35 +210,3 @@ class KafkaTopic:
             raise memory.explain(f"reading topic {self.topic}") from error
         self._admin = admin
         return found
-
-
-def plan_slice(now: TopicOffsets, start: Offsets, until: Offsets, max_records: int) -> Slice | None:
-    """The next slice: from `start` towards `until`, at most `max_records`, shared between partitions by their backlog.
-
-    Raises:
-        DataError: records between `start` and the earliest offset have expired, or the topic is shorter than `start`.
-    """
-    for partition, offset in sorted(start.items()):
-        where = f"{now.topic}[{partition}]"
-        if partition not in now.latest:
-            raise DataError(f"{where} is gone: the topic has fewer partitions than bronze has read")
-        if offset < now.earliest[partition] and offset < now.latest[partition]:
-            raise DataError(
-                f"{where}: offsets {offset} to {now.earliest[partition] - 1} expired before they were read. Raise the "
-                "topic's retention; to go on without them, start a new lakehouse or wait for the gap setting (S4)"
-            )
-        if offset > now.latest[partition]:
-            raise DataError(f"{where}: bronze is at {offset}, the topic ends at {now.latest[partition]}: was it truncated?")
-    backlog = {p: max(0, min(until.get(p, now.latest[p]), now.latest[p]) - start.get(p, now.earliest[p])) for p in now.latest}
-    total = sum(backlog.values())
-    if not total:
-        return None
-    share = min(1.0, max_records / total)
-    begin: Offsets = {}
-    end: Offsets = {}
-    for partition, waiting in sorted(backlog.items()):
-        take = min(waiting, max(1, int(waiting * share))) if waiting else 0
-        if take:
-            begin[partition] = start.get(partition, now.earliest[partition])
-            end[partition] = begin[partition] + take
-    return Slice(now.topic, now.topic_id, begin, end, now.latest)

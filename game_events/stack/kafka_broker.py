@@ -47,7 +47,7 @@ def properties(ports: Ports) -> dict[str, str]:
         # Nothing expires: a demo is looked at again after a month.
         "log.retention.ms": "-1",
         # Simulated events may lie in the future.
-        "message.timestamp.after.max.ms": f"{2**63 - 1}",
+        "log.message.timestamp.after.max.ms": f"{2**63 - 1}",
         "group.initial.rebalance.delay.ms": "0",
         # A broker that was killed may register again only when its session is over: 12 s to start with the default, 9 s.
         "broker.session.timeout.ms": "4000",

@@ -113,6 +113,7 @@ def test_every_check_belongs_to_its_asset_and_those_that_find_wrong_rows_block()
     assert found == {
         "offsets_continuous": (BRONZE_KEY, True),
         "offsets_unique": (BRONZE_KEY, True),
+        "offsets_lost": (BRONZE_KEY, False),
         "fresh": (BRONZE_KEY, False),
         "schema_drift": (BRONZE_KEY, False),
         "rows_conserved": (SILVER_KEY, True),

@@ -140,8 +140,17 @@ def test_a_broker_that_goes_away_under_spark_is_tried_again(mark, kind):
 
 
 def test_any_other_error_of_spark_is_left_as_it_is():
-    for error in (PySparkException("UNRESOLVED_COLUMN"), JobAbortedError("No space left on device")):
+    for error in (PySparkException("UNRESOLVED_COLUMN"), JobAbortedError("Malformed class name")):
         assert decided(error) is error
+
+
+def test_a_full_disk_under_spark_is_tried_again_and_one_that_cannot_be_written_is_not():
+    result, attempts = run(JobAbortedError("No space left on device"), times=1)
+    assert result.success
+    assert attempts == 2
+    result, attempts = run(OSError(30, "Read-only file system", "part-1.parquet"))
+    assert (result.success, attempts) == (False, 1)
+    assert "cannot be read or written: [Errno 30] Read-only file system" in words(result)
 
 
 def test_any_other_error_of_py4j_stays_what_it_is():

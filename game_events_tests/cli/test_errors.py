@@ -56,6 +56,22 @@ def test_wrong_usage_has_an_exit_code_of_its_own(cli, arguments):
     assert "Usage: " in found.err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("run", "--json", "--nonsense"), "No such option: --nonsense"),
+        (("run", "--json", "--duration-s", "5"), "only with --continuous"),
+        (("stack", "sideways", "--json"), "No such command 'sideways'"),
+    ],
+)
+def test_wrong_usage_is_a_result_for_programs_too(cli, arguments, said):
+    found = cli(*arguments)
+    assert found.code == 2
+    assert found.result["success"] is False
+    assert said in found.result["error"]
+    assert "Usage: " in found.err
+
+
 def test_help_lists_every_command_with_one_line(cli):
     found = cli("--help")
     assert found.code == 0

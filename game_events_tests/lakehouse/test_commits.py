@@ -1,7 +1,6 @@
 """Data and progress in one version, or nothing; of rivals exactly one."""
 
 import threading
-from contextlib import suppress
 from functools import partial
 
 import pyarrow as pa
@@ -228,9 +227,27 @@ def test_a_commit_without_files_whose_answer_is_lost_moved_progress_once(table, 
     commit(plan(table, [0], None, 1))
     real = DeltaTable.create_write_transaction
     monkeypatch.setattr(DeltaTable, "create_write_transaction", fails_after(real, error))
-    with suppress(TransientError):  # planned again from the table's own progress, which has moved
-        commit(plan(table, [], 1, 2, files=[]))
+    landed = commit(plan(table, [], 1, 2, files=[]))
+    assert (landed.version, landed.rows) == (1, 0)
     assert (numbers(table), txn(table)) == ([0], 2)
+
+
+@pytest.mark.parametrize("files", [[], None], ids=["without files", "with files"])
+def test_a_commit_whose_answer_is_lost_is_found_behind_a_rivals_that_replaced_its_rows(table, files, monkeypatch):
+    commit(plan(table, [0], None, 1))
+    real = DeltaTable.create_write_transaction
+
+    def lost(*arguments, **options):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(DeltaTable, "create_write_transaction", real)
+            real(*arguments, **options)
+            commit(plan(table, [7], 2, 3, replace=True))
+        raise OSError("connection reset")
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", lost)
+    mine = plan(table, [1], 1, 2, **({} if files is None else {"files": files}))
+    assert commit(mine).rows == len(mine.files)
+    assert (numbers(table), txn(table)) == ([7], 3)
 
 
 @pytest.mark.parametrize(

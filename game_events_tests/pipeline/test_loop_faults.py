@@ -11,6 +11,8 @@ from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
 from game_events.errors import ConfigurationError, ConflictError, DataError, TransientError
+from game_events.lakehouse.retention import Retention
+from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline import loop as loop_module
 from game_events.pipeline.loop import JOB_ATTEMPTS, Loop, first_line
 
@@ -44,11 +46,18 @@ def make_loop(monkeypatch):
     monkeypatch.setattr(loop_module, "FIRST_PAUSE_S", 0.001)
     monkeypatch.setattr(loop_module, "LONGEST_PAUSE_S", 0.002)
     monkeypatch.setattr(loop_module, "cycle", lambda *_args, **_options: None)
+    monkeypatch.setattr(loop_module, "find_lost_tables", lambda *_args: None)
 
     def make(error, times):
         stop = threading.Event()
-        settings = SimpleNamespace(poll_interval_s=0.001, gold_interval_s=0)
-        pipeline = SimpleNamespace(spark=QuietSession(), topic=FailingTopic(error, times, stop), settings=settings)
+        settings = SimpleNamespace(poll_interval_s=0.001, gold_interval_s=0, lakehouse="here")
+        pipeline = SimpleNamespace(
+            spark=QuietSession(),
+            topic=FailingTopic(error, times, stop),
+            settings=settings,
+            lakehouse=Lakehouse("here"),
+            retention=Retention(),
+        )
         return Loop(pipeline, stop=stop)
 
     return make

@@ -9,7 +9,7 @@ import pytest
 from deltalake import DeltaTable
 
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline import bronze as bronze_module
+from game_events.pipeline import offset_loss
 from game_events.pipeline.gold import refresh_gold
 from game_events.pipeline.reconcile import reconcile
 from game_events.pipeline.refresh import refresh
@@ -104,7 +104,7 @@ def test_a_version_first_registered_while_the_run_is_reading_is_decoded_in_the_s
 ):
     settings = make_settings(max_records_per_batch=50)
     sent = [produce(settings, Simulation(games=("rummy",), versions=(1,)))]
-    asked = bronze_module.load_bronze.__globals__["plan_slice"]
+    asked = offset_loss.plan_slice
     target = make_pipeline(settings).topic.offsets
 
     def produced_after_the_first_slice(now, start, until, most):
@@ -116,7 +116,7 @@ def test_a_version_first_registered_while_the_run_is_reading_is_decoded_in_the_s
             until.update(now.latest)
         return asked(now, start, until, most)
 
-    monkeypatch.setattr(bronze_module, "plan_slice", produced_after_the_first_slice)
+    monkeypatch.setattr(offset_loss, "plan_slice", produced_after_the_first_slice)
     report = refresh(make_pipeline(settings))
 
     assert len(report.batches) > 2

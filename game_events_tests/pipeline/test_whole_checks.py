@@ -15,7 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 from game_events.lakehouse.commits import Commit, commit
 from game_events.lakehouse.tables import BRONZE, UNIFIED, Lakehouse
 from game_events.pipeline import whole_checks
-from game_events.pipeline.bronze import BATCH_APP, partition_app
+from game_events.pipeline.bronze import BATCH_APP
 from game_events.pipeline.bronze_stage import QUARANTINE_COLUMNS
 from game_events.pipeline.commit_notes import OffsetRanges, slice_info
 from game_events.pipeline.freshness import fresh
@@ -24,6 +24,7 @@ from game_events.pipeline.offset_checks import offsets_continuous, offsets_uniqu
 from game_events.pipeline.redecode import redecode
 from game_events.pipeline.refresh import refresh
 from game_events.pipeline.report import RunReport
+from game_events.pipeline.topic_identity import partition_app
 from game_events.pipeline.whole_checks import check_after_run
 from game_events_tests.guarantees.waves import power_cut_at, send
 from game_events_tests.registry_proxy import registry_proxy

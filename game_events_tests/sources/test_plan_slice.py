@@ -1,13 +1,16 @@
 """The next slice of a topic: contiguous, bounded, fair, and never past what exists."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from game_events.errors import ConfigurationError, DataError
 from game_events.settings import Settings
-from game_events.sources.kafka import KafkaTopic, Slice, TopicOffsets, plan_slice
+from game_events.sources.kafka import Gap, KafkaTopic, Slice, TopicOffsets
 from game_events.sources.kafka_options import MANAGED
+from game_events.sources.slices import plan_slice
 
 
 def topic(earliest, latest):
@@ -26,9 +29,12 @@ def test_nothing_to_read_is_no_slice():
     assert plan_slice(topic({0: 0}, {0: 9}), {0: 5}, {0: 5}, 10) is None  # all that was asked for is read
 
 
-def test_a_new_partition_starts_at_its_earliest_offset():
+def test_a_partition_that_was_added_is_read_from_its_start_whatever_end_was_seen_before():
+    part = plan_slice(topic({0: 0, 1: 0}, {0: 5, 1: 9}), {0: 5}, {0: 5}, 100)
+    assert (part.start, part.end, part.gaps) == ({1: 0}, {1: 9}, ())
+    # Its first records expired before anybody read them.
     part = plan_slice(topic({0: 0, 1: 7}, {0: 5, 1: 9}), {0: 5}, {0: 5}, 100)
-    assert (part.start, part.end) == ({1: 7}, {1: 9})
+    assert (part.start, part.end, part.gaps) == ({1: 7}, {1: 9}, (Gap("games", "id", 1, 0, 7),))
 
 
 def test_what_arrives_after_the_target_was_seen_is_left_for_the_next_run():
@@ -42,19 +48,30 @@ def test_a_cap_is_shared_by_backlog():
 
 
 def test_a_small_cap_still_moves_every_partition():
-    part = plan_slice(topic({0: 0, 1: 0}, {0: 10**9, 1: 1}), {}, {0: 10**9, 1: 1}, 1)
+    part = plan_slice(topic({0: 0, 1: 0}, {0: 10**9, 1: 1}), {}, {0: 10**9, 1: 1}, 2)
     assert part.end == {0: 1, 1: 1}
 
 
-@pytest.mark.parametrize(("earliest", "latest"), [(20, 30), (20, 20)])
-def test_expired_offsets_are_an_error_that_names_them(earliest, latest):
-    with pytest.raises(DataError, match=r"games\[0\]: offsets 5 to 19 expired"):
-        plan_slice(topic({0: earliest}, {0: latest}), {0: 5}, {0: latest}, 10)
+def test_with_a_cap_below_the_number_of_partitions_they_take_turns():
+    now, start, moved = topic(dict.fromkeys(range(5), 0), dict.fromkeys(range(5), 100)), {}, Counter()
+    for _ in range(5):
+        part = plan_slice(now, start, now.latest, 2)
+        moved.update(part.end)
+        start |= part.end
+    assert set(moved) == set(range(5)), "no partition starves"
 
 
-def test_a_partition_that_is_gone_is_an_error():
-    with pytest.raises(DataError, match=r"games\[1\] is gone"):
-        plan_slice(topic({0: 0}, {0: 5}), {0: 0, 1: 3}, {0: 5}, 10)
+@pytest.mark.parametrize(("latest", "end"), [(30, {0: 30}), (20, {0: 20})])
+def test_expired_offsets_are_a_gap_of_the_slice_that_goes_on_behind_them(latest, end):
+    part = plan_slice(topic({0: 20}, {0: latest}), {0: 5}, {0: latest}, 10)
+    assert part.gaps == (Gap("games", "id", 0, 5, 20),)
+    assert (part.start, part.end) == ({0: 20}, end)
+    assert str(part.gaps[0]) == "games[0]: offsets 5 to 19"
+
+
+def test_offsets_that_expire_behind_the_end_seen_at_the_start_are_a_gap_too():
+    part = plan_slice(topic({0: 20}, {0: 30}), {0: 5}, {0: 10}, 10)
+    assert (part.gaps, part.start, part.end) == ((Gap("games", "id", 0, 5, 20),), {0: 20}, {0: 20})
 
 
 def test_a_topic_that_ends_before_bronze_is_an_error():
@@ -75,18 +92,21 @@ partitions = st.dictionaries(st.integers(0, 5), st.tuples(offsets, offsets, offs
 @given(partitions, st.sets(st.integers(0, 5)), st.integers(1, 3_000))
 def test_any_slice_is_contiguous_and_bounded(ranges, new, cap):
     now = topic({p: r[0] for p, r in ranges.items()}, {p: r[3] for p, r in ranges.items()})
-    start = {p: r[1] for p, r in ranges.items() if p not in new}
+    start = {p: now.earliest[p] if p in new else r[1] for p, r in ranges.items()}
     until = {p: r[2] for p, r in ranges.items()}
     part = plan_slice(now, start, until, cap)
-    begin = {p: start.get(p, now.earliest[p]) for p in ranges}
+    begin = start
     waiting = {p: until[p] - begin[p] for p in ranges if until[p] > begin[p]}
     if not waiting:
         assert part is None
         return
     assert part.start == {p: begin[p] for p in part.end}
-    assert set(part.end) == set(waiting), "every partition with a backlog moves"
+    assert set(part.end) <= set(waiting), "only what has a backlog is read"
+    if cap >= len(waiting):
+        assert set(part.end) == set(waiting), "every partition with a backlog moves"
     assert all(begin[p] < part.end[p] <= until[p] for p in part.end)
-    assert part.records <= max(cap, 0) + len(waiting) - 1
+    assert part.records <= cap
+    assert part.records > min(cap, sum(waiting.values())) - len(waiting)
     assert all(remains >= 0 for remains in part.lag.values())
 
 
@@ -94,7 +114,7 @@ def test_any_slice_is_contiguous_and_bounded(ranges, new, cap):
 def test_slice_after_slice_reads_every_offset_once(ranges, cap):
     now = topic({p: r[0] for p, r in ranges.items()}, {p: min(r[3], r[0] + 200) for p, r in ranges.items()})
     assume(sum(now.latest[p] - now.earliest[p] for p in ranges) <= 20 * cap)
-    start, read = {}, {p: [] for p in ranges}
+    start, read = dict(now.earliest), {p: [] for p in ranges}
     while (part := plan_slice(now, start, now.latest, cap)) is not None:
         for p, end in part.end.items():
             read[p] += range(part.start[p], end)

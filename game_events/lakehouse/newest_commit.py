@@ -1,0 +1,81 @@
+"""Whether somebody restored a table, from the first line of its newest commit: what a look at thousands of tables can afford.
+
+Opening 2,000 small tables took 11 s, whatever number of threads (delta-rs replays each log); listing their logs and reading
+the newest commit of each took 1.2 s on the same busy machine. Format of a commit: Delta Lake protocol, "Delta Log Entries" and
+"Commit Provenance Information".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from deltalake import DeltaTable
+from pyarrow.fs import FileSelector
+
+from game_events.lakehouse.staging import file_system
+from game_events.lakehouse.tables import Table
+
+LOG = "_delta_log"
+#: Key in the information of every commit, with a value of its own for each.
+COMMIT_ID = "game_events_commit"
+#: Key in the commit information of maintenance: such a commit changes no row.
+MAINTENANCE_INFO = "maintenance"
+#: Keys in the information of the layers' own commits, which are made only after a look for restores; of bronze: its batches.
+BATCHES = frozenset({"bronze_batch", "batch"})
+#: Of tables whose commits note no batch: any commit of a run.
+ANY_COMMIT = frozenset({COMMIT_ID})
+#: Commits by others (maintenance) behind which a restore is still found.
+LOOK_BACK = 20
+
+
+def settles(info: Mapping[str, Any], marks: frozenset[str] = BATCHES) -> bool:
+    """Whether what came before a commit, by its own information, was looked at: maintenance takes a table as it finds it."""
+    return MAINTENANCE_INFO not in info and not marks.isdisjoint(info)
+
+
+def restored_lately(table: Table, marks: frozenset[str] = BATCHES) -> bool:
+    """Whether the newest commits of a table that is there are a restore, and what others (maintenance) did since.
+
+    A restore takes the rows back and leaves every `txn` where it was: progress then speaks of rows that are gone.
+    """
+    if table.local_path is not None and not (table.local_path / LOG).is_dir():
+        return False
+    system, prefix = file_system(table)
+    listed = system.get_file_info(FileSelector(prefix + LOG, allow_not_found=True))
+    commits = sorted((f.path for f in listed if f.base_name.endswith(".json") and f.base_name[:20].isdigit()), reverse=True)
+    for path in commits[:LOOK_BACK]:
+        with system.open_input_file(path) as source:
+            info = _info(source.read())
+        if settles(info, marks):
+            return False
+        if info.get("operation") == "RESTORE":
+            return True
+    return False
+
+
+def before_restores(handle: DeltaTable, marks: frozenset[str] = BATCHES) -> int:
+    """The version before the first of the restores that nobody has looked at yet; without any, the newest."""
+    found = handle.version()
+    for entry in handle.history():
+        if settles(entry, marks):
+            break
+        if entry.get("operation") == "RESTORE":
+            found = int(entry["version"]) - 1
+    return found
+
+
+def is_undone(table: Table, handle: DeltaTable, marks: frozenset[str] = BATCHES) -> bool:
+    """Whether a table that was restored has the files again that it had before."""
+    before = DeltaTable(table.uri, version=before_restores(handle, marks), storage_options=table.options)
+    return set(before.file_uris()) == set(handle.file_uris())
+
+
+def _info(commit: bytes) -> dict[str, Any]:
+    """The commit's own information: Spark and delta-rs write it first, the protocol leaves the order open."""
+    for line in commit.splitlines():
+        action = json.loads(line) if b'"commitInfo"' in line else {}
+        if "commitInfo" in action:
+            return dict(action["commitInfo"])
+    return {}

@@ -1,0 +1,112 @@
+"""A bronze that somebody restored to an older version: what the restore took away is read from Kafka again.
+
+A restore takes rows back but no `txn`: progress would speak of rows that are gone. One commit gives bronze the offsets that
+belong to the rows it has, and a new `generation`, as its batches are other rows from then on: silver, gold and the unified
+table are replaced. What Kafka has forgotten meanwhile is then a gap like any other (`offset_loss`).
+
+Guarantee: nothing lost in silence, nothing doubled: offsets that quarantine holds are left out as after any crash, and the
+commit lands only if nobody else has moved bronze.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from game_events.errors import ConflictError, DataError
+from game_events.lakehouse.commits import Commit, commit
+from game_events.lakehouse.newest_commit import BATCHES, before_restores, restored_lately
+from game_events.pipeline.commit_notes import BronzeCommit, OffsetRanges, bronze_commit, slice_info
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.generations import GENERATION_APP
+from game_events.pipeline.report import RunReport
+from game_events.pipeline.topic_identity import identity, offsets_of, partition_app, topic_id_read
+
+#: `txn` of bronze, as `bronze`, `replay_notes` and `quarantine_reset` name them.
+BATCH_APP, REPLAY_APP, RESET_APP = "batch", "replay", "reset"
+
+
+def mend_restored_bronze(pipeline: Pipeline, report: RunReport) -> None:
+    """Set bronze's progress to the rows it has, if a restore has taken some away; one small file is read otherwise.
+
+    Args:
+        pipeline: the parts.
+        report: gets a notice.
+
+    Raises:
+        DataError: a replay, a full refresh or another topic came between: only the restore can be undone.
+    """
+    if not restored_lately(pipeline.bronze):
+        return
+    handle = pipeline.bronze.open()
+    if handle is None:
+        return
+    notes = {n.batch: (n, int(e["version"])) for e in handle.history() if (n := bronze_commit(e)) is not None}
+    now, held = int(handle.transaction_version(BATCH_APP) or 0), _highest_batch(handle)
+    gone = [notes.get(batch) for batch in range(held + 1, now + 1)]
+    rows = sum(found[0].rows for found in gone if found is not None)
+    before = _version_of(pipeline, notes.get(held))
+    topic, topic_id = pipeline.settings.kafka_topic, topic_id_read(handle, pipeline.settings.kafka_topic)
+    if before is None or topic_id is None:
+        raise _only_undone(handle, rows, "its log does not reach back to where these rows were read")
+    reached, back = offsets_of(handle, topic, topic_id), offsets_of(before, topic, topic_id)
+    if reached == back and not rows:
+        return  # as after a restore to the version before a compaction
+    for app, what in ((REPLAY_APP, "rows were replayed from quarantine"), (RESET_APP, "a full refresh")):
+        if before.transaction_version(app) != handle.transaction_version(app):
+            raise _only_undone(handle, rows, f"{what} came between")
+    if not back:
+        raise _only_undone(handle, rows, "the topic was made anew in between")
+    apps = {p: partition_app(topic, topic_id, p) for p in reached}
+    # A partition that was added since begins at its first offset.
+    to = {p: back.get(p, 0) for p in reached}
+    compared = (BATCH_APP, GENERATION_APP, *apps.values())
+    with suppress(ConflictError):  # a rival has done it
+        commit(
+            Commit(
+                pipeline.bronze,
+                pa.schema(handle.schema()),
+                [],
+                expected={app: handle.transaction_version(app) for app in compared},
+                advance={apps[p]: offset for p, offset in to.items()}
+                | identity(topic, topic_id)
+                | {BATCH_APP: now + 1, GENERATION_APP: now + 1},
+                table_id=str(handle.metadata().id),
+                info=slice_info(now + 1, 0, 0, OffsetRanges(topic, topic_id, {p: (o, o) for p, o in to.items()})),
+            )
+        )
+        report.notices.append(
+            f"bronze_events was restored to an older version: {rows:,} rows were gone and are read from Kafka again; silver, "
+            "gold and the unified table are replaced"
+        )
+
+
+def _highest_batch(handle: DeltaTable) -> int:
+    actions = pa.table(handle.get_add_actions(flatten=True))
+    return int(pc.max(actions.column("max._batch")).as_py() or 0) if "max._batch" in actions.column_names else 0
+
+
+def _version_of(pipeline: Pipeline, found: tuple[BronzeCommit, int] | None) -> DeltaTable | None:
+    """Bronze as it was right after a batch; None: its log does not say any more."""
+    if found is None:
+        return None
+    with suppress(DeltaError, OSError):
+        return DeltaTable(pipeline.bronze.uri, version=found[1], storage_options=pipeline.bronze.options)
+    return None
+
+
+def undo(handle: DeltaTable, table: str, marks: frozenset[str] = BATCHES) -> str:
+    """How to undo the restores of a table that no run has looked at yet, in words."""
+    version = before_restores(handle, marks)
+    return f"undo it ({table}: RESTORE TABLE ... TO VERSION AS OF {version}, or `DeltaTable.restore` of delta-rs)"
+
+
+def _only_undone(handle: DeltaTable, rows: int, why: str) -> DataError:
+    return DataError(
+        f"bronze_events was restored to an older version: {rows:,} rows are gone, and they cannot simply be read again, as "
+        f"{why}. Nothing was read: {undo(handle, 'bronze_events')}"
+    )

@@ -1,0 +1,50 @@
+"""A quarantine that somebody restored or deleted: bronze has passed its records, so no run would ever read them again."""
+
+from __future__ import annotations
+
+from deltalake import DeltaTable
+
+from game_events.errors import DataError
+from game_events.lakehouse.newest_commit import ANY_COMMIT, is_undone, restored_lately
+from game_events.pipeline.bronze_restored import undo
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.offset_loss import SETTING
+from game_events.pipeline.report import RunReport
+
+#: `txn` of bronze: records that its slices have put into quarantine since the table was made.
+QUARANTINED_APP = "quarantined"
+
+
+def refuse_lost_quarantine(pipeline: Pipeline, bronze: DeltaTable, report: RunReport) -> None:
+    """Stop before anything is decided on the ground of a quarantine that lacks rows.
+
+    Args:
+        pipeline: the parts.
+        bronze: its newest version.
+        report: gets a notice if the run goes on without a deleted quarantine.
+
+    Raises:
+        DataError: it was restored: a row that was replayed since would be replayed again. Or it was deleted, and the setting
+            does not say to go on without its rows.
+    """
+    quarantine = pipeline.quarantine.open()
+    if quarantine is not None:
+        table = pipeline.quarantine
+        if restored_lately(table, ANY_COMMIT) and not is_undone(table, quarantine, ANY_COMMIT):
+            raise DataError(
+                "quarantine_events was restored to an older version: rows that came since are gone, bronze has passed their "
+                f"records, and what was replayed since would be replayed again. Nothing was done: "
+                f"{undo(quarantine, 'quarantine_events', ANY_COMMIT)}"
+            )
+        return
+    rows = int(bronze.transaction_version(QUARANTINED_APP) or 0)
+    if not rows:
+        return
+    if pipeline.settings.on_data_loss == "record_gap":
+        report.notices.append(f"quarantine_events is gone, and with it the {rows:,} records that it was given")
+        return
+    raise DataError(
+        f"quarantine_events is gone, and with it {rows:,} records that bronze has passed: no run reads them again. Nothing was "
+        f"done. Put the table back; or make it anew with bronze, of what Kafka still has (`game-events run --full-refresh "
+        f"bronze`); or set {SETTING}=record_gap to go on without these records"
+    )

@@ -1,0 +1,176 @@
+"""Tables that somebody deleted or restored while nothing new came: noticed by the next run, whole again, or a clear refusal."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from game_events.errors import DataError
+from game_events.lakehouse.tables import BRONZE, PROGRESS, QUARANTINE, UNIFIED, gold_name, silver_name
+from game_events.pipeline.bronze_reset import replace_bronze
+from game_events.pipeline.offset_checks import offsets_continuous, offsets_unique
+from game_events.pipeline.reconcile import reconcile
+from game_events.pipeline.refresh import refresh
+from game_events.pipeline.report import RunReport
+from game_events_tests.books import coordinates, count
+from game_events_tests.guarantees.topics import expire, make_topic, put
+from game_events_tests.guarantees.waves import assert_gold_follows_silver, versions
+from game_events_tests.pipeline.quality_world import Event
+
+pytestmark = pytest.mark.stack
+
+GAMES = ("chess", "uno")
+WAVE = [Event("uno"), Event("chess"), b"no frame", Event("uno", gamer="bob")]
+
+
+def delete(settings, table):
+    shutil.rmtree(Path(settings.lakehouse) / table)
+
+
+def restore(settings, table, version, spark=None):
+    uri = f"{settings.lakehouse}/{table}"
+    if spark is None:
+        DeltaTable(uri).restore(version)
+    else:
+        spark.sql(f"RESTORE TABLE delta.`{uri}` TO VERSION AS OF {version}")
+
+
+def after_batch(settings, batch):
+    """Bronze's version right after a batch."""
+    history = DeltaTable(f"{settings.lakehouse}/{BRONZE}").history()
+    return next(e["version"] for e in history if e.get("batch") == str(batch))
+
+
+@pytest.fixture
+def grown(settings, make_pipeline):
+    """Two waves, each a run of its own; nothing new is in the topic."""
+    make_topic(settings)
+    for _ in range(2):
+        put(settings, WAVE)
+        assert refresh(make_pipeline(settings)).success
+    return settings
+
+
+def assert_whole(pipeline, waves=2):
+    """Every record of the topic is in its place once, in every layer."""
+    settings = pipeline.settings
+    bronze, held = coordinates(settings, BRONZE), coordinates(settings, QUARANTINE)
+    assert [c[2] for c in sorted(bronze + held)] == list(range(4 * waves))
+    assert len(held) == waves
+    assert [count(settings, silver_name(g)) for g in GAMES] == [waves, 2 * waves]
+    assert_gold_follows_silver(settings, *GAMES)
+    for found in (offsets_continuous(pipeline), offsets_unique(pipeline)):
+        assert found.passed, found.summary
+    assert reconcile(pipeline).passed
+
+
+def test_derived_tables_deleted_or_restored_while_nothing_new_comes_are_made_whole_by_the_next_run(grown, make_pipeline, spark):
+    faults = [
+        (lambda s, t: restore(s, t, 0), silver_name("uno")),
+        (lambda s, t: restore(s, t, 0, spark), gold_name("chess")),
+        (lambda s, t: restore(s, t, 0), UNIFIED),
+        (delete, silver_name("uno")),
+        (delete, gold_name("uno")),
+        (delete, UNIFIED),
+    ]
+    for fault, table in faults:
+        fault(grown, table)
+        report = refresh(make_pipeline(grown))
+        assert report.success, report.errors
+        assert table in {t.table for t in report.tables}
+        if table != UNIFIED:
+            assert f"made whole again: {table}" in report.notices[0]
+        assert_gold_follows_silver(grown, *GAMES)
+    before = versions(grown)
+    # All at once, and progress with them: first an old state of it, then none.
+    for lost in (lambda: restore(grown, PROGRESS, 1), lambda: delete(grown, PROGRESS)):
+        delete(grown, silver_name("chess"))
+        delete(grown, gold_name("uno"))
+        lost()
+        assert refresh(make_pipeline(grown)).success
+        assert_whole(make_pipeline(grown))
+    assert refresh(make_pipeline(grown)).tables == []
+    assert versions(grown)[BRONZE] == before[BRONZE]
+
+
+@pytest.mark.parametrize("by", ["delta-rs", "spark"])
+def test_a_restored_bronze_reads_what_is_gone_from_kafka_again_and_every_layer_follows(grown, make_pipeline, spark, by):
+    whole = after_batch(grown, 2)
+    restore(grown, BRONZE, after_batch(grown, 1), spark if by == "spark" else None)
+    assert count(grown, BRONZE) == 3
+    report = refresh(make_pipeline(grown))
+    assert report.success, report.errors
+    assert "3 rows were gone and are read from Kafka again" in report.notices[0]
+    assert_whole(make_pipeline(grown))
+    assert refresh(make_pipeline(grown)).tables == []
+    # Forward again, to before the first restore: nothing is doubled.
+    restore(grown, BRONZE, whole)
+    put(grown, WAVE)
+    assert refresh(make_pipeline(grown)).success
+    assert_whole(make_pipeline(grown), waves=3)
+
+
+def test_a_restored_bronze_whose_records_have_expired_is_a_gap_and_can_be_undone(grown, make_pipeline):
+    whole = after_batch(grown, 2)
+    restore(grown, BRONZE, after_batch(grown, 1))
+    expire(grown, {0: 6})
+    silver = count(grown, silver_name("uno"))
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"offsets 4 to 5.*ON_DATA_LOSS"):
+            refresh(make_pipeline(grown))
+    assert count(grown, silver_name("uno")) == silver, "nothing downstream was touched"
+    restore(grown, BRONZE, whole)
+    assert refresh(make_pipeline(grown)).success
+    assert_whole(make_pipeline(grown))
+
+
+def test_a_restored_bronze_behind_a_full_refresh_is_refused_with_how_to_undo_it(grown, make_pipeline, make_settings):
+    pipeline = make_pipeline(make_settings(allow_bronze_full_refresh=True))
+    replace_bronze(pipeline, RunReport())
+    whole = after_batch(grown, 3)
+    restore(grown, BRONZE, after_batch(grown, 1))
+    with pytest.raises(DataError, match=rf"a full refresh came between.*undo it \(bronze_events: .*VERSION AS OF {whole},"):
+        refresh(make_pipeline(grown))
+    restore(grown, BRONZE, whole)
+    assert refresh(make_pipeline(grown)).success
+    assert_whole(make_pipeline(grown))
+
+
+def test_a_deleted_bronze_is_made_again_and_what_kafka_has_forgotten_stops_it_or_is_a_gap(grown, make_pipeline, make_settings):
+    delete(grown, BRONZE)
+    assert refresh(make_pipeline(grown)).success
+    assert_whole(make_pipeline(grown))
+    delete(grown, BRONZE)
+    expire(grown, {0: 3})
+    with pytest.raises(DataError, match=r"bronze_events is gone \(put the table back.*offsets 0 to 2.*ON_DATA_LOSS"):
+        refresh(make_pipeline(grown))
+    assert not (Path(grown.lakehouse) / BRONZE / "_delta_log").exists()
+    going_on = make_settings(on_data_loss="record_gap", starting_offsets="latest")
+    report = refresh(make_pipeline(going_on))
+    assert [(g.start, g.end) for g in report.gaps] == [(0, 3)]
+    assert [c[2] for c in coordinates(grown, BRONZE)] == [3, 4, 5, 7], "a bronze that is made again does not start at the end"
+    assert_gold_follows_silver(grown, *GAMES)
+
+
+def test_a_quarantine_that_was_deleted_or_restored_stops_the_run_with_what_to_do(grown, make_pipeline, make_settings):
+    restore(grown, QUARANTINE, 0)
+    before = versions(grown)
+    with pytest.raises(DataError, match=r"quarantine_events was restored.*undo it \(quarantine_events: .*VERSION AS OF 1"):
+        refresh(make_pipeline(grown))
+    assert versions(grown) == before
+    restore(grown, QUARANTINE, 1)
+    put(grown, WAVE)
+    assert refresh(make_pipeline(grown)).success
+    assert_whole(make_pipeline(grown), waves=3)
+
+    delete(grown, QUARANTINE)
+    with pytest.raises(DataError, match=r"quarantine_events is gone, and with it 3 records.*ON_DATA_LOSS"):
+        refresh(make_pipeline(grown))
+    put(grown, WAVE)
+    report = refresh(make_pipeline(make_settings(on_data_loss="record_gap")))
+    assert "the 3 records" in report.notices[0]
+    assert (count(grown, BRONZE), count(grown, QUARANTINE)) == (12, 1)
+    assert refresh(make_pipeline(grown)).success

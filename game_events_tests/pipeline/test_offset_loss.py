@@ -1,0 +1,111 @@
+"""Stop, or go on past what is gone: decided from bronze's own transactions and the topic as it is; no service is needed."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from game_events.errors import DataError, TransientError
+from game_events.lakehouse.commits import Commit, commit
+from game_events.lakehouse.tables import Lakehouse
+from game_events.pipeline.bronze_stage import OWN_COLUMNS
+from game_events.pipeline.commit_notes import OffsetRanges, slice_info
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.gap_check import offsets_lost
+from game_events.pipeline.offset_checks import offsets_continuous
+from game_events.pipeline.offset_loss import next_slice
+from game_events.pipeline.refresh import refresh
+from game_events.pipeline.topic_identity import identity, partition_app
+from game_events.settings import load_settings
+from game_events.sources.kafka import Gap, TopicOffsets
+
+OLD, NEW = "5cB9Bc9QRbCeqUM/tZO+tg", "AAAAAAAAAAAAAAAAAAAAAQ"
+STOP, GO_ON = load_settings(), load_settings(on_data_loss="record_gap")
+
+
+def topic(earliest, latest, topic_id=OLD):
+    return TopicOffsets("games", topic_id, earliest, latest)
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Bronze that has read [0, 9) and [0, 4) of the old topic."""
+    bronze = Lakehouse(str(tmp_path)).table("bronze_events")
+    add(bronze, 0, {0: (0, 0), 1: (0, 0)})
+    add(bronze, 1, {0: (0, 9), 1: (0, 4)})
+    return bronze
+
+
+def add(bronze, batch, ranges, gaps=(), topic_id=OLD):
+    """A commit of bronze with no rows, as of a slice of tombstones."""
+    handle = bronze.open()
+    apps = {partition_app("games", topic_id, p): end for p, (_, end) in ranges.items()}
+    info = slice_info(batch, 0, 0, OffsetRanges("games", topic_id, ranges), gaps)
+    table_id = str(handle.metadata().id) if handle is not None else None
+    advance = apps | identity("games", topic_id) | {"batch": batch}
+    commit(Commit(bronze, pa.schema(OWN_COLUMNS), [], {}, advance, table_id, info=info))
+
+
+def plan(settings, table, now):
+    return next_slice(settings, table.open(), now, now.latest, 1_000)
+
+
+def checks(tmp_path):
+    pipeline = Pipeline(load_settings(lakehouse=str(tmp_path)), lambda: pytest.fail("no Spark is needed"))
+    return offsets_continuous(pipeline), offsets_lost(pipeline)
+
+
+def test_what_was_read_may_expire(table):
+    assert plan(STOP, table, topic({0: 9, 1: 2}, {0: 9, 1: 4})) is None
+
+
+def test_expired_offsets_stop_or_become_a_gap_that_the_commits_tell_of(table, tmp_path):
+    now = topic({0: 12, 1: 4}, {0: 15, 1: 4})
+    with pytest.raises(DataError, match=r"games\[0\]: offsets 9 to 11\. Nothing was read.*GAME_EVENTS_ON_DATA_LOSS=record_gap"):
+        plan(STOP, table, now)
+    part = plan(GO_ON, table, now)
+    assert (part.start, part.end, part.gaps) == ({0: 12}, {0: 15}, (Gap("games", OLD, 0, 9, 12),))
+    add(table, 2, {0: (12, 15)}, part.gaps)
+    continuous, lost = checks(tmp_path)
+    assert continuous.passed, continuous.summary
+    assert (lost.passed, lost.wrong_rows, lost.counts["offsets_lost"]) == (False, False, 3)
+    assert "games[0]: offsets 9 to 11" in lost.summary
+    # A gap that no commit tells of is a fault.
+    add(table, 3, {0: (16, 18)})
+    continuous, _ = checks(tmp_path)
+    assert "offsets 15 to 16 were left out before batch 3" in continuous.summary
+
+
+@pytest.mark.parametrize("records", [0, 5], ids=["empty", "with records"])
+def test_a_topic_made_anew_stops_or_is_read_from_its_start_behind_a_gap_of_unknown_length(table, tmp_path, records):
+    now = topic({0: 0}, {0: records}, NEW)
+    with pytest.raises(DataError, match=rf"\(id {OLD.replace('+', '.')}\): everything from offset 9 on.*again, with id {NEW}"):
+        plan(STOP, table, now)
+    part = plan(GO_ON, table, now)
+    assert (part.topic_id, part.start, part.end) == (NEW, {0: 0}, {0: records})
+    assert [(g.topic_id, g.partition, g.start, g.end) for g in part.gaps] == [(OLD, 0, 9, None), (OLD, 1, 4, None)]
+    add(table, 2, {0: (0, records)}, part.gaps, NEW)
+    assert plan(STOP, table, now) is None, "from then on it is the topic"
+    continuous, lost = checks(tmp_path)
+    assert continuous.passed, continuous.summary
+    assert (lost.counts["gaps"], lost.counts["gaps_of_unknown_length"]) == (2, 2)
+
+
+def test_another_topic_by_setting_is_no_loss(table):
+    now = TopicOffsets("others", NEW, {0: 0}, {0: 2})
+    part = next_slice(STOP, table.open(), now, now.latest, 10)
+    assert (part.topic, part.start, part.gaps) == ("others", {0: 0}, ())
+
+
+def test_many_gaps_are_named_up_to_some(table):
+    now = topic(dict.fromkeys(range(20), 20), dict.fromkeys(range(20), 20))
+    with pytest.raises(DataError, match=r"games\[7\]: offsets 0 to 19; and 12 more"):
+        plan(STOP, table, now)
+
+
+def test_a_broker_that_is_down_at_the_start_is_named_and_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("game_events.sources.kafka.TIMEOUT_S", 0.5)
+    settings = load_settings(lakehouse=str(tmp_path / "lakehouse"), kafka_bootstrap_servers="127.0.0.1:1")
+    with pytest.raises(TransientError, match=r"Kafka at 127\.0\.0\.1:1: .*is it up"):
+        refresh(Pipeline(settings, lambda: pytest.fail("no Spark is needed")))
+    assert not (tmp_path / "lakehouse").exists()

@@ -1,0 +1,177 @@
+"""What a look at restored and deleted tables decides, on tables made by hand: no service is needed."""
+
+from __future__ import annotations
+
+import shutil
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from game_events.errors import DataError
+from game_events.lakehouse.commits import Commit, commit
+from game_events.lakehouse.newest_commit import MAINTENANCE_INFO, restored_lately
+from game_events.lakehouse.progress import GOLD, SILVER, UNIFIED_LAYER
+from game_events.lakehouse.staging import StagedWriter
+from game_events.lakehouse.tables import QUARANTINE
+from game_events.pipeline.bronze_rebuilt import is_gone, not_there_any_more
+from game_events.pipeline.bronze_restored import mend_restored_bronze
+from game_events.pipeline.commit_notes import OffsetRanges, slice_info
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.generations import GENERATION_APP, BronzeIdentity
+from game_events.pipeline.lost_tables import find_lost_tables
+from game_events.pipeline.quarantine_lost import QUARANTINED_APP, refuse_lost_quarantine
+from game_events.pipeline.report import RunReport
+from game_events.pipeline.topic_identity import identity, offsets_of, partition_app
+from game_events.settings import load_settings
+from game_events.sources.kafka import TopicOffsets
+
+ROWS = pa.schema([pa.field("_batch", pa.int64())])
+TOPIC, ID = "games", "5cB9Bc9QRbCeqUM/tZO+tg"
+
+
+@pytest.fixture
+def make(tmp_path):
+    def pipeline(**more):
+        settings = load_settings(lakehouse=str(tmp_path / "lakehouse"), kafka_topic=TOPIC, **more)
+        return Pipeline(settings, lambda: pytest.fail("no Spark is needed"))
+
+    return pipeline
+
+
+@pytest.fixture
+def pipeline(make):
+    return make()
+
+
+def put(table, rows=(), advance=None, info=None, **options):
+    """One commit."""
+    handle = table.open()
+    writer = StagedWriter(table, ROWS)
+    if rows:
+        writer.write(pa.table({"_batch": list(rows)}, schema=ROWS))
+    table_id = str(handle.metadata().id) if handle is not None else None
+    commit(Commit(table, ROWS, writer.close(), {}, advance or {}, table_id, info=info or {}, **options))
+    return table.open().version()
+
+
+def slice_(pipeline, batch, start, end, rows=1, **txns):
+    """A commit of bronze, as runs make them; returns its version."""
+    ranges = OffsetRanges(TOPIC, ID, {p: (start.get(p, 0), to) for p, to in end.items()})
+    apps = {partition_app(TOPIC, ID, p): to for p, to in end.items()} | identity(TOPIC, ID) | {"batch": batch} | txns
+    return put(pipeline.bronze, [batch] * rows, apps, slice_info(batch, rows, 0, ranges))
+
+
+def mended(pipeline):
+    report = RunReport()
+    mend_restored_bronze(pipeline, report)
+    return report.notices
+
+
+def test_offsets_go_back_to_those_of_the_rows_that_are_there_and_a_new_generation_begins(pipeline):
+    assert mended(pipeline) == []
+    slice_(pipeline, 0, {}, {0: 5}, rows=0)
+    first = slice_(pipeline, 1, {0: 5}, {0: 9})
+    whole = slice_(pipeline, 2, {0: 9}, {0: 12, 1: 3}, rows=2)  # a partition was added
+    assert mended(pipeline) == []
+    pipeline.bronze.open().restore(first)
+    assert "2 rows were gone" in mended(pipeline)[0]
+    handle = pipeline.bronze.open()
+    assert offsets_of(handle, TOPIC, ID) == {0: 9, 1: 0}
+    assert BronzeIdentity.of(handle).generation == handle.transaction_version("batch") == 3
+    assert mended(pipeline) == [], "once"
+    # The restore is undone, behind maintenance: the rows are there, so are their offsets, and the layers behind begin anew.
+    handle.restore(whole)
+    put(pipeline.bronze, info={MAINTENANCE_INFO: "compaction"})
+    assert mended(pipeline)
+    assert offsets_of(pipeline.bronze.open(), TOPIC, ID) == {0: 12, 1: 3}
+    assert pipeline.bronze.open().transaction_version(GENERATION_APP) == 4
+
+
+def test_a_restore_that_takes_no_row_away_changes_nothing(pipeline):
+    whole = slice_(pipeline, 1, {}, {0: 9})
+    put(pipeline.bronze, info={MAINTENANCE_INFO: "compaction"})
+    pipeline.bronze.open().restore(whole)
+    before = pipeline.bronze.open().version()
+    assert mended(pipeline) == []
+    assert pipeline.bronze.open().version() == before
+
+
+def test_a_restore_to_the_empty_table_reads_everything_again(pipeline):
+    empty = slice_(pipeline, 0, {}, {0: 5}, rows=0)
+    slice_(pipeline, 1, {0: 5}, {0: 9})
+    pipeline.bronze.open().restore(empty)
+    assert mended(pipeline)
+    assert offsets_of(pipeline.bronze.open(), TOPIC, ID) == {0: 5}
+
+
+@pytest.mark.parametrize(("app", "why"), [("replay", "rows were replayed"), ("reset", "a full refresh")])
+def test_what_cannot_simply_be_read_again_is_refused_with_the_version_to_restore(pipeline, app, why):
+    first = slice_(pipeline, 1, {}, {0: 9})
+    whole = slice_(pipeline, 2, {0: 9}, {0: 12}, **{app: 2})
+    pipeline.bronze.open().restore(first)
+    pipeline.bronze.open().restore(0)
+    with pytest.raises(DataError, match=rf"{why}.*came between.*TO VERSION AS OF {whole},"):
+        mended(pipeline)
+    pipeline.bronze.open().restore(whole)
+    assert mended(pipeline) == []
+
+
+def test_a_quarantine_that_lacks_rows_is_refused_until_the_restore_is_undone(pipeline, make):
+    slice_(pipeline, 1, {}, {0: 9}, **{QUARANTINED_APP: 4})
+    bronze, report = pipeline.bronze.open(), RunReport()
+    with pytest.raises(DataError, match=r"quarantine_events is gone, and with it 4 records.*ON_DATA_LOSS=record_gap"):
+        refuse_lost_quarantine(pipeline, bronze, report)
+    refuse_lost_quarantine(make(on_data_loss="record_gap"), bronze, report)
+    assert "the 4 records" in report.notices[0]
+    put(pipeline.quarantine, [1])
+    whole = put(pipeline.quarantine, [2])
+    refuse_lost_quarantine(pipeline, bronze, report)
+    pipeline.quarantine.open().restore(0)
+    for setting in ("stop", "record_gap"):
+        with pytest.raises(DataError, match=rf"quarantine_events was restored.*TO VERSION AS OF {whole},"):
+            refuse_lost_quarantine(make(on_data_loss=setting), bronze, report)
+    pipeline.quarantine.open().restore(whole)
+    refuse_lost_quarantine(pipeline, bronze, report)
+
+
+def test_games_whose_tables_are_gone_or_went_back_are_noted_and_others_are_left_alone(pipeline, make):
+    slice_(pipeline, 2, {}, {0: 9})
+    lakehouse, key = pipeline.lakehouse, BronzeIdentity.of(pipeline.bronze.open()).key
+    games = ("chess", "go", "ludo", "uno")
+    pipeline.progress.update(key, lambda now: now.done(SILVER, 2, dict.fromkeys(games, 2)).done(GOLD, 2))
+    for game in games:
+        for table in (lakehouse.silver(game), lakehouse.gold(game)):
+            for batch in (1, 2):
+                put(table, [batch], info={"bronze_batch": str(batch)})
+    report = RunReport()
+    find_lost_tables(pipeline, report)
+    assert (report.notices, pipeline.progress.read(key).failed) == ([], {})
+
+    shutil.rmtree(lakehouse.silver("chess").uri)
+    lakehouse.silver("go").open().restore(0)
+    lakehouse.gold("uno").open().restore(0)
+    put(lakehouse.gold("uno"), info={MAINTENANCE_INFO: "compaction"})
+    find_lost_tables(make(games=("go", "ludo", "uno")), report)
+    assert report.notices == ["made whole again: gold_uno_player_agg (restored), silver_go_events (restored)"]
+    failed = pipeline.progress.read(key).failed.keys()
+    assert failed == {(SILVER, "go"), (GOLD, "go"), (UNIFIED_LAYER, "go"), (GOLD, "uno"), (UNIFIED_LAYER, "uno")}
+    find_lost_tables(pipeline, RunReport())
+    assert (SILVER, "chess") in pipeline.progress.read(key).failed
+
+
+def test_a_table_that_is_not_there_was_not_restored_and_no_folder_is_made_for_the_look(pipeline):
+    assert not restored_lately(pipeline.bronze)
+    assert not pipeline.bronze.local_path.exists()
+
+
+def test_a_bronze_that_is_made_again_tells_of_what_kafka_has_forgotten(pipeline, make):
+    now = TopicOffsets(TOPIC, ID, {0: 7, 1: 0}, {0: 9, 1: 3})
+    assert not is_gone(pipeline)
+    put(pipeline.lakehouse.table(QUARANTINE), [1])
+    assert is_gone(pipeline)
+    with pytest.raises(DataError, match=r"bronze_events is gone.*games\[0\]: offsets 0 to 6.*ON_DATA_LOSS"):
+        not_there_any_more(pipeline, now)
+    assert [(g.start, g.end) for g in not_there_any_more(make(on_data_loss="record_gap"), now)] == [(0, 7)]
+    assert not_there_any_more(make(starting_timestamp="2026-01-01T00:00:00Z"), now) == ()
+    assert DeltaTable(pipeline.quarantine.uri).version() == 0

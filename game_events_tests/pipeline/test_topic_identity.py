@@ -1,0 +1,48 @@
+"""A topic's id as transactions and notes keep it."""
+
+import base64
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from hypothesis import given
+from hypothesis import strategies as st
+
+from game_events.pipeline.commit_notes import OffsetRanges, bronze_commit, slice_info
+from game_events.pipeline.topic_identity import identity, offsets_of, topic_id_read
+from game_events.sources.kafka import Gap
+
+ids = st.binary(min_size=16, max_size=16).map(lambda b: base64.b64encode(b).decode().rstrip("="))
+
+
+class Handle:
+    """A table's transactions."""
+
+    def __init__(self, txns):
+        self.txns = txns
+
+    def transaction_version(self, app):
+        return self.txns.get(app)
+
+
+@given(ids)
+def test_an_id_of_any_bits_comes_back_from_two_transactions(topic_id):
+    assert topic_id_read(Handle(identity("games", topic_id)), "games") == topic_id
+    gaps = (Gap("games.a-b_c", topic_id, 3, 5, 9), Gap("games.a-b_c", topic_id, 4, 0, None))
+    note = bronze_commit(slice_info(1, 2, 0, OffsetRanges("games.a-b_c", topic_id, {3: (9, 11)}), gaps))
+    assert (note.gaps, note.offsets.topic_id) == (gaps, topic_id)
+
+
+def test_a_table_keeps_them_and_one_from_before_is_read_by_its_notes(tmp_path):
+    topic_id = "5cB9Bc9QRbCeqUM/tZO+tg"
+    info = slice_info(1, 1, 0, OffsetRanges("games", topic_id, {0: (0, 7)}))
+    apps = [Transaction(f"kafka:games:{topic_id}:{p}", 7 + p) for p in range(2)]
+    write_deltalake(str(tmp_path), pa.table({"n": [1]}), commit_properties=CommitProperties(info, app_transactions=apps))
+    handle = DeltaTable(str(tmp_path))
+    assert topic_id_read(handle, "games") == topic_id
+    assert topic_id_read(handle, "others") is None
+    assert offsets_of(handle, "games", topic_id) == {0: 7, 1: 8}
+    new = [Transaction(app, value) for app, value in identity("games", "/" * 21 + "w").items()]
+    write_deltalake(
+        str(tmp_path), pa.table({"n": [1]}), mode="append", commit_properties=CommitProperties(app_transactions=new)
+    )
+    assert topic_id_read(DeltaTable(str(tmp_path)), "games") == "/" * 21 + "w"

@@ -1,0 +1,134 @@
+"""A real broker that wants a login: SASL in the clear on one port, SASL over TLS (PEM) on another."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from confluent_kafka.admin import (
+    AdminClient,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from game_events.stack import jars, kafka_broker
+from game_events.stack.java import find_java
+from game_events.stack.ports import HOST, Ports, free_ports
+from game_events.stack.server_process import stop
+from game_events_tests.waiting import until
+
+USER, PASSWORD = "reader", 'pl4nted "secret\\word'
+MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+_PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
+_SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
+
+
+@dataclass(frozen=True)
+class SecuredBroker:
+    """Where it listens, and the certificates of authorities: the one it has, and one that never signed anything."""
+
+    clear: str
+    sasl: str
+    tls_port: int
+    authority: Path
+    stranger: Path
+
+    @property
+    def tls(self) -> str:
+        return f"localhost:{self.tls_port}"
+
+    def options(self, mechanism: str, *, tls: bool, secret: str = PASSWORD, authority: Path | None = None) -> dict[str, str]:
+        found = {
+            "security.protocol": "SASL_SSL" if tls else "SASL_PLAINTEXT",
+            "sasl.mechanism": mechanism,
+            "sasl.username": USER,
+            "sasl.password": secret,
+        }
+        return found | ({"ssl.ca.location": str(authority or self.authority)} if tls else {})
+
+
+def _certificate(name: str, key, signer_name: str, signer, *, authority: bool) -> x509.Certificate:
+    def named(text: str) -> x509.Name:
+        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+    now = datetime.now(UTC)
+    built = (
+        x509.CertificateBuilder()
+        .subject_name(named(name))
+        .issuer_name(named(signer_name))
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=2))
+        .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
+    )
+    if not authority:
+        built = built.add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+    return built.sign(signer, hashes.SHA256())
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def make_certificates(folder: Path) -> tuple[Path, Path, Path]:
+    """Files: the authority, a stranger, and the broker's key with its chain; valid for `localhost`, not for its number."""
+    keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(3)]
+    files = folder / "authority.pem", folder / "stranger.pem", folder / "broker.pem"
+    for file, name, key in zip(files[:2], ("authority", "stranger"), keys[:2], strict=True):
+        file.write_bytes(_pem(_certificate(name, key, name, key, authority=True)))
+    key = keys[2].private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    files[2].write_bytes(key + _pem(_certificate("localhost", keys[2], "authority", keys[0], authority=False)))
+    return files
+
+
+def _secured(ports: Ports, sasl: int, tls: int, keystore: Path) -> dict[str, str]:
+    quoted = PASSWORD.replace("\\", "\\\\").replace('"', '\\"')
+    # A properties file takes one level of backslashes away itself.
+    login = f'{_PLAIN} required user_{USER}="{quoted}";'.replace("\\", "\\\\")
+    listeners = {"SASL": (HOST, sasl), "TLS": ("localhost", tls)}
+    found = kafka_broker_properties(ports)
+    more = "".join(f",{name}://{host}:{port}" for name, (host, port) in listeners.items())
+    found["listeners"] += more
+    found["advertised.listeners"] += more
+    found["listener.security.protocol.map"] += ",SASL:SASL_PLAINTEXT,TLS:SASL_SSL"
+    found["inter.broker.listener.name"] = "PLAINTEXT"
+    found["sasl.enabled.mechanisms"] = ",".join(MECHANISMS)
+    for name in ("sasl", "tls"):
+        found[f"listener.name.{name}.plain.sasl.jaas.config"] = login
+        for mechanism in MECHANISMS[1:]:
+            found[f"listener.name.{name}.{mechanism.lower()}.sasl.jaas.config"] = f"{_SCRAM} required;"
+    found["listener.name.tls.ssl.keystore.type"] = "PEM"
+    found["listener.name.tls.ssl.keystore.location"] = str(keystore)
+    return found
+
+
+kafka_broker_properties = kafka_broker.properties
+
+
+@contextlib.contextmanager
+def secured_broker(folder: Path, monkeypatch) -> Iterator[SecuredBroker]:
+    """Runs it; the login exists in every mechanism."""
+    authority, stranger, keystore = make_certificates(folder)
+    kafka, controller, sasl, tls, registry = free_ports(5)
+    ports = Ports(kafka=kafka, controller=controller, registry=registry)
+    monkeypatch.setattr(kafka_broker, "properties", lambda given: _secured(given, sasl, tls, keystore))
+    java, parts = find_java(), jars.resolve(lambda _line: None)
+    server = kafka_broker.start(java, parts.kafka, folder, ports=ports, log=folder / "kafka.log")
+    try:
+        until(lambda: kafka_broker.is_healthy(kafka), what="the secured broker")
+        client = AdminClient({"bootstrap.servers": f"{HOST}:{kafka}"})
+        for kind in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512):
+            login = UserScramCredentialUpsertion(USER, ScramCredentialInfo(kind, 4096), PASSWORD.encode())
+            client.alter_user_scram_credentials([login])[USER].result(30)
+        yield SecuredBroker(f"{HOST}:{kafka}", f"{HOST}:{sasl}", tls, authority, stranger)
+    finally:
+        stop([server])

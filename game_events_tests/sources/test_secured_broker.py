@@ -1,0 +1,96 @@
+"""Logins and certificates on a real broker, for both clients: the driver's (librdkafka) and Spark's (Java)."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka import Producer
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+
+from game_events.errors import ConfigurationError
+from game_events.pipeline.refresh import refresh
+from game_events.sources.kafka import KafkaTopic, Slice
+from game_events_tests.books import count
+from game_events_tests.guarantees.topics import framed, make_topic
+from game_events_tests.pipeline.quality_world import Event
+from game_events_tests.sources.secured_broker import MECHANISMS, PASSWORD, secured_broker
+
+pytestmark = pytest.mark.stack
+WRONG = {"secret": "wr0ng-one"}
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch, secured_broker(tmp_path_factory.mktemp("secured"), patch) as running:
+        yield running
+
+
+@pytest.fixture
+def topic(broker, make_settings):
+    """A topic with three events; gives settings for it."""
+    plain = make_settings(kafka_bootstrap_servers=broker.clear)
+    make_topic(plain)
+    producer = Producer({"bootstrap.servers": broker.clear})
+    for value in framed(plain, [Event("uno")] * 3):
+        producer.produce(plain.kafka_topic, value, partition=0)
+    assert producer.flush(30) == 0
+
+    def make(where, options):
+        return make_settings(kafka_bootstrap_servers=where, kafka_options=options)
+
+    return make
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["clear", "tls"])
+def test_every_mechanism_serves_the_driver_and_sparks_consumers_and_no_plan_shows_the_password(
+    broker, topic, spark, tls, capsys
+):
+    for mechanism in MECHANISMS:
+        settings = topic(broker.tls if tls else broker.sasl, broker.options(mechanism, tls=tls))
+        found = KafkaTopic(settings)
+        now = found.offsets()
+        assert now.latest == {0: 3}
+        rows = found.read(spark, Slice(now.topic, now.topic_id, {0: 0}, {0: 3}))
+        assert rows.count() == 3
+        rows.explain(True)
+    said = capsys.readouterr()
+    assert "Relation" in said.out
+    assert "pl4nted" not in said.out + said.err
+
+
+def test_a_whole_run_over_scram_and_tls(broker, topic, make_pipeline):
+    settings = topic(broker.tls, broker.options("SCRAM-SHA-512", tls=True))
+    assert refresh(make_pipeline(settings)).success
+    assert count(settings, "silver_uno_events") == 3
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_a_wrong_password_is_a_configuration_error_that_does_not_repeat_it(broker, topic, mechanism):
+    settings = topic(broker.sasl, broker.options(mechanism, tls=False, **WRONG))
+    with pytest.raises(ConfigurationError, match=r"(?i)authentication.*check GAME_EVENTS_KAFKA_OPTIONS") as caught:
+        KafkaTopic(settings).offsets()
+    assert "wr0ng-one" not in str(caught.value)
+
+
+def test_a_broker_whose_certificate_nobody_trusts_or_that_has_another_name_is_refused_with_the_cause(broker, topic):
+    strange = topic(broker.tls, broker.options("PLAIN", tls=True, authority=broker.stranger))
+    by_number = topic(f"127.0.0.1:{broker.tls_port}", broker.options("PLAIN", tls=True))
+    options = broker.options("PLAIN", tls=True)
+    del options["ssl.ca.location"]
+    for settings in (strange, by_number, topic(broker.tls, options)):
+        with pytest.raises(ConfigurationError, match=r"(?i)ssl.*certificate.*check GAME_EVENTS_KAFKA_OPTIONS"):
+            KafkaTopic(settings, timeout_s=5).offsets()
+
+
+@pytest.mark.parametrize("wrong", ["password", "authority", "name"])
+def test_sparks_consumers_refuse_too_by_themselves_and_say_no_password(broker, topic, spark, wrong):
+    more = {"password": WRONG, "authority": {"authority": broker.stranger}, "name": {}}[wrong]
+    where = f"127.0.0.1:{broker.tls_port}" if wrong == "name" else broker.tls
+    settings = topic(where, broker.options("PLAIN", tls=True, **more))
+    part = Slice(settings.kafka_topic, "any", {0: 0}, {0: 3})
+    with pytest.raises(
+        (PySparkException, Py4JJavaError), match=r"(?s)(SslAuthentication|SaslAuthentication|SSLHandshake)"
+    ) as caught:
+        KafkaTopic(settings).read(spark, part).count()
+    assert "wr0ng-one" not in str(caught.value)
+    assert PASSWORD not in str(caught.value)
