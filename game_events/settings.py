@@ -90,6 +90,12 @@ class Settings(BaseSettings):
     derived_retention_h: float = Field(0.5, gt=0, description="the same of gold, the unified table and `progress`")
     orphan_retention_h: float = Field(168, ge=1, description="hours that files stay which no commit names, left by crashes")
 
+    # --- object store: credentials come from the environment or the provider's own files, never from settings
+    storage_endpoint: str | None = Field(None, description="address of an S3-compatible store; else `AWS_ENDPOINT_URL`, else AWS")
+    storage_region: str | None = Field(None, description="its region; else `AWS_REGION`")
+    storage_path_style: bool = Field(True, description="with an endpoint: the bucket is in the path, not in the host's name")
+    storage_allow_http: bool = Field(False, description="plain HTTP to another machine than this one")
+
     # --- full refresh
     allow_bronze_full_refresh: bool = Field(
         False, description="whether bronze may be replaced by what Kafka still has; expired records are lost by it"
@@ -145,7 +151,14 @@ class Settings(BaseSettings):
         return value
 
     @field_validator(
-        "spark_remote", "schema_registry_user", "alert_webhook_url", "dagster_url", "starting_timestamp", mode="before"
+        "spark_remote",
+        "schema_registry_user",
+        "alert_webhook_url",
+        "dagster_url",
+        "starting_timestamp",
+        "storage_endpoint",
+        "storage_region",
+        mode="before",
     )
     @classmethod
     def _empty_is_none(cls, value: object) -> object:
@@ -156,6 +169,17 @@ class Settings(BaseSettings):
     def _webhook(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None and not value.get_secret_value().startswith(("http://", "https://")):
             raise ValueError("must start with http:// or https://")
+        return value
+
+    @field_validator("lakehouse")
+    @classmethod
+    def _root(cls, value: str) -> str:
+        # Reports, logs and Dagster's metadata name every table's place.
+        parts = urlsplit(value)
+        # Azure's `abfss://container@account` has a name there.
+        named = "@" in parts.netloc and not (parts.scheme.startswith("abfs") and parts.password is None)
+        if "://" in value and (named or parts.query):
+            raise ValueError("must hold no key or password: credentials come from the environment (docs/object-store.md)")
         return value
 
     @field_validator("schema_registry_url")

@@ -14,6 +14,8 @@ from deltalake.fs import DeltaStorageHandler
 from game_events.errors import ConfigurationError, DataError
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse.format_version import refuse_newer
+from game_events.lakehouse.object_store import delta_options
+from game_events.settings import Settings
 
 BRONZE = "bronze_events"
 QUARANTINE = "quarantine_events"
@@ -116,7 +118,17 @@ class Lakehouse:
             if path.exists() and not path.is_dir():
                 raise ConfigurationError(f"GAME_EVENTS_LAKEHOUSE: {path} is not a folder")
             root = str(path)
-        self.root = root.rstrip("/")
+        # delta-rs and Spark both know `s3://`; files are named in the log and in plans by one address.
+        self.root = re.sub(r"^s3a://", "s3://", root).rstrip("/")
+
+    @classmethod
+    def of(cls, settings: Settings) -> Lakehouse:
+        """The lakehouse of the settings, with what its object store needs.
+
+        Raises:
+            ConfigurationError: the root is an existing file, or an object store that is not safe to write to.
+        """
+        return cls(settings.lakehouse, delta_options(settings))
 
     def table(self, name: str) -> Table:
         """The table of that name, existing or not."""

@@ -87,7 +87,7 @@ def environment_checks(settings: Settings) -> dict[str, Check]:
         "kafka": lambda: _kafka(settings),
         "schema registry": lambda: _registry(settings),
         "lakehouse": lambda: _writable(settings),
-        "tables": lambda: _tables(Lakehouse(settings.lakehouse)),
+        "tables": lambda: _tables(Lakehouse.of(settings)),
     }
 
 
@@ -132,7 +132,7 @@ def _registry(settings: Settings) -> str:
 
 
 def _writable(settings: Settings) -> str:
-    lakehouse = Lakehouse(settings.lakehouse)
+    lakehouse = Lakehouse.of(settings)
     if "://" in lakehouse.root:
         store = pafs.PyFileSystem(DeltaStorageHandler(lakehouse.root, lakehouse.options))
         probe = f"_probe-{uuid.uuid4()}"

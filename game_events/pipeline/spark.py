@@ -11,8 +11,9 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from game_events import stack
+from game_events.lakehouse.object_store import is_s3, spark_options
 from game_events.settings import Settings
-from game_events.stack.jars import resolve
+from game_events.stack.jars import resolve, resolve_s3
 
 LOG_CONFIGURATION = Path(stack.__file__).with_name("spark-log4j2.properties")
 
@@ -91,6 +92,10 @@ def spark_config(settings: Settings) -> dict[str, str]:
         conf["spark.remote"] = settings.spark_remote
     else:
         jars: tuple[Path, ...] = resolve().spark
+        if is_s3(settings.lakehouse):
+            jars += resolve_s3()
+            # Each path is a request there: many of them are asked for by a Spark job, as Spark does by itself.
+            del conf["spark.sql.sources.parallelPartitionDiscovery.threshold"]
         conf |= {
             "spark.master": settings.spark_master,
             "spark.driver.memory": settings.spark_driver_memory,
@@ -106,4 +111,4 @@ def spark_config(settings: Settings) -> dict[str, str]:
             conf["spark.driver.host"] = "127.0.0.1"
             # Otherwise Spark looks for a network address of this machine, and warns about what it finds.
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    return conf | settings.spark_conf
+    return conf | spark_options(settings) | settings.spark_conf
