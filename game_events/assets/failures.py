@@ -14,6 +14,7 @@ from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
 from game_events.errors import GameEventsError, TransientError
+from game_events.lakehouse.store_errors import store_errors_named
 from game_events.pipeline.context import PROGRESS_LOGGER
 from game_events.settings import Settings
 
@@ -69,7 +70,8 @@ def errors_decide(context: StepContext, settings: Settings) -> Iterator[None]:
         DagsterExecutionInterruptedError: the run was canceled in the middle of a call into Spark.
     """
     try:
-        yield
+        with store_errors_named(settings.lakehouse):
+            yield
     except TransientError as error:
         raise _again(context, settings, str(error)) from None
     except PySparkException as error:

@@ -19,6 +19,7 @@ from pyspark.errors import PySparkException
 from tenacity import RetryCallState, Retrying, sleep_using_event, stop_when_event_set, wait_exponential
 
 from game_events.errors import TransientError
+from game_events.lakehouse.store_errors import store_errors_named
 from game_events.pipeline.context import PROGRESS_LOGGER, Pipeline
 from game_events.pipeline.loop_report import IDLE, PAUSED, RUNNING, STOPPED, WAITING, LoopReport
 from game_events.pipeline.process_memory import memory_mib
@@ -145,7 +146,8 @@ class Loop:
         if gold:
             self._gold_at = clock
         try:
-            cycle(self.pipeline, report, until=now, slices=1, gold=gold, go_on=lambda: not self.stop.is_set())
+            with store_errors_named(self.pipeline.lakehouse.root):
+                cycle(self.pipeline, report, until=now, slices=1, gold=gold, go_on=lambda: not self.stop.is_set())
             self._read = None if any(report.lag.values()) else now.latest
             # An aggregate with an interval of its own may be owed long after the last record has come.
             self._gold_owed = bool(report.postponed) if gold else self._gold_owed or bool(report.of("silver"))

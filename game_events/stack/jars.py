@@ -117,7 +117,7 @@ def _run_ivy(java: Path, ivy_cache: Path, target: Path, confs: Sequence[str]) ->
     command = [
         *(str(java), f"-Dcache.dir={ivy_cache}", "-jar", str(_ivy_jar())),
         *("-settings", str(HERE / "ivysettings.xml"), "-ivy", str(IVY_FILE)),
-        *("-confs", ",".join(confs)),
+        *("-confs", *confs),
         *("-retrieve", f"{target.name}/{PATTERN}"),
     ]
     try:
