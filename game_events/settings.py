@@ -1,6 +1,7 @@
 """Every setting of the system, typed and frozen.
 
-Sources, first wins: arguments, environment ``GAME_EVENTS_*``, ``.env``, a YAML file (``game_events.yaml``, or the one named
+Sources, first wins: arguments, environment ``GAME_EVENTS_*``, ``.env``, files of the folder ``GAME_EVENTS_SECRETS_DIR`` (one
+for each setting, as Docker and Kubernetes mount secrets), a YAML file (``game_events.yaml``, or the one named
 by ``GAME_EVENTS_CONFIG``), the addresses of a running local stack, defaults.
 """
 
@@ -133,6 +134,11 @@ class Settings(BaseSettings):
     alert_lag_records: int = Field(0, ge=0, description="records of lag that raise an alert; 0: none")
     dagster_url: str | None = Field(None, description="address of the Dagster UI, for links in alerts")
 
+    # --- TLS: certificates are always verified
+    tls_ca_file: Path | None = Field(
+        None, description="PEM file of the authorities that the registry's and the webhook's certificates are verified with"
+    )
+
     # --- this machine
     state_dir: Path = Field(Path(".game_events"), description="local stack's data and Dagster's storage")
 
@@ -158,6 +164,7 @@ class Settings(BaseSettings):
         "starting_timestamp",
         "storage_endpoint",
         "storage_region",
+        "tls_ca_file",
         mode="before",
     )
     @classmethod
@@ -169,6 +176,13 @@ class Settings(BaseSettings):
     def _webhook(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None and not value.get_secret_value().startswith(("http://", "https://")):
             raise ValueError("must start with http:// or https://")
+        return value
+
+    @field_validator("tls_ca_file")
+    @classmethod
+    def _authorities(cls, value: Path | None) -> Path | None:
+        if value is not None and not value.is_file():
+            raise ValueError(f"{value} is not a file")
         return value
 
     @field_validator("lakehouse")
@@ -201,11 +215,11 @@ class Settings(BaseSettings):
         init_settings: PydanticBaseSettingsSource,
         env_settings: PydanticBaseSettingsSource,
         dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """The order of the module's docstring."""
         yaml = YamlConfigSettingsSource(settings_cls, os.environ.get(ENV_PREFIX + "CONFIG", "game_events.yaml"))
-        return init_settings, env_settings, dotenv_settings, yaml, LocalStackSource(settings_cls)
+        return init_settings, env_settings, dotenv_settings, file_secret_settings, yaml, LocalStackSource(settings_cls)
 
 
 def load_settings(**overrides: Any) -> Settings:  # noqa: ANN401
@@ -218,8 +232,11 @@ def load_settings(**overrides: Any) -> Settings:  # noqa: ANN401
     named = os.environ.get(ENV_PREFIX + "CONFIG")
     if named and not Path(named).is_file():
         raise ConfigurationError(f"{ENV_PREFIX}CONFIG names {named!r}, which is not a file")
+    secrets = os.environ.get(ENV_PREFIX + "SECRETS_DIR") or None
+    if secrets and not Path(secrets).is_dir():
+        raise ConfigurationError(f"{ENV_PREFIX}SECRETS_DIR names {secrets!r}, which is not a folder")
     try:
-        return Settings(**overrides)
+        return Settings(_secrets_dir=secrets, **overrides)
     except (SettingsError, YAMLError, ValueError, UnicodeDecodeError) as error:
         if not isinstance(error, ValidationError):
             raise _unreadable(error) from None
