@@ -22,6 +22,7 @@ from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, Landed, commit
 from game_events.lakehouse.reading import read_arrow
 from game_events.lakehouse.staging import discard
+from game_events.lakehouse.store_probe import refuse_unsafe_store
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.bronze_stage import (
     OWN_COLUMNS,
@@ -117,6 +118,7 @@ def _open_or_create(pipeline: Pipeline, topic: TopicOffsets) -> DeltaTable:
     handle = pipeline.bronze.open()
     if handle is not None:
         return handle
+    refuse_unsafe_store(pipeline.lakehouse)
     start = starting_point(pipeline, topic)
     apps = {partition_app(topic.topic, topic.topic_id, p): o for p, o in start.items()}
     plan = Commit(

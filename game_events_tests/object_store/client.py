@@ -37,6 +37,7 @@ class ObjectStore:
 
     def tell(self, line: str) -> str:
         """What server.py describes; returns its answer."""
+        assert self.process.poll() is None, f"the server ended with {self.process.returncode}"
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(line + "\n")

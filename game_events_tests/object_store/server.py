@@ -6,6 +6,8 @@ told on stdin, one line each, answered by the same line on stdout:
     down            close the port; connections that are open break
     up              open it again; what was stored is still there
     fail STATUS N   answer the next N requests with this status
+    unsafe          from now on ignore the condition of a conditional PUT, as older stores do
+    safe            honour it again
     requests        answered by the number of requests so far
 """
 
@@ -42,7 +44,7 @@ class Store:
         self._conditional = threading.Lock()
         self.fail: tuple[int, int] = (0, 0)
         self.requests = 0
-        self.away = False
+        self.unsafe = False
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         self.requests += 1
@@ -52,6 +54,8 @@ class Store:
             return self._answer(environ, start_response, status, FAILED.format(code=CODES.get(status, "InternalError")))
         if f"Credential={self._key}/" not in environ.get("HTTP_AUTHORIZATION", ""):
             return self._answer(environ, start_response, 403, REFUSED)
+        if self.unsafe:
+            environ.pop("HTTP_IF_NONE_MATCH", None)
         if "HTTP_IF_NONE_MATCH" in environ:
             with self._conditional:
                 return list(self._app(environ, start_response))
@@ -86,6 +90,8 @@ def main() -> None:
             server = serve(store, port)
         elif words[0] == "fail":
             store.fail = (int(words[1]), int(words[2]))
+        elif words[0] in ("safe", "unsafe"):
+            store.unsafe = words[0] == "unsafe"
         elif words[0] == "requests":
             answer = str(store.requests)
         print(answer, flush=True)
