@@ -16,7 +16,7 @@ from game_events.pipeline.spark import spark_config
 from game_events.settings import Settings, load_settings
 from game_events.stack import local_stack
 from game_events.stack.stack_state import StackState
-from game_events_tests.object_store.client import KEY, SECRET
+from game_events_tests.object_store.client import KEY, SECRET, ObjectStore
 
 _numbers = itertools.count(1)
 
@@ -60,6 +60,14 @@ def spark() -> Iterator[SparkSession]:
     session = builder.getOrCreate()
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def store() -> Iterator[ObjectStore]:
+    """An S3-compatible object store."""
+    running = ObjectStore.start()
+    yield running
+    running.stop()
 
 
 MakeSettings = Callable[..., Settings]

@@ -1,4 +1,4 @@
-"""One S3-compatible server for these tests, and a pipeline whose lakehouse is a prefix of its bucket."""
+"""A pipeline whose lakehouse is a prefix of its bucket."""
 
 from __future__ import annotations
 
@@ -17,14 +17,6 @@ from game_events_tests.object_store.client import BUCKET, ObjectStore
 _prefixes = itertools.count(1)
 #: Long enough that a store which is away for a moment is waited for, short enough for a test of one that stays away.
 RETRY_TIMEOUT = "3s"
-
-
-@pytest.fixture(scope="session")
-def store() -> Iterator[ObjectStore]:
-    """The server."""
-    running = ObjectStore.start()
-    yield running
-    running.stop()
 
 
 @pytest.fixture
