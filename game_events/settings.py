@@ -92,7 +92,9 @@ class Settings(BaseSettings):
     orphan_retention_h: float = Field(168, ge=1, description="hours that files stay which no commit names, left by crashes")
 
     # --- object store: credentials come from the environment or the provider's own files, never from settings
-    storage_endpoint: str | None = Field(None, description="address of an S3-compatible store; else `AWS_ENDPOINT_URL`, else AWS")
+    storage_endpoint: str | None = Field(
+        None, description="address of an S3-compatible store; else `AWS_ENDPOINT_URL`, else AWS"
+    )
     storage_region: str | None = Field(None, description="its region; else `AWS_REGION`")
     storage_path_style: bool = Field(True, description="with an endpoint: the bucket is in the path, not in the host's name")
     storage_allow_http: bool = Field(False, description="plain HTTP to another machine than this one")

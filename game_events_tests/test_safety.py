@@ -1,13 +1,16 @@
-"""Safe by default: certificates are verified, servers are this machine's own, names lead nowhere, nothing foreign is executed."""
+"""Safe by default: certificates are verified, servers are of this machine, names lead nowhere, nothing foreign is executed."""
 
 from __future__ import annotations
 
 import datetime
 import http.server
 import ipaddress
+import json
 import logging
+import re
 import ssl
 import threading
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,9 +22,16 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from pyspark.sql import SparkSession
 
+from game_events.cli.report_data import report_data
+from game_events.cli.report_page import page
 from game_events.errors import ConfigurationError
+from game_events.lakehouse.event_log import append_events, read_events
 from game_events.lakehouse.tables import Lakehouse, game_of_silver, gold_name, is_game, silver_name
 from game_events.pipeline.alerts import Alert, send
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.game_commits import commit_games
+from game_events.pipeline.routing import admit
+from game_events.pipeline.selection import selection_of
 from game_events.settings import load_settings
 from game_events.sources.registry import SchemaRegistry
 from game_events.stack.stack_state import StackState
@@ -53,9 +63,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("tls")
     (folder / "cert.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
     (folder / "key.pem").write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
     return folder / "cert.pem", folder / "key.pem"
 
@@ -65,7 +73,7 @@ class _Answers(http.server.BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
 
-    def _answer(self) -> None:
+    def do_GET(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
@@ -73,7 +81,8 @@ class _Answers(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(b"[1]")
 
-    do_GET = do_POST = _answer
+    def do_POST(self) -> None:
+        self.do_GET()
 
     def log_message(self, *_: object) -> None:
         pass
@@ -197,3 +206,86 @@ def test_every_name_that_is_a_game_stays_one_folder_below_the_root(tmp_path):
         for table in (silver_name(game), gold_name(game)):
             assert Path(lakehouse.table(table).uri).parent == tmp_path
         assert game_of_silver(silver_name(game)) == game
+
+
+@pytest.mark.parametrize("name", [n for n in HOSTILE if n.strip()])
+def test_no_command_or_asset_can_be_asked_for_a_hostile_name(name, tmp_path):
+    settings = load_settings(lakehouse=str(tmp_path), games=("rummy",))
+    pipeline = Pipeline(settings, lambda: pytest.fail("names are looked up without Spark"))
+    for asked in ({"games": [name]}, {"select": [f"silver_{name}_events"]}, {"full_refresh": [f"silver_{name}_events"]}):
+        with pytest.raises(ConfigurationError):
+            selection_of(pipeline, **asked)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ten_thousand_fake_names_make_no_more_tables_than_there_is_room_for_and_a_real_game_still_comes_in():
+    settings = load_settings(max_games=50, new_game_min_rows=1_000)
+    flood = {f"fake_{n}": 9 for n in range(10_000)}
+    admitted, refused = admit(settings, {f"known_{n}" for n in range(40)}, flood)
+    assert (len(admitted), len(refused)) == (10, 9_990)
+    known = {f"known_{n}" for n in range(40)} | admitted
+    assert admit(settings, known, flood | {"real": 1_000})[0] == {"real"}
+
+
+# --- what comes from outside
+
+REGISTRY_SECRET = "planted-reg-2"
+SCRIPT = '<script>alert("x")</script>'
+
+
+def test_the_page_of_charts_escapes_whatever_stands_in_the_event_log(tmp_path):
+    lakehouse = Lakehouse(str(tmp_path / "lakehouse"))
+    now = datetime.datetime.now(datetime.UTC)
+    hostile = {"time": now, "game": SCRIPT, "name": SCRIPT, "table": SCRIPT, "layer": "silver", "rows": 3, "seconds": 1.0}
+    failed = {"status": "failed", "detail": json.dumps({"error": SCRIPT, "message": SCRIPT})}
+    kinds = ("run", "layer", "table", "rejected", "unrouted", "rule", "check", "schema")
+    append_events(lakehouse, [{**hostile, **failed, "kind": kind} for kind in kinds], SCRIPT, "1")
+    text = page(report_data(read_events(lakehouse)), lakehouse.root, now)
+    assert "alert(" in text, "nothing of it is on the page: the test looks at nothing"
+    assert SCRIPT not in text
+
+
+@pytest.mark.parametrize("tag", ["!!python/object/apply:os.system ['touch made']", "!!python/name:os.system ''"])
+def test_a_settings_file_cannot_run_code(tag, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "game_events.yaml").write_text(f"kafka_topic: {tag}\n")
+    with pytest.raises(ConfigurationError, match=r"game_events\.yaml"):
+        load_settings()
+    assert not (tmp_path / "made").exists()
+
+
+def test_no_code_reads_pickles_or_yaml_unsafely_and_the_linter_would_say_so():
+    rules = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]["lint"]
+    assert "S" in rules["select"], "flake8-bandit: pickle, unsafe YAML, shells, eval"
+    assert not {r for r in rules["ignore"] if r.startswith(("S1", "S3", "S5"))}
+    silenced = re.compile(r"noqa:.*\b(S301|S302|S307|S102|S506|S501|S602)\b")
+    assert [p.name for p in (ROOT / "game_events").rglob("*.py") if silenced.search(p.read_text())] == []
+
+
+def test_secrets_may_be_files_of_a_folder_as_docker_and_kubernetes_mount_them(tmp_path, monkeypatch):
+    (tmp_path / "game_events_schema_registry_password").write_text("planted\n")
+    monkeypatch.setenv("GAME_EVENTS_SECRETS_DIR", str(tmp_path))
+    found = load_settings().schema_registry_password
+    assert found is not None
+    assert found.get_secret_value() == "planted"
+    monkeypatch.setenv("GAME_EVENTS_SCHEMA_REGISTRY_PASSWORD", "first")
+    found = load_settings().schema_registry_password
+    assert found is not None
+    assert found.get_secret_value() == "first"
+    monkeypatch.setenv("GAME_EVENTS_SECRETS_DIR", str(tmp_path / "none"))
+    with pytest.raises(ConfigurationError, match="GAME_EVENTS_SECRETS_DIR"):
+        load_settings()
+
+
+def test_what_a_failure_says_holds_no_secret_wherever_it_comes_from(monkeypatch, caplog):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "planted-aws-1")
+    settings = load_settings(schema_registry_password=REGISTRY_SECRET, kafka_options={"sasl.password": "planted-kafka-3"})
+
+    def breaks() -> None:
+        raise OSError("planted-aws-1 planted-reg-2 planted-kafka-3 http://me:planted-4@host/x")
+
+    with caplog.at_level(logging.DEBUG):
+        outcome = commit_games({"rummy": breaks}, "game_committed", settings)
+    assert "http://***@host/x" in outcome.failed["rummy"]
+    assert "commit_failed" in caplog.text
+    assert "planted" not in outcome.failed["rummy"] + caplog.text

@@ -81,9 +81,7 @@ def spark_options(settings: Settings) -> dict[str, str]:
     conf = {
         "spark.hadoop.fs.s3.impl": "org.apache.hadoop.fs.s3a.S3AFileSystem",
         # Environment, profile, web identity, container or instance role: the order of AWS's own tools.
-        "spark.hadoop.fs.s3a.aws.credentials.provider": (
-            "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
-        ),
+        "spark.hadoop.fs.s3a.aws.credentials.provider": ("software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"),
         # The defaults wait for minutes; a run is tried again as a whole.
         "spark.hadoop.fs.s3a.attempts.maximum": "3",
         "spark.hadoop.fs.s3a.retry.limit": "4",
@@ -116,7 +114,8 @@ def endpoint_of(settings: Settings) -> str | None:
         )
     if parts.scheme == "http" and not settings.storage_allow_http and not _is_loopback(parts.hostname):
         raise ConfigurationError(
-            f"GAME_EVENTS_STORAGE_ENDPOINT: {endpoint} is not encrypted: use https://, or set GAME_EVENTS_STORAGE_ALLOW_HTTP=true"
+            f"GAME_EVENTS_STORAGE_ENDPOINT: {endpoint} is not encrypted: use https://, or set "
+            "GAME_EVENTS_STORAGE_ALLOW_HTTP=true"
         )
     return endpoint.rstrip("/")
 

@@ -25,7 +25,9 @@ _REFUSED = re.compile(
     r"\b40[13] (Forbidden|Unauthorized)|lacked the necessary privileges|not authenticated|AccessDenied|InvalidAccessKeyId|"
     r"SignatureDoesNotMatch|ExpiredToken|InvalidToken|Status Code: 40[13]"
 )
-_NO_CREDENTIALS = re.compile(r"NoAuthWithAWSException|Unable to load credentials|[Cc]redentials? provider|NoCredentials|token request")
+_NO_CREDENTIALS = re.compile(
+    r"NoAuthWithAWSException|Unable to load credentials|[Cc]redentials? provider|NoCredentials|token request"
+)
 _NO_BUCKET = re.compile(r"NoSuchBucket|UnknownStoreException|ContainerNotFound")
 _AWAY = re.compile(
     r"error sending request|after \d+ retries|\b5\d\d [A-Z]|\b429 |SlowDown|Status Code: (5\d\d|429)|[Tt]imed? ?out|"
@@ -62,8 +64,8 @@ def explain(error: BaseException, root: str) -> GameEventsError | None:
         )
     if _AWAY.search(text):
         return TransientError(
-            f"{what} does not answer as it should ({_words(text)}): is it up, and is GAME_EVENTS_STORAGE_ENDPOINT right? What was "
-            "committed stays, the next run goes on from there"
+            f"{what} does not answer as it should ({_words(text)}): is it up, and is GAME_EVENTS_STORAGE_ENDPOINT right? What "
+            "was committed stays, the next run goes on from there"
         )
     return None
 
@@ -93,4 +95,3 @@ def store_errors_named(root: str) -> Iterator[None]:
         if found is None:
             raise
         raise found from error
-

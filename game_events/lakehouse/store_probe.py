@@ -49,7 +49,8 @@ def refuse_unsafe_store(lakehouse: Lakehouse) -> str:
     if won != 1:
         raise ConfigurationError(
             f"object store {lakehouse.root}: {won} of {RIVALS} rivals made the same table: it ignores the condition of a "
-            "conditional put (If-None-Match), so two runs would overwrite each other's commits. Update the store, or use another"
+            "conditional put (If-None-Match), so two runs would overwrite each other's commits. Update the store, or use "
+            "another"
         )
     return "conditional puts hold"
 

@@ -45,7 +45,9 @@ def for_games(games: Iterable[str], look: Callable[[str], T]) -> dict[str, T]:
         return dict(zip(names, pool.map(look, names), strict=True))
 
 
-def commit_games(plans: Mapping[str, Callable[[], Commit | None]], crash_point: str, settings: Settings, of: str = "") -> Committed:
+def commit_games(
+    plans: Mapping[str, Callable[[], Commit | None]], crash_point: str, settings: Settings, of: str = ""
+) -> Committed:
     """Commit every game's plan.
 
     Args:

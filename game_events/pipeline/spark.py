@@ -21,7 +21,9 @@ LOG_CONFIGURATION = Path(stack.__file__).with_name("spark-log4j2.properties")
 
 
 #: Spark settings that hold a credential themselves; those that name a file or a provider do not.
-_CREDENTIAL = re.compile(r"(secret|password|passwd|access\.key|account\.key|session\.token|sas\.fixed\.token)[^/]*$", re.IGNORECASE)
+_CREDENTIAL = re.compile(
+    r"(secret|password|passwd|access\.key|account\.key|session\.token|sas\.fixed\.token)[^/]*$", re.IGNORECASE
+)
 _REFERENCE = re.compile(r"(file|path|provider|class|type|alias)$", re.IGNORECASE)
 #: Records of an Arrow batch. Spark's Arrow writer takes time quadratic in a batch's rows for lists and maps that are NULL.
 ARROW_RECORDS = 20_000
@@ -77,8 +79,8 @@ def refuse_credentials(conf: Mapping[str, str]) -> None:
     found = sorted(name for name in conf if _CREDENTIAL.search(name) and not _REFERENCE.search(name))
     if found:
         raise ConfigurationError(
-            f"GAME_EVENTS_SPARK_CONF: {', '.join(found)} would stand in the command line of Spark's JVM, where anybody can read "
-            "it: give credentials by the environment, by a role, or by a core-site.xml in HADOOP_CONF_DIR (docs/security.md)"
+            f"GAME_EVENTS_SPARK_CONF: {', '.join(found)} would stand in the command line of Spark's JVM, where anybody can "
+            "read it: give credentials by the environment, by a role, or by a core-site.xml in HADOOP_CONF_DIR (docs/security.md)"
         )
 
 

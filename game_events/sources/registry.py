@@ -174,8 +174,8 @@ class SchemaRegistry:
         except (httpx2.HTTPError, OSError, ValueError) as error:
             if UNTRUSTED in str(error):
                 raise ConfigurationError(
-                    f"schema registry {self.url}: its certificate is not trusted ({error}): set GAME_EVENTS_TLS_CA_FILE to the PEM "
-                    "file of the authority that signed it"
+                    f"schema registry {self.url}: its certificate is not trusted ({error}): set GAME_EVENTS_TLS_CA_FILE to the "
+                    "PEM file of the authority that signed it"
                 ) from error
             raise TransientError(
                 f"schema registry {self.url} gave no usable answer for {what} ({type(error).__name__}: {error}): "

@@ -1,4 +1,4 @@
-"""Secrets appear nowhere: runs with everything at DEBUG, and every byte that they, and the commands after them, wrote is read."""
+"""Secrets appear nowhere: runs with everything at DEBUG; every byte that they, and commands after them, wrote is read."""
 
 from __future__ import annotations
 

@@ -64,7 +64,11 @@ def test_a_store_that_goes_away_in_mid_run_and_comes_back_loses_nothing(
 
 def test_wrong_credentials_are_a_clear_error_and_are_not_repeated(s3: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAOTHER")
-    for look in (Lakehouse.of(s3).names, Lakehouse.of(s3).table("bronze_events").open, lambda: refuse_unsafe_store(Lakehouse.of(s3))):
+    for look in (
+        Lakehouse.of(s3).names,
+        Lakehouse.of(s3).table("bronze_events").open,
+        lambda: refuse_unsafe_store(Lakehouse.of(s3)),
+    ):
         with pytest.raises(ConfigurationError, match=r"refuses access .*AWS_ACCESS_KEY_ID") as raised:
             look()
         assert SECRET not in str(raised.value)

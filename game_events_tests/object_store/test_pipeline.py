@@ -18,7 +18,6 @@ from game_events.pipeline.selection import selection_of
 from game_events.pipeline.whole_checks import CHECKS
 from game_events.settings import Settings
 from game_events_tests.books import assert_books_balance, count
-from game_events_tests.conftest import MakeSettings
 from game_events_tests.guarantees.waves import GAMES, power_cut_at, send, start_run, versions, wait_all
 from game_events_tests.object_store.client import ObjectStore
 
@@ -68,9 +67,7 @@ def test_two_processes_at_once_with_different_ends_load_every_row_once(
     assert_books_balance(settings, sent)
 
 
-def test_full_refresh_replay_and_redecode_work_there_too(
-    s3: Settings, make_s3_pipeline: MakeS3, make_settings: MakeSettings, store: ObjectStore
-) -> None:
+def test_full_refresh_replay_and_redecode_work_there_too(s3: Settings, make_s3_pipeline: MakeS3, store: ObjectStore) -> None:
     settings = s3.model_copy(update={"allow_bronze_full_refresh": True})
     sent = send(settings, version=2)
     refresh(make_s3_pipeline(settings))
@@ -84,5 +81,7 @@ def test_full_refresh_replay_and_redecode_work_there_too(
     refresh_downstream(make_s3_pipeline(settings), RunReport(), full=True)
     assert_books_balance(settings, sent)
     assert reconcile(make_s3_pipeline(settings)).passed
-    left = [name for name in store.names(settings.lakehouse.removeprefix("s3://lake/")) if "_reset-" in name or "_probe" in name]
+    left = [
+        name for name in store.names(settings.lakehouse.removeprefix("s3://lake/")) if "_reset-" in name or "_probe" in name
+    ]
     assert left == []
