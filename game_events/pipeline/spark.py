@@ -79,8 +79,8 @@ def refuse_credentials(conf: Mapping[str, str]) -> None:
     found = sorted(name for name in conf if _CREDENTIAL.search(name) and not _REFERENCE.search(name))
     if found:
         raise ConfigurationError(
-            f"GAME_EVENTS_SPARK_CONF: {', '.join(found)} would stand in the command line of Spark's JVM, where anybody can "
-            "read it: give credentials by the environment, by a role, or by a core-site.xml in HADOOP_CONF_DIR (docs/security.md)"
+            f"GAME_EVENTS_SPARK_CONF: {', '.join(found)} would stand in the command line of Spark's JVM, where anybody "
+            "can read it: give them by the environment, a role, or a core-site.xml in HADOOP_CONF_DIR (docs/security.md)"
         )
 
 
