@@ -9,6 +9,7 @@ import pytest
 
 from game_events.lakehouse.tables import QUARANTINE
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.maintain import maintain
 from game_events.pipeline.reconcile import reconcile
 from game_events.pipeline.redecode import redecode
 from game_events.pipeline.refresh import refresh, refresh_downstream
@@ -67,7 +68,7 @@ def test_two_processes_at_once_with_different_ends_load_every_row_once(
     assert_books_balance(settings, sent)
 
 
-def test_full_refresh_replay_and_redecode_work_there_too(s3: Settings, make_s3_pipeline: MakeS3, store: ObjectStore) -> None:
+def test_full_refresh_replay_redecode_and_maintenance_work_there_too(s3: Settings, make_s3_pipeline: MakeS3, store: ObjectStore) -> None:
     settings = s3.model_copy(update={"allow_bronze_full_refresh": True})
     sent = send(settings, version=2)
     refresh(make_s3_pipeline(settings))
@@ -79,6 +80,9 @@ def test_full_refresh_replay_and_redecode_work_there_too(s3: Settings, make_s3_p
     again = replay(make_s3_pipeline(settings), RunReport(), Selection())
     assert (again.rows, count(settings, QUARANTINE)) == (0, sum(sent.poison.values()))
     refresh_downstream(make_s3_pipeline(settings), RunReport(), full=True)
+    kept = RunReport()
+    maintain(make_s3_pipeline(settings), kept)
+    assert kept.success, kept.errors
     assert_books_balance(settings, sent)
     assert reconcile(make_s3_pipeline(settings)).passed
     left = [
