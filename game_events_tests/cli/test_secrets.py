@@ -119,7 +119,7 @@ def test_no_secret_is_in_any_output_log_event_plan_or_table(settings: Settings, 
         away = environment | {"GAME_EVENTS_SCHEMA_REGISTRY_URL": "http://127.0.0.1:9", "GAME_EVENTS_MODE": "development"}
         produce(settings, Simulation(games=("rummy",), records_per_game_and_version=2, versions=(9,), seed=2))
         failed = run(tmp_path, away, "failing", "run --json")
-        run(tmp_path, environment, "afterwards", *AFTERWARDS)
+        assert run(tmp_path, environment, "afterwards", *AFTERWARDS) == 0
     assert (worked, failed) == (0, 1), (tmp_path / "run.err").read_text(errors="replace")[-3000:]
     assert inbox.events == ["run_failed"]
     assert json.loads((tmp_path / "run.out").read_text().splitlines()[-1])["rows"]["bronze"] == sent.decodable
@@ -133,6 +133,7 @@ def test_no_secret_is_in_any_output_log_event_plan_or_table(settings: Settings, 
     assert any(name.endswith(".db") for name in written)
     assert any("rows of" in name and "event_log" in name for name in written)
     assert b"rummy" in written["report.html"]
+    assert b"conditional puts hold" in written["afterwards.out"]
 
     planted = [REGISTRY_SECRET, KAFKA_SECRET, KEY_PASSWORD, SECRET, SESSION_TOKEN, TOKEN]
     needles = [text.encode() for text in planted] + [base64.b64encode(f"{USER}:{REGISTRY_SECRET}".encode())]
