@@ -52,15 +52,15 @@ def explain(error: BaseException, root: str) -> GameEventsError | None:
     what = f"object store {root}"
     if _NO_BUCKET.search(text):
         return ConfigurationError(f"{what}: there is no such bucket: make it, or correct GAME_EVENTS_LAKEHOUSE")
-    if _REFUSED.search(text):
-        return ConfigurationError(
-            f"{what} refuses access ({_words(text)}): check the credentials of the environment (AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or the machine's role) and what they may do (docs/object-store.md)"
-        )
     if _NO_CREDENTIALS.search(text):
         return ConfigurationError(
             f"{what}: no credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, for this "
             "process and Spark's workers (docs/object-store.md)"
+        )
+    if _REFUSED.search(text):
+        return ConfigurationError(
+            f"{what} refuses access ({_words(text)}): check the credentials of the environment (AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or the machine's role) and what they may do (docs/object-store.md)"
         )
     if _AWAY.search(text):
         return TransientError(

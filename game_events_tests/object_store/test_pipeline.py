@@ -68,7 +68,9 @@ def test_two_processes_at_once_with_different_ends_load_every_row_once(
     assert_books_balance(settings, sent)
 
 
-def test_full_refresh_replay_redecode_and_maintenance_work_there_too(s3: Settings, make_s3_pipeline: MakeS3, store: ObjectStore) -> None:
+def test_full_refresh_replay_redecode_and_maintenance_work_there_too(
+    s3: Settings, make_s3_pipeline: MakeS3, store: ObjectStore
+) -> None:
     settings = s3.model_copy(update={"allow_bronze_full_refresh": True})
     sent = send(settings, version=2)
     refresh(make_s3_pipeline(settings))

@@ -123,6 +123,11 @@ def test_sparks_settings_that_name_a_provider_or_a_file_are_taken():
         ("Generic S3 error\n ↳ error sending request\n ↳ Connection refused (os error 111)", TransientError, "refused"),
         ("org.apache.hadoop.fs.s3a.AWSClientIOException: x: Connection refused", TransientError, "refused"),
         ("java.nio.file.AccessDeniedException: fs.s3a.x (Service: S3, Status Code: 403)", ConfigurationError, "refuses"),
+        (
+            "Generic S3 error\n ↳ error sending request http://169.254.169.254/latest/api/token",
+            ConfigurationError,
+            "no credentials",
+        ),
         ("Generic GCS error\n ↳ 401 Unauthorized", ConfigurationError, "refuses"),
     ],
 )
