@@ -25,9 +25,8 @@ _REFUSED = re.compile(
     r"\b40[13] (Forbidden|Unauthorized)|lacked the necessary privileges|not authenticated|AccessDenied|InvalidAccessKeyId|"
     r"SignatureDoesNotMatch|ExpiredToken|InvalidToken|Status Code: 40[13]"
 )
-_NO_CREDENTIALS = re.compile(
-    r"NoAuthWithAWSException|Unable to load credentials|[Cc]redentials? provider|NoCredentials|token request"
-)
+#: The last place where clients look is the machine's own address for roles, which is nobody's where there are none.
+_NO_CREDENTIALS = re.compile(r"NoAuthWithAWSException|Unable to load credentials|NoCredentials|latest/api/token|169\.254\.\d+")
 _NO_BUCKET = re.compile(r"NoSuchBucket|UnknownStoreException|ContainerNotFound")
 _AWAY = re.compile(
     r"error sending request|after \d+ retries|\b5\d\d [A-Z]|\b429 |SlowDown|Status Code: (5\d\d|429)|[Tt]imed? ?out|"
