@@ -6,6 +6,7 @@ told on stdin, one line each, answered by the same line on stdout:
     down            close the port; connections that are open break
     up              open it again; what was stored is still there
     fail STATUS N   answer the next N requests with this status
+    deny [TEXT]     refuse every request with this text in its path, none without a text
     unsafe          from now on ignore the condition of a conditional PUT, as older stores do
     safe            honour it again
     requests        answered by the number of requests so far
@@ -45,6 +46,7 @@ class Store:
         self.fail: tuple[int, int] = (0, 0)
         self.requests = 0
         self.unsafe = False
+        self.deny = ""
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         self.requests += 1
@@ -54,6 +56,8 @@ class Store:
             return self._answer(environ, start_response, status, FAILED.format(code=CODES.get(status, "InternalError")))
         if f"Credential={self._key}/" not in environ.get("HTTP_AUTHORIZATION", ""):
             return self._answer(environ, start_response, 403, REFUSED)
+        if self.deny and self.deny in environ.get("PATH_INFO", ""):
+            return self._answer(environ, start_response, 403, FAILED.format(code=CODES[403]))
         if self.unsafe:
             environ.pop("HTTP_IF_NONE_MATCH", None)
         if "HTTP_IF_NONE_MATCH" in environ:
@@ -90,6 +94,8 @@ def main() -> None:
             server = serve(store, port)
         elif words[0] == "fail":
             store.fail = (int(words[1]), int(words[2]))
+        elif words[0] == "deny":
+            store.deny = "".join(words[1:])
         elif words[0] in ("safe", "unsafe"):
             store.unsafe = words[0] == "unsafe"
         elif words[0] == "requests":

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
+import pyarrow as pa
 import pytest
 
 from game_events.errors import ConfigurationError, GameEventsError, TransientError
+from game_events.lakehouse.staging import StagedFile
 from game_events.lakehouse.store_errors import CARRIERS, explain
 from game_events.lakehouse.store_probe import refuse_unsafe_store
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.fan_out import FanOut
 from game_events.pipeline.preflight import environment_checks, run_checks
 from game_events.pipeline.refresh import refresh
 from game_events.settings import Settings
@@ -18,6 +22,7 @@ from game_events_tests.books import assert_books_balance
 from game_events_tests.guarantees.waves import at_point, send
 from game_events_tests.object_store.client import SECRET, ObjectStore
 
+ROWS = pa.table({"game": ["uno", "rummy", "uno", "chess"], "n": [1, 2, 3, 4]})
 MakeS3 = Callable[[Settings], Pipeline]
 
 
@@ -62,28 +67,52 @@ def test_a_store_that_goes_away_in_mid_run_and_comes_back_loses_nothing(
     assert_books_balance(s3, sent)
 
 
-def test_wrong_credentials_are_a_clear_error_and_are_not_repeated(s3: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_credentials_are_a_clear_error_and_are_not_repeated(
+    tables_only: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAOTHER")
     for look in (
-        Lakehouse.of(s3).names,
-        Lakehouse.of(s3).table("bronze_events").open,
-        lambda: refuse_unsafe_store(Lakehouse.of(s3)),
+        Lakehouse.of(tables_only).names,
+        Lakehouse.of(tables_only).table("bronze_events").open,
+        lambda: refuse_unsafe_store(Lakehouse.of(tables_only)),
     ):
         with pytest.raises(ConfigurationError, match=r"refuses access .*AWS_ACCESS_KEY_ID") as raised:
             look()
         assert SECRET not in str(raised.value)
 
 
-def test_a_bucket_that_is_not_there_is_named(s3: Settings) -> None:
-    settings = s3.model_copy(update={"lakehouse": "s3://nowhere/x"})
+def test_a_bucket_that_is_not_there_is_named(tables_only: Settings) -> None:
+    settings = tables_only.model_copy(update={"lakehouse": "s3://nowhere/x"})
     with pytest.raises(ConfigurationError, match=r"s3://nowhere/x.*no such bucket"):
         Lakehouse.of(settings).table("bronze_events").open()
 
 
-def test_a_store_that_is_away_is_a_transient_error(s3: Settings) -> None:
-    settings = s3.model_copy(update={"storage_endpoint": "http://127.0.0.1:9"})
+def test_a_store_that_is_away_is_a_transient_error(tables_only: Settings) -> None:
+    settings = tables_only.model_copy(update={"storage_endpoint": "http://127.0.0.1:9"})
     with pytest.raises(TransientError, match=r"GAME_EVENTS_STORAGE_ENDPOINT"):
         Lakehouse.of(settings).table("bronze_events").open()
+
+
+def test_a_game_whose_prefix_is_refused_fails_alone(tables_only: Settings, store: ObjectStore) -> None:
+    store.tell("deny silver_uno_events")
+    task = FanOut(Lakehouse.of(tables_only), "silver", "game", ROWS.schema)
+    (report,) = list(task(iter(ROWS.to_batches())))
+    lines = report.to_pylist()
+    assert sorted(StagedFile.from_json(li["body"]).game for li in lines if li["kind"] == "file") == ["chess", "rummy"]
+    (failed,) = [json.loads(li["body"]) for li in lines if li["kind"] == "failed"]
+    assert list(failed) == ["uno"]
+    assert "refuses access" in failed["uno"]
+
+
+def test_a_store_that_is_away_ends_the_job_instead_of_being_waited_for_once_for_each_game(
+    tables_only: Settings,
+) -> None:
+    task = FanOut(
+        Lakehouse.of(tables_only.model_copy(update={"storage_endpoint": "http://127.0.0.1:9"})), "silver", "game", ROWS.schema
+    )
+    with pytest.raises(OSError, match="Connection refused") as raised:
+        list(task(iter(ROWS.to_batches())))
+    assert isinstance(explain(raised.value, tables_only.lakehouse), TransientError)
 
 
 @pytest.mark.stack
