@@ -7,8 +7,12 @@ import http.server
 import ipaddress
 import json
 import logging
+import os
 import re
+import signal
 import ssl
+import subprocess
+import sys
 import threading
 import tomllib
 from collections.abc import Iterator
@@ -34,7 +38,9 @@ from game_events.pipeline.routing import admit
 from game_events.pipeline.selection import selection_of
 from game_events.settings import load_settings
 from game_events.sources.registry import SchemaRegistry
+from game_events.stack.ports import free_ports
 from game_events.stack.stack_state import StackState
+from game_events_tests.waiting import until
 
 ROOT = Path(__file__).parents[1]
 
@@ -155,6 +161,22 @@ def test_the_local_broker_and_registry_and_spark_listen_on_this_machine_only(sta
         found = listening(process)
         assert found, process.name()
         assert {ip for ip in found if not ipaddress.ip_address(ip.removeprefix("::ffff:")).is_loopback} == set()
+
+
+def test_the_dagster_ui_and_all_that_it_starts_listen_on_this_machine_only(tmp_path):
+    (port,) = free_ports(1)
+    command = [sys.executable, "-c", "from game_events.cli.main import main; main()", "up", "--no-stack", "--port", str(port)]
+    environment = os.environ | {"DAGSTER_HOME": str(tmp_path / "dagster"), "GAME_EVENTS_STATE_DIR": str(tmp_path / "state")}
+    with (tmp_path / "log").open("wb") as log:
+        started = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
+    try:
+        until(lambda: f"Dagster UI: http://127.0.0.1:{port}" in (tmp_path / "log").read_text(), timeout_s=150)
+        found = listening(psutil.Process(started.pid))
+    finally:
+        started.send_signal(signal.SIGINT)
+        started.wait(60)
+    assert found, "nothing listens: the test looks at the wrong processes"
+    assert {ip for ip in found if not ipaddress.ip_address(ip.removeprefix("::ffff:")).is_loopback} == set()
 
 
 # --- names

@@ -57,6 +57,7 @@ def environment_of(settings: Settings, store: ObjectStore, folder: Path, webhook
         "sasl.jaas.config": f'{LOGIN} required username="{USER}" password="{KAFKA_SECRET}";',
         "ssl.key.password": KEY_PASSWORD,
         "debug": "all",
+        "log_level": "7",
     }
     spark = {
         "spark.log.level": "DEBUG",
