@@ -43,7 +43,7 @@ DAGSTER = """
 telemetry: {enabled: false}
 python_logs: {managed_python_loggers: [root, game_events], python_log_level: DEBUG}
 """
-AFTERWARDS = ("tables", "log", "quarantine", "report --out report.html", "doctor", "log --json")
+AFTERWARDS = ("tables", "log", "quarantine", "report --out report.html", "doctor --json", "log --json")
 
 
 def environment_of(settings: Settings, store: ObjectStore, folder: Path, webhook: str) -> dict[str, str]:
