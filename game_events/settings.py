@@ -1,6 +1,7 @@
 """Every setting of the system, typed and frozen.
 
-Sources, first wins: arguments, environment ``GAME_EVENTS_*``, ``.env``, a YAML file (``game_events.yaml``, or the one named
+Sources, first wins: arguments, environment ``GAME_EVENTS_*``, ``.env``, files of the folder ``GAME_EVENTS_SECRETS_DIR`` (one
+for each setting, as Docker and Kubernetes mount secrets), a YAML file (``game_events.yaml``, or the one named
 by ``GAME_EVENTS_CONFIG``), the addresses of a running local stack, defaults.
 """
 
@@ -97,6 +98,14 @@ class Settings(BaseSettings):
     derived_retention_h: float = Field(0.5, gt=0, description="the same of gold, the unified table and `progress`")
     orphan_retention_h: float = Field(168, ge=1, description="hours that files stay which no commit names, left by crashes")
 
+    # --- object store: credentials come from the environment or the provider's own files, never from settings
+    storage_endpoint: str | None = Field(
+        None, description="address of an S3-compatible store; else `AWS_ENDPOINT_URL`, else AWS"
+    )
+    storage_region: str | None = Field(None, description="its region; else `AWS_REGION`")
+    storage_path_style: bool = Field(True, description="with an endpoint: the bucket is in the path, not in the host's name")
+    storage_allow_http: bool = Field(False, description="plain HTTP to another machine than this one")
+
     # --- full refresh
     allow_bronze_full_refresh: bool = Field(
         False, description="whether bronze may be replaced by what Kafka still has; expired records are lost by it"
@@ -140,6 +149,11 @@ class Settings(BaseSettings):
     alert_lag_records: int = Field(0, ge=0, description="records of lag that raise an alert; 0: none")
     dagster_url: str | None = Field(None, description="address of the Dagster UI, for links in alerts")
 
+    # --- TLS: certificates are always verified
+    tls_ca_file: Path | None = Field(
+        None, description="PEM file of the authorities that the registry's and the webhook's certificates are verified with"
+    )
+
     # --- this machine
     state_dir: Path = Field(Path(".game_events"), description="local stack's data and Dagster's storage")
 
@@ -165,6 +179,9 @@ class Settings(BaseSettings):
         "starting_timestamp",
         "erasure_key",
         "erasure_key_file",
+        "storage_endpoint",
+        "storage_region",
+        "tls_ca_file",
         mode="before",
     )
     @classmethod
@@ -183,6 +200,24 @@ class Settings(BaseSettings):
     def _long_enough(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None and len(value.get_secret_value()) < MIN_ERASURE_KEY_CHARS:
             raise ValueError(f"must have at least {MIN_ERASURE_KEY_CHARS} characters: `openssl rand -hex 32` makes a good one")
+        return value
+
+    @field_validator("tls_ca_file")
+    @classmethod
+    def _authorities(cls, value: Path | None) -> Path | None:
+        if value is not None and not value.is_file():
+            raise ValueError(f"{value} is not a file")
+        return value
+
+    @field_validator("lakehouse")
+    @classmethod
+    def _root(cls, value: str) -> str:
+        # Reports, logs and Dagster's metadata name every table's place.
+        parts = urlsplit(value)
+        # Azure's `abfss://container@account` has a name there.
+        named = "@" in parts.netloc and not (parts.scheme.startswith("abfs") and parts.password is None)
+        if "://" in value and (named or parts.query):
+            raise ValueError("must hold no key or password: credentials come from the environment (docs/object-store.md)")
         return value
 
     @field_validator("schema_registry_url")
@@ -204,11 +239,11 @@ class Settings(BaseSettings):
         init_settings: PydanticBaseSettingsSource,
         env_settings: PydanticBaseSettingsSource,
         dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """The order of the module's docstring."""
         yaml = YamlConfigSettingsSource(settings_cls, os.environ.get(ENV_PREFIX + "CONFIG", "game_events.yaml"))
-        return init_settings, env_settings, dotenv_settings, yaml, LocalStackSource(settings_cls)
+        return init_settings, env_settings, dotenv_settings, file_secret_settings, yaml, LocalStackSource(settings_cls)
 
 
 def load_settings(**overrides: Any) -> Settings:  # noqa: ANN401
@@ -221,8 +256,11 @@ def load_settings(**overrides: Any) -> Settings:  # noqa: ANN401
     named = os.environ.get(ENV_PREFIX + "CONFIG")
     if named and not Path(named).is_file():
         raise ConfigurationError(f"{ENV_PREFIX}CONFIG names {named!r}, which is not a file")
+    secrets = os.environ.get(ENV_PREFIX + "SECRETS_DIR") or None
+    if secrets and not Path(secrets).is_dir():
+        raise ConfigurationError(f"{ENV_PREFIX}SECRETS_DIR names {secrets!r}, which is not a folder")
     try:
-        return Settings(**overrides)
+        return Settings(_secrets_dir=secrets, **overrides)
     except (SettingsError, YAMLError, ValueError, UnicodeDecodeError) as error:
         if not isinstance(error, ValidationError):
             raise _unreadable(error) from None

@@ -16,6 +16,7 @@ from game_events.pipeline.spark import spark_config
 from game_events.settings import Settings, load_settings
 from game_events.stack import local_stack
 from game_events.stack.stack_state import StackState
+from game_events_tests.object_store.client import KEY, SECRET, ObjectStore
 
 _numbers = itertools.count(1)
 
@@ -32,6 +33,8 @@ def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     os.environ["GAME_EVENTS_MODE"] = "development"
     os.environ["DAGSTER_HOME"] = str(folder / "dagster")
     (folder / "dagster").mkdir()
+    # Spark's JVM looks for an object store's credentials in the environment that it was started with.
+    os.environ |= {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_EC2_METADATA_DISABLED": "true"}
     yield
     os.environ.clear()
     os.environ.update(saved)
@@ -49,11 +52,22 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
 def spark() -> Iterator[SparkSession]:
     """One session for all tests; it starts no server of its own but the JVM."""
     builder = SparkSession.builder
-    for key, value in spark_config(load_settings(spark_master="local[2]")).items():
+    # With S3's jars, which a session over local tables is not given.
+    conf = spark_config(load_settings(spark_master="local[2]", lakehouse="s3://lake", storage_endpoint="http://127.0.0.1:9"))
+    usual = spark_config(load_settings(spark_master="local[2]"))
+    for key, value in (usual | {"spark.jars": conf["spark.jars"]}).items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def store() -> Iterator[ObjectStore]:
+    """An S3-compatible object store."""
+    running = ObjectStore.start()
+    yield running
+    running.stop()
 
 
 MakeSettings = Callable[..., Settings]

@@ -15,6 +15,7 @@ from pyspark.errors import PySparkException
 
 from game_events.errors import GameEventsError, TransientError
 from game_events.lakehouse.storage_faults import storage_named
+from game_events.pipeline.audit import mask
 from game_events.pipeline.context import PROGRESS_LOGGER
 from game_events.settings import Settings
 
@@ -73,13 +74,13 @@ def errors_decide(context: StepContext, settings: Settings) -> Iterator[None]:
         with storage_named(settings.lakehouse):
             yield
     except TransientError as error:
-        raise _again(context, settings, str(error)) from None
+        raise _again(context, settings, mask(str(error), settings)) from None
     except PySparkException as error:
         if not any(mark in str(error) for mark in KAFKA_IS_AWAY):
             raise
         raise _again(context, settings, _kafka_is_away(settings)) from None
     except GameEventsError as error:
-        raise dg.Failure(str(error), allow_retries=False) from None
+        raise dg.Failure(mask(str(error), settings), allow_retries=False) from None
     except Py4JError as error:
         if _interrupted(error) or _is_being_canceled(context):
             raise dg.DagsterExecutionInterruptedError from None

@@ -115,4 +115,4 @@ def _show(output: Output, settings: Settings, result: JobResult) -> None:
         f"{loop['cycles']:,} cycles in {loop['seconds']:,.0f} s (p50 {cycles['p50'] or 0} s, p95 {cycles['p95'] or 0} s), "
         f"{loop['looks']:,} looks at an idle topic, {loop['retries']:,} retries"
     )
-    output.say(f"tables: {Lakehouse(settings.lakehouse).root}")
+    output.say(f"tables: {Lakehouse.of(settings).root}")

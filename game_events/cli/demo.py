@@ -91,7 +91,7 @@ def _waves(output: Output, settings: Settings) -> dict[str, object]:
         f"gold of {sum(map(len, truth.truth.values()))} gamers in {len(truth.truth)} games equals what the producer sent: "
         + ("yes" if exact else f"NO: {wrong[:5]}")
     )
-    root = Lakehouse(settings.lakehouse).root
+    root = Lakehouse.of(settings).root
     output.step("next")
     output.say(f"  look at the tables:    GAME_EVENTS_LAKEHOUSE={root} .venv/bin/game-events tables")
     output.say("  browse the lineage:    make up   (then open the address it prints)")
@@ -108,7 +108,7 @@ def _waves(output: Output, settings: Settings) -> dict[str, object]:
 def differences(settings: Settings, manifest: Manifest) -> list[str]:
     """Where gold differs from the producer's own account; empty if nowhere."""
     wrong: list[str] = []
-    lakehouse = Lakehouse(settings.lakehouse)
+    lakehouse = Lakehouse.of(settings)
     for game, gamers in manifest.truth.items():
         table = lakehouse.gold(game)
         handle = table.open()
@@ -124,7 +124,7 @@ def differences(settings: Settings, manifest: Manifest) -> list[str]:
 
 
 def _top(output: Output, settings: Settings) -> None:
-    table = Lakehouse(settings.lakehouse).table("gold_unified_player_agg")
+    table = Lakehouse.of(settings).table("gold_unified_player_agg")
     handle = table.open()
     if handle is None:
         raise DataError(f"{table.uri} is not there")
@@ -134,11 +134,11 @@ def _top(output: Output, settings: Settings) -> None:
 
 
 def _columns(settings: Settings, name: str) -> list[str]:
-    handle = Lakehouse(settings.lakehouse).table(name).open()
+    handle = Lakehouse.of(settings).table(name).open()
     return [f.name for f in handle.schema().fields] if handle is not None else []
 
 
 def _rows(settings: Settings, name: str) -> int:
-    table = Lakehouse(settings.lakehouse).table(name)
+    table = Lakehouse.of(settings).table(name)
     handle = table.open()
     return read_arrow(table, handle, ["_kafka_offset"]).num_rows if handle is not None else 0

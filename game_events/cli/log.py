@@ -39,7 +39,7 @@ def log(
     output = Output(as_json=as_json)
     if kind is not None and kind not in KINDS:
         raise ConfigurationError(f"--kind: there is no {kind!r}; there are {', '.join(KINDS)}")
-    lakehouse = Lakehouse(load_settings().lakehouse)
+    lakehouse = Lakehouse.of(load_settings())
     events = read_events(lakehouse, since_of(since))
     found = query(events, _CHOSEN, run=run, kind=kind, game=game, table=table, limit=limit)
     for event in found:

@@ -43,7 +43,7 @@ def list_rows(reason: Reasons = None, schema_id: SchemaIds = None, rows: Rows = 
     """Count the rows by reason (or rule) and schema id: how many, how many were replayed, since when. No value is shown."""
     output = Output(as_json=as_json)
     chosen = selection_of(reason or [], schema_id or [])
-    table = Lakehouse(load_settings().lakehouse).table(QUARANTINE)
+    table = Lakehouse.of(load_settings()).table(QUARANTINE)
     handle = table.open()
     groups: list[dict[str, Any]] = []
     single: list[dict[str, Any]] = []

@@ -26,7 +26,7 @@ def report(
 ) -> None:
     """One HTML page, which loads nothing from anywhere: throughput, lag, games, rejections, durations, tables, errors."""
     output = Output(as_json=as_json)
-    lakehouse = Lakehouse(load_settings().lakehouse)
+    lakehouse = Lakehouse.of(load_settings())
     data = report_data(read_events(lakehouse, since_of(since)))
     try:
         out.write_text(page(data, lakehouse.root, datetime.now(UTC)), encoding="utf-8")

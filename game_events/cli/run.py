@@ -114,7 +114,7 @@ def run_and_show(output: Output, settings: Settings, asked: Mapping[str, object]
         result = run_job(settings, "refresh", OP, asked)
     if result.report:
         show_run(output, result.report)
-        output.say(f"tables: {Lakehouse(settings.lakehouse).root}")
+        output.say(f"tables: {Lakehouse.of(settings).root}")
     if result.error:
         output.say(f"the run failed: {result.error}")
     return result

@@ -20,7 +20,7 @@ Subject = Annotated[str | None, typer.Option("--subject", help="Default: <topic>
 
 def _history(subject: str | None) -> SchemaHistory:
     settings = load_settings()
-    return SchemaHistory(SchemaRegistry(settings), Lakehouse(settings.lakehouse), subject or f"{settings.kafka_topic}-value")
+    return SchemaHistory(SchemaRegistry(settings), Lakehouse.of(settings), subject or f"{settings.kafka_topic}-value")
 
 
 @app.command("show")

@@ -14,7 +14,7 @@ from game_events.settings import load_settings
 def tables(as_json: Json = False) -> None:
     """List the tables: rows, Delta version, files, size, columns."""
     output = Output(as_json=as_json)
-    lakehouse = Lakehouse(load_settings().lakehouse)
+    lakehouse = Lakehouse.of(load_settings())
     found = []
     for name in lakehouse.names():
         handle = lakehouse.table(name).open()

@@ -23,12 +23,11 @@ from game_events.lakehouse import crash_points
 from game_events.lakehouse.field_shares import merge_shares
 from game_events.lakehouse.format_version import marked
 from game_events.lakehouse.newest_commit import COMMIT_ID
-from game_events.lakehouse.retention import CHECKPOINT_COMMITS, Retention
+from game_events.lakehouse.retention import CHECKPOINT_COMMITS, REMOTE_CHECKPOINT_COMMITS, Retention
 from game_events.lakehouse.staging import StagedFile, discard
 from game_events.lakehouse.storage_faults import storage_error
 from game_events.lakehouse.tables import Table
 
-TABLE_PROPERTIES = {"delta.checkpointInterval": str(CHECKPOINT_COMMITS), "delta.dataSkippingNumIndexedCols": "32"}
 #: Attempts to commit beside commits that touch neither our rows nor our progress: compaction, another property.
 BESIDE_ATTEMPTS = 5
 #: Attempts to evolve a schema against rivals that evolve it too.
@@ -114,6 +113,13 @@ def commit(plan: Commit) -> Landed:
     return _landed(plan, plan.table.open())
 
 
+def _properties(table: Table) -> Mapping[str, str]:
+    """Delta's own properties of a new table."""
+    interval = CHECKPOINT_COMMITS if table.local_path is not None else REMOTE_CHECKPOINT_COMMITS
+    own = {"delta.checkpointInterval": str(interval), "delta.dataSkippingNumIndexedCols": "32"}
+    return own | dict(Retention().properties(table.name))
+
+
 def _write(plan: Commit, handle: DeltaTable | None, commit_id: str) -> None:
     properties = CommitProperties(
         # Without it, of two creators the second one's rows become version 1: what exists is looked at only beforehand.
@@ -129,7 +135,7 @@ def _write(plan: Commit, handle: DeltaTable | None, commit_id: str) -> None:
             [f.add_action() for f in plan.files],
             mode="error",
             description=plan.description,
-            configuration=TABLE_PROPERTIES | dict(Retention().properties(plan.table.name)),
+            configuration=_properties(plan.table),
             storage_options=plan.table.options,
             commit_properties=properties,
         )

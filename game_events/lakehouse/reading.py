@@ -20,6 +20,7 @@ from pyspark.sql.types import StructType
 
 from game_events.lakehouse.newest_commit import settles
 from game_events.lakehouse.staging import file_system
+from game_events.lakehouse.store_errors import store_errors_named
 from game_events.lakehouse.tables import Table
 
 #: Key in the commit information of silver, gold and unified: what marks a commit as this project's own.
@@ -113,7 +114,7 @@ def read_arrow(
     wanted = [f for f in schema if columns is None or f.name in columns]
     parts = []
     for path in pa.table(handle.get_add_actions()).column("path").to_pylist() if only is None else only:
-        with system.open_input_file(prefix + path) as source:
+        with store_errors_named(table.uri), system.open_input_file(prefix + path) as source:
             file = pq.ParquetFile(source)
             part = file.read(columns=[f.name for f in wanted if f.name in file.schema_arrow.names])
         arrays = [

@@ -1,6 +1,7 @@
-"""Storage that is full or cannot be written, told in clear words wherever the error comes from: Arrow, delta-rs, Spark.
+"""Storage that is full, away or refuses us, told in clear words wherever the error comes from: Arrow, delta-rs, Spark.
 
-None of them has a class for it: the operating system's words, or its error number, stand somewhere in their texts.
+An object store's own answers are read by `store_errors.py`; this is for all of them. None of the libraries has a
+class for it: the operating system's words, or its error number, stand somewhere in their texts.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from game_events.errors import ConfigurationError, GameEventsError, TransientError
+from game_events.lakehouse.store_errors import explain
 
 #: As Linux and Rust's standard library (`os error N`) say it.
 FULL = ("No space left on device", "Disk quota exceeded", "os error 28", "os error 122")
@@ -39,6 +41,9 @@ def storage_error(error: BaseException, root: str) -> GameEventsError | None:
     Returns:
         TransientError: it is full, and may have room again. ConfigurationError: only a person can give the right to write.
     """
+    found = explain(error, root)
+    if found is not None:
+        return found
     said = next((line.strip() for line in str(error).splitlines() if _has(line, FULL + DENIED)), "")[:300]
     if _has(said, FULL):
         return TransientError(

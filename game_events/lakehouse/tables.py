@@ -14,6 +14,9 @@ from deltalake.fs import DeltaStorageHandler
 from game_events.errors import ConfigurationError, DataError
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse.format_version import refuse_newer
+from game_events.lakehouse.object_store import delta_options
+from game_events.lakehouse.store_errors import store_errors_named
+from game_events.settings import Settings
 
 BRONZE = "bronze_events"
 QUARANTINE = "quarantine_events"
@@ -90,12 +93,14 @@ class Table:
 
         Raises:
             DataError: its log cannot be read, or it was given a feature that this project's readers do not honour.
-            ConfigurationError: a newer version of this project has written it.
+            ConfigurationError: a newer version of this project has written it, or the object store refuses us.
+            TransientError: the object store does not answer.
         """
         if self.local_path is not None and not (self.local_path / "_delta_log").is_dir():
             return None
         try:
-            table = DeltaTable(self.uri, storage_options=self.options)
+            with store_errors_named(self.uri):
+                table = DeltaTable(self.uri, storage_options=self.options)
         except TableNotFoundError:
             return None
         except DeltaError as error:
@@ -130,7 +135,17 @@ class Lakehouse:
             if path.exists() and not path.is_dir():
                 raise ConfigurationError(f"GAME_EVENTS_LAKEHOUSE: {path} is not a folder")
             root = str(path)
-        self.root = root.rstrip("/")
+        # delta-rs and Spark both know `s3://`; files are named in the log and in plans by one address.
+        self.root = re.sub(r"^s3a://", "s3://", root).rstrip("/")
+
+    @classmethod
+    def of(cls, settings: Settings) -> Lakehouse:
+        """The lakehouse of the settings, with what its object store needs.
+
+        Raises:
+            ConfigurationError: the root is an existing file, or an object store that is not safe to write to.
+        """
+        return cls(settings.lakehouse, delta_options(settings), settings.key_column)
 
     def table(self, name: str) -> Table:
         """The table of that name, existing or not."""
@@ -145,10 +160,14 @@ class Lakehouse:
         return self.table(gold_name(game, aggregate))
 
     def names(self) -> list[str]:
-        """Names of the Delta tables below the root, sorted; one listing, nothing is opened."""
+        """Names of the Delta tables below the root, sorted; one listing, nothing is opened.
+
+        In an object store a table whose first commit has not landed yet may be among them: opened, it is None.
+        """
         if "://" not in self.root:
             root = Path(self.root)
             return sorted(f.name for f in root.iterdir() if (f / "_delta_log").is_dir()) if root.is_dir() else []
         system = pafs.PyFileSystem(DeltaStorageHandler(self.root, self.options))
-        found = system.get_file_info(pafs.FileSelector("", recursive=False))
+        with store_errors_named(self.root):
+            found = system.get_file_info(pafs.FileSelector("", recursive=False))
         return sorted(f.base_name for f in found if f.type == pafs.FileType.Directory)

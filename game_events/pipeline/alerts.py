@@ -7,6 +7,7 @@ of one: names of tables, games and checks, counts, and the words of this project
 from __future__ import annotations
 
 import logging
+import ssl
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -15,6 +16,7 @@ import tenacity
 from pydantic import BaseModel, Field
 
 from game_events.settings import Settings
+from game_events.sources.registry import UNTRUSTED
 
 log = logging.getLogger(__name__)
 VERSION = 1
@@ -91,24 +93,36 @@ def send(settings: Settings, alert: Alert) -> bool:
         reraise=True,
     )
     try:
-        attempts(_post, url, alert)
+        attempts(_post, url, alert, _trust(settings))
     except _RefusedError as error:
         log.warning("alert=%s sent=false given_up=true cause=%s", alert.id, error)
         return True
     except (_BusyError, httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
-        # Neither the address nor the client's words, which repeat it.
-        log.warning("alert=%s sent=false cause=%s", alert.id, error if isinstance(error, _BusyError) else type(error).__name__)
+        log.warning("alert=%s sent=false cause=%s", alert.id, _cause(error))
         return False
     log.info("alert=%s sent=true", alert.id)
     return True
 
 
-def _post(url: str, alert: Alert) -> None:
+def _trust(settings: Settings) -> ssl.SSLContext | bool:
+    """What certificates are verified with: never nothing."""
+    return True if settings.tls_ca_file is None else ssl.create_default_context(cafile=str(settings.tls_ca_file))
+
+
+def _cause(error: Exception) -> str:
+    """Neither the address nor the client's words, which repeat it."""
+    if UNTRUSTED in str(error):
+        return "the receiver's certificate is not trusted (GAME_EVENTS_TLS_CA_FILE names its authority's PEM file)"
+    return str(error) if isinstance(error, _BusyError) else type(error).__name__
+
+
+def _post(url: str, alert: Alert, trust: ssl.SSLContext | bool) -> None:
     answer = httpx2.post(
         url,
         content=alert.model_dump_json(exclude_none=True),
         headers={"Content-Type": "application/json", "Idempotency-Key": alert.id},
         timeout=TIMEOUT_S,
+        verify=trust,
     )
     if answer.status_code == TOO_MANY or answer.is_server_error:
         raise _BusyError(f"HTTP {answer.status_code}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 import re
 import socket
 from importlib.metadata import version
@@ -19,6 +20,8 @@ MAX_TEXT = 1_000
 MIN_SECRET_CHARS = 4
 #: Spark's settings are plain texts; these hold an object store's keys.
 _SECRET_NAME = re.compile(r"key|secret|password|token|credential|sas", re.IGNORECASE)
+#: Where object stores' clients find credentials; their errors repeat what the store said, and should not repeat these.
+_VARIABLES = re.compile(r"^(AWS|AZURE|GOOGLE)_.*(SECRET|TOKEN|PASSWORD|ACCOUNT_KEY|ACCESS_KEY$|SAS|SERVICE_ACCOUNT_KEY)")
 _IN_ADDRESS = re.compile(r"(://)[^/@\s]+@")
 
 
@@ -51,10 +54,15 @@ def _masked(value: object) -> Any:  # noqa: ANN401 - JSON
 
 def without_secrets(text: str, settings: Settings) -> str:
     """A text with every secret of the settings masked, cut to a length."""
+    text = mask(text, settings)
+    return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + " ..."
+
+
+def mask(text: str, settings: Settings) -> str:
+    """A text with every secret of the settings, and of the environment's credentials for object stores, masked."""
     for secret in sorted(_secrets(settings), key=len, reverse=True):
         text = text.replace(secret, MASK)
-    text = _IN_ADDRESS.sub(rf"\1{MASK}@", text)
-    return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + " ..."
+    return _IN_ADDRESS.sub(rf"\1{MASK}@", text)
 
 
 def _secrets(settings: Settings) -> set[str]:
@@ -64,4 +72,5 @@ def _secrets(settings: Settings) -> set[str]:
             if isinstance(item, SecretStr):
                 found.add(item.get_secret_value())
     found |= {value for name, value in settings.spark_conf.items() if _SECRET_NAME.search(name)}
+    found |= {value for name, value in os.environ.items() if _VARIABLES.search(name) and not name.endswith("_FILE")}
     return {secret for secret in found if len(secret) >= MIN_SECRET_CHARS}

@@ -27,6 +27,7 @@ from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, Landed, commit
 from game_events.lakehouse.reading import read_arrow
 from game_events.lakehouse.staging import discard
+from game_events.lakehouse.store_probe import refuse_unsafe_store
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.bronze_rebuilt import is_gone, not_there_any_more
 from game_events.pipeline.bronze_restored import mend_restored_bronze
@@ -121,6 +122,7 @@ def _open_or_create(pipeline: Pipeline, topic: TopicOffsets, report: RunReport) 
     handle = pipeline.bronze.open()
     if handle is not None:
         return handle
+    refuse_unsafe_store(pipeline.lakehouse)
     start = starting_point(pipeline, topic)
     gaps: tuple[Gap, ...] = ()
     if is_gone(pipeline):

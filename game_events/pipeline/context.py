@@ -68,7 +68,7 @@ class Pipeline:
     @cached_property
     def lakehouse(self) -> Lakehouse:
         """All tables."""
-        return Lakehouse(self.settings.lakehouse, person=self.settings.key_column)
+        return Lakehouse.of(self.settings)
 
     @cached_property
     def bronze(self) -> Table:

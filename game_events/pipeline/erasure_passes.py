@@ -93,7 +93,7 @@ def _commit_silver(work: Work, bronze: DeltaTable, games: set[str], hits: dict[s
     why = note(pipeline, "a gamer was erased from its silver table")
     pipeline.progress.update(identity.key, lambda now: now.pending_downstream(games, why))
     plans = {g: partial(_silver_plan, work, bronze, g, hits.setdefault(silver_name(g), [])) for g in sorted(games)}
-    outcome = commit_games(plans, "forget_game_committed")
+    outcome = commit_games(plans, "forget_game_committed", pipeline.settings)
     for game in outcome.landed:
         work.erased(silver_name(game), hits[silver_name(game)])
         handle = pipeline.lakehouse.silver(game).open()

@@ -17,8 +17,10 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from game_events.errors import TransientError
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse.staging import REPORT_SCHEMA, StagedFile, StagedWriter, report
+from game_events.lakehouse.store_errors import explain
 from game_events.lakehouse.tables import Lakehouse, Table
 from game_events.pipeline.routing import Routing
 from game_events.pipeline.rule_split import RuleCounts, RuleSplit, Splitter, counts_from_json, counts_to_json
@@ -171,12 +173,18 @@ class _FanOutStage:
         return (f for game, writer in writers.items() if game not in self._failed for f in writer.files)
 
     def _try(self, game: str, write: Callable[[], object]) -> None:
-        """One game's folder that cannot be written is that game's failure; the others go on."""
+        """One game's folder that cannot be written is that game's failure; the others go on.
+
+        An object store that is away is away for all of them: the job ends instead of waiting once for each game.
+        """
         if game not in self._failed:
             try:
                 write()
             except OSError as error:
-                self._failed[game] = f"its files cannot be written: {error}"
+                known = explain(error, self._task.table(game).uri)
+                if isinstance(known, TransientError):
+                    raise
+                self._failed[game] = f"its files cannot be written: {known or error}"
 
     def _split(self) -> None:
         """Sort the buffer by game, once, and hand each game its part."""

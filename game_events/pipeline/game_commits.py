@@ -14,6 +14,8 @@ from deltalake.exceptions import DeltaError
 from game_events.errors import ConflictError, GameEventsError
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, Landed, commit
+from game_events.pipeline.audit import without_secrets
+from game_events.settings import Settings
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -43,12 +45,15 @@ def for_games(games: Iterable[str], look: Callable[[str], T]) -> dict[str, T]:
         return dict(zip(names, pool.map(look, names), strict=True))
 
 
-def commit_games(plans: Mapping[str, Callable[[], Commit | None]], crash_point: str, of: str = "") -> Committed:
+def commit_games(
+    plans: Mapping[str, Callable[[], Commit | None]], crash_point: str, settings: Settings, of: str = ""
+) -> Committed:
     """Commit every game's plan.
 
     Args:
         plans: game -> function that opens the table and makes the plan on that handle; None: to be planned anew.
         crash_point: reached after each commit, with the number of games committed so far.
+        settings: their secrets are masked in what is said of a failure.
         of: put before that number where a run comes to the point more than once.
     """
     outcome = Committed()
@@ -64,11 +69,11 @@ def commit_games(plans: Mapping[str, Callable[[], Commit | None]], crash_point: 
             outcome.landed[game] = commit(plan)
             crash_points.reach(crash_point, f"{of}{next(done)}")
         except ConflictError as error:
-            log.info("game=%s conflict=%r planned_again=true", game, str(error))
+            log.info("game=%s conflict=%r planned_again=true", game, without_secrets(str(error), settings))
             outcome.again.add(game)
         except (GameEventsError, DeltaError, OSError) as error:
-            log.error("game=%s commit_failed=%r", game, str(error))
-            outcome.failed[game] = str(error)
+            outcome.failed[game] = without_secrets(str(error), settings)
+            log.error("game=%s commit_failed=%r", game, outcome.failed[game])
 
     with ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(one, plans.items()))

@@ -239,7 +239,9 @@ def _pass(
             report.add_rules(aggregate.layer, game, rules.rules, counts)
     ready = {game: plan for game, plan in plans.items() if game not in result.failed}
     commits = {g: partial(_commit, pipeline, aggregate, p, schema, result, full=full) for g, p in ready.items()}
-    outcome = commit_games(commits, "gold_game_committed", "" if aggregate.name == PLAYER_AGG else f"{aggregate.name}:")
+    outcome = commit_games(
+        commits, "gold_game_committed", pipeline.settings, "" if aggregate.name == PLAYER_AGG else f"{aggregate.name}:"
+    )
     if replaced and aggregate.name == PLAYER_AGG and outcome.landed.keys() & set(replaced):
         # Once more: a rival that looked before these commits has found nothing to do, and taken the first note back.
         why = note(pipeline, "its gold table was replaced")

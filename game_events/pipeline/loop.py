@@ -20,6 +20,7 @@ from tenacity import RetryCallState, Retrying, sleep_using_event, stop_when_even
 
 from game_events.errors import TransientError
 from game_events.lakehouse.storage_faults import storage_named
+from game_events.pipeline.audit import without_secrets
 from game_events.pipeline.context import PROGRESS_LOGGER, Pipeline
 from game_events.pipeline.loop_report import IDLE, PAUSED, RUNNING, STOPPED, WAITING, LoopReport
 from game_events.pipeline.lost_tables import find_lost_tables
@@ -197,9 +198,10 @@ class Loop:
     def _note_failure(self, attempt: RetryCallState) -> None:
         error = attempt.outcome.exception() if attempt.outcome is not None else None
         self.report.retries += 1
-        self.report.state, self.report.why = WAITING, first_line(error)
+        why = without_secrets(first_line(error), self.pipeline.settings)
+        self.report.state, self.report.why = WAITING, why
         pause = attempt.next_action.sleep if attempt.next_action is not None else 0.0
-        log.warning("continuous=waiting attempt=%d again_in_s=%.1f why=%r", attempt.attempt_number, pause, first_line(error))
+        log.warning("continuous=waiting attempt=%d again_in_s=%.1f why=%r", attempt.attempt_number, pause, why)
 
 
 def first_line(error: BaseException | None) -> str:

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import os
 import tempfile
-import uuid
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pyarrow.fs as pafs
 from deltalake.exceptions import DeltaError
-from deltalake.fs import DeltaStorageHandler
 
 from game_events.errors import ConfigurationError, DataError, GameEventsError
+from game_events.lakehouse.object_store import is_remote
+from game_events.lakehouse.store_probe import refuse_unsafe_store
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.backlog import backlog
 from game_events.pipeline.bronze_protection import ALLOW
@@ -87,7 +86,7 @@ def environment_checks(settings: Settings) -> dict[str, Check]:
         "kafka": lambda: _kafka(settings),
         "schema registry": lambda: _registry(settings),
         "lakehouse": lambda: _writable(settings),
-        "tables": lambda: _tables(Lakehouse(settings.lakehouse)),
+        "tables": lambda: _tables(Lakehouse.of(settings)),
     }
 
 
@@ -132,14 +131,10 @@ def _registry(settings: Settings) -> str:
 
 
 def _writable(settings: Settings) -> str:
-    lakehouse = Lakehouse(settings.lakehouse)
-    if "://" in lakehouse.root:
-        store = pafs.PyFileSystem(DeltaStorageHandler(lakehouse.root, lakehouse.options))
-        probe = f"_probe-{uuid.uuid4()}"
-        with store.open_output_stream(probe) as sink:
-            sink.write(b"probe")
-        store.delete_file(probe)
-        return f"{lakehouse.root}: writable, {len(lakehouse.names())} tables"
+    lakehouse = Lakehouse.of(settings)
+    if is_remote(lakehouse.root):
+        found = refuse_unsafe_store(lakehouse)
+        return f"{lakehouse.root}: writable, {found}, {len(lakehouse.names())} tables"
     root = Path(lakehouse.root)
     nearest = next(folder for folder in (root, *root.parents) if folder.is_dir())
     if not os.access(nearest, os.W_OK):

@@ -100,8 +100,10 @@ def keep(table: Table, ticket: int, listed: ResetList) -> None:
         "apps": {str(p): app for p, app in listed.apps.items()},
         "files": [f.to_json() for f in listed.files],
     }
-    with system.open_output_stream(prefix + _name(ticket)) as sink:
-        sink.write(json.dumps(body).encode())
+    written = json.dumps(body).encode()
+    # With room for all of it: delta-rs's streams to object stores refuse what Arrow hands on without copying it.
+    with system.open_output_stream(prefix + _name(ticket), buffer_size=len(written) + 1) as sink:
+        sink.write(written)
 
 
 def forget(table: Table, ticket: int, files: list[StagedFile]) -> None:

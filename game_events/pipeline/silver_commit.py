@@ -46,7 +46,7 @@ def settle(
         del ready[game]
         _discard(source, result, game, quarantine=game in outcome.failed)
     plans = {game: partial(_commit_plan, source, decisions, game, start, result) for game, start in ready.items()}
-    committed = commit_games(plans, "game_committed")
+    committed = commit_games(plans, "game_committed", source.pipeline.settings)
     for game, landed in sorted(committed.landed.items()):
         entry = report.add_landed(SILVER, source.pipeline.lakehouse.silver(game), landed, source.schema, source.batch, game)
         counts = result.counts.get(game)

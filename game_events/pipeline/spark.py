@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 
 from game_events import stack
+from game_events.errors import ConfigurationError
+from game_events.lakehouse.object_store import is_s3, spark_options
 from game_events.settings import Settings
-from game_events.stack.jars import resolve
+from game_events.stack.jars import resolve, resolve_s3
 
 LOG_CONFIGURATION = Path(stack.__file__).with_name("spark-log4j2.properties")
 
 
+#: Spark settings that hold a credential themselves; those that name a file or a provider do not.
+_CREDENTIAL = re.compile(
+    r"(secret|password|passwd|access\.key|account\.key|session\.token|sas\.fixed\.token)[^/]*$", re.IGNORECASE
+)
+_REFERENCE = re.compile(r"(file|path|provider|class|type|alias)$", re.IGNORECASE)
 #: Records of an Arrow batch. Spark's Arrow writer takes time quadratic in a batch's rows for lists and maps that are NULL.
 ARROW_RECORDS = 20_000
 #: The same for Kafka records, which travel without NULL lists: so many that 20 schema versions are large groups each.
@@ -60,12 +68,29 @@ def forgiving(spark: SparkSession) -> Iterator[None]:
             spark.conf.set(key, str(before))
 
 
+def refuse_credentials(conf: Mapping[str, str]) -> None:
+    """Check that no credential is among a user's Spark settings.
+
+    They become arguments of the JVM, which every user of the machine can read with `ps`, and Spark's UI has a page of them.
+
+    Raises:
+        ConfigurationError: names them.
+    """
+    found = sorted(name for name in conf if _CREDENTIAL.search(name) and not _REFERENCE.search(name))
+    if found:
+        raise ConfigurationError(
+            f"GAME_EVENTS_SPARK_CONF: {', '.join(found)} would stand in the command line of Spark's JVM, where anybody "
+            "can read it: give them by the environment, a role, or a core-site.xml in HADOOP_CONF_DIR (docs/security.md)"
+        )
+
+
 def spark_config(settings: Settings) -> dict[str, str]:
     """Settings of the session, user's own last.
 
     Also sets ``PYSPARK_PYTHON`` in this process: it must stand in the environment before the session is made (the session's
     own settings for it are ignored), or workers run whatever python3 the PATH finds.
     """
+    refuse_credentials(settings.spark_conf)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     conf = {
@@ -91,6 +116,10 @@ def spark_config(settings: Settings) -> dict[str, str]:
         conf["spark.remote"] = settings.spark_remote
     else:
         jars: tuple[Path, ...] = resolve().spark
+        if is_s3(settings.lakehouse):
+            jars += resolve_s3()
+            # Each path is a request there: many of them are asked for by a Spark job, as Spark does by itself.
+            del conf["spark.sql.sources.parallelPartitionDiscovery.threshold"]
         conf |= {
             "spark.master": settings.spark_master,
             "spark.driver.memory": settings.spark_driver_memory,
@@ -106,4 +135,4 @@ def spark_config(settings: Settings) -> dict[str, str]:
             conf["spark.driver.host"] = "127.0.0.1"
             # Otherwise Spark looks for a network address of this machine, and warns about what it finds.
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    return conf | settings.spark_conf
+    return conf | spark_options(settings) | settings.spark_conf

@@ -73,7 +73,7 @@ def look(settings: Settings, timeout_s: float) -> Standing:
         GameEventsError: the broker does not answer, there is no such topic, a table cannot be read.
     """
     topic = KafkaTopic(settings, timeout_s).offsets()
-    lakehouse = Lakehouse(settings.lakehouse)
+    lakehouse = Lakehouse.of(settings)
     bronze = lakehouse.table(BRONZE).open()
     if bronze is None:
         # The first run settles where it starts: only records that are there already can wait for it.

@@ -12,6 +12,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from game_events.errors import GameEventsError
+from game_events.pipeline.audit import without_secrets
 from game_events.pipeline.check_result import CheckResult
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.freshness import FRESH, fresh
@@ -124,8 +125,8 @@ def check_after_run(pipeline: Pipeline, report: RunReport) -> None:
         try:
             report.checks.append(check.in_run(pipeline))
         except (GameEventsError, DeltaError, OSError, PySparkException, Py4JJavaError) as error:
-            log.warning("check=%s could_not_be_made=%r", check.name, str(error))
+            log.warning("check=%s could_not_be_made=%r", check.name, without_secrets(str(error), pipeline.settings))
             # The words of a Spark job are pages of stack, and may repeat the data it stumbled over.
             by_spark = isinstance(error, PySparkException | Py4JJavaError)
-            why = f"{type(error).__name__}: see the run's log" if by_spark else str(error)
+            why = f"{type(error).__name__}: see the run's log" if by_spark else without_secrets(str(error), pipeline.settings)
             report.checks.append(CheckResult(check.name, check.layer, False, f"could not be made: {why}"))

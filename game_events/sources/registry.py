@@ -33,6 +33,8 @@ NOT_FOUND = 404
 #: error: a gateway's 400 means another thing.
 IMPOSSIBLE = (400, 405, 422)
 FORBIDDEN = (401, 403)
+#: What OpenSSL says of a certificate that no known authority has signed.
+UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,8 @@ def registry_client(settings: Settings) -> SchemaRegistryClient:
         password = settings.schema_registry_password
         secret = password.get_secret_value() if password else ""
         conf["basic.auth.user.info"] = f"{settings.schema_registry_user}:{secret}"
+    if settings.tls_ca_file is not None:
+        conf["ssl.ca.location"] = str(settings.tls_ca_file)
     return SchemaRegistryClient.new_client(conf)
 
 
@@ -168,6 +172,11 @@ class SchemaRegistry:
                 ) from None
             raise TransientError(f"schema registry {self.url} answered {what} with {status}: {error}") from error
         except (httpx2.HTTPError, OSError, ValueError) as error:
+            if UNTRUSTED in str(error):
+                raise ConfigurationError(
+                    f"schema registry {self.url}: its certificate is not trusted ({error}): set GAME_EVENTS_TLS_CA_FILE to the "
+                    "PEM file of the authority that signed it"
+                ) from error
             raise TransientError(
                 f"schema registry {self.url} gave no usable answer for {what} ({type(error).__name__}: {error}): "
                 "is GAME_EVENTS_SCHEMA_REGISTRY_URL right, and is it up? (`game-events doctor` checks both)"

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,9 @@ IVY_FILE = HERE / "ivy.xml"
 #: A cold resolution takes about 50 s; this is for slow lines.
 RESOLVE_TIMEOUT_S = 1800
 IVY_LINES_SHOWN = 15
+#: Configurations of the Ivy file that every user needs, and what only a lakehouse in an S3-compatible store does.
+EVERYONE = ("spark", "kafka", "registry")
+S3 = "s3"
 PATTERN = "[conf]/[artifact]-[revision](-[classifier]).[ext]"
 
 
@@ -65,29 +68,42 @@ def resolve(on_progress: Callable[[str], None] | None = None) -> Jars:
         ConfigurationError: no Java of version 17 or newer, or the cache folder cannot be written.
         TransientError: Ivy could not fetch something; what it did fetch is kept for the next try.
     """
-    folder = cache_dir() / f"jars-{hashlib.sha256(IVY_FILE.read_bytes()).hexdigest()[:12]}"
+    what = "Kafka, the registry, Delta and Spark's Kafka source (about 170 MB, once per machine)"
+    folder = _filled("jars", EVERYONE, what, on_progress)
+    return Jars(tuple(sorted((folder / "spark").glob("*.jar"))), folder / "kafka", folder / "registry")
+
+
+def resolve_s3(on_progress: Callable[[str], None] | None = None) -> tuple[Path, ...]:
+    """Jars with which Spark reads an S3-compatible store: fetched only where the lakehouse is in one. Else as `resolve`."""
+    folder = _filled("s3", (S3,), "Spark's way to S3 (about 9 MB, once per machine)", on_progress)
+    return tuple(sorted((folder / S3).glob("*.jar")))
+
+
+def _filled(name: str, confs: Sequence[str], what: str, on_progress: Callable[[str], None] | None) -> Path:
+    """The folder with some configurations of the Ivy file, made if it is not there."""
+    folder = cache_dir() / f"{name}-{hashlib.sha256(IVY_FILE.read_bytes()).hexdigest()[:12]}"
     if not folder.is_dir():
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             with (folder.parent / "jars.lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if not folder.is_dir():
-                    _fill(folder, on_progress or (lambda _line: None))
+                    (on_progress or (lambda _line: None))(f"fetching {what}")
+                    _fill(folder, confs)
         except OSError as error:
             raise ConfigurationError(
                 f"cannot write the cache {folder.parent}: {error}; set GAME_EVENTS_CACHE to another folder"
             ) from error
-    return Jars(tuple(sorted((folder / "spark").glob("*.jar"))), folder / "kafka", folder / "registry")
+    return folder
 
 
-def _fill(folder: Path, on_progress: Callable[[str], None]) -> None:
+def _fill(folder: Path, confs: Sequence[str]) -> None:
     """Resolve into a temporary folder beside `folder`, unpack, rename. Only the holder of the lock comes here."""
     java = find_java()
-    on_progress("fetching Kafka, the registry, Delta and Spark's Kafka source (about 170 MB, once per machine)")
     ivy_cache = folder.parent / "ivy"
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="incomplete-") as temporary:
         whole = Path(temporary) / folder.name
-        _run_ivy(java, ivy_cache, whole)
+        _run_ivy(java, ivy_cache, whole, confs)
         registry = whole / "registry"
         for archive in registry.glob("*.tar.gz"):
             with tarfile.open(archive) as tar:
@@ -97,10 +113,11 @@ def _fill(folder: Path, on_progress: Callable[[str], None]) -> None:
     shutil.rmtree(ivy_cache, ignore_errors=True)
 
 
-def _run_ivy(java: Path, ivy_cache: Path, target: Path) -> None:
+def _run_ivy(java: Path, ivy_cache: Path, target: Path, confs: Sequence[str]) -> None:
     command = [
         *(str(java), f"-Dcache.dir={ivy_cache}", "-jar", str(_ivy_jar())),
         *("-settings", str(HERE / "ivysettings.xml"), "-ivy", str(IVY_FILE)),
+        *("-confs", *confs),
         *("-retrieve", f"{target.name}/{PATTERN}"),
     ]
     try:

@@ -1,65 +1,141 @@
-"""Secrets of the settings appear nowhere: one run with everything at DEBUG, and every byte it wrote is looked at."""
+"""Secrets appear nowhere: runs with everything at DEBUG; every byte that they, and commands after them, wrote is read."""
+
+from __future__ import annotations
 
 import base64
+import io
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
+from game_events.settings import Settings
+from game_events_tests.assets.receiver import TOKEN, Receiver
+from game_events_tests.object_store.client import BUCKET, KEY, SECRET, ObjectStore
 
 USER = "reader"
 REGISTRY_SECRET = "planted-registry-4c1f9a"
 KAFKA_SECRET = "planted-kafka-83be20"
-#: The command line with every Python logger at DEBUG, into a file.
-LOUD = (
-    "import logging, sys; logging.basicConfig(filename='python.log', level=logging.DEBUG);"
-    "from game_events.cli.main import main; main()"
-)
+KEY_PASSWORD = "planted-key-password-19aa"
+SESSION_TOKEN = "planted-session-77d0e4"
+LOGIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
+#: The command line with every Python logger at DEBUG, into a file; several commands one after another.
+LOUD = """
+import logging, sys
+logging.basicConfig(filename="python.log", level=logging.DEBUG)
+from game_events.cli.main import main
+for command in sys.argv[1:]:
+    sys.argv = ["game-events", *command.split()]
+    try:
+        main()
+    except SystemExit as ended:
+        last = ended.code
+sys.exit(last)
+"""
 DAGSTER = """
 telemetry: {enabled: false}
 python_logs: {managed_python_loggers: [root, game_events], python_log_level: DEBUG}
 """
+AFTERWARDS = ("tables", "log", "quarantine", "report --out report.html", "doctor --json", "log --json")
+
+
+def environment_of(settings: Settings, store: ObjectStore, folder: Path, webhook: str) -> dict[str, str]:
+    """A user's environment with a secret in each place that takes one, and every log turned on."""
+    events = folder / "spark-events"
+    events.mkdir()
+    kafka = {
+        "sasl.username": USER,
+        "sasl.password": KAFKA_SECRET,
+        # Java's client takes these whatever the protocol is, so they travel as Spark options.
+        "sasl.jaas.config": f'{LOGIN} required username="{USER}" password="{KAFKA_SECRET}";',
+        "ssl.key.password": KEY_PASSWORD,
+        "debug": "all",
+        "log_level": "7",
+    }
+    spark = {
+        "spark.log.level": "DEBUG",
+        "spark.ui.enabled": "true",
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": events.as_uri(),
+        "spark.eventLog.compress": "false",
+        "spark.eventLog.rolling.enabled": "false",
+    }
+    return os.environ | {
+        "DAGSTER_HOME": str(folder / "dagster"),
+        "RUST_LOG": "debug",
+        "AWS_ACCESS_KEY_ID": KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_SESSION_TOKEN": SESSION_TOKEN,
+        "GAME_EVENTS_STATE_DIR": str(folder / "state"),
+        "GAME_EVENTS_LAKEHOUSE": f"s3://{BUCKET}/{settings.kafka_topic}",
+        "GAME_EVENTS_STORAGE_ENDPOINT": store.endpoint,
+        "GAME_EVENTS_KAFKA_BOOTSTRAP_SERVERS": settings.kafka_bootstrap_servers,
+        "GAME_EVENTS_KAFKA_TOPIC": settings.kafka_topic,
+        "GAME_EVENTS_SCHEMA_REGISTRY_URL": settings.schema_registry_url,
+        "GAME_EVENTS_SCHEMA_REGISTRY_USER": USER,
+        "GAME_EVENTS_SCHEMA_REGISTRY_PASSWORD": REGISTRY_SECRET,
+        "GAME_EVENTS_KAFKA_OPTIONS": json.dumps(kafka),
+        "GAME_EVENTS_ALERT_WEBHOOK_URL": webhook,
+        "GAME_EVENTS_SPARK_MASTER": "local[2]",
+        "GAME_EVENTS_SPARK_CONF": json.dumps(spark),
+    }
+
+
+def run(folder: Path, environment: dict[str, str], name: str, *commands: str) -> int:
+    """Commands in a process of their own, their output in files."""
+    with (folder / f"{name}.out").open("wb") as out, (folder / f"{name}.err").open("wb") as err:
+        command = [sys.executable, "-c", LOUD, *commands]
+        return subprocess.run(command, cwd=folder, env=environment, stdout=out, stderr=err, check=False).returncode
+
+
+def everything_written(folder: Path, store: ObjectStore, prefix: str) -> Iterator[tuple[str, bytes]]:
+    """Each file and object; rows of Parquet as text, as they are compressed."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            yield str(path.relative_to(folder)), path.read_bytes()
+    files = store.files()
+    for name in store.names(prefix):
+        with files.open_input_file(name) as source:
+            body = source.read()
+        yield name, body
+        if name.endswith(".parquet"):
+            yield f"rows of {name}", repr(pq.read_table(io.BytesIO(body)).to_pylist()).encode()
 
 
 @pytest.mark.stack
-@pytest.mark.parametrize("reachable", [True, False], ids=["a run that works", "a run that fails"])
-def test_no_secret_is_in_any_output_log_event_or_table(settings, tmp_path, reachable):
-    sent = produce(settings, Simulation(games=("rummy",), records_per_game_and_version=5))
-    home = tmp_path / "dagster"
-    home.mkdir()
-    (home / "dagster.yaml").write_text(DAGSTER)
-    environment = os.environ | {
-        "DAGSTER_HOME": str(home),
-        "GAME_EVENTS_STATE_DIR": str(tmp_path / "state"),
-        "GAME_EVENTS_LAKEHOUSE": str(tmp_path / "lakehouse"),
-        "GAME_EVENTS_KAFKA_BOOTSTRAP_SERVERS": settings.kafka_bootstrap_servers,
-        "GAME_EVENTS_KAFKA_TOPIC": settings.kafka_topic,
-        "GAME_EVENTS_SCHEMA_REGISTRY_URL": settings.schema_registry_url if reachable else "http://127.0.0.1:9",
-        "GAME_EVENTS_SCHEMA_REGISTRY_USER": USER,
-        "GAME_EVENTS_SCHEMA_REGISTRY_PASSWORD": REGISTRY_SECRET,
-        "GAME_EVENTS_KAFKA_OPTIONS": json.dumps({"sasl.username": USER, "sasl.password": KAFKA_SECRET}),
-        "GAME_EVENTS_SPARK_MASTER": "local[2]",
-        "GAME_EVENTS_SPARK_CONF": json.dumps({"spark.log.level": "DEBUG"}),
-    }
-    with (tmp_path / "out.log").open("wb") as out, (tmp_path / "err.log").open("wb") as err:
-        ended = subprocess.run(
-            [sys.executable, "-c", LOUD, "run", "--json"], cwd=tmp_path, env=environment, stdout=out, stderr=err, check=False
-        )
-    assert ended.returncode == (0 if reachable else 1), (tmp_path / "err.log").read_text()[-3000:]
-    body = json.loads((tmp_path / "out.log").read_text().splitlines()[-1])
-    assert body["success"] is reachable
-    # It was as loud as it was meant to be.
-    assert b"DEBUG" in (tmp_path / "python.log").read_bytes()
-    assert b" DEBUG " in (tmp_path / "err.log").read_bytes()
-    if reachable:
-        assert body["rows"]["bronze"] == sent.decodable
-    planted = [REGISTRY_SECRET, KAFKA_SECRET]
+def test_no_secret_is_in_any_output_log_event_plan_or_table(settings: Settings, store: ObjectStore, tmp_path: Path) -> None:
+    sent = produce(settings, Simulation(games=("rummy",), records_per_game_and_version=5, poison_share=0.2))
+    (tmp_path / "dagster").mkdir()
+    (tmp_path / "dagster" / "dagster.yaml").write_text(DAGSTER)
+    with Receiver().running() as inbox:
+        environment = environment_of(settings, store, tmp_path, inbox.url)
+        worked = run(tmp_path, environment, "run", "run --json")
+        away = environment | {"GAME_EVENTS_SCHEMA_REGISTRY_URL": "http://127.0.0.1:9", "GAME_EVENTS_MODE": "development"}
+        produce(settings, Simulation(games=("rummy",), records_per_game_and_version=2, versions=(9,), seed=2))
+        failed = run(tmp_path, away, "failing", "run --json")
+        assert run(tmp_path, environment, "afterwards", *AFTERWARDS) == 0
+    assert (worked, failed) == (0, 1), (tmp_path / "run.err").read_text(errors="replace")[-3000:]
+    assert inbox.events == ["run_failed"]
+    assert json.loads((tmp_path / "run.out").read_text().splitlines()[-1])["rows"]["bronze"] == sent.decodable
+
+    written = dict(everything_written(tmp_path, store, settings.kafka_topic))
+    # It was as loud as it was meant to be, and all of it is looked at.
+    assert b"DEBUG" in written["python.log"]
+    assert b" DEBUG " in written["run.err"]
+    assert b"rdkafka" in written["run.err"]
+    assert any(name.startswith("spark-events/") and b"SparkListenerEnvironmentUpdate" in body for name, body in written.items())
+    assert any(name.endswith(".db") for name in written)
+    assert any("rows of" in name and "event_log" in name for name in written)
+    assert b"rummy" in written["report.html"]
+    assert b"conditional puts hold" in written["afterwards.out"]
+
+    planted = [REGISTRY_SECRET, KAFKA_SECRET, KEY_PASSWORD, SECRET, SESSION_TOKEN, TOKEN]
     needles = [text.encode() for text in planted] + [base64.b64encode(f"{USER}:{REGISTRY_SECRET}".encode())]
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert any(path.suffix == ".db" for path in files), "Dagster's event log was not looked at"
-    found = [(str(path.relative_to(tmp_path)), n) for path in files for n in needles if n in path.read_bytes()]
-    assert found == []
+    assert [(name, needle) for name, body in written.items() for needle in needles if needle in body] == []

@@ -51,7 +51,7 @@ def send(
 
 def versions(settings: Settings) -> dict[str, int]:
     """Table -> Delta version, for every table of the lakehouse."""
-    lakehouse = Lakehouse(settings.lakehouse)
+    lakehouse = Lakehouse.of(settings)
     return {name: DeltaTable(lakehouse.table(name).uri).version() for name in lakehouse.names()}
 
 

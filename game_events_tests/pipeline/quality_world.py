@@ -63,7 +63,7 @@ def rule(name: str, sql: str, action: str = "warn", **more: object) -> dict[str,
 
 def in_silver(settings: Settings) -> dict[str, list[int]]:
     """Game -> offsets of its silver rows, for every silver table there is."""
-    games = sorted(filter(None, map(game_of_silver, Lakehouse(settings.lakehouse).names())))
+    games = sorted(filter(None, map(game_of_silver, Lakehouse.of(settings).names())))
     return {game: [c[2] for c in coordinates(settings, f"silver_{game}_events")] for game in games}
 
 

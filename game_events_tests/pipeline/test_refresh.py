@@ -24,7 +24,7 @@ pytestmark = pytest.mark.stack
 
 
 def versions(settings):
-    lakehouse = Lakehouse(settings.lakehouse)
+    lakehouse = Lakehouse.of(settings)
     return {name: DeltaTable(lakehouse.table(name).uri).version() for name in lakehouse.names()}
 
 
@@ -39,7 +39,7 @@ def test_games_that_nobody_listed_become_tables_and_every_record_is_in_its_place
 
     assert report.success
     assert_books_balance(settings, sent)
-    tables = set(Lakehouse(settings.lakehouse).names())
+    tables = set(Lakehouse.of(settings).names())
     per_game = {f"silver_{g}_events" for g in DEFAULT_GAMES} | {f"gold_{g}_player_agg" for g in DEFAULT_GAMES}
     assert tables == per_game | {"bronze_events", "quarantine_events", "gold_unified_player_agg", "schemas", "progress"}
     assert report.rows("bronze") == sent.decodable
@@ -148,7 +148,7 @@ def test_names_that_are_no_games_are_counted_and_kept_in_bronze(settings, make_p
     assert report.success
     assert dict(report.unrouted) == {"invalid": 10 * 2 * len(hostile)}
     assert count(settings, "bronze_events") == sent.decodable
-    games = [n for n in Lakehouse(settings.lakehouse).names() if n.startswith(("silver_", "gold_"))]
+    games = [n for n in Lakehouse.of(settings).names() if n.startswith(("silver_", "gold_"))]
     assert games == ["gold_rummy_player_agg", "gold_unified_player_agg", "silver_rummy_events"]
     books = reconcile(make_pipeline(settings))
     assert books.passed

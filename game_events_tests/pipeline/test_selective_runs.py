@@ -93,7 +93,7 @@ def test_a_full_refresh_replaces_what_is_named_what_is_made_from_it_follows_and_
     assert seen == {uno}
     assert_books_balance(settings, sent)
 
-    everything = {name for name in Lakehouse(settings.lakehouse).names() if name not in OWN}
+    everything = {name for name in Lakehouse.of(settings).names() if name not in OWN}
     assert run(full=["all"]) == everything - {"bronze_events"}
     assert_books_balance(settings, sent)
     before = DeltaTable(f"{settings.lakehouse}/progress").version()

@@ -76,7 +76,7 @@ def test_the_offset_checks_pass_through_replay_crash_redecode_and_log_clean_up_a
     pipeline = make_pipeline(settings)
     found = assert_sound(pipeline)
     assert found.counts["from_batch"] == 0
-    assert found.counts["rows_committed"] == Lakehouse(settings.lakehouse).table(BRONZE).open().count()
+    assert found.counts["rows_committed"] == Lakehouse.of(settings).table(BRONZE).open().count()
     assert found.counts["offsets_read"] >= found.counts["rows_committed"]
 
     cleaned = copies()

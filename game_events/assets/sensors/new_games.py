@@ -18,7 +18,7 @@ def games_of(settings: Settings) -> tuple[set[str], set[str]]:
     Raises:
         GameEventsError: a table cannot be read.
     """
-    lakehouse = Lakehouse(settings.lakehouse)
+    lakehouse = Lakehouse.of(settings)
     bronze = lakehouse.table(BRONZE).open()
     admitted = set(ProgressTable(lakehouse).read(BronzeIdentity.of(bronze).key).games) if bronze is not None else set()
     tables = {game for name in lakehouse.names() if (game := game_of_silver(name)) is not None}

@@ -74,7 +74,7 @@ def schema_versions(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg
             return dg.SkipReason(f"subject {subject} still has {len(seen)} versions")
         versions = registry.versions(subject)
         news = version_news(context.cursor, versions)
-        changes = changes_by_version(SchemaHistory(registry, Lakehouse(settings.lakehouse), subject), versions, news.new)
+        changes = changes_by_version(SchemaHistory(registry, Lakehouse.of(settings), subject), versions, news.new)
     except (GameEventsError, DeltaError, OSError) as error:
         return dg.SkipReason(str(error))
     if not news.new:

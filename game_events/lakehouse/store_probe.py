@@ -1,0 +1,70 @@
+"""Whether an object store keeps the one promise that every commit relies on: of two who make the same object, one fails.
+
+Older S3-compatible stores take a conditional put and ignore the condition: the last rival wins, silently, and rows are lost.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+from deltalake import Schema
+from deltalake.exceptions import DeltaError
+from deltalake.fs import DeltaStorageHandler
+from deltalake.transaction import CommitProperties, create_table_with_add_actions
+
+from game_events.errors import ConfigurationError
+from game_events.lakehouse.object_store import is_remote
+from game_events.lakehouse.store_errors import explain, store_errors_named
+from game_events.lakehouse.tables import Lakehouse
+
+#: Each looks for the table before it makes it, so all have to look before the first has made it.
+RIVALS = 8
+_SCHEMA = Schema.from_arrow(pa.schema([("probe", pa.int64())]))
+
+
+def refuse_unsafe_store(lakehouse: Lakehouse) -> str:
+    """Let some rivals make one table, by the same code that makes every table; local folders are not looked at.
+
+    Returns:
+        what was found, in words.
+
+    Raises:
+        ConfigurationError: two of them believe that they made it; or the store refuses us.
+        TransientError: the store does not answer.
+    """
+    if not is_remote(lakehouse.root):
+        return "a folder"
+    name = f"_probe-{uuid.uuid4()}"
+    together = threading.Barrier(RIVALS)
+    try:
+        with ThreadPoolExecutor(RIVALS) as pool:
+            won = sum(pool.map(lambda _: _makes(lakehouse, name, together), range(RIVALS)))
+    finally:
+        with store_errors_named(lakehouse.root):
+            pafs.PyFileSystem(DeltaStorageHandler(lakehouse.root, lakehouse.options)).delete_dir(name)
+    if won != 1:
+        raise ConfigurationError(
+            f"object store {lakehouse.root}: {won} of {RIVALS} rivals made the same table: it ignores the condition of a "
+            "conditional put (If-None-Match), so two runs would overwrite each other's commits. Update the store, or use "
+            "another"
+        )
+    return "conditional puts hold"
+
+
+def _makes(lakehouse: Lakehouse, name: str, together: threading.Barrier) -> bool:
+    together.wait()
+    # Without it a rival that lost would be tried again, as the table's version 1.
+    once = CommitProperties(max_commit_retries=0)
+    uri, options = lakehouse.table(name).uri, lakehouse.options
+    try:
+        create_table_with_add_actions(uri, _SCHEMA, [], mode="error", storage_options=options, commit_properties=once)
+    except (DeltaError, OSError) as error:
+        known = explain(error, lakehouse.root)
+        if known is not None:
+            raise known from error
+        return False
+    return True

@@ -1,0 +1,107 @@
+"""An S3-compatible server for the tests, in a process of its own: moto's, behind what a real store does and moto does not.
+
+Real stores decide a conditional PUT atomically and refuse unknown keys; they also fail, and are away. What it shall do next is
+told on stdin, one line each, answered by the same line on stdout:
+
+    down            close the port; connections that are open break
+    up              open it again; what was stored is still there
+    fail STATUS N   answer the next N requests with this status
+    deny [TEXT]     refuse every request with this text in its path, none without a text
+    unsafe          from now on ignore the condition of a conditional PUT, as older stores do
+    safe            honour it again
+    requests        answered by the number of requests so far
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from moto.server import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
+
+REFUSED = "<Error><Code>InvalidAccessKeyId</Code><Message>The access key does not exist in our records.</Message></Error>"
+FAILED = "<Error><Code>{code}</Code><Message>Please reduce your request rate.</Message></Error>"
+CODES = {503: "SlowDown", 500: "InternalError", 403: "AccessDenied"}
+
+
+class Quiet(WSGIRequestHandler):
+    """No line for each request; connections stay open, as a store's do."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_request(self, *_: object) -> None:
+        pass
+
+
+class Store:
+    """The WSGI application."""
+
+    def __init__(self, key: str) -> None:
+        self._app = DomainDispatcherApplication(create_backend_app)
+        self._key = key
+        self._conditional = threading.Lock()
+        self.fail: tuple[int, int] = (0, 0)
+        self.requests = 0
+        self.unsafe = False
+        self.deny = ""
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        self.requests += 1
+        status, left = self.fail
+        if left > 0:
+            self.fail = (status, left - 1)
+            return self._answer(environ, start_response, status, FAILED.format(code=CODES.get(status, "InternalError")))
+        if f"Credential={self._key}/" not in environ.get("HTTP_AUTHORIZATION", ""):
+            return self._answer(environ, start_response, 403, REFUSED)
+        if self.deny and self.deny in environ.get("PATH_INFO", ""):
+            return self._answer(environ, start_response, 403, FAILED.format(code=CODES[403]))
+        if self.unsafe:
+            environ.pop("HTTP_IF_NONE_MATCH", None)
+        if "HTTP_IF_NONE_MATCH" in environ:
+            with self._conditional:
+                return list(self._app(environ, start_response))
+        return list(self._app(environ, start_response))
+
+    @staticmethod
+    def _answer(environ: dict[str, Any], start_response: Callable[..., Any], status: int, body: str) -> Iterable[bytes]:
+        environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        start_response(f"{status} no", [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))])
+        return [b"" if environ["REQUEST_METHOD"] == "HEAD" else body.encode()]
+
+
+def serve(store: Store, port: int) -> BaseWSGIServer:
+    server = make_server("127.0.0.1", port, store, threaded=True, request_handler=Quiet)
+    server.daemon_threads = True  # type: ignore[attr-defined]
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    return server
+
+
+def main() -> None:
+    store = Store(sys.argv[1])
+    server = serve(store, 0)
+    port = server.server_port
+    print(port, flush=True)
+    for line in sys.stdin:
+        words = line.split()
+        answer = line.strip()
+        if words[0] == "down":
+            server.shutdown()
+            server.server_close()
+        elif words[0] == "up":
+            server = serve(store, port)
+        elif words[0] == "fail":
+            store.fail = (int(words[1]), int(words[2]))
+        elif words[0] == "deny":
+            store.deny = "".join(words[1:])
+        elif words[0] in ("safe", "unsafe"):
+            store.unsafe = words[0] == "unsafe"
+        elif words[0] == "requests":
+            answer = str(store.requests)
+        print(answer, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""The whole pipeline with its tables in an S3-compatible store: the same guarantees as on a disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from game_events.lakehouse.tables import QUARANTINE
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.maintain import maintain
+from game_events.pipeline.reconcile import reconcile
+from game_events.pipeline.redecode import redecode
+from game_events.pipeline.refresh import refresh, refresh_downstream
+from game_events.pipeline.replay import Selection, replay
+from game_events.pipeline.report import RunReport
+from game_events.pipeline.selection import selection_of
+from game_events.pipeline.whole_checks import CHECKS
+from game_events.settings import Settings
+from game_events_tests.books import assert_books_balance, count
+from game_events_tests.guarantees.waves import GAMES, power_cut_at, send, start_run, versions, wait_all
+from game_events_tests.object_store.client import ObjectStore
+
+pytestmark = pytest.mark.stack
+MakeS3 = Callable[[Settings], Pipeline]
+#: Where a run is cut off: before any commit, between two of them, at a table's first commit.
+POINTS = ("bronze_staged", "quarantine_committed", "before_create:silver_late_events", "gold_staged")
+
+
+def test_a_run_fills_the_tables_and_one_with_nothing_new_writes_nothing(s3: Settings, make_s3_pipeline: MakeS3) -> None:
+    sent = send(s3)
+    report = refresh(make_s3_pipeline(s3))
+    assert report.success, report.errors
+    assert_books_balance(s3, sent)
+    before = versions(s3)
+    assert refresh(make_s3_pipeline(s3)).tables == []
+    assert versions(s3) == before
+    assert [c.summary for c in (check.run(make_s3_pipeline(s3)) for check in CHECKS) if not c.passed] == []
+
+
+def test_a_run_cut_off_anywhere_is_finished_by_the_next_one(s3: Settings, make_s3_pipeline: MakeS3) -> None:
+    sent = send(s3)
+    refresh(make_s3_pipeline(s3))
+    for number, point in enumerate(POINTS):
+        sent = sent.merge(send(s3, version=1 + number % 3, games=(*GAMES, "late"), records=3, poison=0.5))
+        with power_cut_at(point):
+            refresh(make_s3_pipeline(s3))
+    report = refresh(make_s3_pipeline(s3))
+    assert report.success, report.errors
+    assert_books_balance(s3, sent)
+
+
+def test_two_processes_at_once_with_different_ends_load_every_row_once(
+    s3: Settings, make_s3_pipeline: MakeS3, tmp_path: Path
+) -> None:
+    settings = s3.model_copy(update={"max_records_per_batch": 15})
+    sent, runs = send(settings), []
+    try:
+        for number in range(2):
+            runs.append(start_run(settings, tmp_path / f"run{number}"))
+            sent = sent.merge(send(settings, version=1 + number, records=4))
+        refresh(make_s3_pipeline(settings))
+    finally:
+        codes = wait_all(runs, 240)
+    assert codes == [0, 0], [(tmp_path / f"run{n}" / "stderr").read_text() for n in range(2)]
+    assert refresh(make_s3_pipeline(settings)).success
+    assert_books_balance(settings, sent)
+
+
+def test_full_refresh_replay_redecode_and_maintenance_work_there_too(
+    s3: Settings, make_s3_pipeline: MakeS3, store: ObjectStore
+) -> None:
+    settings = s3.model_copy(update={"allow_bronze_full_refresh": True})
+    sent = send(settings, version=2)
+    refresh(make_s3_pipeline(settings))
+    assert redecode(make_s3_pipeline(settings), RunReport()).rows == sent.decodable
+    pipeline = make_s3_pipeline(settings)
+    report = refresh(pipeline, selection=selection_of(pipeline, full_refresh=["all"]))
+    assert report.success, report.errors
+    assert_books_balance(settings, sent)
+    again = replay(make_s3_pipeline(settings), RunReport(), Selection())
+    assert (again.rows, count(settings, QUARANTINE)) == (0, sum(sent.poison.values()))
+    refresh_downstream(make_s3_pipeline(settings), RunReport(), full=True)
+    kept = RunReport()
+    maintain(make_s3_pipeline(settings), kept)
+    assert kept.success, kept.errors
+    assert_books_balance(settings, sent)
+    assert reconcile(make_s3_pipeline(settings)).passed
+    left = [
+        name for name in store.names(settings.lakehouse.removeprefix("s3://lake/")) if "_reset-" in name or "_probe" in name
+    ]
+    assert left == []
