@@ -248,6 +248,7 @@ def evolve(table: Table, handle: DeltaTable, wanted: pa.Schema, *, owns_map: boo
         try:
             if new:
                 handle.alter.add_columns(new)
+                crash_points.reach("columns_added", table.name)
             for column, values in metadata.items():
                 handle.alter.set_column_metadata(column, values)
         except CommitFailedError:

@@ -242,6 +242,7 @@ def _planned_pass(  # noqa: PLR0913 - one pass of a loop, its state passed expli
     lowest = min(s.begin for s in start.values())
     routing = Routing(frozenset(pipeline.settings.games), frozenset(start))
     result = stage_games(source, lowest, routing, len(start), start, decisions)
+    crash_points.reach("silver_replanned")
     for game, planned in list(start.items()):
         # Bronze was replaced or rebuilt and has no row of it: then its table is the only one that has them.
         expired = planned.handle is not None and planned.taken is None and not source.pipeline.extensions.transformed(game)
