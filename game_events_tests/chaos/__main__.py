@@ -26,13 +26,13 @@ def main() -> int:
     kinds = given.kinds.split(",") if given.kinds else given.kills
     kept = True
     try:
-        account = chaos(folder, seed=given.seed, kinds=kinds, rate=given.rate, say=lambda line: print(line, flush=True))  # noqa: T201
+        account = chaos(folder, seed=given.seed, kinds=kinds, rate=given.rate, say=lambda line: print(line, flush=True))
         account.save(given.report)
-        print(account.to_markdown())  # noqa: T201
+        print(account.to_markdown())
         kept = not account.sound
     finally:
         if kept:
-            print(f"tables and logs: {folder}")  # noqa: T201
+            print(f"tables and logs: {folder}")
         else:
             shutil.rmtree(folder, ignore_errors=True)
     return int(kept)

@@ -72,8 +72,8 @@ class Account:
             places.setdefault(kill.victim, Counter())[kill.where] += 1
         back = sorted(kill.back_s for kill in self.kills if kill.back_s is not None)
         lines = [
-            f"Seed {self.seed}: {len(self.kills)} kills in {self.seconds:,.0f} s, {self.records:,} records, {self.games} games, "
-            f"{self.schema_versions} schema versions, {self.commits:,} commits; "
+            f"Seed {self.seed}: {len(self.kills)} kills in {self.seconds:,.0f} s, {self.records:,} records, "
+            f"{self.games} games, {self.schema_versions} schema versions, {self.commits:,} commits; "
             f"{'every invariant holds' if self.sound else 'INVARIANTS ARE BROKEN'}.",
             "",
             "| killed | times | where |",
@@ -86,7 +86,9 @@ class Account:
         lines += [f"| {name} | {rows} |" for name, rows in self.broken.items()]
         lines += [f"| a planted secret is found nowhere | {len(self.leaks)} |", ""]
         if back:
-            lines.append(f"Bronze's next commit came {back[len(back) // 2]:.1f} s after a kill (median), {back[-1]:.1f} s at most.")
+            lines.append(
+                f"Bronze's next commit came {back[len(back) // 2]:.1f} s after a kill (median), {back[-1]:.1f} s at most."
+            )
         if self.exits:
             lines.append("Ended by themselves: " + ", ".join(f"{name} ({n})" for name, n in sorted(self.exits.items())) + ".")
         return "\n".join([*lines, *self.notes]) + "\n"

@@ -22,7 +22,7 @@ from game_events_tests.chaos.account import Account, Kill
 from game_events_tests.chaos.invariants import RULES
 from game_events_tests.chaos.processes import Driver, kill_one, start
 
-SECRET = "planted-5eCr3t-c4a05"  # noqa: S105 - planted, to be looked for
+SECRET = "planted-5eCr3t-c4a05"
 TOPIC = "chaos_events"
 #: A driver that is not through by then hangs.
 HANGS_S = 240.0

@@ -72,13 +72,15 @@ class Books:
 def broken(books: Books) -> dict[str, int]:
     """Requirement -> number of rows that break it."""
     at = "_kafka_partition::BIGINT, _kafka_offset::BIGINT"
-    decided = "SELECT _kafka_partition, _kafka_offset FROM bronze UNION ALL SELECT _kafka_partition, _kafka_offset FROM quarantine"
+    decided = (
+        "SELECT _kafka_partition, _kafka_offset FROM bronze UNION ALL SELECT _kafka_partition, _kafka_offset FROM quarantine"
+    )
     aggregate = "SELECT {}, count(*), min({}), max({}) FROM {} GROUP BY ALL"
     in_gold = f"gamer_id, session_count, {_US.format('min_timestamp')}, {_US.format('max_timestamp')}"
     event_us = _US.format("event_timestamp")
     return {
         "bronze holds each decodable record once, byte for byte": books.differ(
-            f"SELECT {at}, _raw_value FROM bronze", "SELECT partition, \"offset\", value FROM truth WHERE decodable"
+            f"SELECT {at}, _raw_value FROM bronze", 'SELECT partition, "offset", value FROM truth WHERE decodable'
         ),
         "bronze says of each what the record says": books.differ(
             f"SELECT {at}, game_name, gamer_id, {event_us}, device_id FROM bronze",
@@ -91,8 +93,7 @@ def broken(books: Books) -> dict[str, int]:
         "offsets are contiguous, none twice": books.count(
             "SELECT coalesce(sum(abs(n - distinct_n) + abs(n - (last + 1)) + first), 0) FROM (SELECT count(*) AS n, "
             "count(DISTINCT _kafka_offset) AS distinct_n, min(_kafka_offset) AS first, max(_kafka_offset) AS last "
-            f"FROM ({decided.replace('FROM quarantine', 'FROM quarantine WHERE layer = ' + chr(39) + 'bronze' + chr(39))}) "
-            "GROUP BY _kafka_partition)"
+            f"FROM ({decided}) GROUP BY _kafka_partition)"
         ),
         "all rows are of one topic": books.count("SELECT count(DISTINCT _kafka_topic_id) - 1 FROM bronze"),
         "silver of each game holds each row that rules let through, once": books.differ(

@@ -36,7 +36,7 @@ def wave(seed: int, number: int) -> tuple[Simulation, bool]:
         poison_share=0.02,
         duplicate_share=0.02,
         late_share=0.05,
-    ), draw.random() < 0.3  # noqa: PLR2004
+    ), draw.random() < 0.3
 
 
 def main() -> None:
@@ -49,9 +49,9 @@ def main() -> None:
         simulation, burst = wave(seed, number)
         try:
             sent = produce(settings, simulation, partitions=PARTITIONS, rate=None if burst else rate)
-            print(f"wave {number}: {sent.records_total}", flush=True)  # noqa: T201 - the log of this process
+            print(f"wave {number}: {sent.records_total}", flush=True)
         except GameEventsError as error:
-            print(f"wave {number} given up: {error}", flush=True)  # noqa: T201
+            print(f"wave {number} given up: {error}", flush=True)
         number += 1
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 from pyspark import SparkConf, SparkContext
@@ -53,6 +54,7 @@ def start_driver(
         return subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT, text=True)
 
 
+@cache
 def attached() -> SparkSession:
     """A session of its own in the JVM whose address stands in the environment: no setting of it is left to the tests."""
     gateway = launch_gateway()

@@ -102,7 +102,7 @@ def test_in_an_object_store_a_time_out_is_unknown_and_the_files_stay_for_the_req
     storage.loses(landed=False, error=TIMED_OUT)
     with monkeypatch.context() as patch:
         far_away(patch)
-        with pytest.raises(TransientError, match="outcome of the commit is unknown.*Run again") as caught:
+        with pytest.raises(TransientError, match=r"outcome of the commit is unknown.*Run again") as caught:
             commit(late)
     assert not isinstance(caught.value, ConflictError)
     # The request is carried out after all; whoever planned the same rows again meets its `txn`.
@@ -144,9 +144,7 @@ def test_a_table_that_cannot_be_looked_at_after_an_error_is_unknown_whatever_say
 
 
 @pytest.mark.parametrize("second", [OSError("down"), DataError("table cannot be opened"), None])
-def test_a_commit_that_landed_keeps_its_files_although_the_table_cannot_be_looked_at_afterwards(
-    table, monkeypatch, second
-):
+def test_a_commit_that_landed_keeps_its_files_although_the_table_cannot_be_looked_at_afterwards(table, monkeypatch, second):
     """A caller that deletes files after a DataError must never get one for a commit that stands."""
     late, opened = plan(table, [1], 1, 2), Table.open
     calls = []
