@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
 from game_events.lakehouse.crash_points import CRASH_POINTS
 from game_events.pipeline.refresh import refresh
@@ -15,7 +13,7 @@ from game_events.producer.manifest import Manifest
 from game_events.settings import Settings
 from game_events_tests.books import assert_books_balance, rows
 from game_events_tests.conftest import MakePipeline
-from game_events_tests.guarantees.attached_driver import start_driver
+from game_events_tests.guarantees.conftest import Crash
 from game_events_tests.guarantees.waves import GAMES, end_orphans, send, start_run, versions, wait_all
 
 #: Each point of a run once, with a detail where it has one; `{new}` is a game that comes with the wave.
@@ -60,18 +58,6 @@ OTHER_POINTS = (
     "silver_replanned",
 )
 GUARANTEES = Path(__file__).parents[2] / "docs" / "guarantees.md"
-Crash = Callable[..., None]
-
-
-@pytest.fixture
-def crash(settings: Settings, spark: SparkSession, tmp_path: Path) -> Crash:
-    """Work in a driver of its own, which SIGKILL ends at a point."""
-
-    def crash(point: str, work: str = "run", using: Settings = settings, **more: str) -> None:
-        log = tmp_path / "driver.log"
-        assert wait_all([start_driver(using, spark, log, point, work, **more)], 180) == [-signal.SIGKILL], log.read_text()
-
-    return crash
 
 
 def test_every_crash_point_is_tried() -> None:
