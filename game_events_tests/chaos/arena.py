@@ -203,9 +203,11 @@ class Arena:
     def kill_at(self, point: str) -> None:
         """The loop, at a crash point (`file_open` may be reached in a worker: then that dies, again and again)."""
         assert self.loop is not None
-        if self.loop.alive:
-            self.loop.process.send_signal(signal.SIGINT)
-            self.loop.process.wait(HANGS_S)
+        if self.loop.alive:  # ended as a user would, so that this is one kill and not two
+            before = self.loop
+            self.wait_for(lambda: before.jvm() or not before.alive, "a JVM")
+            before.process.send_signal(signal.SIGINT)
+            before.process.wait(HANGS_S)
         self.start_loop(point)
         loop = self.loop
         below: list[object] = []

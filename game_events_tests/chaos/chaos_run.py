@@ -128,6 +128,8 @@ def stop_loop(arena: Arena) -> None:
         arena.start_loop()
     loop = arena.loop
     assert loop is not None
+    # Before Spark is there it is still importing, and Ctrl-C ends it as it ends any program.
+    arena.wait_for(lambda: loop.jvm() or not loop.alive, "a JVM")
     loop.process.send_signal(signal.SIGINT)
     loop.process.wait(HANGS_S)
     arena.account.note_exit(f"loop stopped: {loop.process.returncode}")

@@ -87,10 +87,10 @@ def _is(process: psutil.Process, word: str) -> bool:
 def start(
     name: str, arguments: Sequence[str], environment: Mapping[str, str], home: Path, crash_at: str | None = None
 ) -> Driver:
-    """Start a command of this project in a process of its own; `home` is its Dagster instance, as of another machine."""
+    """Start a command of this project in a process of its own; `home` has its Dagster instance, as on a machine of its own."""
     home.mkdir(parents=True, exist_ok=True)
     log = home / f"{name}-{time.time_ns()}.log"
-    env = os.environ | environment | {"DAGSTER_HOME": str(home)}
+    env = {k: v for k, v in os.environ.items() if k != "DAGSTER_HOME"} | environment | {"GAME_EVENTS_STATE_DIR": str(home)}
     if crash_at is not None:
         env["GAME_EVENTS_CRASH_AT"] = crash_at
     with log.open("wb") as out:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from functools import cache
 from pathlib import Path
 
@@ -27,11 +28,27 @@ from game_events.pipeline.replay_rejected import replay_and_refresh
 from game_events.pipeline.report import RunReport
 from game_events.settings import Settings, load_settings
 
+MEET = "GAME_EVENTS_TESTS_MEET"
+#: Where rivals hold files that are not committed.
+MEETINGS = ("bronze_staged", "silver_staged", "gold_staged", "unified_staged")
+#: A driver that lost every row to a rival comes to no later meeting: the others go on without it.
+MEETING_S = 5.0
+
 
 def start_driver(
-    settings: Settings, spark: SparkSession, log: Path, crash_at: str, work: str = "run", **more: str
+    settings: Settings, spark: SparkSession, log: Path, crash_at: str = "", work: str = "run", meet: str = "", **more: str
 ) -> subprocess.Popen[str]:
-    """Start one; `work` is a name of `WORK`, `more` are further settings."""
+    """Start one.
+
+    Args:
+        settings: whose topic and tables.
+        spark: the session whose JVM it uses.
+        log: its output.
+        crash_at: where SIGKILL ends it.
+        work: a name of `WORK`.
+        meet: ``folder:number``: at each point of `MEETINGS` it waits for so many drivers.
+        more: further settings.
+    """
     gateway = spark.sparkContext._gateway.gateway_parameters
     named = {
         "kafka_bootstrap_servers": settings.kafka_bootstrap_servers,
@@ -46,6 +63,7 @@ def start_driver(
     environment = os.environ | {f"GAME_EVENTS_{key.upper()}": value for key, value in named.items()}
     environment |= {
         crash_points.VARIABLE: crash_at,
+        MEET: meet,
         "PYSPARK_GATEWAY_PORT": str(gateway.port),
         "PYSPARK_GATEWAY_SECRET": gateway.auth_token,
     }
@@ -69,6 +87,23 @@ def run(pipeline: Pipeline, report: RunReport) -> None:
         refresh(pipeline, report)
 
 
+def meet_at_points(folder: Path, number: int) -> None:
+    """Wait at each meeting, when this driver first comes there, until as many have."""
+    reach = crash_points.reach
+    met: set[str] = set()
+
+    def meeting(name: str, detail: object = None) -> None:
+        if name in MEETINGS and name not in met:
+            met.add(name)
+            (folder / f"{name}-{os.getpid()}").touch()
+            until = time.monotonic() + MEETING_S
+            while len(list(folder.glob(f"{name}-*"))) < number and time.monotonic() < until:
+                time.sleep(0.01)
+        reach(name, detail)
+
+    crash_points.reach = meeting
+
+
 WORK = {
     "run": run,
     "replace_bronze": replace_bronze,
@@ -79,4 +114,7 @@ WORK = {
 
 
 if __name__ == "__main__":
+    if os.environ[MEET]:
+        place, _, drivers = os.environ[MEET].rpartition(":")
+        meet_at_points(Path(place), int(drivers))
     WORK[sys.argv[1]](Pipeline(load_settings(), attached), RunReport())
