@@ -35,7 +35,7 @@ def versions(settings: Settings) -> dict[str, int]:
 
 
 class Books:
-    """The tables as views of one DuckDB connection: `truth`, `bronze`, `quarantine`, `silver`, `gold`, `unified`."""
+    """The tables as views of one DuckDB connection: `truth`, `bronze`, `quarantine`, `silver`, `gold`, `unified`, `schemas`."""
 
     def __init__(self, settings: Settings, truth: pa.Table) -> None:
         self.connection = duckdb.connect()
@@ -48,6 +48,7 @@ class Books:
         self._view("silver", [(g, found[f"silver_{g}_events"]) for g in self.games])
         self._view("gold", [(g, found[f"gold_{g}_player_agg"]) for g in self.games if f"gold_{g}_player_agg" in found])
         self._view("unified", [("", found["gold_unified_player_agg"])])
+        self._view("schemas", [("", found["schemas"])])
 
     def _view(self, name: str, parts: list[tuple[str, DeltaTable]]) -> None:
         selects = []
@@ -114,6 +115,7 @@ def broken(books: Books) -> dict[str, int]:
             f"SELECT table_game, {in_gold} FROM gold",
             aggregate.format("game, gamer", "time_us", "time_us", f"truth WHERE {_IN_SILVER}"),
         ),
+        "each schema is archived once": books.count("SELECT count(*) - count(DISTINCT schema_id) FROM schemas"),
         "the unified table is all games' gold": books.differ(
             f"SELECT game_name, {in_gold} FROM unified", f"SELECT table_game, {in_gold} FROM gold"
         ),
