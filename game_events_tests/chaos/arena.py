@@ -201,7 +201,7 @@ class Arena:
         self.start_producer()
 
     def kill_at(self, point: str) -> None:
-        """The loop, at a crash point (`file_open` may be reached in a worker: then that dies, again and again)."""
+        """The loop, at a crash point; one that only a worker reached would kill worker after worker."""
         assert self.loop is not None
         if self.loop.alive:  # ended as a user would, so that this is one kill and not two
             before = self.loop

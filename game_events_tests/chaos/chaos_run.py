@@ -16,7 +16,8 @@ from game_events_tests.chaos.watching import Watcher
 
 #: A loop comes to these by itself, again and again.
 LOOP_POINTS = (
-    "file_open",
+    "file_open:progress",
+    "schemas_archived",
     "bronze_staged",
     "quarantine_committed",
     "bronze_committed",

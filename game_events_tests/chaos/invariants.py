@@ -73,9 +73,8 @@ class Books:
 def broken(books: Books) -> dict[str, int]:
     """Requirement -> number of rows that break it."""
     at = "_kafka_partition::BIGINT, _kafka_offset::BIGINT"
-    decided = (
-        "SELECT _kafka_partition, _kafka_offset FROM bronze UNION ALL SELECT _kafka_partition, _kafka_offset FROM quarantine"
-    )
+    place = "SELECT _kafka_partition, _kafka_offset FROM"
+    decided = f"{place} bronze UNION ALL {place} quarantine WHERE layer = 'bronze'"
     aggregate = "SELECT {}, count(*), min({}), max({}) FROM {} GROUP BY ALL"
     in_gold = f"gamer_id, session_count, {_US.format('min_timestamp')}, {_US.format('max_timestamp')}"
     event_us = _US.format("event_timestamp")
