@@ -17,6 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
 from deltalake import DeltaTable, Schema
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
@@ -87,6 +89,10 @@ def finish_reset(pipeline: Pipeline, report: RunReport) -> None:
             if attempt == ATTEMPTS - 1:
                 raise
             continue
+        except (PySparkException, Py4JJavaError):
+            if _read(pipeline.quarantine, ticket) is None and listed is not None:
+                continue  # a rival finished it, and removed the files that this job was reading
+            raise
         crash_points.reach("reset_finished")
         report.add_landed("quarantine", pipeline.quarantine, landed, QUARANTINE_COLUMNS, generation(bronze))
         if listed is not None:

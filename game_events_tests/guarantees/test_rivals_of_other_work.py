@@ -6,12 +6,14 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from game_events.errors import ConflictError
 from game_events.lakehouse.tables import BRONZE
+from game_events.pipeline import quarantine_reset
 from game_events.pipeline.bronze_reset import replace_bronze
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.loop import Loop
@@ -22,7 +24,7 @@ from game_events.pipeline.report import RunReport
 from game_events_tests.books import assert_books_balance, count, rows
 from game_events_tests.conftest import MakePipeline, MakeSettings
 from game_events_tests.guarantees.attached_driver import start_driver
-from game_events_tests.guarantees.waves import GAMES, send, versions, wait_all
+from game_events_tests.guarantees.waves import GAMES, power_cut_at, send, versions, wait_all
 from game_events_tests.waiting import until
 
 pytestmark = pytest.mark.stack
@@ -67,6 +69,31 @@ def test_runs_beside_a_live_loop_take_nothing_twice_and_stop_nobody(
         loop.stop.set()
         thread.join(60)
     assert loop.report.total.errors == []
+    assert refresh(make_pipeline(settings)).success
+    assert_books_balance(settings, sent)
+
+
+def test_a_full_refresh_that_two_runs_finish_at_once_fails_neither_although_the_first_removes_what_the_second_reads(
+    make_settings: MakeSettings, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = make_settings(allow_bronze_full_refresh=True)
+    sent = send(settings, poison=0.5)
+    refresh(make_pipeline(settings))
+    with power_cut_at("reset_committed"):
+        replace_bronze(make_pipeline(settings), RunReport())
+    real, rivals = quarantine_reset.read_files, []
+
+    def overtaken(*arguments: Any) -> DataFrame:
+        rows = real(*arguments)
+        if not rivals:
+            rivals.append(RunReport())
+            quarantine_reset.finish_reset(make_pipeline(settings), rivals[0])
+        return rows
+
+    monkeypatch.setattr(quarantine_reset, "read_files", overtaken)
+    mine = RunReport()
+    quarantine_reset.finish_reset(make_pipeline(settings), mine)
+    assert (len(rivals[0].tables), len(mine.tables)) == (1, 0)
     assert refresh(make_pipeline(settings)).success
     assert_books_balance(settings, sent)
 
