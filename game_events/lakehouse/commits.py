@@ -173,8 +173,8 @@ def _require(plan: Commit, handle: DeltaTable | None) -> None:
 def _landed_all_the_same(plan: Commit, attempt: _Attempt, error: Exception, *, last: bool) -> bool:
     """Whether a commit landed although there was an error; False: somebody else's came first, so compare again.
 
-    The next comparison tells whether it touched what is ours: compaction does not, nor does a changed property of the table. The
-    files are deleted only if it is known that the commit failed for good.
+    The next comparison tells whether it touched what is ours: compaction does not, nor does a changed property of the table.
+    The files are deleted only if it is known that the commit failed for good.
     """
     outcome, doubt = outcome_of(plan.table, attempt.handle, attempt.mark, error, sent=attempt.sent)
     if outcome is Outcome.LANDED:

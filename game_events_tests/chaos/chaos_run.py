@@ -43,6 +43,8 @@ COMMANDS: tuple[tuple[tuple[str, ...], str | None], ...] = (
     (("redecode",), "redecode_staged"),
     (("quarantine", "replay"), "replay_staged"),
     (("quarantine", "replay"), None),
+    (("maintain",), "file_open:bronze_events"),
+    (("maintain",), None),
 )
 #: Of twenty kills so many are of this kind; the rest are at crash points.
 SHARES = {"worker": 5, "broker": 2, "registry": 1, "producer": 1, "jvm": 2, "driver": 2, "command": 2, "point": 5}

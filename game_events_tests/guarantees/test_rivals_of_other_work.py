@@ -17,6 +17,7 @@ from game_events.pipeline import quarantine_reset
 from game_events.pipeline.bronze_reset import replace_bronze
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.loop import Loop
+from game_events.pipeline.maintain import maintain
 from game_events.pipeline.redecode import redecode
 from game_events.pipeline.refresh import refresh, refresh_downstream
 from game_events.pipeline.replay import Selection, replay
@@ -115,6 +116,7 @@ def test_everything_that_changes_rows_at_once_one_goes_on_and_the_others_say_why
             lambda p: redecode(p, RunReport()),
             lambda p: replay(p, RunReport(), Selection()),
             lambda p: refresh_downstream(p, RunReport(), full=True),
+            lambda p: maintain(p, RunReport()),
         ]
         together = threading.Barrier(len(work))
 

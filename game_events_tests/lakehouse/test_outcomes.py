@@ -116,14 +116,23 @@ def test_in_an_object_store_a_time_out_is_unknown_and_the_files_stay_for_the_req
 
 def test_in_an_object_store_a_refusal_is_a_known_failure(table, storage, monkeypatch):
     deleted = []
-    storage.loses(landed=False, error=CommitFailedError("Concurrent transaction failed"))
+    refused = CommitFailedError("Concurrent transaction failed")
+    storage.loses(landed=False, error=refused, then=lambda: commit(plan(table, [7], 1, 2)))
     late = plan(table, [1], 1, 2)
     with monkeypatch.context() as patch:
         far_away(patch)
         patch.setattr(commits, "discard", lambda _, files: deleted.extend(files))
-        with pytest.raises(ConflictError, match="a rival run committed first"):
+        with pytest.raises(ConflictError, match="moved txn from 1 to 2"):
             commit(late)
     assert deleted == late.files
+
+
+def test_a_refusal_by_a_commit_that_moved_nothing_of_ours_is_no_conflict(table, storage, monkeypatch):
+    storage.loses(landed=False, error=CommitFailedError("a concurrent transaction"))
+    with monkeypatch.context() as patch:
+        far_away(patch)
+        commit(plan(table, [], 1, 2, files=[]))
+    assert txn(table) == 2
 
 
 @pytest.mark.parametrize("second", [OSError("down"), DeltaError("down"), DataError("table cannot be opened")])
