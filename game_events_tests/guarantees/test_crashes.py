@@ -26,11 +26,9 @@ POINTS = (
     "bronze_committed",
     "silver_staged",
     "game_committed:1",
-    "game_committed:3",
     "silver_committed",
     "before_create:silver_{new}_events",
     "progress_moved",
-    "before_create:gold_{new}_player_agg",
     "gold_staged",
     "gold_game_committed:1",
     "gold_committed",
@@ -42,7 +40,7 @@ POINTS = (
 #: In a lakehouse without tables: what is different there.
 FIRST_POINTS = ("bronze_staged", "quarantine_committed", "before_create:silver_rummy_events", "gold_committed")
 #: The command as a user starts it, with a JVM of its own that dies with it.
-COMMAND_POINTS = ("game_committed:1", "unified_staged")
+COMMAND_POINTS = ("game_committed:1",)
 #: Points of other work than a plain run's: test_crashes_of_other_work.py here, and test_replay.py, test_redecode.py,
 #: test_rejections.py and test_bronze_reset.py of game_events_tests/pipeline trip them.
 OTHER_POINTS = (

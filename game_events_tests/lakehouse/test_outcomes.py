@@ -117,8 +117,8 @@ def test_in_an_object_store_a_time_out_is_unknown_and_the_files_stay_for_the_req
 def test_in_an_object_store_a_refusal_is_a_known_failure(table, storage, monkeypatch):
     deleted = []
     refused = CommitFailedError("Concurrent transaction failed")
-    storage.loses(landed=False, error=refused, then=lambda: commit(plan(table, [7], 1, 2)))
-    late = plan(table, [1], 1, 2)
+    late, rival = plan(table, [1], 1, 2), plan(table, [7], 1, 2)
+    storage.loses(landed=False, error=refused, then=lambda: commit(rival))
     with monkeypatch.context() as patch:
         far_away(patch)
         patch.setattr(commits, "discard", lambda _, files: deleted.extend(files))
