@@ -16,7 +16,7 @@ from game_events.errors import GameEventsError
 from game_events.lakehouse.tables import Table
 
 #: Key of the mark in the commit information.
-MARK = "commit_mark"
+MARK = "game_events_commit"
 
 
 class Outcome(StrEnum):
