@@ -307,8 +307,9 @@ def new_games(pipeline: Pipeline, above: int | None = None) -> list[str]:
     uris = files_with(handle, "_batch", state.floor(SILVER) if above is None else above)
     if not uris:
         return []
-    entity = F.col(pipeline.settings.entity_column).alias("game")
-    rows = read_files(pipeline.spark, uris, spark_schema(handle.schema())).select(entity)
+    # First the rows: a column can be named only once there is a session, and here may be the first need of one.
+    rows = read_files(pipeline.spark, uris, spark_schema(handle.schema()))
+    rows = rows.select(F.col(pipeline.settings.entity_column).alias("game"))
     room = max(0, pipeline.settings.max_games - len(state.games))
     routing = Routing(frozenset(pipeline.settings.games))
     counted = rows.groupBy("game").count().orderBy(F.desc("count"), "game").limit(room + len(state.games)).collect()
