@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench up lock clean prerequisites
+.PHONY: help setup demo test lint bench chaos up lock clean prerequisites
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ lint: setup  ## ruff (style, format) and mypy (types)
 
 bench: setup  ## Benchmarks: ratios measured in one run; table and JSON in benchmarks/results
 	@$(BIN)/python -m benchmarks.run
+
+chaos: setup  ## Kill every process at random, 50 times, then count every row: 20 to 30 minutes; KILLS, SEED
+	@$(BIN)/python -m game_events_tests.chaos --kills $(or $(KILLS),50) --seed $(or $(SEED),1)
 
 up: setup  ## Local stack and Dagster UI; prints the address, Ctrl-C stops it
 	@$(BIN)/game-events up

@@ -40,6 +40,6 @@ def maintain(table: Tables = None, dry_run: DryRun = False, as_json: Json = Fals
             output.say(f"{entry['table']}: left for the next time: {entry['skipped']}")
     if result.error:
         output.say(f"maintenance failed: {result.error}")
-    output.result({"success": result.success, "run_id": result.run_id, "error": result.error, **result.report})
+    output.result({**result.report, "success": result.success, "run_id": result.run_id, "error": result.error})
     if not result.success:
         raise typer.Exit(1)

@@ -99,6 +99,6 @@ def replay(reason: Reasons = None, schema_id: SchemaIds = None, as_json: Json = 
             output.say("still not decodable: " + ", ".join(f"{why} {n:,}" for why, n in sorted(left.items())))
     if result.error:
         output.say(f"the replay failed: {result.error}")
-    output.result({"success": result.success, "run_id": result.run_id, "error": result.error, **result.report})
+    output.result({**result.report, "success": result.success, "run_id": result.run_id, "error": result.error})
     if not result.success:
         raise typer.Exit(1)

@@ -32,6 +32,6 @@ def redecode(downstream: Downstream = False, as_json: Json = False) -> None:
             output.say("silver and gold keep what they have; `--downstream` takes the new columns over")
     if result.error:
         output.say(f"redecode failed: {result.error}")
-    output.result({"success": result.success, "run_id": result.run_id, "error": result.error, **result.report})
+    output.result({**result.report, "success": result.success, "run_id": result.run_id, "error": result.error})
     if not result.success:
         raise typer.Exit(1)

@@ -93,7 +93,8 @@ def run(  # noqa: PLR0913, PLR0917 - the command's options
         # A wrong name is said at once, without a run that fails.
         selection_of(Pipeline(settings, _no_spark), **asked)
         result = run_and_show(output, settings, asked | {"ignore_intervals": ignore_intervals})
-    output.result({"success": result.success, "run_id": result.run_id, "error": result.error, **result.report})
+    # The report's own `success` is about its tables: a run that broke off may have none that failed.
+    output.result({**result.report, "success": result.success, "run_id": result.run_id, "error": result.error})
     if not result.success:
         raise typer.Exit(1)
 

@@ -7,7 +7,6 @@ handle it commits with, so of two rivals whose ranges overlap in any way one lan
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,11 +17,12 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction, create_table_with_add_actions
 
 from game_events.decoding.columns import METADATA_KEY
-from game_events.errors import ConflictError, DataError, GameEventsError, TransientError
+from game_events.errors import ConfigurationError, ConflictError, DataError, GameEventsError, TransientError
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.field_shares import merge_shares
 from game_events.lakehouse.format_version import marked
 from game_events.lakehouse.newest_commit import COMMIT_ID
+from game_events.lakehouse.outcomes import Outcome, is_refusal, new_mark, outcome_of
 from game_events.lakehouse.retention import CHECKPOINT_COMMITS, REMOTE_CHECKPOINT_COMMITS, Retention
 from game_events.lakehouse.staging import StagedFile, discard
 from game_events.lakehouse.storage_faults import storage_error
@@ -32,8 +32,6 @@ from game_events.lakehouse.tables import Table
 BESIDE_ATTEMPTS = 5
 #: Attempts to evolve a schema against rivals that evolve it too.
 EVOLVE_ATTEMPTS = 5
-#: Newest commits among which one whose answer was lost is looked for: rivals may have come behind it.
-LOOK_BACK = 100
 
 
 @dataclass(frozen=True)
@@ -92,25 +90,33 @@ def commit(plan: Commit) -> Landed:
 
     Raises:
         ConflictError: a rival moved a `txn` (or made, removed, replaced the table) first. The plan's files are deleted.
-        TransientError: the outcome is not known; the files are kept, and the next run's compare-and-set decides.
+        TransientError: it failed for another reason, and the files are deleted; or its outcome is not known (or it landed, and
+            cannot be looked at): then they are kept, and the next run's compare-and-set decides.
         DataError: a column of the table has another type. The plan's files are deleted.
     """
-    commit_id = str(uuid.uuid4())
-    for attempt in range(BESIDE_ATTEMPTS):
-        handle = None
+    for number in range(BESIDE_ATTEMPTS):
+        attempt = _Attempt()
         try:
-            handle = plan.table.open()
-            _require(plan, handle)
-            _write(plan, handle, commit_id)
+            attempt.handle = plan.table.open()
+            _require(plan, attempt.handle)
+            _write(plan, attempt)
             break
-        except (ConflictError, DataError):
+        except (ConflictError, DataError, ConfigurationError):  # of what was looked at: nothing was sent
             discard(plan.table, list(plan.files))
             raise
         except (CommitFailedError, DeltaError, OSError) as error:
-            if handle is not None and attempt < BESIDE_ATTEMPTS - 1 and _beaten(plan, commit_id, error):
-                continue
-            return _after_failure(plan, commit_id, error)
-    return _landed(plan, plan.table.open())
+            if _landed_all_the_same(plan, attempt, error, last=number == BESIDE_ATTEMPTS - 1):
+                break
+    return _landed(plan)
+
+
+@dataclass
+class _Attempt:
+    """One attempt: its mark, the version it was made for, and whether it was handed to the storage."""
+
+    mark: str = field(default_factory=new_mark)
+    handle: DeltaTable | None = None
+    sent: bool = False
 
 
 def _properties(table: Table) -> Mapping[str, str]:
@@ -120,15 +126,17 @@ def _properties(table: Table) -> Mapping[str, str]:
     return own | dict(Retention().properties(table.name))
 
 
-def _write(plan: Commit, handle: DeltaTable | None, commit_id: str) -> None:
+def _write(plan: Commit, attempt: _Attempt) -> None:
+    handle = attempt.handle
     properties = CommitProperties(
         # Without it, of two creators the second one's rows become version 1: what exists is looked at only beforehand.
         max_commit_retries=0 if handle is None else None,
-        custom_metadata={**plan.info, COMMIT_ID: commit_id},
+        custom_metadata={**plan.info, COMMIT_ID: attempt.mark},
         app_transactions=[Transaction(app, to) for app, to in plan.advance.items()],
     )
     if handle is None:
         crash_points.reach("before_create", plan.table.name)
+        attempt.sent = True
         create_table_with_add_actions(
             plan.table.uri,
             Schema.from_arrow(marked(plan.schema)),
@@ -144,6 +152,7 @@ def _write(plan: Commit, handle: DeltaTable | None, commit_id: str) -> None:
     if plan.replace and plan.reshape and not same_columns(handle, plan.schema):
         # delta-rs removes the old files itself, and writes the schema, in this mode.
         schema = Schema.from_arrow(marked(plan.schema))
+        attempt.sent = True
         handle.create_write_transaction(actions, "overwrite", schema, commit_properties=properties)
         return
     evolved = evolve(plan.table, handle, plan.schema, owns_map=plan.owns_map)
@@ -152,6 +161,7 @@ def _write(plan: Commit, handle: DeltaTable | None, commit_id: str) -> None:
         _require(plan, handle)
     if plan.replace or plan.rewritten:
         actions += removals(handle, None if plan.replace else plan.rewritten, same_rows=plan.same_rows)
+    attempt.sent = True
     handle.create_write_transaction(actions, "append", handle.schema(), commit_properties=properties)
 
 
@@ -168,53 +178,49 @@ def _require(plan: Commit, handle: DeltaTable | None) -> None:
         raise ConflictError(f"{plan.table.name}: files to be rewritten are gone: somebody else rewrote them first")
 
 
-def _beaten(plan: Commit, commit_id: str, error: Exception) -> bool:
-    """Whether it is known that another commit came first; the next comparison tells whether it touched what is ours.
+def _landed_all_the_same(plan: Commit, attempt: _Attempt, error: Exception, *, last: bool) -> bool:
+    """Whether a commit landed although there was an error; False: somebody else's came first, so compare again.
 
-    Compaction does not, nor does a changed property of the table.
+    The next comparison tells whether it touched what is ours: compaction does not, nor does a changed property of the table.
+    The files are deleted only if it is known that the commit failed for good.
     """
-    if not isinstance(error, CommitFailedError):
-        return False
-    try:
-        return not _present(plan.table.open(), commit_id)
-    except (GameEventsError, DeltaError, OSError):
-        return False
-
-
-def _after_failure(plan: Commit, commit_id: str, error: Exception) -> Landed:
-    """Tell failed, landed and unknown apart by what the table's log says now."""
-    try:
-        handle = plan.table.open()
-        ours = _present(handle, commit_id)
-    except (DeltaError, GameEventsError, OSError) as second:
+    outcome, doubt = outcome_of(plan.table, attempt.handle, attempt.mark, error, sent=attempt.sent)
+    if outcome is Outcome.LANDED:
+        return True
+    if outcome is Outcome.UNKNOWN:
         raise TransientError(
-            f"{plan.table.name}: outcome of the commit is unknown ({error}; then {second}). Run again: the table's own "
-            "progress decides whether it landed"
+            f"{plan.table.name}: outcome of the commit is unknown ({error}; {doubt}). Run again: the table's own progress "
+            "decides whether it landed"
         ) from error
-    if handle is not None and ours:
-        return _landed(plan, handle)
+    if isinstance(error, CommitFailedError) and attempt.handle is not None and not last:
+        return False
     discard(plan.table, list(plan.files))
-    text = str(error)
-    if isinstance(error, CommitFailedError) or "already exists" in text:
-        raise ConflictError(f"{plan.table.name}: a rival run committed first ({text})") from error
+    if attempt.sent and is_refusal(error):
+        raise ConflictError(f"{plan.table.name}: a rival run committed first ({error})") from error
     raise storage_error(error, plan.table.uri) or TransientError(
-        f"{plan.table.name}: commit failed, nothing is visible: {text}"
+        f"{plan.table.name}: commit failed, nothing is visible: {error}"
     ) from error
 
 
-def _present(handle: DeltaTable | None, commit_id: str) -> bool:
-    """Whether a commit is in the log: it may have no files to look for, or a rival may have replaced them already."""
-    return handle is not None and any(entry.get(COMMIT_ID) == commit_id for entry in handle.history(LOOK_BACK))
+def _landed(plan: Commit) -> Landed:
+    """The table as it is now.
 
-
-def _landed(plan: Commit, handle: DeltaTable | None) -> Landed:
-    if handle is None:
-        raise DataError(f"{plan.table.name} vanished right after a commit: who else deletes below {plan.table.uri}?")
-    rows = sum(f.rows for f in plan.files)
-    actions = pa.table(handle.get_add_actions())
-    total, size = (int(pc.sum(actions.column(name)).as_py() or 0) for name in ("num_records", "size_bytes"))
-    added = sum(f.size for f in plan.files)
-    return Landed(plan.table.name, handle.version(), str(handle.metadata().id), rows, len(plan.files), total, size, added)
+    Raises:
+        TransientError: it cannot be looked at. The commit stands, so whatever the cause is its files must stay.
+    """
+    try:
+        handle = plan.table.open()
+        if handle is None:
+            raise DataError(f"the table is gone: who else deletes below {plan.table.uri}?")
+        actions = pa.table(handle.get_add_actions())
+        total, size = (int(pc.sum(actions.column(name)).as_py() or 0) for name in ("num_records", "size_bytes"))
+        rows, added = sum(f.rows for f in plan.files), sum(f.size for f in plan.files)
+        return Landed(plan.table.name, handle.version(), str(handle.metadata().id), rows, len(plan.files), total, size, added)
+    except (GameEventsError, DeltaError, OSError) as error:
+        raise TransientError(
+            f"{plan.table.name}: the commit landed, but the table cannot be read since: {error}. Run again: its own progress "
+            "says how far it is"
+        ) from error
 
 
 def paths(handle: DeltaTable) -> list[str]:
@@ -252,6 +258,7 @@ def evolve(table: Table, handle: DeltaTable, wanted: pa.Schema, *, owns_map: boo
         try:
             if new:
                 handle.alter.add_columns(new)
+                crash_points.reach("columns_added", table.name)
             for column, values in metadata.items():
                 handle.alter.set_column_metadata(column, values)
         except CommitFailedError:

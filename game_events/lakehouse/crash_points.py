@@ -1,27 +1,36 @@
 """The named places where a crash must not lose or double a row; tests trip them.
 
 ``GAME_EVENTS_CRASH_AT=name`` (or ``name:detail``) ends this process with SIGKILL there, as a power cut would: no handler,
-no clean-up runs. Without the variable this costs one dictionary look-up. docs/guarantees.md has a paragraph for each.
+no clean-up runs. ``name@3`` ends it when it comes there for the third time. Without the variable this costs one dictionary
+look-up. docs/guarantees.md has a paragraph for each.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+from itertools import count
 
 VARIABLE = "GAME_EVENTS_CRASH_AT"
 
 #: name -> what has happened before it, and not yet.
 CRASH_POINTS = {
+    "file_open": "a file is being written, by a worker or by the driver (detail: the table)",
     "bronze_staged": "files of bronze and quarantine are written, nothing is committed",
+    "schemas_archived": "texts of new schemas are kept, nothing of the slice is committed",
     "quarantine_committed": "quarantine is committed, bronze is not",
+    "columns_added": "a table has new columns, their rows are not committed (detail: the table)",
     "bronze_committed": "bronze is committed, silver has not begun",
     "replay_staged": "rows of quarantine are decoded and written, nothing is committed",
     "replay_committed": "replayed rows are committed to bronze, quarantine does not say so yet",
+    "replay_noted": "quarantine says which rows were replayed, the rows that did not decode are not counted",
     "redecode_staged": "bronze's new files are written, the old ones are still the table",
+    "redecode_committed": "bronze's columns are rebuilt, no other layer has followed",
     "reset_staged": "all of the topic is decoded and written anew, the old rows are still bronze",
     "reset_committed": "bronze is replaced, quarantine still has the rows from before",
+    "reset_finished": "quarantine is replaced too, the list of its new files still lies beside it",
     "silver_staged": "files of all games are written, none is committed",
+    "silver_replanned": "files of games planned from their own progress are written, none is committed",
     "rejections_decided": "quarantine holds the rows that rules reject, no silver table has taken that pass",
     "game_committed": "one game's silver is committed, others are not (detail: number of games committed)",
     "silver_committed": "all games are committed, the floor has not moved",
@@ -36,11 +45,19 @@ CRASH_POINTS = {
     "forget_game_committed": "the rows are gone from one game's silver, others still have theirs (detail: number of games)",
     "forget_silver_committed": "the rows are gone from silver, gold still counts them",
     "unified_staged": "files of the unified table are written, not committed",
+    "unified_committed": "the unified table is committed, its floor has not moved",
+    "progress_moved": "a floor or a note of `progress` is committed, what it is about may go on",
+    "events_due": "a run has done its work, the event log does not have it",
 }
+
+_arrivals = count(1)
 
 
 def reach(name: str, detail: object = None) -> None:
     """Marks a crash point; ends the process if a test asked for it."""
     wanted = os.environ.get(VARIABLE)
-    if wanted and wanted in (name, f"{name}:{detail}"):
+    if not wanted:
+        return
+    place, _, times = wanted.partition("@")
+    if place in (name, f"{name}:{detail}") and next(_arrivals) >= int(times or 1):
         os.kill(os.getpid(), signal.SIGKILL)

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 import pyarrow as pa
 
 from game_events.errors import ConflictError
+from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, commit
 from game_events.lakehouse.reading import read_arrow
 from game_events.lakehouse.staging import StagedWriter
@@ -168,6 +169,7 @@ class ProgressTable:
                 if attempt == ATTEMPTS - 1:
                     raise
                 continue
+            crash_points.reach("progress_moved")
             return after
         raise ConflictError(f"{PROGRESS}: rivals won {ATTEMPTS} times")
 

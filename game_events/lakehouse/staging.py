@@ -7,6 +7,7 @@ a reported file is complete and closed; a crash leaves only unreported files.
 from __future__ import annotations
 
 import json
+import logging
 import time
 import uuid
 from collections.abc import Iterator
@@ -21,8 +22,10 @@ import pyarrow.parquet as pq
 from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction
 
+from game_events.lakehouse import crash_points
 from game_events.lakehouse.tables import Table, is_person
 
+log = logging.getLogger(__name__)
 #: Rows of a row group: columnar enough for readers, small enough that some hundred open writers fit in memory.
 ROW_GROUP_ROWS = 131_072
 #: Bytes of a row group in memory: some records are megabytes, and readers hold a row group at a time.
@@ -111,6 +114,7 @@ class StagedWriter:
             self._sink = system.open_output_stream(prefix + self._name)
             self._writer = pq.ParquetWriter(self._sink, self._schema, compression="zstd", compression_level=1)
         self._writer.write_table(rows, row_group_size=ROW_GROUP_ROWS)
+        crash_points.reach("file_open", self._table.name)
         if self._sink is not None and self._sink.tell() >= MAX_FILE_BYTES:
             self._finish()
 
@@ -185,13 +189,18 @@ def _plain(value: object) -> str | int | bool | None:
 
 
 def discard(table: Table, files: list[StagedFile]) -> None:
-    """Delete files of a commit that is KNOWN to have failed; never call it after an unknown outcome."""
-    system, prefix = file_system(table)
+    """Delete files of a commit that is KNOWN to have failed; never call it after an unknown outcome.
+
+    What cannot be deleted stays, invisible, until maintenance removes it: the error that led here is the one to be told.
+    """
     for file in files:
         try:
+            system, prefix = file_system(table)
             system.delete_file(prefix + file.path)
         except FileNotFoundError:
             continue
+        except OSError as error:
+            log.warning("table=%s file=%s not_deleted=%r", table.name, file.path, str(error))
 
 
 #: What workers send back: one row for each file, or for a message (`kind`).

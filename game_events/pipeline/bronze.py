@@ -159,6 +159,7 @@ def _load_slice(pipeline: Pipeline, handle: DeltaTable, now: TopicOffsets, part:
 
     seen = pipeline.catalog.message_columns(column_map(handle), staged.types)
     archive_schemas(pipeline, report, staged.types)
+    crash_points.reach("schemas_archived")
     if staged.quarantine:
         held = _commit_quarantine(pipeline, quarantine, part, decided_until, staged)
         report.add_landed("quarantine", pipeline.quarantine, held, QUARANTINE_COLUMNS, batch)

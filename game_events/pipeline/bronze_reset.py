@@ -27,7 +27,7 @@ from game_events.pipeline.commit_notes import OffsetRanges, slice_info
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.generations import ERASED_APP, GENERATION_APP
 from game_events.pipeline.quarantine_lost import QUARANTINED_APP
-from game_events.pipeline.quarantine_reset import RESET_APP, ResetList, finish_reset, forget, is_finished, keep
+from game_events.pipeline.quarantine_reset import RESET_APP, ResetList, finish_reset, forget, is_finished, keep, sweep
 from game_events.pipeline.replay_notes import REPLAY_APP, is_noted, note_replay
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.topic_identity import identity, partition_app
@@ -93,6 +93,7 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
         raise ConflictError(f"{error}. Nothing was changed: run again while no other run is at work") from None
     crash_points.reach("reset_committed")
     finish_reset(pipeline, report)
+    sweep(pipeline)
     _record(pipeline, bronze, staged, batch, landed, expired, report)
     report.seconds["bronze"] = report.seconds.get("bronze", 0.0) + time.monotonic() - began
 

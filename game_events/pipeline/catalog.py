@@ -9,10 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable
-from datetime import UTC, datetime
-
-import pyarrow as pa
-from deltalake import write_deltalake
 
 from game_events.decoding.columns import ColumnMap, Field
 from game_events.decoding.decoder import DecodePlan, TypeKey
@@ -21,8 +17,8 @@ from game_events.decoding.frames import SchemaId, ordered
 from game_events.decoding.payloads import CompiledSchema, PayloadDecoder
 from game_events.decoding.reasons import Reason
 from game_events.errors import DataError, TransientError
-from game_events.lakehouse.reading import read_arrow
-from game_events.lakehouse.tables import SCHEMAS, Lakehouse
+from game_events.lakehouse.tables import Lakehouse
+from game_events.pipeline.schema_archive import SchemaArchive, require_same
 from game_events.sources.registry import RegistrySchema, SchemaRegistry
 
 log = logging.getLogger(__name__)
@@ -33,27 +29,14 @@ UNKNOWN_S = 60
 #: another every second.
 IDS_S, DOWN_S = 5.0, 30.0
 
-ARCHIVE_SCHEMA = pa.schema(
-    [
-        pa.field("registry", pa.string()),
-        pa.field("schema_id", pa.int64()),
-        pa.field("schema_guid", pa.string()),
-        pa.field("format", pa.string()),
-        pa.field("text", pa.string()),
-        pa.field("references", pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("text", pa.string())]))),
-        pa.field("digest", pa.string()),
-        pa.field("archived_at", pa.timestamp("us", tz="UTC")),
-    ]
-)
-
 
 class SchemaCatalog:
     """What this process knows of schema ids; grows, never forgets."""
 
     def __init__(self, registry: SchemaRegistry, lakehouse: Lakehouse) -> None:
         """Reads the archive; the registry is asked later, id by id."""
-        self._registry, self._table = registry, lakehouse.table(SCHEMAS)
-        self._archived = self._read_archive()
+        self._registry, self._archive = registry, SchemaArchive(lakehouse)
+        self._archived = self._archive.read()
         self._verified: set[SchemaId] = set()
         self._unknown_since: dict[SchemaId, float] = {}
         self._fetched: dict[SchemaId, RegistrySchema] = {}
@@ -152,30 +135,9 @@ class SchemaCatalog:
         new = [schema for schema in used if schema is not None]
         if not new:
             return []
-        rows = [
-            {
-                "registry": self._registry.url,
-                "schema_id": s.schema_id if isinstance(s.schema_id, int) else None,
-                "schema_guid": s.schema_id if isinstance(s.schema_id, str) else None,
-                "format": s.format,
-                "text": s.text,
-                "references": [{"name": n, "text": t} for n, t in s.references],
-                "digest": s.digest,
-                "archived_at": datetime.now(UTC),
-            }
-            for s in new
-        ]
-        table = pa.Table.from_pylist(rows, schema=ARCHIVE_SCHEMA)
-        write_deltalake(
-            self._table.uri,
-            table,
-            mode="append",
-            schema_mode="merge",
-            storage_options=self._table.options,
-            description="Schema texts by id, as the registry had them when their first record was read",
-        )
+        added = self._archive.add(new, self._registry.url)
         self._archived |= {s.schema_id: s for s in new}
-        return [s.schema_id for s in new]
+        return list(added)
 
     def _schema(self, schema_id: SchemaId) -> RegistrySchema | None:
         """From the registry, checked against the archive once per process; from the archive while the registry is down."""
@@ -194,12 +156,8 @@ class SchemaCatalog:
         if found is None and archived is None:
             self._unknown_since[schema_id] = time.monotonic()
             return None  # asked again later: it may be registered by then
-        if found is not None and archived is not None and found.digest != archived.digest:
-            raise DataError(
-                f"REGISTRY_CHANGED: {self._registry.url} gives schema id {schema_id} another meaning than the records "
-                f"already read with it (archive: {self._table.uri}). Point GAME_EVENTS_SCHEMA_REGISTRY_URL at the right "
-                "registry; if it was reset, restore it, or start a new lakehouse"
-            )
+        if found is not None:
+            require_same(archived, found, self._registry.url, self._archive.uri)
         self._verified.add(schema_id)
         schema = found or archived
         if schema is not None:
@@ -222,17 +180,6 @@ class SchemaCatalog:
             except DataError as error:
                 self._messages[key] = error
         return self._messages[key]
-
-    def _read_archive(self) -> dict[SchemaId, RegistrySchema]:
-        handle = self._table.open()
-        if handle is None:
-            return {}
-        found: dict[SchemaId, RegistrySchema] = {}
-        for row in read_arrow(self._table, handle).to_pylist():
-            schema_id = row["schema_id"] if row["schema_id"] is not None else row["schema_guid"]
-            references = tuple((x["name"], x["text"]) for x in row["references"] or [])
-            found[schema_id] = RegistrySchema(schema_id, row["format"], row["text"], references)
-        return found
 
 
 def _compile(schema: RegistrySchema) -> CompiledSchema | DataError:

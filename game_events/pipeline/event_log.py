@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from game_events.lakehouse import crash_points
 from game_events.lakehouse.event_log import append_events
 from game_events.pipeline.audit import without_secrets
 from game_events.pipeline.context import Pipeline
@@ -60,6 +61,7 @@ def write_events(pipeline: Pipeline, report: RunReport, run: RunFacts, part: str
     Returns:
         whether they are in the table.
     """
+    crash_points.reach("events_due")
     try:
         rows = event_rows(report, run, pipeline.settings)
         append_events(pipeline.lakehouse, rows, pipeline.run_id, f"{run.job}#{part}")

@@ -17,11 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
 from deltalake import DeltaTable, Schema
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from game_events.errors import ConflictError
-from game_events.lakehouse.commits import Commit, Landed, commit, evolve
+from game_events.lakehouse import crash_points
+from game_events.lakehouse.commits import Commit, Landed, commit, evolve, paths
 from game_events.lakehouse.reading import read_files, spark_schema
 from game_events.lakehouse.staging import REPORT_SCHEMA, StagedFile, discard, file_system
 from game_events.lakehouse.tables import Table
@@ -34,6 +37,7 @@ from game_events.pipeline.report import RunReport
 #: `txn` of bronze with the ticket of its last full refresh; of quarantine, followed by bronze's id, with the last one finished.
 RESET_APP = "reset"
 ATTEMPTS = 20
+_LIST = re.compile(r"_reset-(\d+)\.json")
 #: Value of quarantine's column `layer` for records that did not decode.
 LAYER = "bronze"
 
@@ -85,10 +89,36 @@ def finish_reset(pipeline: Pipeline, report: RunReport) -> None:
             if attempt == ATTEMPTS - 1:
                 raise
             continue
+        except (PySparkException, Py4JJavaError):
+            if _read(pipeline.quarantine, ticket) is None and listed is not None:
+                continue  # a rival finished it, and removed the files that this job was reading
+            raise
+        crash_points.reach("reset_finished")
         report.add_landed("quarantine", pipeline.quarantine, landed, QUARANTINE_COLUMNS, generation(bronze))
         if listed is not None:
             forget(pipeline.quarantine, ticket, listed.files)
         return
+
+
+def sweep(pipeline: Pipeline) -> None:
+    """Remove the lists, and the files they name, of full refreshes that can never land: bronze holds a later one's ticket.
+
+    A refresh that was killed before its commit leaves its list behind. Those of later tickets may belong to one under way.
+    """
+    bronze, quarantine = pipeline.bronze.open(), pipeline.quarantine.open()
+    if bronze is None or quarantine is None or not is_finished(bronze, quarantine):
+        return
+    last = bronze.transaction_version(RESET_APP) or 0
+    for ticket in _tickets(pipeline.quarantine):
+        if ticket <= last and (listed := _read(pipeline.quarantine, ticket)) is not None:
+            held = set(paths(quarantine))
+            forget(pipeline.quarantine, ticket, [f for f in listed.files if f.path not in held])
+
+
+def _tickets(table: Table) -> list[int]:
+    system, prefix = file_system(table)
+    found = system.get_file_info(pafs.FileSelector(prefix.rstrip("/"), recursive=False, allow_not_found=True))
+    return [int(match[1]) for match in (_LIST.fullmatch(info.base_name) for info in found) if match]
 
 
 def keep(table: Table, ticket: int, listed: ResetList) -> None:
@@ -123,11 +153,8 @@ def listed_files(pipeline: Pipeline, older_than_s: float) -> list[str]:
     """
     bronze = pipeline.bronze.open()
     wanted = bronze.transaction_version(RESET_APP) if bronze is not None else None
-    system, prefix = file_system(pipeline.quarantine)
-    found = system.get_file_info(pafs.FileSelector(prefix.rstrip("/"), recursive=False, allow_not_found=True))
     names: list[str] = []
-    for match in filter(None, (re.fullmatch(r"_reset-(\d+)\.json", info.base_name) for info in found)):
-        ticket = int(match[1])
+    for ticket in _tickets(pipeline.quarantine):
         listed = _read(pipeline.quarantine, ticket)
         if listed is None:
             continue

@@ -114,6 +114,7 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
         raise ConflictError(
             f"{error}. Nothing was changed: run `game-events redecode` again while no run is under way"
         ) from None
+    crash_points.reach("redecode_committed")
     entry = report.add_landed("bronze", pipeline.bronze, landed, schema, batch)
     entry.new_columns = [f.name for f in schema if f.name not in before]
     report.seconds["bronze"] = time.monotonic() - began

@@ -200,5 +200,6 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Repl
     report.batches.append(batch)
     report.schema_ids.update(i for i, _ in staged.types)
     note_replay(pipeline)
+    crash_points.reach("replay_noted")
     log.info("replayed_rows=%d batch=%d left=%s", landed.rows, batch, dict(staged.reasons))
     return Replayed(landed.rows, staged.reasons)

@@ -254,6 +254,7 @@ def _planned_pass(  # noqa: PLR0913 - one pass of a loop, its state passed expli
     lowest = min(s.begin for s in start.values())
     routing = Routing(frozenset(pipeline.settings.games), frozenset(start))
     result = stage_games(source, lowest, routing, len(start), start, decisions)
+    crash_points.reach("silver_replanned")
     for game, planned in list(start.items()):
         # Bronze was replaced or rebuilt and has no row of it: then its table is the only one that has them.
         expired = planned.handle is not None and planned.taken is None and not source.pipeline.extensions.transformed(game)
@@ -318,8 +319,9 @@ def new_games(pipeline: Pipeline, above: int | None = None) -> list[str]:
     uris = files_with(handle, "_batch", state.floor(SILVER) if above is None else above)
     if not uris:
         return []
-    entity = F.col(pipeline.settings.entity_column).alias("game")
-    rows = read_files(pipeline.spark, uris, spark_schema(handle.schema())).select(entity)
+    # First the rows: a column can be named only once there is a session, and here may be the first need of one.
+    rows = read_files(pipeline.spark, uris, spark_schema(handle.schema()))
+    rows = rows.select(F.col(pipeline.settings.entity_column).alias("game"))
     room = max(0, pipeline.settings.max_games - len(state.games))
     routing = Routing(frozenset(pipeline.settings.games))
     counted = rows.groupBy("game").count().orderBy(F.desc("count"), "game").limit(room + len(state.games)).collect()

@@ -63,6 +63,7 @@ def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False
             if attempt == ATTEMPTS - 1:
                 report.tables.append(TableReport("unified", table.name, table.uri, error="rival runs won; run again"))
                 return
+    crash_points.reach("unified_committed")
     behind = state.failed_in(GOLD)
     if not behind:
         # A floor that is gone took its failures with it: then everything is looked at again.

@@ -8,36 +8,60 @@ from pathlib import Path
 import pytest
 
 from game_events.lakehouse.crash_points import CRASH_POINTS
-from game_events.pipeline.context import Pipeline
 from game_events.pipeline.refresh import refresh
+from game_events.producer.manifest import Manifest
 from game_events.settings import Settings
-from game_events_tests.books import assert_books_balance
+from game_events_tests.books import assert_books_balance, rows
 from game_events_tests.conftest import MakePipeline
-from game_events_tests.guarantees.waves import GAMES, end_orphans, power_cut_at, send, start_run, versions, wait_all
+from game_events_tests.guarantees.conftest import Crash
+from game_events_tests.guarantees.waves import GAMES, end_orphans, send, start_run, versions, wait_all
 from game_events_tests.pipeline.test_erasure import POINTS as ERASURE_POINTS
 
-#: Each point once, with a detail where it has one.
+#: Each point of a run once, with a detail where it has one; `{new}` is a game that comes with the wave.
 POINTS = (
+    "file_open:progress",
     "bronze_staged",
+    "schemas_archived",
     "quarantine_committed",
+    "columns_added:silver_rummy_events",
     "bronze_committed",
     "silver_staged",
     "game_committed:1",
     "silver_committed",
-    "before_create:silver_rummy_events",
+    "before_create:silver_{new}_events",
+    "progress_moved",
     "gold_staged",
     "gold_game_committed:1",
     "gold_committed",
+    "progress_moved@2",
     "unified_staged",
+    "unified_committed",
+    "events_due",
 )
-#: Points of other work than a plain run's: test_replay.py, test_redecode.py, test_rejections.py and test_bronze_reset.py of
-#: game_events_tests/pipeline trip them, and test_erasure.py those of an erasure.
-OTHER_POINTS = ("replay_staged", "replay_committed", "redecode_staged", "rejections_decided", "reset_staged", "reset_committed")
+#: In a lakehouse without tables: what is different there.
+FIRST_POINTS = ("bronze_staged", "quarantine_committed", "before_create:silver_rummy_events", "gold_committed")
+#: The command as a user starts it, with a JVM of its own that dies with it.
+COMMAND_POINTS = ("game_committed:1",)
+#: Points of other work than a plain run's: test_crashes_of_other_work.py here, and test_replay.py, test_redecode.py,
+#: test_rejections.py and test_bronze_reset.py of game_events_tests/pipeline trip them.
+OTHER_POINTS = (
+    "replay_staged",
+    "replay_committed",
+    "replay_noted",
+    "redecode_staged",
+    "redecode_committed",
+    "rejections_decided",
+    "reset_staged",
+    "reset_committed",
+    "reset_finished",
+    "silver_replanned",
+)
 GUARANTEES = Path(__file__).parents[2] / "docs" / "guarantees.md"
 
 
 def test_every_crash_point_is_tried() -> None:
-    assert {point.partition(":")[0] for point in (*POINTS, *OTHER_POINTS, *ERASURE_POINTS)} == set(CRASH_POINTS)
+    tried = {point.partition("@")[0].partition(":")[0] for point in (*POINTS, *OTHER_POINTS, *ERASURE_POINTS)}
+    assert tried == set(CRASH_POINTS)
 
 
 def test_the_guarantees_have_a_paragraph_for_every_crash_point() -> None:
@@ -46,46 +70,76 @@ def test_the_guarantees_have_a_paragraph_for_every_crash_point() -> None:
 
 
 @pytest.mark.stack
-@pytest.mark.parametrize("point", POINTS)
-def test_a_run_killed_at_any_point_is_finished_by_the_next_run(
-    point: str, settings: Settings, make_pipeline: MakePipeline, tmp_path: Path
+@pytest.mark.parametrize("point", FIRST_POINTS)
+def test_a_first_run_killed_at_any_point_is_finished_by_the_next_run(
+    point: str, settings: Settings, make_pipeline: MakePipeline, crash: Crash
 ) -> None:
     sent = send(settings, version=1)
     assert sent.poison, "this wave has nothing for quarantine"
+    crash(point)
+    # The retried slice has another end, and a column that the killed run never saw.
+    sent = sent.merge(send(settings, version=3))
+    assert_the_next_run_finishes_it(settings, make_pipeline, sent)
+
+
+@pytest.mark.stack
+@pytest.mark.parametrize("point", COMMAND_POINTS)
+def test_a_command_killed_with_its_jvm_is_finished_by_the_next_run(
+    point: str, settings: Settings, make_pipeline: MakePipeline, tmp_path: Path
+) -> None:
+    sent = send(settings, version=1)
     killed = start_run(settings, tmp_path / "run", crash_at=point)
     assert wait_all([killed], 180) == [-signal.SIGKILL], (tmp_path / "run" / "stderr").read_text()
     end_orphans(settings)
-
-    # The retried slice has another end, and a column that the killed run never saw.
     sent = sent.merge(send(settings, version=3))
+    assert_the_next_run_finishes_it(settings, make_pipeline, sent)
+
+
+def assert_the_next_run_finishes_it(settings: Settings, make_pipeline: MakePipeline, sent: Manifest) -> None:
     report = refresh(make_pipeline(settings))
     assert report.success, report.errors
     assert_books_balance(settings, sent)
-
     before = versions(settings)
     assert refresh(make_pipeline(settings)).tables == []
     assert versions(settings) == before
 
 
 @pytest.mark.stack
-def test_a_crash_at_any_point_of_a_later_run_is_finished_by_the_next_run(pipeline: Pipeline, settings: Settings) -> None:
-    """As above with tables and floors that exist; the crash is an exception that nothing catches, in this process."""
+def test_a_later_run_killed_at_any_point_is_finished_by_the_next_run(
+    settings: Settings, make_pipeline: MakePipeline, crash: Crash
+) -> None:
+    """As above with tables and floors that exist, one point after another."""
     sent = send(settings)
-    refresh(pipeline)
+    refresh(make_pipeline(settings))
     for number, point in enumerate(POINTS):
-        newcomer = f"new_{number}"
-        place = f"before_create:silver_{newcomer}_events" if point.startswith("before_create") else point
-        sent = sent.merge(send(settings, version=1 + number % 3, games=(*GAMES, newcomer), records=3, poison=0.5))
-        with power_cut_at(place):
-            refresh(pipeline)
+        place = point.format(new=f"new_{number}")
+        # Each wave has a game and, some of them, columns that are new.
+        games = (*GAMES, f"new_{number}")
+        sent = sent.merge(send(settings, version=min(10, 2 + number // 2), games=games, records=3, poison=0.5))
+        crash(place)
         # Not all games have rows in the retried run's own part: some have nothing but what the crash left.
-        sent = sent.merge(send(settings, version=2, games=GAMES[:2], records=2))
-        report = refresh(pipeline)
-        assert report.success, (point, report.errors)
+        sent = sent.merge(send(settings, version=1, games=GAMES[:2], records=2))
+        report = refresh(make_pipeline(settings))
+        assert report.success, (place, report.errors)
         try:
             assert_books_balance(settings, sent)
         except AssertionError as error:
             raise AssertionError(f"after a crash at {place}: {error}") from error
     before = versions(settings)
-    assert refresh(pipeline).tables == []
+    assert refresh(make_pipeline(settings)).tables == []
     assert versions(settings) == before
+    runs = rows(settings, "event_log", "SELECT count(*) FROM t WHERE kind = 'run'")
+    assert runs in ([], [(0,)]), "a run that was killed before it had told of itself is in the event log"
+
+
+@pytest.mark.stack
+def test_crashes_one_after_another_at_ever_later_points_leave_nothing_that_one_run_does_not_finish(
+    settings: Settings, make_pipeline: MakePipeline, crash: Crash
+) -> None:
+    """No run between them comes to its end."""
+    sent = send(settings)
+    refresh(make_pipeline(settings))
+    for number, point in enumerate(("quarantine_committed", "game_committed:2", "gold_game_committed:1", "unified_committed")):
+        sent = sent.merge(send(settings, version=2 + number, games=(*GAMES[number % 2 :], f"new_{number}"), records=4))
+        crash(point)
+    assert_the_next_run_finishes_it(settings, make_pipeline, sent)

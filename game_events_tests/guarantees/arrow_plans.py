@@ -1,0 +1,150 @@
+"""Silver's and gold's one Spark job, done by Arrow in this process: the workers' code and the driver's are the real ones.
+
+What stands here for Spark is a filter, a look-up of rejected coordinates, two rules and a count for each gamer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from game_events.lakehouse.progress import GOLD
+from game_events.lakehouse.reading import read_arrow
+from game_events.pipeline.fan_out import FanOut, FanOutResult, stage
+from game_events.pipeline.gold_rows import GAME
+from game_events.pipeline.rejections import Decisions
+from game_events.pipeline.routing import Routing
+from game_events.pipeline.rule_columns import DROP, FATE, HELD_BACK, KEEP, READMIT, REJECT, RuleColumns
+from game_events.pipeline.silver_stage import Source, Start, _split
+from game_events.rules import Rule
+
+TIME = pa.timestamp("us", tz="UTC")
+AGGREGATE = pa.schema(
+    [("gamer_id", pa.string()), ("session_count", pa.int64()), ("min_timestamp", TIME), ("max_timestamp", TIME)]
+)
+#: Rows with this number are dropped.
+UNLUCKY = 13
+DROPS = Rule(name="not_unlucky", sql=f"n <> {UNLUCKY}", action="drop")
+#: Each rejects what the one before rejects, and more: so no row is ever let in again.
+REJECTS = (
+    None,
+    Rule(name="odd", sql="n % 4 <> 0", action="quarantine"),
+    Rule(name="odd", sql="n % 2 <> 0", action="quarantine"),
+)
+
+
+def violates(rule: Rule, n: int) -> bool:
+    """What Spark would say."""
+    divisor = {r.sql: d for r, d in zip(REJECTS[1:], (4, 2), strict=True) if r is not None}
+    return n == UNLUCKY if rule.action == "drop" else n % divisor[rule.sql] == 0
+
+
+class Rows:
+    """As much of a DataFrame as `fan_out.stage` asks for."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def coalesce(self, _: int) -> Rows:
+        """All rows are in one task."""
+        return self
+
+    def mapInArrow(self, task: FanOut, _: str) -> Rows:  # noqa: N802 - Spark's name
+        """The worker, here and now."""
+        return Rows(pa.Table.from_batches(task(iter(self._table.to_batches(max_chunksize=5)))))
+
+    def collect(self) -> list[dict[str, Any]]:
+        """The rows."""
+        return self._table.to_pylist()
+
+
+def stage_games(
+    source: Source,
+    above: int,
+    routing: Routing,
+    games: int,
+    starts: Mapping[str, Start] | None,
+    decisions: Decisions,
+) -> FanOutResult:
+    """For `silver_stage.stage_games`."""
+    asked = [g for g, s in (starts or {}).items() if s.anew or s.decided > s.begin]
+    held = set(_rejected(decisions, asked)) if asked else None
+    split = _split(source, held=bool(held))
+    rows = read_arrow(source.pipeline.bronze, source.handle).to_pylist()
+    judged: list[dict[str, Any]] = []
+    for row in rows:
+        start = Start(None, None, above) if starts is None else starts.get(row["game_name"])
+        if start is not None and row["_batch"] > start.begin:
+            judged.append(row | _judged(source.rules.rules, row, start, held or set()))
+    if not judged:
+        return FanOutResult()
+    mask = [pa.field(name, pa.int64()) for name in source.rules.names]
+    schema = pa.schema([*pa.schema(source.handle.schema()), *mask, pa.field(FATE, pa.int32())])
+    table = pa.Table.from_pylist(judged, schema=schema)
+    task = FanOut(source.pipeline.lakehouse, "silver", "game_name", source.schema, routing, split=split)
+    return stage(Rows(table), task, len(judged), games, salt="_kafka_offset")  # type: ignore[arg-type]
+
+
+def _rejected(decisions: Decisions, games: Iterable[str]) -> Iterator[tuple[int, int]]:
+    wanted = decisions.rejected_games & set(games)
+    if decisions.handle is not None and wanted:
+        for row in read_arrow(decisions.table, decisions.handle).to_pylist():
+            if row["layer"] == "silver" and row["replayed_batch"] is None and row["game"] in wanted:
+                yield row["_kafka_partition"], row["_kafka_offset"]
+
+
+def _judged(rules: tuple[Rule, ...], row: dict[str, Any], start: Start, held: set[tuple[int, int]]) -> dict[str, Any]:
+    broken = [bit for bit, rule in enumerate(rules) if violates(rule, row["n"])]
+    rejected, dropped = (any(rules[bit].action == action for bit in broken) for action in ("quarantine", "drop"))
+    decided = row["_batch"] <= start.decided
+    is_held = (row["_kafka_partition"], row["_kafka_offset"]) in held
+    if is_held and (decided or rejected or dropped):
+        fate = HELD_BACK
+    elif rejected and not decided:
+        fate = REJECT
+    elif dropped:
+        fate = DROP
+    else:
+        fate = READMIT if is_held else KEEP
+    return {"_violated_0": sum(1 << bit for bit in broken), FATE: fate}
+
+
+def stage_gold(pipeline: Any, aggregate: Any, plans: Mapping[str, Any]) -> tuple[FanOutResult, pa.Schema, RuleColumns]:
+    """For `gold._stage`."""
+    rows: list[dict[str, Any]] = []
+    for game, plan in plans.items():
+        players: dict[str, dict[str, Any]] = {}
+        parts = [r for uri in plan.old.files for r in pq.read_table(uri).to_pylist()]
+        for uri in plan.new.files:
+            for event in pq.read_table(uri).to_pylist():
+                if event["_batch"] > plan.above:
+                    at = event["event_timestamp"]
+                    parts.append({"gamer_id": event["gamer_id"], "session_count": 1, "min_timestamp": at, "max_timestamp": at})
+        for part in parts:
+            player = players.setdefault(part["gamer_id"], {GAME: game, **part, "session_count": 0})
+            player["session_count"] += part["session_count"]
+            player["min_timestamp"] = min(player["min_timestamp"], part["min_timestamp"])
+            player["max_timestamp"] = max(player["max_timestamp"], part["max_timestamp"])
+        rows += players.values()
+    table = pa.Table.from_pylist(rows, schema=pa.schema([(GAME, pa.string()), *AGGREGATE]))
+    task = FanOut(pipeline.lakehouse, GOLD, GAME, AGGREGATE, aggregate=aggregate.name)
+    result = stage(Rows(table), task, 1, 1) if rows else FanOutResult()  # type: ignore[arg-type]
+    return result, AGGREGATE, RuleColumns.of((), "gold", GAME)
+
+
+class InTurn:
+    """For a pool of threads: one after another, and nothing more after a crash."""
+
+    def __init__(self, _: int) -> None:
+        pass
+
+    def __enter__(self) -> InTurn:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    map = staticmethod(map)
