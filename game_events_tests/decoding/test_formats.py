@@ -26,6 +26,7 @@ from game_events.decoding.decoder import BatchDecoder
 from game_events.decoding.formats import compile_schema
 from game_events.decoding.reasons import Reason
 from game_events.errors import DataError
+from game_events.settings import Settings
 from game_events.sources.registry import RegistrySchema, SchemaRegistry
 from game_events_tests.decoding.format_helpers import framed, plan_of, registered
 from game_events_tests.decoding.helpers import (
@@ -99,7 +100,7 @@ class Producer:
 
     def fetch(self, schema_id):
         """The schema as our own registry client gives it."""
-        settings = SimpleNamespace(schema_registry_url=self.url, schema_registry_user=None)
+        settings = Settings.model_construct(schema_registry_url=self.url)
         registry = SchemaRegistry(settings)
         registry._client = self.client
         return registry.fetch(schema_id)

@@ -1,5 +1,7 @@
 """The cheap checks at the end of a run fail no run, whatever keeps them from being made. No Spark, no broker."""
 
+from types import SimpleNamespace
+
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
@@ -7,6 +9,7 @@ from game_events.errors import TransientError
 from game_events.pipeline import whole_checks
 from game_events.pipeline.report import RunReport, TableReport
 from game_events.pipeline.whole_checks import CONSERVED, WholeCheck, check_after_run
+from game_events.settings import Settings
 
 
 class JobAbortedError(Py4JJavaError):
@@ -31,7 +34,7 @@ def test_a_check_whose_spark_job_fails_is_noted_as_not_passed_and_fails_no_run(m
 
         monkeypatch.setattr(whole_checks, "CHECKS", (WholeCheck(CONSERVED, "silver", "", broken, broken),))
         report = RunReport(tables=[TableReport("silver", "silver_chess_events", "/x", "chess")])
-        check_after_run(None, report)
+        check_after_run(SimpleNamespace(settings=Settings.model_construct()), report)
         (found,) = report.checks
         assert (found.passed, found.wrong_rows) == (False, False)
         assert found.summary == f"could not be made: {why}"

@@ -15,6 +15,7 @@ from game_events.lakehouse.retention import Retention
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline import loop as loop_module
 from game_events.pipeline.loop import JOB_ATTEMPTS, Loop, first_line
+from game_events.settings import Settings
 
 
 class QuietSession:
@@ -50,7 +51,7 @@ def make_loop(monkeypatch):
 
     def make(error, times):
         stop = threading.Event()
-        settings = SimpleNamespace(poll_interval_s=0.001, gold_interval_s=0, lakehouse="here")
+        settings = Settings.model_construct(poll_interval_s=0.001, gold_interval_s=0, lakehouse="here")
         pipeline = SimpleNamespace(
             spark=QuietSession(),
             topic=FailingTopic(error, times, stop),
