@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from game_events.lakehouse.commits import Commit, Landed, commit
 from game_events.lakehouse.newest_commit import MAINTENANCE_INFO
 from game_events.lakehouse.staging import StagedWriter, file_system
-from game_events.lakehouse.tables import Table
+from game_events.lakehouse.tables import QUARANTINE, Table
 
 #: Bytes of the smallest class; each next one is so many times larger.
 SMALLEST, FACTOR = 64 * 1024, 8
@@ -44,16 +44,23 @@ LOOP_GOAL = Goal(files=16, bytes=32 * 1024 * 1024)
 FULL_GOAL = Goal(files=2, bytes=256 * 1024 * 1024)
 
 
-def small_files(handle: DeltaTable, goal: Goal) -> list[list[str]]:
+#: Columns of a table by whose bounds its files are told apart all the time: files with other bounds are not joined.
+KEPT_APART: dict[str, tuple[str, ...]] = {QUARANTINE: ("layer", "game")}
+
+
+def small_files(table: Table, handle: DeltaTable, goal: Goal) -> list[list[str]]:
     """Groups of paths that are worth joining, each into about one file, oldest batches first."""
     actions = pa.table(handle.get_add_actions(flatten=True))
     order = [("min._batch", "ascending")] if "min._batch" in actions.column_names else [("modification_time", "ascending")]
-    classes: dict[int, list[tuple[str, int]]] = defaultdict(list)
-    for file in actions.sort_by(order).select(["path", "size_bytes"]).to_pylist():
+    bounds = [f"{end}.{column}" for column in KEPT_APART.get(table.name, ()) for end in ("min", "max")]
+    bounds = [name for name in bounds if name in actions.column_names]
+    classes: dict[tuple[object, ...], list[tuple[str, int]]] = defaultdict(list)
+    for file in actions.sort_by(order).select(["path", "size_bytes", *bounds]).to_pylist():
         if file["size_bytes"] * 2 <= goal.bytes:
-            classes[_size_class(file["size_bytes"], goal)].append((file["path"], file["size_bytes"]))
+            key = (_size_class(file["size_bytes"], goal), *(file[name] for name in bounds))
+            classes[key].append((file["path"], file["size_bytes"]))
     groups: list[list[str]] = []
-    for _, members in sorted(classes.items()):
+    for members in classes.values():
         group: list[str] = []
         size = 0
         for path, length in [*members, ("", goal.bytes)]:
@@ -94,7 +101,8 @@ def join_files(table: Table, handle: DeltaTable, group: list[str]) -> Landed:
     return commit(
         Commit(
             table,
-            schema,
+            # No column comes with them, and the columns' metadata (bronze's column map) is not touched.
+            pa.schema([]),
             files,
             expected={},
             advance={},

@@ -6,7 +6,7 @@ Guarantee: the events of a run's part are in the table once, whoever else writes
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -22,6 +22,8 @@ from game_events.lakehouse.tables import EVENT_LOG, Lakehouse
 #: `txn` that counts the commits. One for all runs: a `txn` for each run would stay in the table's log for ever.
 APP = "commits"
 ATTEMPTS = 50
+#: A part is written again within minutes, or never.
+AGAIN = timedelta(hours=1)
 
 SCHEMA = pa.schema(
     [
@@ -86,7 +88,7 @@ def append_events(lakehouse: Lakehouse, events: Sequence[Event], run_id: str, pa
     rows = pa.Table.from_pylist([{**event, "run_id": run_id, "part": part} for event in events], schema=SCHEMA)
     for attempt in range(ATTEMPTS):
         handle = table.open()
-        if handle is not None and _holds(lakehouse, handle, run_id, part):
+        if handle is not None and _holds(lakehouse, handle, run_id, part, min(event["time"] for event in events) - AGAIN):
             return False
         before = handle.transaction_version(APP) if handle is not None else None
         writer = StagedWriter(table, SCHEMA)
@@ -109,12 +111,14 @@ def append_events(lakehouse: Lakehouse, events: Sequence[Event], run_id: str, pa
     raise ConflictError(f"{EVENT_LOG}: rivals won {ATTEMPTS} times")
 
 
-def _holds(lakehouse: Lakehouse, handle: DeltaTable, run_id: str, part: str) -> bool:
-    """Whether this part of this run is there; by the files' statistics, so that as a rule none is read."""
+def _holds(lakehouse: Lakehouse, handle: DeltaTable, run_id: str, part: str, since: datetime) -> bool:
+    """Whether this part of this run is there. Only files with lately written rows can have it: the others are not read."""
     actions = pa.table(handle.get_add_actions(flatten=True))
     mine = pc.and_kleene(
         pc.less_equal(actions.column("min.run_id"), run_id), pc.greater_equal(actions.column("max.run_id"), run_id)
     )
+    newest = actions.column("max.time")
+    mine = pc.and_kleene(mine, pc.greater_equal(newest, pa.scalar(since, newest.type)))
     paths = actions.filter(pc.fill_null(mine, True)).column("path").to_pylist()
     rows = read_arrow(lakehouse.table(EVENT_LOG), handle, ["run_id", "part"], paths)
     return bool(pc.any(pc.and_(pc.equal(rows.column("run_id"), run_id), pc.equal(rows.column("part"), part))).as_py())

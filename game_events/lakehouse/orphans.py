@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pyarrow.fs as pafs
 
 from game_events.lakehouse.commits import paths
-from game_events.lakehouse.replaced_files import delete_files
+from game_events.lakehouse.replaced_files import ReplacedFiles, delete_files
 from game_events.lakehouse.staging import file_system
 from game_events.lakehouse.tables import Table
 
@@ -25,13 +25,14 @@ class Orphans:
     bytes: int
 
 
-def orphans(table: Table, older_than_s: float, keep: Collection[str] = ()) -> Orphans:
-    """Parquet files that the table's newest version does not have.
+def orphans(table: Table, older_than_s: float, known: ReplacedFiles, keep: Collection[str] = ()) -> Orphans:
+    """Parquet files that the table's newest version does not have, and that were not in it lately.
 
     Args:
         table: the table.
         older_than_s: seconds since they were written.
-        keep: names that stay: removed too lately, or listed for a commit to come.
+        known: what its log says was removed: that has a time of its own.
+        keep: names that stay: listed for a commit to come.
     """
     system, prefix = file_system(table)
     # First the listing, then the version: what is committed in between is in the version.
@@ -39,7 +40,8 @@ def orphans(table: Table, older_than_s: float, keep: Collection[str] = ()) -> Or
     handle = table.open()
     if handle is None:
         return Orphans([], 0)
-    live = set(paths(handle)) | set(keep)
+    known.look(handle)
+    live = set(paths(handle)) | {removed.path for removed in known.waiting} | set(keep)
     before = time.time() - older_than_s
     old = [
         info

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from deltalake import DeltaTable
 
@@ -49,20 +50,20 @@ class ReplacedFiles:
         self.entries += len(versions)
         self._read_until = newest
 
-    def delete(self, handle: DeltaTable, older_than_s: float) -> int:
-        """Delete files that were removed so long ago; returns how many there were.
-
-        Args:
-            handle: the newest version: a file that is in it again (a restore) stays.
-            older_than_s: seconds since they were removed.
-        """
+    def delete(self, older_than_s: float) -> int:
+        """Delete files that were removed so long ago; returns how many there were. One that a restore brought back stays."""
         before = time.time() * 1000 - older_than_s * 1000
-        due: list[str] = []
-        while self.waiting and self.waiting[0].at_ms <= before:
-            due.append(self.waiting.popleft().path)
+        due = [removed.path for removed in takewhile(lambda removed: removed.at_ms <= before, self.waiting)]
         if not due:
             return 0
-        return delete_files(self.table, sorted(set(due) - set(paths(handle))))
+        newest = self.table.open()
+        if newest is None:
+            return 0
+        deleted = delete_files(self.table, sorted(set(due) - set(paths(newest))))
+        # Not before: what could not be deleted is tried again.
+        for _ in due:
+            self.waiting.popleft()
+        return deleted
 
 
 def delete_files(table: Table, names: list[str]) -> int:

@@ -246,7 +246,7 @@ def stage_slice(
         records = pipeline.topic.read(pipeline.spark, part).select(*source_columns())
         return records.coalesce(max(1, -(-part.records // TASK_RECORDS)))
 
-    wanted: list[TypeKey] = [(i, FIRST_MESSAGE) for i in pipeline.catalog.ids_of(f"{part.topic}-value")]
+    wanted: list[TypeKey] = [(i, FIRST_MESSAGE) for i in pipeline.catalog.expected_ids(f"{part.topic}-value")]
     if not part.records:  # it only passes over a gap
         return StageResult([], [], set(), set(), Counter())
     whom = suppression(pipeline)

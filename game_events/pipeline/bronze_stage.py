@@ -126,6 +126,10 @@ class StageTask(Protocol):
     """What `run_decode_job` runs: a function for `mapInArrow` that writes files of bronze and, perhaps, of quarantine."""
 
     @property
+    def plan(self) -> DecodePlan:
+        """How it decodes, and where fields land."""
+
+    @property
     def tables(self) -> tuple[Table, Table | None]:
         """Where it writes."""
 

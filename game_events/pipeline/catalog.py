@@ -48,6 +48,14 @@ class SchemaCatalog:
         self._ids: dict[str, dict[int, int]] = {}
         self._ask_again: dict[str, float] = {}
 
+    def expected_ids(self, subject: str) -> list[int]:
+        """Ids of a subject that are worth planning for: those that have occurred, or all if none has.
+
+        A version that is registered and never sent would take names and make columns (`run_decode_job` then reads twice).
+        """
+        ids = self.ids_of(subject)
+        return [i for i in ids if i in self._archived] or ids
+
     def ids_of(self, subject: str) -> list[int]:
         """Ids of all versions of a subject, so that a version is planned for before its first record is met.
 

@@ -10,17 +10,20 @@ import time
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 
+from deltalake import DeltaTable
+
 from game_events.errors import ConfigurationError, ConflictError
+from game_events.extending import PLAYER_AGG
 from game_events.lakehouse.commits import paths
 from game_events.lakehouse.compaction import FULL_GOAL, small_files
 from game_events.lakehouse.orphans import delete_orphans, orphans
 from game_events.lakehouse.replaced_files import ReplacedFiles
 from game_events.lakehouse.retention import is_derived
-from game_events.lakehouse.tables import QUARANTINE, Table
+from game_events.lakehouse.tables import OWN_TABLES, QUARANTINE, Table, game_of_gold, game_of_silver, is_game
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine_reset import listed_files
 from game_events.pipeline.report import RunReport
-from game_events.pipeline.upkeep import FAULTS, delete_replaced, join_small_files
+from game_events.pipeline.upkeep import delete_replaced, join_small_files
 from game_events.pipeline.upkeep_report import TableUpkeep
 
 #: Tables at a time; each holds a row group in memory.
@@ -35,7 +38,7 @@ def maintain(pipeline: Pipeline, report: RunReport, only: Collection[str] = (), 
     Args:
         pipeline: the parts.
         report: gets an entry for each table (`upkeep`).
-        only: names of tables; empty: all below the root.
+        only: names of tables; empty: all of this project.
         dry_run: count what would be done, and do nothing.
 
     Raises:
@@ -48,7 +51,7 @@ def maintain(pipeline: Pipeline, report: RunReport, only: Collection[str] = (), 
         raise ConfigurationError(
             f"no table {', '.join(unknown)} below {pipeline.lakehouse.root}: `game-events tables` names those that are there"
         )
-    wanted = [name for name in names if not only or name in only]
+    wanted = [name for name in names if (name in only if only else is_ours(pipeline, name))]
     pipeline.on_progress(f"maintenance: {len(wanted)} tables")
     with ThreadPoolExecutor(TABLES_AT_ONCE) as pool:
         report.add_upkeep(pool.map(lambda name: _look_after(pipeline, name, dry_run=dry_run), wanted))
@@ -64,25 +67,37 @@ def _look_after(pipeline: Pipeline, name: str, *, dry_run: bool) -> TableUpkeep:
             _work(pipeline, table, done)
     except ConflictError as error:
         done.skipped = str(error)
-    except FAULTS as error:
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with one table is told, and keeps no other from it
         done.error = str(error)
     return done
+
+
+def is_ours(pipeline: Pipeline, name: str) -> bool:
+    """Whether this project makes a table of that name: others may keep tables below the root, which are never touched."""
+    aggregates = (PLAYER_AGG, *(aggregate.name for aggregate in pipeline.extensions.aggregates))
+    games = (game_of_silver(name), *(game_of_gold(name, aggregate) for aggregate in aggregates))
+    return name in OWN_TABLES or any(is_game(game) for game in games)
+
+
+def _refuse_partitioned(table: Table, handle: DeltaTable) -> None:
+    """No table of this project is: files of such a table do not hold all of its columns."""
+    columns = handle.metadata().partition_columns
+    if columns:
+        raise ConflictError(f"{table.name} is partitioned by {', '.join(columns)}: not a table of this project")
 
 
 def _work(pipeline: Pipeline, table: Table, done: TableUpkeep) -> None:
     handle = table.open()
     if handle is None:
         return
+    _refuse_partitioned(table, handle)
     if pipeline.retention.apply(table.name, handle):
         handle = table.open() or handle
     handle = join_small_files(table, handle, FULL_GOAL, done)
     known = ReplacedFiles(table)
     delete_replaced(known, handle, pipeline.retention.seconds(table.name), done)
     age = pipeline.settings.orphan_retention_h * 3600
-    keep = {removed.path for removed in known.waiting}
-    if table.name == QUARANTINE:
-        keep |= set(listed_files(pipeline, age))
-    found = orphans(table, age, keep)
+    found = orphans(table, age, known, listed_files(pipeline, age) if table.name == QUARANTINE else ())
     done.orphan_bytes += found.bytes
     done.orphans += delete_orphans(table, found)
     # Writers make checkpoints as they go; a table that is seldom written has entries that none stands for.
@@ -96,12 +111,13 @@ def _count(pipeline: Pipeline, table: Table, done: TableUpkeep) -> None:
     handle = table.open()
     if handle is None:
         return
-    groups = [] if is_derived(table.name) else small_files(handle, FULL_GOAL)
+    _refuse_partitioned(table, handle)
+    groups = [] if is_derived(table.name) else small_files(table, handle, FULL_GOAL)
     done.joined, done.into = sum(len(group) for group in groups), len(groups)
     known = ReplacedFiles(table)
     known.look(handle)
     before = time.time() * 1000 - pipeline.retention.seconds(table.name) * 1000
     done.replaced = sum(removed.at_ms <= before for removed in known.waiting)
     done.waiting, done.files = len(known.waiting) - done.replaced, len(paths(handle))
-    found = orphans(table, pipeline.settings.orphan_retention_h * 3600, {removed.path for removed in known.waiting})
+    found = orphans(table, pipeline.settings.orphan_retention_h * 3600, known)
     done.orphans, done.orphan_bytes = len(found.files), found.bytes

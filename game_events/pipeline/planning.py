@@ -24,7 +24,8 @@ def run_decode_job(
     """Run rows through the workers; again with whatever types turned up that the plan did not know.
 
     Only the driver asks the registry, so workers report such types instead of decoding them; nothing is committed before a
-    pass has met none. Files of the passes before are deleted.
+    pass has met none. Files of the passes before are deleted. So are they if the plan knew types that no row has, and their
+    fields took names or made columns: a commit gives the table the columns of what occurred, and its files must have the same.
 
     Args:
         pipeline: the parts.
@@ -42,11 +43,18 @@ def run_decode_job(
         rows = read().mapInArrow(work, REPORT_SCHEMA).collect()
         staged = StageResult.read((r["kind"], r["body"]) for r in rows)
         new = staged.unknown - planned
-        if not new:
+        if not new and _same_columns(work.plan.columns, pipeline.catalog.message_columns(columns, staged.types)):
             return staged
         _discard(work.tables, staged)
-        planned |= new
+        planned = planned | new if new else set(staged.types)
         pipeline.catalog.met |= new
+
+
+def _same_columns(planned: ColumnMap, occurred: ColumnMap) -> bool:
+    """Whether every field is where it is without the types that were planned for and did not occur."""
+    return dict(planned.columns) == dict(occurred.columns) and all(
+        planned.names.get(key) == name for key, name in occurred.names.items()
+    )
 
 
 def _discard(tables: tuple[Table, Table | None], staged: StageResult) -> None:

@@ -88,14 +88,15 @@ def _due(pipeline: Pipeline, quarantine: DeltaTable, bronze_id: str) -> tuple[Co
     # Rules have lower-case names, which sort behind every reason of a row that does not decode.
     above = pc.greater(actions["min.reason"], Reason.UNKNOWN_SCHEMA)
     waits = pc.and_kleene(waits, pc.invert(pc.fill_null(above, False)))
-    elsewhere = pa.array([False] * actions.num_rows)
+    elsewhere = False
     if "null_count.replayed_batch" in actions.column_names:
         open_rows = pc.not_equal(pc.fill_null(actions["null_count.replayed_batch"], -1), 0)
         waits = pc.and_kleene(waits, open_rows)
     if "max.replayed_table" in actions.column_names:
         other = [pc.not_equal(actions[f"{end}.replayed_table"], bronze_id) for end in ("min", "max")]
         decodable = pc.fill_null(pc.equal(actions["min.layer"], "silver"), False)
-        elsewhere = pc.and_(pc.fill_null(pc.or_kleene(*other), False), pc.invert(decodable))
+        may = pc.and_(pc.fill_null(pc.or_kleene(*other), False), pc.invert(decodable))
+        elsewhere = _to_another_bronze(pipeline, quarantine, bronze_id, actions.filter(may).column("path").to_pylist())
     chosen = actions.filter(pc.fill_null(waits, True)).column("path").to_pylist()
     ids: Counter[SchemaId] = Counter()
     if chosen:
@@ -107,4 +108,13 @@ def _due(pipeline: Pipeline, quarantine: DeltaTable, bronze_id: str) -> tuple[Co
         for name in {"_schema_id", "_schema_guid"} & set(unknown.column_names):
             counted = pc.value_counts(unknown[name].drop_null())
             ids.update({entry["values"]: entry["counts"] for entry in counted.to_pylist()})
-    return ids, bool(pc.any(elsewhere).as_py())
+    return ids, elsewhere
+
+
+def _to_another_bronze(pipeline: Pipeline, quarantine: DeltaTable, bronze_id: str, candidates: list[str]) -> bool:
+    """Whether files hold rows that were replayed to another bronze; a file may also hold rows that rules let in again."""
+    if not candidates:
+        return False
+    rows = read_arrow(pipeline.quarantine, quarantine, ["layer", "replayed_table"], candidates)
+    other = pc.fill_null(pc.not_equal(rows["replayed_table"], bronze_id), False)
+    return bool(pc.any(pc.and_(pc.fill_null(pc.equal(rows["layer"], "bronze"), False), other)).as_py())

@@ -12,9 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
 
-from game_events.errors import ConflictError, GameEventsError
+from game_events.errors import ConflictError
 from game_events.lakehouse.commits import paths
 from game_events.lakehouse.compaction import LOOP_GOAL, Goal, join_files, small_files
 from game_events.lakehouse.replaced_files import ReplacedFiles
@@ -28,7 +27,6 @@ log = logging.getLogger(__name__)
 COMMITS, SECONDS = 16, 300.0
 #: Share of the loop's time that upkeep may take.
 SHARE = 0.1
-FAULTS = (GameEventsError, DeltaError, OSError)
 
 
 @dataclass
@@ -93,7 +91,7 @@ class Upkeep:
                 delete_replaced(known, handle, self.retention.seconds(name), done)
         except ConflictError as error:
             done.skipped = str(error)
-        except FAULTS as error:
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with one table is told, and ends no loop
             done.error = str(error)
             log.warning("upkeep=failed table=%s why=%r", name, str(error))
         self.report.setdefault(name, TableUpkeep(name)).add(done)
@@ -102,7 +100,7 @@ class Upkeep:
 
 def join_small_files(table: Table, handle: DeltaTable, goal: Goal, done: TableUpkeep) -> DeltaTable:
     """Join an append-only table's small files; returns the newest version. Derived tables are one file by themselves."""
-    groups = [] if is_derived(table.name) else small_files(handle, goal)
+    groups = [] if is_derived(table.name) else small_files(table, handle, goal)
     for group in groups:
         landed = join_files(table, handle, group)
         done.joined += len(group)
@@ -114,6 +112,6 @@ def join_small_files(table: Table, handle: DeltaTable, goal: Goal, done: TableUp
 def delete_replaced(known: ReplacedFiles, handle: DeltaTable, older_than_s: float, done: TableUpkeep) -> None:
     """Delete files that the table has replaced so long ago."""
     known.look(handle)
-    done.replaced += known.delete(handle, older_than_s)
+    done.replaced += known.delete(older_than_s)
     done.waiting = len(known.waiting)
     done.files = len(paths(handle))

@@ -4,7 +4,9 @@ import os
 import time
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, write_deltalake
 
 from game_events.lakehouse.tables import EVENT_LOG, Lakehouse
 from game_events.pipeline.offset_checks import offsets_continuous, offsets_unique
@@ -70,6 +72,17 @@ def test_maintenance_leaves_few_files_the_same_rows_and_runs_that_go_on(cli, env
 
     kinds = cli("log", "--kind", "upkeep", "--json").result
     assert "silver_uno_events" in str(kinds)
+
+
+def test_tables_of_others_below_the_root_are_never_touched(cli, environment):
+    root = Path(environment.lakehouse)
+    for name, by in (("gold_report", None), ("reports", ["n"])):
+        for n in range(3):
+            write_deltalake(root / name, pa.table({"n": [n], "s": ["x"]}), mode="append", partition_by=by)
+    assert cli("maintain", "--json").result["upkeep"] == {}
+    asked = cli("maintain", "--table", "reports", "--json").result["upkeep"]["reports"]
+    assert "partitioned" in asked["skipped"]
+    assert {DeltaTable(root / name).version() for name in ("gold_report", "reports")} == {2}
 
 
 def test_a_table_that_does_not_exist_is_a_clear_error(cli, environment):  # noqa: ARG001

@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 from game_events.errors import ConflictError
-from game_events.lakehouse import compaction
+from game_events.lakehouse import compaction, replaced_files
 from game_events.lakehouse.commits import commit
 from game_events.lakehouse.compaction import FULL_GOAL, LOOP_GOAL, join_files, small_files
 from game_events.lakehouse.orphans import delete_orphans, orphans
@@ -49,7 +49,7 @@ def replaced(table, count):
 
 
 def join_all(table, goal=FULL_GOAL):
-    for group in small_files(table.open(), goal):
+    for group in small_files(table, table.open(), goal):
         join_files(table, table.open(), group)
 
 
@@ -95,7 +95,7 @@ def test_batches_are_still_found_by_their_files_statistics(table):
     for batch in range(1, 5):
         files = staged(table, [batch], schema, _batch=[batch])
         commit(plan(table, [], batch - 1 or None, batch, schema=schema, files=files))
-    first, second, *_ = small_files(table.open(), FULL_GOAL)[0]
+    first, second, *_ = small_files(table, table.open(), FULL_GOAL)[0]
     join_files(table, table.open(), [first, second])
     assert selection(table.open(), "_batch", 2).exact
     assert selection(table.open(), "_batch", 2).rows == 2
@@ -107,7 +107,7 @@ def test_a_loop_writes_a_row_again_once_for_each_size_class(table, monkeypatch):
     written = []
     for n in range(256):
         commit(plan(table, range(10 * n, 10 * n + 10), n or None, n + 1))
-        for group in small_files(table.open(), LOOP_GOAL):
+        for group in small_files(table, table.open(), LOOP_GOAL):
             written.append(join_files(table, table.open(), group).rows)
     assert numbers(table) == list(range(2560))
     assert len(committed_files(table)) < 3 * LOOP_GOAL.files
@@ -115,15 +115,27 @@ def test_a_loop_writes_a_row_again_once_for_each_size_class(table, monkeypatch):
     assert sum(written) >= 2560
 
 
+def test_quarantine_keeps_files_of_other_layers_and_games_apart(lakehouse):
+    quarantine = lakehouse.table("quarantine_events")
+    schema = pa.schema([*SCHEMA, ("layer", pa.string()), ("game", pa.string())])
+    places = [("bronze", None), ("silver", "uno"), ("silver", "chess")] * 2
+    for n, (layer, game) in enumerate(places):
+        files = staged(quarantine, [n], schema, layer=[layer], game=[game])
+        commit(plan(quarantine, [], n or None, n + 1, schema=schema, files=files))
+    join_all(quarantine)
+    assert len(committed_files(quarantine)) == 3
+    assert numbers(quarantine) == list(range(6))
+
+
 def test_large_files_are_left_alone(table):
     append(table, 4)
     size = max(pa.table(table.open().get_add_actions()).column("size_bytes").to_pylist())
-    assert not small_files(table.open(), dataclasses.replace(FULL_GOAL, bytes=size))
+    assert not small_files(table, table.open(), dataclasses.replace(FULL_GOAL, bytes=size))
 
 
 def test_who_joins_files_that_a_rival_has_joined_stops_and_leaves_nothing_behind(table):
     append(table, 3)
-    (group,) = small_files(table.open(), FULL_GOAL)
+    (group,) = small_files(table, table.open(), FULL_GOAL)
     stale = table.open()
     join_files(table, table.open(), group)
     before = data_files(table)
@@ -141,7 +153,7 @@ def test_a_commit_that_meets_a_compaction_half_way_lands_all_the_same(table, mon
     def beaten(self, *args, **options):
         if not joined:
             joined.append(True)
-            (group,) = small_files(table.open(), FULL_GOAL)
+            (group,) = small_files(table, table.open(), FULL_GOAL)
             join_files(table, table.open(), group)
         return write(self, *args, **options)
 
@@ -155,7 +167,7 @@ def test_a_restore_is_found_behind_many_compactions(table):
     append(table, 3)
     DeltaTable(table.uri).restore(1)
     for n in range(10):
-        (group,) = small_files(table.open(), FULL_GOAL) or [None]
+        (group,) = small_files(table, table.open(), FULL_GOAL) or [None]
         if group is None:
             schema = pa.schema(table.open().schema())
             table.open().create_write_transaction([], "append", table.open().schema())
@@ -169,10 +181,10 @@ def test_replaced_files_go_when_the_time_is_over_and_not_before(table):
     replaced(table, 4)
     known = ReplacedFiles(table)
     known.look(table.open())
-    assert known.delete(table.open(), older_than_s=60) == 0
+    assert known.delete(older_than_s=60) == 0
     assert len(data_files(table)) == 4
     time.sleep(0.01)
-    assert known.delete(table.open(), older_than_s=0) == 3
+    assert known.delete(older_than_s=0) == 3
     assert data_files(table) == committed_files(table)
     assert numbers(table) == [3]
 
@@ -197,7 +209,7 @@ def test_files_are_found_too_whose_removal_only_a_checkpoint_remembers(table):
     assert not list(Path(table.uri, "_delta_log").glob("*0.json")), "the entries are gone"
     known = ReplacedFiles(table)
     known.look(table.open())
-    assert known.delete(table.open(), older_than_s=0) == 3
+    assert known.delete(older_than_s=0) == 3
     assert data_files(table) == committed_files(table)
 
 
@@ -206,7 +218,7 @@ def test_a_file_that_a_restore_has_brought_back_stays(table):
     known = ReplacedFiles(table)
     known.look(table.open())
     DeltaTable(table.uri).restore(1)
-    assert known.delete(table.open(), older_than_s=-1) == 1
+    assert known.delete(older_than_s=-1) == 1
     assert numbers(table) == [1]
 
 
@@ -215,7 +227,7 @@ def test_staged_files_are_never_taken_for_replaced_ones(table):
     waiting = staged(table, [7])
     known = ReplacedFiles(table)
     known.look(table.open())
-    known.delete(table.open(), older_than_s=-1)
+    known.delete(older_than_s=-1)
     commit(plan(table, [], 2, 3, files=waiting))
     assert numbers(table) == [1, 7]
 
@@ -228,12 +240,59 @@ def test_files_that_no_commit_names_go_when_they_are_old(table):
         os.utime(Path(table.uri, name), (past, past))
     for name in committed_files(table):
         os.utime(Path(table.uri, name), (past, past))
-    found = orphans(table, 3600, keep={listed})
+    found = orphans(table, 3600, ReplacedFiles(table), keep={listed})
     assert found.files == [old]
     assert found.bytes > 0
     assert delete_orphans(table, found) == 1
     assert data_files(table) == committed_files(table) | {young, listed}
     assert numbers(table) == [0, 1, 2, 3]
+
+
+def test_files_that_a_rival_has_just_replaced_are_no_orphans_however_old_they_are(table):
+    append(table, 3)
+    past = time.time() - 7200
+    for name in committed_files(table):
+        os.utime(Path(table.uri, name), (past, past))
+    known = ReplacedFiles(table)
+    known.look(table.open())
+    join_all(table)
+    assert orphans(table, 3600, known).files == []
+
+
+def test_what_could_not_be_deleted_is_tried_again(table, monkeypatch):
+    replaced(table, 3)
+    known = ReplacedFiles(table)
+    known.look(table.open())
+
+    def away(_table, _names):
+        raise OSError("storage does not answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(replaced_files, "delete_files", away)
+        with pytest.raises(OSError, match="does not answer"):
+            known.delete(older_than_s=-1)
+    assert known.delete(older_than_s=-1) == 2
+
+
+def test_joining_files_takes_nothing_back_that_a_rival_has_noted_about_a_column(table):
+    append(table, 2)
+    (group,) = small_files(table, table.open(), FULL_GOAL)
+    stale = table.open()
+    table.open().alter.set_column_metadata("n", {"game_events": "later"})
+    join_files(table, stale, group)
+    (column,) = [f for f in table.open().schema().fields if f.name == "n"]
+    assert column.metadata == {"game_events": "later"}
+    assert numbers(table) == [0, 1, 2, 3]
+
+
+def test_a_file_that_cannot_be_read_ends_no_loop(lakehouse, table):
+    append(table, LOOP_GOAL.files)
+    Path(table.uri, sorted(committed_files(table))[0]).write_bytes(b"PAR1")
+    upkeep = Upkeep(lakehouse, Retention())
+    upkeep._budget_s = 1.0
+    upkeep.note([table.name] * LOOP_GOAL.files)
+    (done,) = [entry for entry in upkeep.work() if entry.table == table.name]
+    assert done.error
 
 
 def test_derived_tables_are_kept_for_a_shorter_time_than_others():
