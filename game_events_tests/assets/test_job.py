@@ -54,6 +54,7 @@ def test_runs_log_exactly_what_changed_and_new_games_become_partitions(runs, env
     checks = {(c.asset_key, c.check_name): c.passed for c in first.get_asset_check_evaluations()}
     assert checks == {
         (BRONZE_KEY, "offsets_continuous"): True,
+        (BRONZE_KEY, "offsets_lost"): True,
         (BRONZE_KEY, "fresh"): True,
         (BRONZE_KEY, "schema_drift"): True,
         (SILVER_KEY, "rows_conserved"): True,
