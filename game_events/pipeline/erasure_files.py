@@ -2,13 +2,17 @@
 
 Exactly the files with rows of theirs are removed. A reader that is still at an older version of a table, and needs one of them,
 fails and has to read again.
+
+Guarantee: killed at any point, the same `game-events forget --vacuum` finishes it: bronze's old files lead to those of other
+tables, so they go last. Runs and maintenance beside it may write and delete files as they like.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -16,11 +20,12 @@ from deltalake import DeltaTable
 from pyarrow.fs import FileSelector, FileType
 
 from game_events.lakehouse.commits import paths
+from game_events.lakehouse.replaced_files import delete_files
 from game_events.lakehouse.staging import file_system
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Table, game_of_silver, is_person
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure_account import Erasure
-from game_events.pipeline.erasure_scan import EraseTask, look_at
+from game_events.pipeline.erasure_scan import EraseTask, Found, look_at
 from game_events.pipeline.erasure_wanted import Wanted
 
 #: A file that no log names may be one that a run is about to commit: younger ones stay.
@@ -35,8 +40,9 @@ def remove_old_files(pipeline: Pipeline, account: Erasure, wanted: Wanted) -> No
     handles = {name: handle for name in lakehouse.names() if (handle := lakehouse.table(name).open()) is not None}
     pipeline.on_progress(f"erasure: older files of {len(handles)} tables")
     # Bronze's rows lead to those of quarantine, and of silver that has another id.
-    found = _remove(pipeline, account, wanted, {n: h for n, h in handles.items() if n == BRONZE})
-    wanted = found
+    bronze = {name: handle for name, handle in handles.items() if name == BRONZE}
+    in_bronze = _search(pipeline, wanted, bronze)
+    wanted = wanted.with_records(found.records for found in in_bronze)
     searched = {
         name: handle
         for name, handle in handles.items()
@@ -45,7 +51,8 @@ def remove_old_files(pipeline: Pipeline, account: Erasure, wanted: Wanted) -> No
             name == QUARANTINE or game_of_silver(name) or any(is_person(f.name, wanted.person) for f in handle.schema().fields)
         )
     }
-    _remove(pipeline, account, wanted, searched)
+    _remove(pipeline, account, searched, _search(pipeline, wanted, searched))
+    _remove(pipeline, account, bronze, in_bronze)
     for name, handle in handles.items():
         if _clean_log(lakehouse.table(name), handle, wanted):
             account.cleaned_logs.append(name)
@@ -61,23 +68,39 @@ def old_files(table: Table, handle: DeltaTable) -> list[str]:
     return sorted(path for path in found if not path.startswith("_delta_log/") and path not in here)
 
 
-def _remove(pipeline: Pipeline, account: Erasure, wanted: Wanted, handles: Mapping[str, DeltaTable]) -> Wanted:
+def replaced_files(table: Table, handle: DeltaTable) -> list[str]:
+    """Those of them that a commit has taken out of the table, as far as its log remembers (`RETENTION_H`).
+
+    The others are staged for a commit to come, or left by a run that was killed: no version ever had their rows.
+    """
+    removed = set(handle.vacuum(retention_hours=0, dry_run=True, enforce_retention_duration=False))
+    return [path for path in old_files(table, handle) if path in removed]
+
+
+def _search(pipeline: Pipeline, wanted: Wanted, handles: Mapping[str, DeltaTable]) -> list[Found]:
+    """Old files with rows of theirs, and those that cannot be read."""
     tables = {name: pipeline.lakehouse.table(name) for name in handles}
     files = [(name, path) for name, handle in handles.items() for path in old_files(tables[name], handle)]
-    hits = [found for found in look_at(pipeline, EraseTask(tables, wanted, rewrite=False), files) if found.rows]
+    task = EraseTask(tables, wanted, rewrite=False, old=True)
+    return [found for found in look_at(pipeline, task, files) if found.rows or found.unreadable]
+
+
+def _remove(pipeline: Pipeline, account: Erasure, handles: Mapping[str, DeltaTable], hits: Sequence[Found]) -> None:
+    """Delete what was found, but for files that a run may be about to commit."""
     for name in sorted({found.table for found in hits}):
-        system, prefix = file_system(tables[name])
+        table = pipeline.lakehouse.table(name)
+        system, prefix = file_system(table)
         # Named by an older version: nobody is about to commit it.
-        replaced = set(handles[name].vacuum(retention_hours=0, dry_run=True, enforce_retention_duration=False))
+        replaced = set(replaced_files(table, handles[name]))
         for found in (f for f in hits if f.table == name):
             info = system.get_file_info(prefix + found.path)
+            if info.type == FileType.NotFound:
+                continue  # maintenance has deleted it
             age = time.time() - (info.mtime.timestamp() if info.mtime is not None else time.time())
             if found.path in replaced or age >= STAGED_S:
-                system.delete_file(prefix + found.path)
-                account.removed_files[name] += 1
+                account.removed_files[name] += delete_files(table, [found.path])
             else:
                 account.kept_files[name] += 1
-    return wanted.with_records(found.records for found in hits if found.table == BRONZE)
 
 
 def _clean_log(table: Table, handle: DeltaTable, wanted: Wanted) -> bool:
@@ -94,23 +117,24 @@ def _clean_log(table: Table, handle: DeltaTable, wanted: Wanted) -> bool:
     handle.create_checkpoint()
     for name, path in names.items():
         if int(name[:_DIGITS]) < handle.version():
-            system.delete_file(path)
+            with suppress(FileNotFoundError):  # a run that made a checkpoint has deleted it
+                system.delete_file(path)
     return True
 
 
 def _bounds(system: Any, path: str) -> Iterator[Mapping[str, Any]]:  # noqa: ANN401 - any of Arrow's file systems
-    """Lowest and highest values of the files that a log file adds."""
-    if path.endswith(".json"):
-        with system.open_input_file(path) as source:
-            actions = [json.loads(line) for line in source.read().splitlines() if line.strip()]
-        added = [action["add"] for action in actions if action.get("add")]
-    elif path.endswith(".parquet"):
-        with system.open_input_file(path) as source:
-            file = pq.ParquetFile(source)
-            rows = file.read(["add"]).column("add").to_pylist() if "add" in file.schema_arrow.names else []
-        added = [add for add in rows if add]
-    else:
-        return
+    """Lowest and highest values of the files that a log file adds; none if maintenance has deleted it."""
+    added: list[Mapping[str, Any]] = []
+    with suppress(FileNotFoundError):
+        if path.endswith(".json"):
+            with system.open_input_file(path) as source:
+                actions = [json.loads(line) for line in source.read().splitlines() if line.strip()]
+            added = [action["add"] for action in actions if action.get("add")]
+        elif path.endswith(".parquet"):
+            with system.open_input_file(path) as source:
+                file = pq.ParquetFile(source)
+                rows = file.read(["add"]).column("add").to_pylist() if "add" in file.schema_arrow.names else []
+            added = [add for add in rows if add]
     for add in added:
         for stats in (json.loads(add.get("stats") or "{}"), add.get("stats_parsed") or {}):
             yield stats.get("minValues") or {}

@@ -39,6 +39,7 @@ class Found:
         files: what stands for it without them; none if all its rows were theirs, or nothing was to be written.
         records: these rows, as `RECORDS`.
         unsearchable: rows that stay and of which nobody can say whose they are.
+        unreadable: it is no whole Parquet file: it is being written, or the run that wrote it was killed.
     """
 
     table: str
@@ -47,6 +48,7 @@ class Found:
     files: list[StagedFile] = field(default_factory=list)
     records: pa.Table = field(default_factory=RECORDS.empty_table)
     unsearchable: int = 0
+    unreadable: bool = False
 
     def to_json(self) -> str:
         """For the way back through Spark."""
@@ -54,6 +56,7 @@ class Found:
         with pa.ipc.new_stream(sink, RECORDS) as writer:
             writer.write_table(self.records)
         body = {"table": self.table, "path": self.path, "rows": self.rows, "unsearchable": self.unsearchable}
+        body["unreadable"] = self.unreadable
         packed = base64.b64encode(sink.getvalue()).decode() if self.rows else ""
         return json.dumps(body | {"files": [f.to_json() for f in self.files], "records": packed})
 
@@ -64,7 +67,7 @@ class Found:
         packed = body["records"]
         records = pa.ipc.open_stream(base64.b64decode(packed)).read_all() if packed else RECORDS.empty_table()
         files = [StagedFile.from_json(f) for f in body["files"]]
-        return cls(body["table"], body["path"], body["rows"], files, records, body["unsearchable"])
+        return cls(body["table"], body["path"], body["rows"], files, records, body["unsearchable"], body["unreadable"])
 
 
 @dataclass(frozen=True)
@@ -75,11 +78,14 @@ class EraseTask:
         tables: name -> where it is.
         wanted: whose rows.
         rewrite: files with such rows are written anew without them; else they are only found.
+        old: of files that no version of today names, one may be deleted by maintenance meanwhile (then there is nothing in
+            it), or not be whole.
     """
 
     tables: Mapping[str, Table]
     wanted: Wanted
     rewrite: bool
+    old: bool = False
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """For `mapInArrow`: consumes (table, path), yields the report (`REPORT_SCHEMA`)."""
@@ -90,7 +96,23 @@ class EraseTask:
         )
 
     def look(self, name: str, path: str) -> Found:
-        """One file; a row group of it is in memory at a time."""
+        """One file; a row group of it is in memory at a time.
+
+        Raises:
+            FileNotFoundError, pa.ArrowInvalid: it is gone, or no whole Parquet file, and not `old`.
+        """
+        try:
+            return self._look(name, path)
+        except FileNotFoundError:
+            if not self.old:
+                raise
+            return Found(name, path)
+        except pa.ArrowInvalid:
+            if not self.old:
+                raise
+            return Found(name, path, unreadable=True)
+
+    def _look(self, name: str, path: str) -> Found:
         table = self.tables[name]
         system, prefix = file_system(table)
         with system.open_input_file(prefix + path) as source:

@@ -15,7 +15,7 @@ from game_events.lakehouse.staging import discard
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure_account import Erasure
-from game_events.pipeline.erasure_files import old_files
+from game_events.pipeline.erasure_files import replaced_files
 from game_events.pipeline.erasure_scan import EraseTask, Found, look_at
 from game_events.pipeline.erasure_wanted import RECORDS, Wanted
 from game_events.pipeline.report import RunReport
@@ -79,11 +79,11 @@ class Work:
 def find_what_is_gone(work: Work, bronze: DeltaTable) -> None:
     """Which rows went in an attempt that was interrupted: from the files that it replaced."""
     lakehouse = work.pipeline.lakehouse
-    task = partial(EraseTask, {n: lakehouse.table(n) for n in (BRONZE, QUARANTINE)}, rewrite=False)
+    task = partial(EraseTask, {n: lakehouse.table(n) for n in (BRONZE, QUARANTINE)}, rewrite=False, old=True)
     # Of today's files too: they lead to what went from quarantine, if that is how far it came.
-    files = [(BRONZE, path) for path in (*old_files(work.pipeline.bronze, bronze), *paths(bronze))]
+    files = [(BRONZE, path) for path in (*replaced_files(work.pipeline.bronze, bronze), *paths(bronze))]
     work.add_records(found for found in look_at(work.pipeline, task(wanted=work.wanted), files) if found.rows)
     quarantine = work.pipeline.quarantine.open()
-    files = [(QUARANTINE, path) for path in old_files(work.pipeline.quarantine, quarantine)] if quarantine else []
+    files = [(QUARANTINE, path) for path in replaced_files(work.pipeline.quarantine, quarantine)] if quarantine else []
     found = [f.records for f in look_at(work.pipeline, task(wanted=work.wanted), files) if f.rows]
     work.held = pa.concat_tables([work.held, *found])

@@ -12,15 +12,18 @@ from deltalake import DeltaTable
 
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.commits import Commit, commit, paths
-from game_events.lakehouse.staging import StagedWriter
+from game_events.lakehouse.staging import StagedWriter, file_system
 from game_events.lakehouse.suppressed import add_suppressed, entity_hash, finish_suppressed, read_suppressed
 from game_events.lakehouse.tables import Lakehouse
+from game_events.pipeline import erasure_files
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure_account import Erasure
 from game_events.pipeline.erasure_files import remove_old_files
 from game_events.pipeline.erasure_scan import EraseTask
 from game_events.pipeline.erasure_tables import without
 from game_events.pipeline.erasure_wanted import Wanted
+from game_events.pipeline.erasure_work import Work, find_what_is_gone
+from game_events.pipeline.report import RunReport
 from game_events.pipeline.suppression import erasure_key
 from game_events.pipeline.suppressor import Suppression, Suppressor
 from game_events.settings import load_settings
@@ -173,6 +176,50 @@ def test_old_files_and_log_entries_that_name_somebody_are_removed_and_no_others(
     os.utime(Path(table.uri) / young.path, (old, old))
     remove_old_files(pipeline, account, wanted)
     assert not (Path(table.uri) / young.path).exists()
+
+
+def test_old_files_that_are_half_written_or_deleted_meanwhile_do_not_end_the_search(pipeline, monkeypatch):
+    table = pipeline.lakehouse.table("gold_x_old")
+    make(table, [WHOM])
+    make(table, ["bob"])
+    erase(table, WHOM)
+    folder, wanted = Path(table.uri), Wanted("gamer_id", "game_name", frozenset({WHOM}))
+    for name in ("half", "killed"):
+        (folder / f"part-{name}.parquet").write_bytes((folder / paths(table.open())[0]).read_bytes()[:-40])
+    os.utime(folder / "part-killed.parquet", (0, 0))
+    listed = erasure_files.old_files(table, table.open())
+    monkeypatch.setattr(erasure_files, "old_files", lambda *_: [*listed, "part-deleted-meanwhile.parquet"])
+    account = Erasure()
+    remove_old_files(pipeline, account, wanted)
+    assert (account.removed_files, account.kept_files) == ({table.name: 2}, {table.name: 1})
+    assert (folder / "part-half.parquet").exists(), "a run may be writing it"
+    assert list(erasure_files._bounds(file_system(table)[0], f"{folder}/_delta_log/{9:020}.json")) == []
+    with pytest.raises(FileNotFoundError):  # of today's files none may be missing
+        EraseTask({table.name: table}, wanted, rewrite=False).look(table.name, "part-missing.parquet")
+
+
+def test_bronzes_old_files_go_last_as_they_lead_to_the_others(pipeline, monkeypatch):
+    tables = [pipeline.lakehouse.table(name) for name in ("bronze_events", "silver_chess_events")]
+    for table in tables:
+        make(table, ["ann", WHOM])
+        erase(table, WHOM)
+    deleted = []
+    monkeypatch.setattr(erasure_files, "delete_files", lambda table, names: deleted.append(table.name) or len(names))
+    remove_old_files(pipeline, Erasure(), Wanted("gamer_id", "game_name", frozenset({WHOM})))
+    assert deleted == ["silver_chess_events", "bronze_events"]
+
+
+def test_only_rows_that_a_commit_took_out_are_gone_and_not_those_that_a_killed_run_left_behind(pipeline):
+    bronze, account = pipeline.bronze, Erasure()
+    make(bronze, ["ann", WHOM])
+    erase(bronze, WHOM)
+    staged = StagedWriter(bronze, pa.schema([("gamer_id", pa.string()), ("_batch", pa.int64())]))
+    staged.write(pa.table({"gamer_id": [WHOM], "_batch": [7]}))
+    staged.close()
+    (Path(bronze.uri) / "part-killed.parquet").write_bytes(b"PAR1")
+    work = Work(pipeline, RunReport(), account, Wanted("gamer_id", "game_name", frozenset({WHOM})))
+    find_what_is_gone(work, bronze.open())
+    assert work.wanted.records.column("_batch").to_pylist() == [None]
 
 
 def test_the_list_holds_hashes_alone_and_one_key(pipeline):
