@@ -35,7 +35,7 @@ from game_events.pipeline.erasure_passes import erase_events
 from game_events.pipeline.erasure_tables import without
 from game_events.pipeline.erasure_wanted import Wanted
 from game_events.pipeline.erasure_work import Work, find_what_is_gone
-from game_events.pipeline.generations import BronzeIdentity, erasures, generation
+from game_events.pipeline.generations import BronzeIdentity, erasures, oldest_batch
 from game_events.pipeline.gold import refresh_gold, refresh_own_gold
 from game_events.pipeline.quarantine_reset import finish_reset
 from game_events.pipeline.replay_notes import note_replay
@@ -84,7 +84,7 @@ def forget(pipeline: Pipeline, report: RunReport, ids: frozenset[str], *, dry_ru
         _fence(pipeline)
     bronze = pipeline.bronze.open()
     if bronze is not None:
-        work.wanted = replace(work.wanted, generation=generation(bronze))
+        work.wanted = replace(work.wanted, oldest_batch=oldest_batch(bronze))
         _require_id_column(pipeline, bronze)
         if work.done_before is not None:
             find_what_is_gone(work, bronze)

@@ -136,7 +136,7 @@ def _silver_plan(work: Work, bronze: DeltaTable, game: str, hits: list[Found]) -
 def _counters(work: Work, handle: DeltaTable, taken: int, game: str, gone: int) -> dict[str, int]:
     """What silver says of rows that rules kept out, without theirs: bronze's rows = the table's + these, as before."""
     # Of a bronze that was replaced since nothing was ever in these counters.
-    since = max(work.settled.get(game, 0), work.wanted.generation - 1)
+    since = max(work.settled.get(game, 0), work.wanted.oldest_batch - 1)
 
     def of_game(records: pa.Table) -> int:
         counts = by_game_and_batch(records).items()

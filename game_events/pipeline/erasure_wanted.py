@@ -46,14 +46,14 @@ class Wanted:
         entity: the column that names the game.
         ids: as texts.
         records: rows of bronze that are theirs (`RECORDS`): rows of other tables are found by them too.
-        generation: bronze's: rows of quarantine from batches before it have no row of bronze that leads to them.
+        oldest_batch: of bronze: rows of quarantine from batches before it have no row of bronze that leads to them.
     """
 
     person: str
     entity: str
     ids: frozenset[str] = field(repr=False)
     records: pa.Table = field(repr=False, default_factory=RECORDS.empty_table)
-    generation: int = 0
+    oldest_batch: int = 0
 
     def with_records(self, found: Iterable[pa.Table]) -> Wanted:
         """With more records, each once."""
@@ -121,7 +121,7 @@ class Wanted:
         decodes = pc.equal(rows.column("layer"), "silver").to_numpy()
         if "replayed_batch" in rows.column_names:
             decodes |= pc.is_valid(rows.column("replayed_batch")).to_numpy()
-        old = pc.fill_null(pc.less(rows.column("_batch"), self.generation), False).to_numpy()
+        old = pc.fill_null(pc.less(rows.column("_batch"), self.oldest_batch), False).to_numpy()
         return np.asarray(~decodes | old, dtype=bool)
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 #: `txn` of silver that counts how often its rows were replaced: gold that was made from the old ones begins anew.
@@ -21,6 +23,16 @@ ERASED_APP = "erasures"
 def generation(handle: DeltaTable | None) -> int:
     """Which content a table has; 0 if its rows were never replaced, or there is no table."""
     return int(handle.transaction_version(GENERATION_APP) or 0) if handle is not None else 0
+
+
+def oldest_batch(bronze: DeltaTable) -> int:
+    """Rows of batches before it are gone from bronze: its generation, but for a restore that was mended.
+
+    That one begins a generation, too, and bronze keeps rows of older batches.
+    """
+    actions = pa.table(bronze.get_add_actions(flatten=True))
+    held = pc.min(actions.column("min._batch")).as_py() if "min._batch" in actions.column_names else None
+    return generation(bronze) if held is None else min(generation(bronze), int(held))
 
 
 def erasures(handle: DeltaTable | None) -> int:

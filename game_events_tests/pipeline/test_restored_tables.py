@@ -18,7 +18,7 @@ from game_events.pipeline.bronze_rebuilt import is_gone, not_there_any_more
 from game_events.pipeline.bronze_restored import mend_restored_bronze
 from game_events.pipeline.commit_notes import OffsetRanges, slice_info
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.generations import GENERATION_APP, BronzeIdentity
+from game_events.pipeline.generations import GENERATION_APP, BronzeIdentity, oldest_batch
 from game_events.pipeline.lost_tables import find_lost_tables
 from game_events.pipeline.quarantine_lost import QUARANTINED_APP, refuse_lost_quarantine
 from game_events.pipeline.report import RunReport
@@ -80,6 +80,7 @@ def test_offsets_go_back_to_those_of_the_rows_that_are_there_and_a_new_generatio
     assert offsets_of(handle, TOPIC, ID) == {0: 9, 1: 0}
     assert BronzeIdentity.of(handle).generation == handle.transaction_version("batch") == 3
     assert mended(pipeline) == [], "once"
+    assert oldest_batch(handle) == 1, "rows of older batches than its generation are there"
     # The restore is undone, behind maintenance: the rows are there, so are their offsets, and the layers behind begin anew.
     handle.restore(whole)
     put(pipeline.bronze, info={MAINTENANCE_INFO: "compaction"})
