@@ -26,8 +26,8 @@ MAINTENANCE_INFO = "maintenance"
 BATCHES = frozenset({"bronze_batch", "batch"})
 #: Of tables whose commits note no batch: any commit of a run.
 ANY_COMMIT = frozenset({COMMIT_ID})
-#: Commits by others (maintenance) behind which a restore is still found.
-LOOK_BACK = 20
+#: Commits by others (maintenance, erasures) behind which a restore is still found.
+LOOK_BACK = 200
 
 
 def settles(info: Mapping[str, Any], marks: frozenset[str] = BATCHES) -> bool:

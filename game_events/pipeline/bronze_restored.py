@@ -4,8 +4,8 @@ A restore takes rows back but no `txn`: progress would speak of rows that are go
 belong to the rows it has, and a new `generation`, as its batches are other rows from then on: silver, gold and the unified
 table are replaced. What Kafka has forgotten meanwhile is then a gap like any other (`offset_loss`).
 
-Guarantee: nothing lost in silence, nothing doubled: offsets that quarantine holds are left out as after any crash, and the
-commit lands only if nobody else has moved bronze.
+Guarantee: nothing lost in silence, nothing doubled, nobody back who was forgotten: offsets that quarantine holds are left out
+as after any crash, and the commit lands only if nobody else has moved bronze.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from game_events.lakehouse.commits import Commit, commit
 from game_events.lakehouse.newest_commit import BATCHES, before_restores, restored_lately
 from game_events.pipeline.commit_notes import BronzeCommit, OffsetRanges, bronze_commit, slice_info
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.erasure_undone import gamers_back
 from game_events.pipeline.generations import GENERATION_APP
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.topic_identity import identity, offsets_of, partition_app, topic_id_read
@@ -38,13 +39,15 @@ def mend_restored_bronze(pipeline: Pipeline, report: RunReport) -> None:
         report: gets a notice.
 
     Raises:
-        DataError: a replay, a full refresh or another topic came between: only the restore can be undone.
+        DataError: a replay, a full refresh or another topic came between: only the restore can be undone. Or an erasure, and
+            not everybody was forgotten once more.
     """
     if not restored_lately(pipeline.bronze):
         return
     handle = pipeline.bronze.open()
     if handle is None:
         return
+    forgotten_again = refuse_undone_erasures(pipeline, handle)
     notes = {n.batch: (n, int(e["version"])) for e in handle.history() if (n := bronze_commit(e)) is not None}
     now, held = int(handle.transaction_version(BATCH_APP) or 0), _highest_batch(handle)
     gone = [notes.get(batch) for batch in range(held + 1, now + 1)]
@@ -54,7 +57,8 @@ def mend_restored_bronze(pipeline: Pipeline, report: RunReport) -> None:
     if before is None or topic_id is None:
         raise _only_undone(handle, rows, "its log does not reach back to where these rows were read")
     reached, back = offsets_of(handle, topic, topic_id), offsets_of(before, topic, topic_id)
-    if reached == back and not rows:
+    # Erased twice, silver counts it twice: it begins anew.
+    if reached == back and not rows and not forgotten_again:
         return  # as after a restore to the version before a compaction
     for app, what in ((REPLAY_APP, "rows were replayed from quarantine"), (RESET_APP, "a full refresh")):
         if before.transaction_version(app) != handle.transaction_version(app):
@@ -83,6 +87,22 @@ def mend_restored_bronze(pipeline: Pipeline, report: RunReport) -> None:
             f"bronze_events was restored to an older version: {rows:,} rows were gone and are read from Kafka again; silver, "
             "gold and the unified table are replaced"
         )
+
+
+def refuse_undone_erasures(pipeline: Pipeline, bronze: DeltaTable) -> bool:
+    """Whether a restore has undone erasures, and they were made again since.
+
+    Raises:
+        DataError: they were not.
+    """
+    gamers = gamers_back(pipeline, bronze) if restored_lately(pipeline.bronze) else None
+    if not gamers:
+        return gamers is not None
+    raise DataError(
+        f"bronze_events was restored to a version from before an erasure: rows of forgotten gamers ({gamers:,} at most) are "
+        f"back. Nothing was done: {undo(bronze, 'bronze_events')}; or forget them once more (`game-events forget`; "
+        "`game-events log --kind erased` says when each was)"
+    )
 
 
 def _highest_batch(handle: DeltaTable) -> int:

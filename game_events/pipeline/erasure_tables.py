@@ -17,6 +17,8 @@ from game_events.pipeline.generations import ERASED_APP, erasures
 from game_events.pipeline.report import RunReport
 
 ATTEMPTS = 20
+#: Key in the information of an erasure's commit: how many rows went.
+ERASED_ROWS = "erased_rows"
 
 
 def without(
@@ -49,7 +51,7 @@ def without(
         advance={ERASED_APP: erasures(handle) + 1, **(advance or {})},
         table_id=str(handle.metadata().id),
         rewritten=frozenset(found.path for found in hits),
-        info={"erasure": "rows of forgotten gamers", "erased_rows": str(rows), "run_id": run_id, **(info or {})},
+        info={"erasure": "rows of forgotten gamers", ERASED_ROWS: str(rows), "run_id": run_id, **(info or {})},
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from datetime import UTC, datetime
 
 import pyarrow as pa
 import pytest
@@ -13,12 +14,14 @@ from game_events.lakehouse.commits import Commit, commit
 from game_events.lakehouse.newest_commit import MAINTENANCE_INFO, restored_lately
 from game_events.lakehouse.progress import GOLD, SILVER, UNIFIED_LAYER
 from game_events.lakehouse.staging import StagedWriter
+from game_events.lakehouse.suppressed import add_suppressed, finish_suppressed
 from game_events.lakehouse.tables import QUARANTINE
 from game_events.pipeline.bronze_rebuilt import is_gone, not_there_any_more
 from game_events.pipeline.bronze_restored import mend_restored_bronze
 from game_events.pipeline.commit_notes import OffsetRanges, slice_info
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.generations import GENERATION_APP, BronzeIdentity, oldest_batch
+from game_events.pipeline.erasure_tables import ERASED_ROWS
+from game_events.pipeline.generations import ERASED_APP, GENERATION_APP, BronzeIdentity, oldest_batch
 from game_events.pipeline.lost_tables import find_lost_tables
 from game_events.pipeline.quarantine_lost import QUARANTINED_APP, refuse_lost_quarantine
 from game_events.pipeline.report import RunReport
@@ -115,6 +118,51 @@ def test_what_cannot_simply_be_read_again_is_refused_with_the_version_to_restore
     with pytest.raises(DataError, match=rf"{why}.*came between.*TO VERSION AS OF {whole},"):
         mended(pipeline)
     pipeline.bronze.open().restore(whole)
+    assert mended(pipeline) == []
+
+
+def erased(pipeline, number, *hashes):
+    """As an erasure does it, but for the rows."""
+    add_suppressed(pipeline.lakehouse, b"a key of the tests", hashes, "run")
+    put(pipeline.bronze, advance={ERASED_APP: number}, info={ERASED_ROWS: "1"})
+    finish_suppressed(pipeline.lakehouse, hashes)
+
+
+@pytest.mark.parametrize("by_time", [False, True])
+def test_a_restore_that_brings_forgotten_gamers_back_is_refused_until_they_are_forgotten_again(pipeline, by_time):
+    first = slice_(pipeline, 1, {}, {0: 9})
+    erased(pipeline, 1, "ann", "bob")
+    whole = slice_(pipeline, 2, {0: 9}, {0: 12})
+    put(pipeline.bronze, info={MAINTENANCE_INFO: "compaction"})
+    pipeline.bronze.open().restore(whole)
+    assert mended(pipeline) == [], "the erasure is in force"
+    times = {int(e["version"]): e["timestamp"] for e in pipeline.bronze.open().history()}
+    to = datetime.fromtimestamp(times[first] / 1000 + 0.005, UTC) if by_time else first
+    pipeline.bronze.open().restore(to)
+    refused = rf"before an erasure.*2 at most.*TO VERSION AS OF {whole + 1},.*game-events forget"
+    with pytest.raises(DataError, match=refused):
+        mended(pipeline)
+    pipeline.bronze.open().restore(whole)
+    assert mended(pipeline) == [], "undone"
+    pipeline.bronze.open().restore(first)
+    erased(pipeline, 2, "ann")
+    with pytest.raises(DataError, match="1 at most"):
+        mended(pipeline)
+    erased(pipeline, 3, "bob")
+    assert "1 rows were gone" in mended(pipeline)[0]
+    assert offsets_of(pipeline.bronze.open(), TOPIC, ID) == {0: 9}
+
+
+def test_the_same_where_nothing_else_came_since_the_erasure(pipeline):
+    first = slice_(pipeline, 1, {}, {0: 9})
+    erased(pipeline, 1, "ann")
+    pipeline.bronze.open().restore(first)
+    with pytest.raises(DataError, match="1 at most"):
+        mended(pipeline)
+    erased(pipeline, 2, "ann")
+    assert mended(pipeline), "silver has counted the rows twice as gone, so it begins anew"
+    assert pipeline.bronze.open().transaction_version(GENERATION_APP) == 2
+    erased(pipeline, 3, "bob")
     assert mended(pipeline) == []
 
 
