@@ -37,6 +37,7 @@ from game_events.pipeline.erasure_wanted import Wanted
 from game_events.pipeline.erasure_work import Work, find_what_is_gone
 from game_events.pipeline.generations import BronzeIdentity, erasures, oldest_batch
 from game_events.pipeline.gold import refresh_gold, refresh_own_gold
+from game_events.pipeline.quarantine_lost import refuse_lost_quarantine
 from game_events.pipeline.quarantine_reset import finish_reset
 from game_events.pipeline.replay_notes import note_replay
 from game_events.pipeline.report import RunReport
@@ -64,6 +65,7 @@ def forget(pipeline: Pipeline, report: RunReport, ids: frozenset[str], *, dry_ru
     Raises:
         ConfigurationError: no key, or another one than the list was made with.
         ConflictError: rivals won every attempt; run it again.
+        DataError: quarantine was restored, or deleted: nothing was done.
     """
     began = time.monotonic()
     settings = pipeline.settings
@@ -74,6 +76,9 @@ def forget(pipeline: Pipeline, report: RunReport, ids: frozenset[str], *, dry_ru
     if dry_run:
         read_suppressed(pipeline.lakehouse).require_key(key)
     else:
+        # Before anything is committed to quarantine: that would hide a restore of it from the next run.
+        if (bronze := pipeline.bronze.open()) is not None:
+            refuse_lost_quarantine(pipeline, bronze, report)
         finish_reset(pipeline, report)
         note_replay(pipeline)
         before = add_suppressed(pipeline.lakehouse, key, hashes, pipeline.run_id)

@@ -41,7 +41,8 @@ def refuse_lost_quarantine(pipeline: Pipeline, bronze: DeltaTable, report: RunRe
     if not rows:
         return
     if pipeline.settings.on_data_loss == "record_gap":
-        report.notices.append(f"quarantine_events is gone, and with it the {rows:,} records that it was given")
+        told = f"quarantine_events is gone, and with it the {rows:,} records that it was given"
+        report.notices += [told] if told not in report.notices else []
         return
     raise DataError(
         f"quarantine_events is gone, and with it {rows:,} records that bronze has passed: no run reads them again. Nothing was "

@@ -86,7 +86,7 @@ def cycle(
     if not go_on():
         return
     replay_what_became_known(pipeline, report)
-    refresh_downstream(pipeline, report, gold=gold, ignore_intervals=ignore_intervals, go_on=go_on)
+    refresh_downstream(pipeline, report, gold=gold, ignore_intervals=ignore_intervals, just_loaded=True, go_on=go_on)
 
 
 def refresh_downstream(
@@ -96,14 +96,15 @@ def refresh_downstream(
     full: bool = False,
     gold: bool = True,
     ignore_intervals: bool = False,
+    just_loaded: bool = False,
     go_on: Callable[[], bool] = lambda: True,
 ) -> None:
     """Bring silver, gold and the unified table up to bronze; `full`: replace every game's rows by what bronze has of them.
 
     Gold follows a replaced silver table by itself, after a crash too: its progress names silver's generation. `gold` and
-    `go_on` as for `cycle`.
+    `go_on` as for `cycle`, `just_loaded` as for `refresh_silver`.
     """
-    refresh_silver(pipeline, report, full=full)
+    refresh_silver(pipeline, report, full=full, just_loaded=just_loaded)
     report.visible("silver")
     if gold and go_on():
         refresh_gold(pipeline, report)

@@ -22,10 +22,12 @@ from game_events.lakehouse import crash_points
 from game_events.lakehouse.progress import SILVER, Progress
 from game_events.lakehouse.reading import files_with, read_files, restored, row_count, spark_schema
 from game_events.lakehouse.staging import discard
+from game_events.pipeline.bronze_restored import refuse_undone_erasures
 from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.fan_out import FanOutResult
 from game_events.pipeline.game_commits import Committed, for_games
 from game_events.pipeline.generations import BronzeIdentity, erasures, generation
+from game_events.pipeline.quarantine_lost import refuse_lost_quarantine
 from game_events.pipeline.rejections import Decisions
 from game_events.pipeline.report import RunReport, TableReport
 from game_events.pipeline.routing import OVER_LIMIT, Routing, admit
@@ -41,7 +43,14 @@ class _ErasedMeanwhileError(ConflictError):
     """A gamer was erased from bronze since its rows were read: they are read again."""
 
 
-def refresh_silver(pipeline: Pipeline, report: RunReport, games: frozenset[str] | None = None, *, full: bool = False) -> None:
+def refresh_silver(
+    pipeline: Pipeline,
+    report: RunReport,
+    games: frozenset[str] | None = None,
+    *,
+    full: bool = False,
+    just_loaded: bool = False,
+) -> None:
     """Bring silver up to bronze.
 
     Args:
@@ -49,11 +58,19 @@ def refresh_silver(pipeline: Pipeline, report: RunReport, games: frozenset[str] 
         report: gets an entry for each game that changed or failed.
         games: only these; None: every game, and the floor moves.
         full: replace the given games' tables by everything bronze has of them.
+        just_loaded: `load_bronze` has looked at bronze and quarantine in this cycle.
+
+    Raises:
+        DataError: somebody restored or deleted quarantine, or brought forgotten gamers back: a commit to quarantine would hide
+            that from every later run, and silver would take what it must not.
     """
     began = time.monotonic()
     handle = pipeline.bronze.open()
     if handle is None:
         return
+    if not just_loaded:
+        refuse_lost_quarantine(pipeline, handle, report)
+        refuse_undone_erasures(pipeline, handle)
     for attempt in range(ATTEMPTS):
         source = Source.of(pipeline, pipeline.bronze.open() or handle if attempt else handle)
         try:

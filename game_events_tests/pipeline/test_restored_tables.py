@@ -20,11 +20,13 @@ from game_events.pipeline.bronze_rebuilt import is_gone, not_there_any_more
 from game_events.pipeline.bronze_restored import mend_restored_bronze
 from game_events.pipeline.commit_notes import OffsetRanges, slice_info
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.erasure import forget
 from game_events.pipeline.erasure_tables import ERASED_ROWS
 from game_events.pipeline.generations import ERASED_APP, GENERATION_APP, BronzeIdentity, oldest_batch
 from game_events.pipeline.lost_tables import find_lost_tables
 from game_events.pipeline.quarantine_lost import QUARANTINED_APP, refuse_lost_quarantine
 from game_events.pipeline.report import RunReport
+from game_events.pipeline.silver import refresh_silver
 from game_events.pipeline.topic_identity import identity, offsets_of, partition_app
 from game_events.settings import load_settings
 from game_events.sources.kafka import TopicOffsets
@@ -142,6 +144,8 @@ def test_a_restore_that_brings_forgotten_gamers_back_is_refused_until_they_are_f
     refused = rf"before an erasure.*2 at most.*TO VERSION AS OF {whole + 1},.*game-events forget"
     with pytest.raises(DataError, match=refused):
         mended(pipeline)
+    with pytest.raises(DataError, match=refused):
+        refresh_silver(pipeline, RunReport())
     pipeline.bronze.open().restore(whole)
     assert mended(pipeline) == [], "undone"
     pipeline.bronze.open().restore(first)
@@ -180,6 +184,11 @@ def test_a_quarantine_that_lacks_rows_is_refused_until_the_restore_is_undone(pip
     for setting in ("stop", "record_gap"):
         with pytest.raises(DataError, match=rf"quarantine_events was restored.*TO VERSION AS OF {whole},"):
             refuse_lost_quarantine(make(on_data_loss=setting), bronze, report)
+    # Neither commits anything to it, which would hide the restore.
+    for work in (refresh_silver, lambda p, report: forget(p, report, frozenset({"ann"}))):
+        with pytest.raises(DataError, match=rf"quarantine_events was restored.*TO VERSION AS OF {whole},"):
+            work(make(erasure_key="a key of the tests"), report)
+    assert pipeline.lakehouse.names() == ["bronze_events", "quarantine_events"]
     pipeline.quarantine.open().restore(whole)
     refuse_lost_quarantine(pipeline, bronze, report)
 
