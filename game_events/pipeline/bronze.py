@@ -42,6 +42,7 @@ from game_events.pipeline.bronze_stage import (
 )
 from game_events.pipeline.commit_notes import OffsetRanges, slice_info
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.generations import erasures
 from game_events.pipeline.offset_loss import next_offsets, next_slice, told, went_meanwhile
 from game_events.pipeline.planning import run_decode_job
 from game_events.pipeline.quarantine_lost import QUARANTINED_APP, refuse_lost_quarantine
@@ -161,6 +162,7 @@ def _load_slice(pipeline: Pipeline, handle: DeltaTable, now: TopicOffsets, part:
     archive_schemas(pipeline, report, staged.types)
     crash_points.reach("schemas_archived")
     if staged.quarantine:
+        _refuse_if_erased_meanwhile(pipeline, handle, staged)
         held = _commit_quarantine(pipeline, quarantine, part, decided_until, staged)
         report.add_landed("quarantine", pipeline.quarantine, held, QUARANTINE_COLUMNS, batch)
         crash_points.reach("quarantine_committed")
@@ -273,6 +275,19 @@ def _decided(table: Table, handle: DeltaTable | None, part: Slice, until: Offset
         offsets = rows.filter(pc.equal(rows.column("_kafka_partition"), partition)).column("_kafka_offset")
         found[partition] = frozenset(o for o in offsets.to_pylist() if o >= part.start[partition])
     return found
+
+
+def _refuse_if_erased_meanwhile(pipeline: Pipeline, handle: DeltaTable, staged: StageResult) -> None:
+    """Bronze's commit would be refused; quarantine's, which is before it, could leave a forgotten gamer's records there.
+
+    Raises:
+        ConflictError: gamers were erased since `handle` was opened; the files are deleted.
+    """
+    bronze = pipeline.bronze.open()
+    if bronze is None or erasures(bronze) != erasures(handle):
+        discard(pipeline.bronze, staged.bronze)
+        discard(pipeline.quarantine, staged.quarantine)
+        raise ConflictError("bronze_events: gamers were erased since this slice was planned")
 
 
 def _commit_quarantine(

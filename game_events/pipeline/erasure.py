@@ -87,6 +87,9 @@ def forget(pipeline: Pipeline, report: RunReport, ids: frozenset[str], *, dry_ru
         if bronze is not None and hashes & before.unfinished:
             work.done_before = erasures(bronze)
         _fence(pipeline)
+        # What landed before the fence may have its part of quarantine still to come: rows that were made before the list.
+        finish_reset(pipeline, report)
+        note_replay(pipeline)
     bronze = pipeline.bronze.open()
     if bronze is not None:
         work.wanted = replace(work.wanted, oldest_batch=oldest_batch(bronze))

@@ -1,0 +1,68 @@
+"""What an erasure, and runs beside it, look at before they commit. Tables made by hand: no service is needed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from game_events.errors import ConflictError
+from game_events.lakehouse.commits import Commit, commit
+from game_events.lakehouse.staging import StagedWriter
+from game_events.pipeline import bronze as bronze_module
+from game_events.pipeline import erasure
+from game_events.pipeline.bronze_stage import OWN_COLUMNS, QUARANTINE_COLUMNS, StageResult
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.generations import ERASED_APP
+from game_events.pipeline.report import RunReport
+from game_events.settings import load_settings
+from game_events.sources.kafka import Slice, TopicOffsets
+
+KEY = "a key of the tests, long enough"
+TOPIC, ID = "games", "5cB9Bc9QRbCeqUM/tZO+tg"
+
+
+@pytest.fixture
+def pipeline(tmp_path):
+    settings = load_settings(lakehouse=str(tmp_path / "lakehouse"), kafka_topic=TOPIC, erasure_key=KEY)
+    return Pipeline(settings, lambda: pytest.fail("no Spark is needed"))
+
+
+def put(table, **txns):
+    """A commit without rows."""
+    handle = table.open()
+    table_id = str(handle.metadata().id) if handle is not None else None
+    commit(Commit(table, OWN_COLUMNS, [], expected={}, advance=txns, table_id=table_id))
+    return table.open()
+
+
+def staged_file(table, schema):
+    writer = StagedWriter(table, schema)
+    writer.write(pa.Table.from_pylist([{}], schema=schema))
+    return writer.close()
+
+
+def test_a_slice_that_was_staged_before_an_erasure_commits_nothing_to_quarantine(pipeline, monkeypatch):
+    handle = put(pipeline.bronze, batch=0)
+
+    def stage(*_):
+        put(pipeline.bronze, **{ERASED_APP: 1})
+        files = staged_file(pipeline.bronze, OWN_COLUMNS), staged_file(pipeline.quarantine, QUARANTINE_COLUMNS)
+        return StageResult(*files, set(), set(), Counter())
+
+    monkeypatch.setattr(bronze_module, "stage_slice", stage)
+    now, part = TopicOffsets(TOPIC, ID, {0: 0}, {0: 2}), Slice(TOPIC, ID, {0: 0}, {0: 2})
+    with pytest.raises(ConflictError, match="erased since this slice was planned"):
+        bronze_module._load_slice(pipeline, handle, now, part, RunReport())
+    assert pipeline.quarantine.open() is None
+    assert not list(Path(pipeline.lakehouse.root).rglob("*.parquet"))
+
+
+def test_work_that_landed_before_the_fence_is_finished_behind_it(pipeline, monkeypatch):
+    order = []
+    for name in ("finish_reset", "note_replay", "_fence"):
+        monkeypatch.setattr(erasure, name, lambda *_, name=name: order.append(name))
+    erasure.forget(pipeline, RunReport(), frozenset({"ann"}))
+    assert order == ["finish_reset", "note_replay", "_fence", "finish_reset", "note_replay"]
