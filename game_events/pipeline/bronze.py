@@ -155,7 +155,7 @@ def _load_slice(pipeline: Pipeline, handle: DeltaTable, now: TopicOffsets, part:
     quarantine = pipeline.quarantine.open()
     decided_until = next_offsets(quarantine, now)
     decided = _decided(pipeline.quarantine, quarantine, part, decided_until)
-    staged = stage_slice(pipeline, column_map(handle), part, batch, decided)
+    staged = stage_slice(pipeline, handle, column_map(handle), part, batch, decided)
     crash_points.reach("bronze_staged")
 
     seen = pipeline.catalog.message_columns(column_map(handle), staged.types)
@@ -212,18 +212,22 @@ def archive_schemas(pipeline: Pipeline, report: RunReport, types: Iterable[TypeK
 
 
 def stage_slice(
-    pipeline: Pipeline, columns: ColumnMap, part: Slice, batch: int, decided: Mapping[int, frozenset[int]]
+    pipeline: Pipeline,
+    bronze: DeltaTable,
+    columns: ColumnMap,
+    part: Slice,
+    batch: int,
+    decided: Mapping[int, frozenset[int]],
 ) -> StageResult:
     """Run a slice through the workers; nothing is committed.
 
     Args:
         pipeline: the parts.
+        bronze: the handle whose `erasures` the slice's commit compares: whom to keep out is looked up here, behind it.
         columns: where fields land so far.
         part: the slice.
         batch: the number its rows get.
         decided: partition -> offsets that are left out, as quarantine holds them.
-
-    Whom to keep out is looked up here: after the handle was opened whose `erasures` the slice's commit compares.
 
     Raises:
         ConflictError: the topic was made anew meanwhile; the files are deleted.
@@ -251,7 +255,7 @@ def stage_slice(
     wanted: list[TypeKey] = [(i, FIRST_MESSAGE) for i in pipeline.catalog.expected_ids(f"{part.topic}-value")]
     if not part.records:  # it only passes over a gap
         return StageResult([], [], set(), set(), Counter())
-    whom = suppression(pipeline)
+    whom = suppression(pipeline, bronze)
     with kafka_batches(pipeline.spark):
         staged = run_decode_job(pipeline, columns, wanted, read, task)
     # Spark reads by name: a topic that was made anew meanwhile has other records at the same offsets.

@@ -75,7 +75,7 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
     try:
         # All slices are one batch, as they are one commit.
         batch = int(bronze.transaction_version(BATCH_APP) or 0) + 1
-        _stage_topic(pipeline, topic, batch, staged)
+        _stage_topic(pipeline, bronze, topic, batch, staged)
         apps = {p: partition_app(topic.topic, topic.topic_id, p) for p in staged.end}
         keep(pipeline.quarantine, ticket, ResetList(topic.topic_id, staged.end, apps, staged.quarantine))
         archive_schemas(pipeline, report, staged.types)
@@ -98,13 +98,13 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
     report.seconds["bronze"] = report.seconds.get("bronze", 0.0) + time.monotonic() - began
 
 
-def _stage_topic(pipeline: Pipeline, topic: TopicOffsets, batch: int, staged: _Staged) -> None:
+def _stage_topic(pipeline: Pipeline, bronze: DeltaTable, topic: TopicOffsets, batch: int, staged: _Staged) -> None:
     """Decode and write the whole topic, slice by slice; fields keep the columns they have."""
     staged.start, staged.end = dict(topic.earliest), dict(topic.earliest)
     pipeline.catalog.ids_of(f"{topic.topic}-value")
     while part := plan_slice(topic, staged.end, topic.latest, pipeline.settings.max_records_per_batch):
         pipeline.on_progress(f"bronze is read anew: {part.records:,} records, {sum(part.lag.values()):,} behind them")
-        found = stage_slice(pipeline, staged.columns, part, batch, {})
+        found = stage_slice(pipeline, bronze, staged.columns, part, batch, {})
         staged.bronze += found.bronze
         staged.quarantine += found.quarantine
         staged.columns = pipeline.catalog.message_columns(staged.columns, found.types)

@@ -69,7 +69,7 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
     rows = read_files(pipeline.spark, handle.file_uris(), spark_schema(handle.schema()))
     pipeline.on_progress(f"redecode: {row_count(handle):,} rows of bronze")
 
-    whom = suppression(pipeline)
+    whom = suppression(pipeline, handle)
 
     def task(plan: DecodePlan) -> StoredTask:
         return StoredTask(pipeline.bronze, plan, None, keep_raw=True, keep_undecodable=True, suppression=whom)

@@ -162,7 +162,7 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Repl
     rows = held.where(selection.condition(str(bronze.metadata().id))).select(travelling(OWN_COLUMNS.names))
     pipeline.on_progress("replay: rows of quarantine are tried again")
 
-    whom = suppression(pipeline)
+    whom = suppression(pipeline, bronze)
 
     def task(plan: DecodePlan) -> StoredTask:
         keep_raw = pipeline.settings.keep_raw == "all"

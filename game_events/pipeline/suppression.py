@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from deltalake import DeltaTable
 
-from game_events.errors import ConfigurationError
+from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.suppressed import entity_hash, read_suppressed
+from game_events.lakehouse.tables import SUPPRESSED
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.generations import ERASED_APP
+from game_events.pipeline.generations import ERASED_APP, erasures
 from game_events.pipeline.suppressor import Suppression
 from game_events.settings import MIN_ERASURE_KEY_CHARS, Settings
 
@@ -55,16 +56,25 @@ def required_key(settings: Settings) -> bytes:
     return key
 
 
-def suppression(pipeline: Pipeline) -> Suppression | None:
+def suppression(pipeline: Pipeline, bronze: DeltaTable) -> Suppression | None:
     """Whom to keep out now; None where nobody was ever forgotten: then it costs one look for a folder.
 
-    Read it after the handle whose `erasures` the commit compares: who is put on the list later moves that.
+    Args:
+        pipeline: the parts.
+        bronze: the handle whose `erasures` the commit compares: who is put on the list later moves that.
 
     Raises:
         ConfigurationError: somebody was forgotten, and the key is missing or another one.
+        DataError: somebody was forgotten, and the list is gone.
     """
     listed = read_suppressed(pipeline.lakehouse)
     if not listed.entries:
+        if erasures(bronze):
+            raise DataError(
+                f"gamers were forgotten here, and {SUPPRESSED}, which says whom to keep out, is gone: they would all come "
+                "back. Nothing was read. Put the table back, if there is a copy; or forget each of them again (`game-events "
+                "forget`): `game-events log --kind erased` says when there were any"
+            )
         return None
     key = required_key(pipeline.settings)
     listed.require_key(key)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from game_events.errors import ConflictError
+from game_events.errors import ConflictError, DataError
 from game_events.lakehouse.commits import Commit, commit
 from game_events.lakehouse.staging import StagedWriter
+from game_events.lakehouse.tables import SUPPRESSED
 from game_events.pipeline import bronze as bronze_module
 from game_events.pipeline import erasure
 from game_events.pipeline.bronze_stage import OWN_COLUMNS, QUARANTINE_COLUMNS, StageResult
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.generations import ERASED_APP
 from game_events.pipeline.report import RunReport
+from game_events.pipeline.suppression import suppression
 from game_events.settings import load_settings
 from game_events.sources.kafka import Slice, TopicOffsets
 
@@ -58,6 +61,19 @@ def test_a_slice_that_was_staged_before_an_erasure_commits_nothing_to_quarantine
         bronze_module._load_slice(pipeline, handle, now, part, RunReport())
     assert pipeline.quarantine.open() is None
     assert not list(Path(pipeline.lakehouse.root).rglob("*.parquet"))
+
+
+def test_a_list_of_whom_to_keep_out_that_is_gone_lets_nobody_back_in(pipeline):
+    handle = put(pipeline.bronze, batch=0)
+    assert suppression(pipeline, handle) is None
+    erasure.forget(pipeline, RunReport(), frozenset({"ann"}))
+    handle = pipeline.bronze.open()
+    assert suppression(pipeline, handle) is not None
+    shutil.rmtree(pipeline.lakehouse.table(SUPPRESSED).uri)
+    with pytest.raises(DataError, match=r"suppressed_entities.*is gone.*game-events forget"):
+        suppression(pipeline, handle)
+    erasure.forget(pipeline, RunReport(), frozenset({"ann"}))
+    assert suppression(pipeline, pipeline.bronze.open()) is not None
 
 
 def test_work_that_landed_before_the_fence_is_finished_behind_it(pipeline, monkeypatch):
