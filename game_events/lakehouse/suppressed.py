@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 import pyarrow as pa
 
-from game_events.errors import ConfigurationError, ConflictError
+from game_events.errors import ConfigurationError, ConflictError, DataError
 from game_events.lakehouse.commits import Commit, commit
 from game_events.lakehouse.reading import read_arrow
 from game_events.lakehouse.staging import StagedWriter
@@ -22,6 +22,10 @@ from game_events.lakehouse.tables import SUPPRESSED, Lakehouse
 #: `txn` that counts the commits.
 APP = "commits"
 ATTEMPTS = 20
+#: Characters of a hash that tell one erasure from another in logs and messages.
+HASH_CHARS = 12
+#: Hashes that a message names.
+HASHES_SHOWN = 5
 TIME = pa.timestamp("us", tz="UTC")
 SCHEMA = pa.schema(
     [
@@ -92,11 +96,18 @@ def add_suppressed(lakehouse: Lakehouse, key: bytes, hashes: Collection[str], ru
     Raises:
         ConfigurationError: the list was made with another key.
         ConflictError: rivals won every attempt.
+        DataError: an erasure of others is not finished: which tables it has done could not be told from what this one does.
     """
     now = datetime.now(UTC)
 
     def added(listed: Listed) -> dict[str, Mapping[str, object]]:
         listed.require_key(key)
+        if listed.unfinished and listed.unfinished != set(hashes):
+            shown = ", ".join(sorted(h[:HASH_CHARS] for h in listed.unfinished)[:HASHES_SHOWN])
+            raise DataError(
+                f"an erasure of {len(listed.unfinished):,} gamers (hashes: {shown}) is not finished, and nobody new was "
+                "forgotten: wait if it is still at work, else repeat `game-events forget` for exactly these first"
+            )
         new = {"key_check": key_check(key), "listed_at": now, "finished_at": None, "run_id": run_id}
         # Also of one that was finished: its rows are looked for once more.
         return dict(listed.entries) | {

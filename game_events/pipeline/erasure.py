@@ -17,7 +17,7 @@ from game_events.errors import ConfigurationError, ConflictError
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import commit
 from game_events.lakehouse.progress import GOLD
-from game_events.lakehouse.suppressed import add_suppressed, finish_suppressed, read_suppressed
+from game_events.lakehouse.suppressed import HASH_CHARS, add_suppressed, finish_suppressed, read_suppressed
 from game_events.lakehouse.tables import (
     BRONZE,
     EVENT_LOG,
@@ -30,7 +30,7 @@ from game_events.lakehouse.tables import (
 )
 from game_events.pipeline.bronze import BATCH_APP, RIVAL_ATTEMPTS
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.erasure_account import HASH_CHARS, Erasure
+from game_events.pipeline.erasure_account import Erasure
 from game_events.pipeline.erasure_passes import erase_events
 from game_events.pipeline.erasure_tables import without
 from game_events.pipeline.erasure_wanted import Wanted
@@ -65,7 +65,7 @@ def forget(pipeline: Pipeline, report: RunReport, ids: frozenset[str], *, dry_ru
     Raises:
         ConfigurationError: no key, or another one than the list was made with.
         ConflictError: rivals won every attempt; run it again.
-        DataError: quarantine was restored, or deleted: nothing was done.
+        DataError: quarantine was restored, or deleted, or an erasure of others is not finished: nothing was done.
     """
     began = time.monotonic()
     settings = pipeline.settings
@@ -84,7 +84,7 @@ def forget(pipeline: Pipeline, report: RunReport, ids: frozenset[str], *, dry_ru
         before = add_suppressed(pipeline.lakehouse, key, hashes, pipeline.run_id)
         crash_points.reach("forget_listed")
         bronze = pipeline.bronze.open()
-        if bronze is not None and hashes & before.unfinished:
+        if bronze is not None and before.unfinished:  # of the same gamers
             work.done_before = erasures(bronze)
         _fence(pipeline)
         # What landed before the fence may have its part of quarantine still to come: rows that were made before the list.

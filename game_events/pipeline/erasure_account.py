@@ -7,9 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-#: Characters of a hash that tell one erasure from another in logs.
-HASH_CHARS = 12
-
 
 @dataclass
 class Erasure:

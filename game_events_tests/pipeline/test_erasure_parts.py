@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from game_events.errors import ConfigurationError
+from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.commits import Commit, commit, paths
 from game_events.lakehouse.staging import StagedWriter, file_system
 from game_events.lakehouse.suppressed import add_suppressed, entity_hash, finish_suppressed, read_suppressed
@@ -232,6 +232,9 @@ def test_the_list_holds_hashes_alone_and_one_key(pipeline):
     assert (set(read_suppressed(lakehouse).entries), read_suppressed(lakehouse).unfinished) == ({mine, "another"}, {"another"})
     with pytest.raises(ConfigurationError, match="another key"):
         add_suppressed(lakehouse, KEY[::-1], ["x"], "run")
+    with pytest.raises(DataError, match=r"not finished.*repeat.*exactly these"):
+        add_suppressed(lakehouse, KEY, [mine, "another"], "run")
+    assert add_suppressed(lakehouse, KEY, ["another"], "again").unfinished == {"another"}
     assert mine != entity_hash(KEY[::-1], WHOM.encode()).hex()
 
 
