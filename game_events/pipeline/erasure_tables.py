@@ -14,7 +14,6 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure_scan import EraseTask, Found, look_at
 from game_events.pipeline.erasure_wanted import RECORDS, Wanted
 from game_events.pipeline.generations import ERASED_APP, erasures
-from game_events.pipeline.report import RunReport
 
 ATTEMPTS = 20
 #: Key in the information of an erasure's commit: how many rows went.
@@ -55,19 +54,21 @@ def without(
     )
 
 
-def erase_from_quarantine(pipeline: Pipeline, report: RunReport, records: Sequence[tuple[str, int, int, int]]) -> None:
+def erase_from_quarantine(pipeline: Pipeline, records: Sequence[tuple[str, int, int, int]]) -> int:
     """Take records out of quarantine of which it became known that they are forgotten gamers'.
 
     Args:
         pipeline: the parts.
-        report: counts them as suppressed.
         records: (topic id, partition, offset, batch) of each.
+
+    Returns:
+        rows that went.
 
     Raises:
         ConflictError: rivals won every attempt; nothing else was done.
     """
     if not records:
-        return
+        return 0
     columns = dict(zip(RECORDS.names, zip(*records, strict=True), strict=False))
     arrays = [pa.array(columns[f.name], f.type) if f.name in columns else pa.nulls(len(records), f.type) for f in RECORDS]
     settings = pipeline.settings
@@ -78,12 +79,12 @@ def erase_from_quarantine(pipeline: Pipeline, report: RunReport, records: Sequen
         files = [(QUARANTINE, path) for path in paths(handle)] if handle is not None else []
         hits = [found for found in look_at(pipeline, task, files) if found.rows]
         if handle is None or not hits:
-            return
+            break
         try:
             commit(without(pipeline.quarantine, handle, hits, pipeline.run_id))
         except ConflictError:  # a rival rewrote one of these files: look again
             if attempt == ATTEMPTS - 1:
                 raise
             continue
-        report.suppressed += sum(found.rows for found in hits)
-        return
+        return sum(found.rows for found in hits)
+    return 0

@@ -24,7 +24,9 @@ from game_events.pipeline.bronze import BATCH_APP, FIRST_MESSAGE, column_map
 from game_events.pipeline.bronze_stage import OWN_COLUMNS, bronze_schema, travelling
 from game_events.pipeline.commit_notes import ERASED_BY_BATCH
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.erasure_tables import erase_from_quarantine
 from game_events.pipeline.planning import run_decode_job
+from game_events.pipeline.quarantine_lost import refuse_lost_quarantine
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.stored_stage import StoredTask
 from game_events.pipeline.suppression import suppression, unfenced
@@ -57,12 +59,14 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
 
     Raises:
         ConflictError: a run committed to bronze meanwhile: nothing has changed, run it again.
+        DataError: quarantine was restored or deleted, or the rows written are not all: nothing has changed.
         TransientError: a schema is neither archived nor can the registry be asked.
     """
     began = time.monotonic()
     handle = pipeline.bronze.open()
     if handle is None or not row_count(handle):
         return Redecoded()
+    refuse_lost_quarantine(pipeline, handle, report)
     before = {f.name for f in handle.schema().fields}
     handle = evolve(pipeline.bronze, handle, OWN_COLUMNS)
     batch = int(handle.transaction_version(BATCH_APP) or 0)
@@ -86,11 +90,13 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
         raise DataError(f"redecode wrote {written} rows of {row_count(handle)}: nothing was committed; please report this")
     info = {"redecode": "all decoded columns rebuilt from raw values", "run_id": pipeline.run_id}
     if staged.suppressed:
-        # Their id was in no column before. What silver has of them goes when it is made anew.
+        # Their id was in no column before. What silver has of them goes when it is made anew. What rules have rejected goes
+        # from quarantine first: once bronze's rows are gone nothing leads to it.
+        erase_from_quarantine(pipeline, staged.suppressed_records)
         report.suppressed += staged.suppressed
         report.notices.append(
-            f"{staged.suppressed:,} rows of forgotten gamers, who were not recognised before, are gone from bronze: take that "
-            "over with `game-events redecode --downstream`"
+            f"{staged.suppressed:,} rows of forgotten gamers, who were not recognised before, are gone from bronze and "
+            "quarantine: take that over with `game-events redecode --downstream`"
         )
         info[ERASED_BY_BATCH] = json.dumps(Counter(batch for _, _, _, batch in staged.suppressed_records))
     schema = bronze_schema(pipeline.catalog.message_columns(column_map(handle), staged.types))

@@ -172,7 +172,7 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Repl
     staged = run_decode_job(pipeline, column_map(bronze), wanted, lambda: rows, task)
     crash_points.reach("replay_staged")
     # Now that they decode it is known whose they are: they are in no table any more.
-    erase_from_quarantine(pipeline, report, staged.suppressed_records)
+    report.suppressed += erase_from_quarantine(pipeline, staged.suppressed_records)
     if not staged.bronze:
         return Replayed(0, staged.reasons)
     archive_schemas(pipeline, report, staged.types)

@@ -7,7 +7,7 @@ import pytest
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.event_log import read_events
 from game_events.lakehouse.reading import read_arrow
-from game_events.lakehouse.suppressed import add_suppressed
+from game_events.lakehouse.suppressed import add_suppressed, finish_suppressed
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.bronze import load_bronze
 from game_events.pipeline.erasure import forget
@@ -269,6 +269,15 @@ def test_records_that_decode_only_later_are_kept_out_of_bronze_and_go_from_quara
     assert count(settings, "bronze_events") == len(kept(events))
     assert places_now(settings, GONE) == []
     assert_nothing_to_do(settings, make_pipeline)
+    # The same of rows that a redecode recognises: those that a rule has rejected go from quarantine, too.
+    lakehouse = make_pipeline(settings).lakehouse
+    finish_suppressed(lakehouse, hashes_of(KEY.encode(), frozenset({GONE})))
+    add_suppressed(lakehouse, KEY.encode(), hashes_of(KEY.encode(), frozenset({STAYS})), "run")
+    assert rejected(settings)
+    report = RunReport()
+    redecode(make_pipeline(settings), report)
+    assert report.suppressed == len(kept(events))
+    assert (count(settings, "bronze_events"), rejected(settings)) == (0, [])
 
 
 def test_without_the_key_or_with_another_one_nothing_is_read_and_nobody_is_forgotten(make_settings, make_pipeline):
