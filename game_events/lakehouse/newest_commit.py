@@ -14,6 +14,7 @@ from typing import Any
 from deltalake import DeltaTable
 from pyarrow.fs import FileSelector
 
+from game_events.errors import ConflictError
 from game_events.lakehouse.staging import file_system
 from game_events.lakehouse.tables import Table
 
@@ -28,6 +29,8 @@ BATCHES = frozenset({"bronze_batch", "batch"})
 ANY_COMMIT = frozenset({COMMIT_ID})
 #: Commits by others (maintenance, erasures) behind which a restore is still found.
 LOOK_BACK = 200
+#: Times a history is read while rivals commit.
+LOOKS = 20
 
 
 def settles(info: Mapping[str, Any], marks: frozenset[str] = BATCHES) -> bool:
@@ -53,6 +56,23 @@ def restored_lately(table: Table, marks: frozenset[str] = BATCHES) -> bool:
         if info.get("operation") == "RESTORE":
             return True
     return False
+
+
+def history(table: Table) -> list[dict[str, Any]]:
+    """Entries of a table's history, the newest first, each with the version that it is.
+
+    delta-rs numbers them down from the version of the handle that is asked, also those that came to the log since.
+
+    Raises:
+        ConflictError: rivals committed at every attempt.
+    """
+    for _ in range(LOOKS):
+        handle = table.open()
+        entries = handle.history() if handle is not None else []
+        after = table.open()
+        if (handle and handle.version()) == (after and after.version()):
+            return entries
+    raise ConflictError(f"{table.name}: rivals kept committing while its history was read")
 
 
 def before_restores(handle: DeltaTable, marks: frozenset[str] = BATCHES) -> int:

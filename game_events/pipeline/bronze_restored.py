@@ -19,7 +19,7 @@ from deltalake.exceptions import DeltaError
 
 from game_events.errors import ConflictError, DataError
 from game_events.lakehouse.commits import Commit, commit
-from game_events.lakehouse.newest_commit import BATCHES, before_restores, restored_lately
+from game_events.lakehouse.newest_commit import BATCHES, before_restores, history, restored_lately
 from game_events.pipeline.commit_notes import BronzeCommit, OffsetRanges, bronze_commit, slice_info
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure_undone import gamers_back
@@ -48,7 +48,7 @@ def mend_restored_bronze(pipeline: Pipeline, report: RunReport) -> None:
     if handle is None:
         return
     forgotten_again = refuse_undone_erasures(pipeline, handle)
-    notes = {n.batch: (n, int(e["version"])) for e in handle.history() if (n := bronze_commit(e)) is not None}
+    notes = {n.batch: (n, int(e["version"])) for e in history(pipeline.bronze) if (n := bronze_commit(e)) is not None}
     now, held = int(handle.transaction_version(BATCH_APP) or 0), _highest_batch(handle)
     gone = [notes.get(batch) for batch in range(held + 1, now + 1)]
     rows = sum(found[0].rows for found in gone if found is not None)

@@ -8,6 +8,7 @@ from typing import Any
 
 from deltalake import DeltaTable
 
+from game_events.lakehouse.newest_commit import history
 from game_events.lakehouse.suppressed import read_suppressed
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure_tables import ERASED_ROWS
@@ -22,7 +23,7 @@ def gamers_back(pipeline: Pipeline, bronze: DeltaTable) -> int | None:
     """
     if not erasures(bronze):
         return None
-    spans = _undone(bronze.history())
+    spans = _undone(history(pipeline.bronze))
     if not spans:
         return None
     finished = [row["finished_at"] for row in read_suppressed(pipeline.lakehouse).entries.values()]
@@ -31,20 +32,20 @@ def gamers_back(pipeline: Pipeline, bronze: DeltaTable) -> int | None:
     )
 
 
-def _undone(history: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
+def _undone(entries: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
     """Times (milliseconds since 1970) between which erasures were finished that are undone.
 
     Whatever the log does not tell any more counts as an erasure.
     """
-    times = {int(entry["version"]): int(entry["timestamp"]) for entry in history}
+    times = {int(entry["version"]): int(entry["timestamp"]) for entry in entries}
     spans: list[tuple[int, int]] = []
     at = max(times)
-    for entry in history:  # the newest first; what a restore has left out has no say
+    for entry in entries:  # the newest first; what a restore has left out has no say
         version = int(entry["version"])
         if version > at or entry.get("operation") != "RESTORE":
             continue
         at = _target(entry, times)
-        between = [e for e in history if at < int(e["version"]) < version]
+        between = [e for e in entries if at < int(e["version"]) < version]
         if at not in times or any(int(e.get(ERASED_ROWS) or 0) for e in between):
             spans.append((times.get(at, 0), times[version]))
     return spans

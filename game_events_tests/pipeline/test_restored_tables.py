@@ -11,11 +11,11 @@ from deltalake import DeltaTable
 
 from game_events.errors import DataError
 from game_events.lakehouse.commits import Commit, commit
-from game_events.lakehouse.newest_commit import MAINTENANCE_INFO, restored_lately
+from game_events.lakehouse.newest_commit import MAINTENANCE_INFO, history, restored_lately
 from game_events.lakehouse.progress import GOLD, SILVER, UNIFIED_LAYER
 from game_events.lakehouse.staging import StagedWriter
 from game_events.lakehouse.suppressed import add_suppressed, finish_suppressed
-from game_events.lakehouse.tables import QUARANTINE
+from game_events.lakehouse.tables import QUARANTINE, Table
 from game_events.pipeline.bronze_rebuilt import is_gone, not_there_any_more
 from game_events.pipeline.bronze_restored import mend_restored_bronze
 from game_events.pipeline.commit_notes import OffsetRanges, slice_info
@@ -121,6 +121,14 @@ def test_what_cannot_simply_be_read_again_is_refused_with_the_version_to_restore
         mended(pipeline)
     pipeline.bronze.open().restore(whole)
     assert mended(pipeline) == []
+
+
+def test_entries_of_a_history_have_their_own_versions_whoever_commits_meanwhile(pipeline, monkeypatch):
+    slice_(pipeline, 1, {}, {0: 9})
+    stale, opened = [pipeline.bronze.open()], Table.open
+    newest = slice_(pipeline, 2, {0: 9}, {0: 12})
+    monkeypatch.setattr(Table, "open", lambda table: stale.pop() if stale else opened(table))
+    assert [(entry["version"], entry["batch"]) for entry in history(pipeline.bronze)] == [(newest, "2"), (0, "1")]
 
 
 def erased(pipeline, number, *hashes):
