@@ -79,6 +79,7 @@ class Slice:
         topic, topic_id: of what.
         start, end: partition -> [start, end), only of offsets that there are.
         latest: partition -> end of the topic as it was seen.
+        reached: partition -> where bronze stands, of those too that are left out.
         gaps: offsets that nobody will ever read: a commit of this slice passes over them.
     """
 
@@ -88,6 +89,7 @@ class Slice:
     end: Offsets
     latest: Offsets = field(default_factory=dict)
     gaps: tuple[Gap, ...] = ()
+    reached: Offsets = field(default_factory=dict)
 
     @property
     def records(self) -> int:
@@ -96,8 +98,8 @@ class Slice:
 
     @property
     def lag(self) -> Offsets:
-        """Partition -> offsets that remain after this slice."""
-        return {p: self.latest[p] - self.end.get(p, self.latest[p]) for p in self.latest}
+        """Partition -> offsets that remain after this slice, whether it reads any of the partition or none."""
+        return {p: max(0, end - self.end.get(p, self.reached.get(p, end))) for p, end in self.latest.items()}
 
 
 class KafkaTopic:
