@@ -19,7 +19,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 from pyspark.sql import DataFrame, SparkSession
 
-from game_events.errors import ConfigurationError
+from game_events.errors import ConfigurationError, TransientError
 from game_events.settings import Settings
 from game_events.sources.kafka_client import LOOK_S, CauseMemory, bad_option, client_options
 from game_events.sources.kafka_options import for_java, refuse_managed
@@ -123,13 +123,14 @@ class KafkaTopic:
         self._timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
         self._admin: AdminClient | None = None
         self._memory = CauseMemory(self.servers)
+        self._was_there = False
 
     def offsets(self) -> TopicOffsets:
         """The topic's id and offset ranges.
 
         Raises:
             ConfigurationError: no such topic, or the broker refuses the login.
-            TransientError: the broker does not answer.
+            TransientError: the broker does not answer; or does not know the topic, or a partition of it, any more or yet.
         """
         described = self._describe()
         partitions = [TopicPartition(self.topic, p.id) for p in described.partitions]
@@ -178,6 +179,7 @@ class KafkaTopic:
     def _describe(self) -> TopicDescription:
         found = self._call(lambda admin: admin.describe_topics(TopicCollection([self.topic]), request_timeout=self._timeout_s))
         described: TopicDescription = found[self.topic]
+        self._was_there = True
         return described
 
     def _list(self, partitions: list[TopicPartition], spec: OffsetSpec) -> Offsets:
@@ -201,7 +203,14 @@ class KafkaTopic:
         try:
             found = {key: future.result(timeout=2 * self._timeout_s) for key, future in ask(admin).items()}
         except KafkaException as error:
-            if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            unknown = error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+            if unknown and self._was_there:
+                # It is being made anew, or a new partition's leader has not heard of it yet.
+                raise TransientError(
+                    f"Kafka {self.servers} does not know topic {self.topic!r}, or one of its partitions, which was there a "
+                    "while ago. If it was deleted for good, stop this run; if it was made anew, it is found again by itself"
+                ) from None
+            if unknown:
                 raise ConfigurationError(
                     f"Kafka {self.servers} has no topic {self.topic!r}: create it, or set GAME_EVENTS_KAFKA_TOPIC"
                 ) from None
