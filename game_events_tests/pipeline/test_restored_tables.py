@@ -160,6 +160,19 @@ def test_games_whose_tables_are_gone_or_went_back_are_noted_and_others_are_left_
     assert (SILVER, "chess") in pipeline.progress.read(key).failed
 
 
+def test_a_gold_table_that_was_never_made_is_not_lost(pipeline):
+    """As of a game that came since gold's last refresh, or whose gold fails."""
+    slice_(pipeline, 3, {}, {0: 9})
+    key = BronzeIdentity.of(pipeline.bronze.open()).key
+    games = {"chess": 2, "new": 3, "broken": 2}
+    pipeline.progress.update(key, lambda now: now.done(SILVER, 3, games).done(GOLD, 2, failed={"broken": "a rule"}))
+    for game in games:
+        put(pipeline.lakehouse.silver(game), [1], info={"bronze_batch": "1"})
+    report = RunReport()
+    find_lost_tables(pipeline, report)
+    assert report.notices == ["made whole again: gold_chess_player_agg (deleted)"]
+
+
 def test_a_table_that_is_not_there_was_not_restored_and_no_folder_is_made_for_the_look(pipeline):
     assert not restored_lately(pipeline.bronze)
     assert not pipeline.bronze.local_path.exists()
