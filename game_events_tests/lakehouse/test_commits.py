@@ -106,6 +106,28 @@ def test_a_plan_made_before_a_rivals_commit_is_refused_and_its_files_are_deleted
     assert_nothing_left_over(table)
 
 
+def test_a_plan_from_before_a_restore_does_not_land_although_progress_is_as_it_was(table):
+    commit(plan(table, [0], None, 1))
+    commit(plan(table, [1], 1, 2))
+    seen = table.open().version()
+    late, again = plan(table, [2], 2, 3, seen=seen), plan(table, [2], 2, 3, seen=seen + 3)
+    table.open().alter.set_table_properties({"delta.appendOnly": "false"})
+    table.open().restore(0)
+    table.open().alter.set_table_properties({"delta.appendOnly": "true"})
+    assert txn(table) == 2
+    with pytest.raises(ConflictError, match="restored since version 1"):
+        commit(late)
+    commit(again)
+    assert (numbers(table), txn(table)) == ([0, 2], 3)
+
+
+def test_a_plan_from_before_a_change_of_properties_lands(table):
+    commit(plan(table, [0], None, 1))
+    late = plan(table, [1], 1, 2, seen=0)
+    table.open().alter.set_table_properties({"delta.appendOnly": "false"})
+    assert commit(late).version == 2
+
+
 @pytest.mark.parametrize("ends", [(10, 10), (10, 25), (25, 10), (10, 20, 30, 40)])
 @pytest.mark.parametrize("attempt", range(3))
 def test_of_rivals_at_the_same_moment_exactly_one_lands(table, ends, attempt):  # noqa: ARG001 - a race: tried several times
