@@ -10,19 +10,22 @@ from deltalake import DeltaTable
 
 from game_events.errors import DataError
 from game_events.lakehouse.commits import Commit, commit
-from game_events.lakehouse.newest_commit import MAINTENANCE_INFO, restored_lately
+from game_events.lakehouse.newest_commit import LOOKED_AT, MAINTENANCE_INFO, restored_lately
 from game_events.lakehouse.progress import GOLD, SILVER, UNIFIED_LAYER
 from game_events.lakehouse.staging import StagedWriter
-from game_events.lakehouse.tables import QUARANTINE
+from game_events.lakehouse.tables import QUARANTINE, UNIFIED
+from game_events.pipeline import bronze_restored
 from game_events.pipeline.bronze_rebuilt import is_gone, not_there_any_more
 from game_events.pipeline.bronze_restored import mend_restored_bronze
 from game_events.pipeline.commit_notes import OffsetRanges, slice_info
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.generations import GENERATION_APP, BronzeIdentity
 from game_events.pipeline.lost_tables import find_lost_tables
+from game_events.pipeline.maintain import maintain
 from game_events.pipeline.quarantine_lost import QUARANTINED_APP, refuse_lost_quarantine
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.topic_identity import identity, offsets_of, partition_app
+from game_events.pipeline.upkeep import COMMITS, Upkeep
 from game_events.settings import load_settings
 from game_events.sources.kafka import TopicOffsets
 
@@ -94,7 +97,39 @@ def test_a_restore_that_takes_no_row_away_changes_nothing(pipeline):
     pipeline.bronze.open().restore(whole)
     before = pipeline.bronze.open().version()
     assert mended(pipeline) == []
-    assert pipeline.bronze.open().version() == before
+    # One commit says that it was looked at: no later run reads histories for it.
+    assert LOOKED_AT in pipeline.bronze.open().history(1)[0]
+    assert mended(pipeline) == []
+    assert pipeline.bronze.open().version() == before + 1
+    assert offsets_of(pipeline.bronze.open(), TOPIC, ID) == {0: 9}
+
+
+def test_a_restore_to_before_a_redecode_loses_nothing_although_no_entry_tells_of_the_batches_any_more(pipeline, monkeypatch):
+    slice_(pipeline, 1, {}, {0: 9})
+    whole = slice_(pipeline, 2, {0: 9}, {0: 12})
+    put(pipeline.bronze, [1, 2], info={"redecode": "yes"}, replace=True)
+    pipeline.bronze.open().restore(whole)
+    history = DeltaTable.history
+    monkeypatch.setattr(DeltaTable, "history", lambda handle, _limit=None: history(handle, 1))  # the others were cleaned up
+    assert mended(pipeline) == []
+    assert not restored_lately(pipeline.bronze)
+
+
+def test_a_restore_is_looked_at_again_if_the_table_is_restored_once_more_in_the_meantime(pipeline, monkeypatch):
+    first = slice_(pipeline, 1, {}, {0: 9})
+    whole = slice_(pipeline, 2, {0: 9}, {0: 12})
+    put(pipeline.bronze, info={MAINTENANCE_INFO: "compaction"})
+    pipeline.bronze.open().restore(whole)
+    note = bronze_restored.note_looked_at
+
+    def beaten(table, handle):
+        monkeypatch.setattr(bronze_restored, "note_looked_at", note)
+        table.open().restore(first)
+        note(table, handle)
+
+    monkeypatch.setattr(bronze_restored, "note_looked_at", beaten)
+    assert "1 rows were gone" in mended(pipeline)[0]
+    assert offsets_of(pipeline.bronze.open(), TOPIC, ID) == {0: 9}
 
 
 def test_a_restore_to_the_empty_table_reads_everything_again(pipeline):
@@ -132,7 +167,21 @@ def test_a_quarantine_that_lacks_rows_is_refused_until_the_restore_is_undone(pip
         with pytest.raises(DataError, match=rf"quarantine_events was restored.*TO VERSION AS OF {whole},"):
             refuse_lost_quarantine(make(on_data_loss=setting), bronze, report)
     pipeline.quarantine.open().restore(whole)
-    refuse_lost_quarantine(pipeline, bronze, report)
+    looked_at = refuse_lost_quarantine(pipeline, bronze, report)
+    assert LOOKED_AT in looked_at.history(1)[0], "the undo is noted: later runs need not compare files again"
+    assert refuse_lost_quarantine(pipeline, bronze, report).version() == looked_at.version()
+
+
+def test_a_restored_quarantine_whose_log_does_not_reach_back_is_refused_in_words(pipeline):
+    slice_(pipeline, 1, {}, {0: 9})
+    for batch in range(3):
+        put(pipeline.quarantine, [batch])
+    pipeline.quarantine.open().restore(0)
+    pipeline.quarantine.open().create_checkpoint()
+    for version in range(3):
+        (pipeline.quarantine.local_path / "_delta_log" / f"{version:020}.json").unlink()
+    with pytest.raises(DataError, match="quarantine_events was restored"):
+        refuse_lost_quarantine(pipeline, pipeline.bronze.open(), RunReport())
 
 
 def test_games_whose_tables_are_gone_or_went_back_are_noted_and_others_are_left_alone(pipeline, make):
