@@ -94,6 +94,8 @@ def load_bronze(pipeline: Pipeline, report: RunReport, until: TopicOffsets | Non
         handle = mend_restored_bronze(pipeline, report) or handle
         quarantine = refuse_lost_quarantine(pipeline, handle, report)
         now = target if not report.batches and rivals == 0 else pipeline.topic.offsets()
+        if any(offset > now.latest[p] for p, offset in next_offsets(handle, now).items()):
+            now = pipeline.topic.offsets()  # bronze was opened later: a rival has read what came in between
         if now.topic_id != target.topic_id:  # made anew while this run reads: the ends seen before mean nothing in it
             target = now
         part = next_slice(pipeline.settings, handle, now, target.latest, pipeline.settings.max_records_per_batch)

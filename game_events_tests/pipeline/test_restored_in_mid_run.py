@@ -145,6 +145,19 @@ def test_maintenance_that_comes_while_a_slice_is_read_is_no_restore(world):
     world.assert_every_record_once()
 
 
+def test_a_rival_that_has_read_on_since_the_topic_was_asked_is_no_loss_of_the_brokers(world):
+    seen = world.topic.offsets()
+    world.topic.latest = {0: 15}
+    world.run()
+    report = RunReport()
+    load_bronze(world.pipeline(), report, until=seen)
+    assert (report.batches, report.lag) == ([], {0: 0})
+    # What the broker has really lost is still told.
+    world.topic.latest = {0: 9}
+    with pytest.raises(DataError, match="the broker has lost records"):
+        load_bronze(world.pipeline(), RunReport(), until=world.topic.offsets())
+
+
 def test_a_silver_table_that_is_restored_while_its_rows_are_made_is_planned_again(world):
     pipeline = world.pipeline(entity_column="_kafka_topic")
     silver, source = pipeline.lakehouse.silver("uno"), Source.of(pipeline, pipeline.bronze.open())
