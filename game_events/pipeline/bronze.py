@@ -171,14 +171,20 @@ def _load_slice(
         crash_points.reach("quarantine_committed")
     schema = bronze_schema(seen)
     known = {f.name for f in handle.schema().fields}
+    # Every partition has a place from the start: behind one without, nobody would look for those of a topic that is gone.
+    begun = {_app(part, p) for p in now.latest.keys() - next_offsets(handle, now).keys() - part.end.keys()}
     plan = Commit(
         pipeline.bronze,
         schema,
         staged.bronze,
         expected={_app(part, p): handle.transaction_version(_app(part, p)) for p in part.end}
+        | dict.fromkeys(begun)
         | {BATCH_APP: batch - 1}
         | unfenced(handle),
-        advance={_app(part, p): end for p, end in part.end.items()} | identity(part.topic, part.topic_id) | {BATCH_APP: batch},
+        advance=dict.fromkeys(begun, 0)
+        | {_app(part, p): end for p, end in part.end.items()}
+        | identity(part.topic, part.topic_id)
+        | {BATCH_APP: batch},
         table_id=str(handle.metadata().id),
         seen=handle.version(),
         owns_map=True,

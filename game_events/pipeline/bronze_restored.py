@@ -66,7 +66,9 @@ def _mend(pipeline: Pipeline, handle: DeltaTable, report: RunReport) -> None:
     topic, topic_id = pipeline.settings.kafka_topic, topic_id_read(handle, pipeline.settings.kafka_topic)
     if before is None or topic_id is None:
         raise _only_undone(handle, rows, "its log does not reach back to where these rows were read")
-    reached, back = offsets_of(handle, topic, topic_id), offsets_of(before, topic, topic_id)
+    ranges = [n.offsets for n, _ in notes.values() if n.offsets is not None and n.offsets.topic_id == topic_id]
+    known = {p for found in ranges for p in found.ranges}
+    reached, back = offsets_of(handle, topic, topic_id, known), offsets_of(before, topic, topic_id, known)
     if reached == back and not rows:
         note_looked_at(pipeline.bronze, handle)
         return

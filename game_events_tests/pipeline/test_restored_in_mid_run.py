@@ -158,6 +158,17 @@ def test_a_rival_that_has_read_on_since_the_topic_was_asked_is_no_loss_of_the_br
         load_bronze(world.pipeline(), RunReport(), until=world.topic.offsets())
 
 
+def test_a_partition_without_records_has_a_place_too(world):
+    world.topic.latest = {0: 10, 1: 0, 2: 3}
+    world.run()
+    handle = world.pipeline().bronze.open()
+    assert [handle.transaction_version(f"kafka:{TOPIC}:{ID}:{p}") for p in range(3)] == [10, 0, 3]
+    world.topic.latest = {0: 10, 1: 2, 2: 3}
+    world.run()
+    assert offsets_of(world.pipeline().bronze.open(), TOPIC, ID) == {0: 10, 1: 2, 2: 3}
+    world.assert_every_record_once()
+
+
 def test_a_silver_table_that_is_restored_while_its_rows_are_made_is_planned_again(world):
     pipeline = world.pipeline(entity_column="_kafka_topic")
     silver, source = pipeline.lakehouse.silver("uno"), Source.of(pipeline, pipeline.bronze.open())

@@ -132,6 +132,15 @@ def test_a_restore_is_looked_at_again_if_the_table_is_restored_once_more_in_the_
     assert offsets_of(pipeline.bronze.open(), TOPIC, ID) == {0: 9}
 
 
+def test_a_restore_finds_partitions_behind_one_without_progress(pipeline):
+    first = slice_(pipeline, 1, {}, {1: 9})
+    slice_(pipeline, 2, {1: 9}, {1: 12, 70: 4})
+    pipeline.bronze.open().restore(first)
+    assert "1 rows were gone" in mended(pipeline)[0]
+    handle = pipeline.bronze.open()
+    assert [handle.transaction_version(partition_app(TOPIC, ID, p)) for p in (0, 1, 70)] == [None, 9, 0]
+
+
 def test_a_restore_to_the_empty_table_reads_everything_again(pipeline):
     empty = slice_(pipeline, 0, {}, {0: 5}, rows=0)
     slice_(pipeline, 1, {0: 5}, {0: 9})
