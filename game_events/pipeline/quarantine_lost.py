@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+import pyarrow as pa
 from deltalake import DeltaTable
 
-from game_events.errors import DataError
+from game_events.errors import ConflictError, DataError
+from game_events.lakehouse.commits import Commit, commit
 from game_events.lakehouse.looked_at import note_looked_at
 from game_events.lakehouse.newest_commit import ANY_COMMIT, is_undone, restored_lately
 from game_events.pipeline.bronze_restored import undo
@@ -47,7 +51,7 @@ def refuse_lost_quarantine(pipeline: Pipeline, bronze: DeltaTable, report: RunRe
     Args:
         pipeline: the parts.
         bronze: its newest version.
-        report: gets a notice if the run goes on without a deleted quarantine.
+        report: gets a notice, once, if the run goes on without a deleted quarantine.
 
     Returns:
         the version that was looked at; None: there is no quarantine.
@@ -67,9 +71,28 @@ def refuse_lost_quarantine(pipeline: Pipeline, bronze: DeltaTable, report: RunRe
         return None
     if pipeline.settings.on_data_loss == "record_gap":
         report.notices.append(f"quarantine_events is gone, and with it the {rows:,} records that it was given")
+        _told(pipeline, bronze, rows)
         return None
     raise DataError(
         f"quarantine_events is gone, and with it {rows:,} records that bronze has passed: no run reads them again. Nothing was "
         f"done. Put the table back; or make it anew with bronze, of what Kafka still has (`game-events run --full-refresh "
         f"bronze`); or set {SETTING}=record_gap to go on without these records"
     )
+
+
+def _told(pipeline: Pipeline, bronze: DeltaTable, rows: int) -> None:
+    """Note that a run went on without these records: they are told of once, not in each cycle of a loop."""
+    with suppress(ConflictError):  # a rival told it, or the next look does
+        commit(
+            Commit(
+                pipeline.bronze,
+                pa.schema(bronze.schema()),
+                [],
+                expected={QUARANTINED_APP: rows},
+                advance={QUARANTINED_APP: 0},
+                table_id=str(bronze.metadata().id),
+                seen=bronze.version(),
+                owns_map=True,
+                info={"quarantine_gone": f"{rows} records"},
+            )
+        )

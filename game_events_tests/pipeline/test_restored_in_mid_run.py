@@ -169,6 +169,18 @@ def test_a_partition_without_records_has_a_place_too(world):
     world.assert_every_record_once()
 
 
+def test_a_quarantine_that_is_gone_is_told_of_once(world):
+    pipeline = world.pipeline()
+    shutil.rmtree(pipeline.quarantine.uri)
+    with pytest.raises(DataError, match="with it 4 records"):
+        world.run()
+    assert "the 4 records" in world.run(on_data_loss="record_gap").notices[0]
+    assert world.run(on_data_loss="record_gap").notices == []
+    world.topic.latest = {0: 15}
+    assert world.run().notices == []
+    assert pipeline.bronze.open().transaction_version(QUARANTINED_APP) == 1
+
+
 def test_a_silver_table_that_is_restored_while_its_rows_are_made_is_planned_again(world):
     pipeline = world.pipeline(entity_column="_kafka_topic")
     silver, source = pipeline.lakehouse.silver("uno"), Source.of(pipeline, pipeline.bronze.open())
