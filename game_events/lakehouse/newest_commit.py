@@ -16,7 +16,7 @@ from deltalake.exceptions import DeltaError
 from pyarrow.fs import FileSelector
 
 from game_events.lakehouse.staging import file_system
-from game_events.lakehouse.tables import Table
+from game_events.lakehouse.tables import BRONZE, QUARANTINE, Table
 
 LOG = "_delta_log"
 #: Key in the information of every commit, with a value of its own for each.
@@ -54,6 +54,21 @@ def restored_lately(table: Table, marks: frozenset[str] = BATCHES, version: int 
         if info.get("operation") == "RESTORE":
             return True
     return False
+
+
+def waits_for_a_look(table: Table, handle: DeltaTable) -> str | None:
+    """Why maintenance leaves a table alone that was restored and that no run has looked at yet, in words; else None.
+
+    It would delete the files that an undo needs, put others in their places, and in time drop the log's entry that tells of the
+    restore. Tables that no run compares with others (`event_log`, `schemas`, `progress`) are as they are.
+    """
+    if table.name == QUARANTINE:
+        marks = ANY_COMMIT
+    elif table.name == BRONZE or table.name.startswith(("silver_", "gold_")):
+        marks = BATCHES
+    else:
+        return None
+    return "it was restored: a run has to look at it first" if restored_lately(table, marks, handle.version()) else None
 
 
 def before_restores(handle: DeltaTable, marks: frozenset[str] = BATCHES) -> int:

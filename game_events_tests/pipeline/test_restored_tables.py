@@ -193,6 +193,32 @@ def test_a_restored_quarantine_whose_log_does_not_reach_back_is_refused_in_words
         refuse_lost_quarantine(pipeline, pipeline.bronze.open(), RunReport())
 
 
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_maintenance_leaves_a_restored_table_alone_until_a_run_has_looked_at_it(pipeline, dry_run):
+    slice_(pipeline, 1, {}, {0: 9})
+    lakehouse = pipeline.lakehouse
+    asked = {t.name: t for t in (pipeline.bronze, pipeline.quarantine, lakehouse.silver("uno"), lakehouse.table(UNIFIED))}
+    others = {name: lakehouse.table(name) for name in ("event_log", "progress")}
+    for table in (asked | others).values():
+        for batch in (1, 2):
+            put(table, [batch], info={"bronze_batch": str(batch)} if table.name in asked else {})
+        table.open().restore(table.open().version() - 1)
+    before = {name: table.open().version() for name, table in asked.items()}
+    report = RunReport()
+    maintain(pipeline, report, dry_run=dry_run)
+    skipped = {entry.table for entry in report.upkeep.values() if "a run has to look at it first" in (entry.skipped or "")}
+    assert skipped == set(asked)
+    upkeep = Upkeep(lakehouse, pipeline.retention)
+    upkeep.note([*asked] * COMMITS)
+    upkeep._budget_s = 10.0
+    assert {entry.table for entry in upkeep.work() if entry.skipped} == set(asked)
+    assert {name: table.open().version() for name, table in asked.items()} == before
+    put(pipeline.quarantine, [3])
+    report = RunReport()
+    maintain(pipeline, report, dry_run=dry_run)
+    assert report.upkeep[QUARANTINE].skipped is None
+
+
 def test_games_whose_tables_are_gone_or_went_back_are_noted_and_others_are_left_alone(pipeline, make):
     slice_(pipeline, 2, {}, {0: 9})
     lakehouse, key = pipeline.lakehouse, BronzeIdentity.of(pipeline.bronze.open()).key
