@@ -21,7 +21,7 @@ from game_events.errors import ConfigurationError, ConflictError, DataError, Gam
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.field_shares import merge_shares
 from game_events.lakehouse.format_version import marked
-from game_events.lakehouse.newest_commit import COMMIT_ID
+from game_events.lakehouse.newest_commit import COMMIT_ID, restored_between
 from game_events.lakehouse.outcomes import Outcome, is_refusal, new_mark, outcome_of
 from game_events.lakehouse.retention import CHECKPOINT_COMMITS, REMOTE_CHECKPOINT_COMMITS, Retention
 from game_events.lakehouse.staging import StagedFile, discard
@@ -177,16 +177,10 @@ def _require(plan: Commit, handle: DeltaTable | None) -> None:
         now = handle.transaction_version(app) if handle is not None else None
         if now != value:
             raise ConflictError(f"{plan.table.name}: a rival run moved {app} from {value} to {now}")
-    if handle is not None and plan.seen is not None and _restored_since(handle, plan.seen):
+    if handle is not None and plan.seen is not None and restored_between(plan.table, plan.seen, handle.version()):
         raise ConflictError(f"{plan.table.name}: it was restored since version {plan.seen}, which was planned from")
     if handle is not None and plan.rewritten and not plan.rewritten <= set(paths(handle)):
         raise ConflictError(f"{plan.table.name}: files to be rewritten are gone: somebody else rewrote them first")
-
-
-def _restored_since(handle: DeltaTable, seen: int) -> bool:
-    """Whether one of the commits behind a version is a restore; mostly there are none, then nothing is read."""
-    newer = handle.version() - seen
-    return newer > 0 and any(entry.get("operation") == "RESTORE" for entry in handle.history(newer))
 
 
 def _landed_all_the_same(plan: Commit, attempt: _Attempt, error: Exception, *, last: bool) -> bool:

@@ -48,7 +48,7 @@ def restored_lately(table: Table, marks: frozenset[str] = BATCHES, version: int 
         marks: keys of the commits that are made only after a look for restores.
         version: as of this version, of a table that was opened: its log, which may be long, is not listed then.
     """
-    for info in _from_newest(table) if version is None else _from_version(table, version):
+    for info in _from_newest(table) if version is None else _from_version(table, version, version - LOOK_BACK):
         if settles(info, marks):
             return False
         if info.get("operation") == "RESTORE":
@@ -82,10 +82,31 @@ def before_restores(handle: DeltaTable, marks: frozenset[str] = BATCHES) -> int:
     return found
 
 
+def restored_between(table: Table, seen: int, version: int) -> bool:
+    """Whether a restore is among the versions behind `seen` up to `version`; mostly there are none, then nothing is read.
+
+    By the files of the log: delta-rs' history of a handle has the newest entries of the log, also those that came since.
+    """
+    return any(info.get("operation") == "RESTORE" for info in _from_version(table, version, seen))
+
+
+def version_before_restores(table: Table, version: int, marks: frozenset[str] = BATCHES) -> int:
+    """As `before_restores`, of a version that may not be the newest any more."""
+    found = version
+    for number, info in enumerate(_from_version(table, version, -1)):
+        if settles(info, marks):
+            break
+        if info.get("operation") == "RESTORE":
+            found = version - number - 1
+    return found
+
+
 def is_undone(table: Table, handle: DeltaTable, marks: frozenset[str] = BATCHES) -> bool:
     """Whether a table that was restored has the files again that it had before."""
     try:
-        before = DeltaTable(table.uri, version=before_restores(handle, marks), storage_options=table.options)
+        before = DeltaTable(
+            table.uri, version=version_before_restores(table, handle.version(), marks), storage_options=table.options
+        )
     except DeltaError:  # its log does not reach back so far any more: then nobody can tell
         return False
     return set(before.file_uris()) == set(handle.file_uris())
@@ -102,9 +123,10 @@ def _from_newest(table: Table) -> Iterator[dict[str, Any]]:
             yield _info(source.read())
 
 
-def _from_version(table: Table, version: int) -> Iterator[dict[str, Any]]:
+def _from_version(table: Table, version: int, above: int) -> Iterator[dict[str, Any]]:
+    """Information of the commits of a version and those before it, above another one."""
     system, prefix = file_system(table)
-    for number in range(version, max(-1, version - LOOK_BACK), -1):
+    for number in range(version, max(-1, above), -1):
         try:
             with system.open_input_file(f"{prefix}{LOG}/{number:020}.json") as source:
                 yield _info(source.read())

@@ -20,7 +20,7 @@ from deltalake.exceptions import DeltaError
 from game_events.errors import ConflictError, DataError
 from game_events.lakehouse.commits import Commit, commit
 from game_events.lakehouse.looked_at import note_looked_at
-from game_events.lakehouse.newest_commit import BATCHES, before_restores, restored_lately
+from game_events.lakehouse.newest_commit import BATCHES, before_restores, restored_lately, version_before_restores
 from game_events.lakehouse.reading import row_count
 from game_events.pipeline.commit_notes import BronzeCommit, OffsetRanges, bronze_commit, slice_info
 from game_events.pipeline.context import Pipeline
@@ -109,7 +109,7 @@ def _has_all_rows(pipeline: Pipeline, handle: DeltaTable) -> bool:
     """
     held = _highest_batch(handle)
     with suppress(DeltaError, OSError):
-        version = before_restores(handle)
+        version = version_before_restores(pipeline.bronze, handle.version())
         before = DeltaTable(pipeline.bronze.uri, version=version, storage_options=pipeline.bronze.options)
         return (_highest_batch(before), row_count(before)) == (held, row_count(handle))
     # The log does not reach back so far. With the last batch all others are there, but for rows that an erasure took out.
