@@ -21,7 +21,7 @@ from game_events.errors import ConfigurationError, ConflictError, DataError, Gam
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.field_shares import merge_shares
 from game_events.lakehouse.format_version import marked
-from game_events.lakehouse.newest_commit import COMMIT_ID
+from game_events.lakehouse.newest_commit import COMMIT_ID, restored_between
 from game_events.lakehouse.outcomes import Outcome, is_refusal, new_mark, outcome_of
 from game_events.lakehouse.retention import CHECKPOINT_COMMITS, REMOTE_CHECKPOINT_COMMITS, Retention
 from game_events.lakehouse.staging import StagedFile, discard
@@ -45,6 +45,8 @@ class Commit:
         expected: `txn` -> value it must have now (None: never set).
         advance: `txn` -> value it has afterwards.
         table_id: id the table must have; None: the table must not exist.
+        seen: the version that the plan was made from: it must not have been restored since, as a restore leaves every `txn`
+            where it was. None: whatever a restore did, this commit is right.
         replace: remove every file of the handle's version: readers see the old rows or the new, nothing else.
         reshape: with `replace`: the table's columns become exactly those of `schema`, whatever they were before.
         rewritten: paths of files that the new ones stand for: they are removed.
@@ -59,6 +61,7 @@ class Commit:
     expected: Mapping[str, int | None]
     advance: Mapping[str, int]
     table_id: str | None
+    seen: int | None = None
     replace: bool = False
     reshape: bool = False
     rewritten: frozenset[str] = frozenset()
@@ -174,6 +177,8 @@ def _require(plan: Commit, handle: DeltaTable | None) -> None:
         now = handle.transaction_version(app) if handle is not None else None
         if now != value:
             raise ConflictError(f"{plan.table.name}: a rival run moved {app} from {value} to {now}")
+    if handle is not None and plan.seen is not None and restored_between(plan.table, plan.seen, handle.version()):
+        raise ConflictError(f"{plan.table.name}: it was restored since version {plan.seen}, which was planned from")
     if handle is not None and plan.rewritten and not plan.rewritten <= set(paths(handle)):
         raise ConflictError(f"{plan.table.name}: files to be rewritten are gone: somebody else rewrote them first")
 

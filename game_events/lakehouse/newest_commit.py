@@ -8,15 +8,16 @@ the newest commit of each took 1.2 s on the same busy machine. Format of a commi
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 from pyarrow.fs import FileSelector
 
 from game_events.errors import ConflictError
 from game_events.lakehouse.staging import file_system
-from game_events.lakehouse.tables import Table
+from game_events.lakehouse.tables import BRONZE, QUARANTINE, Table
 
 LOG = "_delta_log"
 #: Key in the information of every commit, with a value of its own for each.
@@ -27,6 +28,8 @@ MAINTENANCE_INFO = "maintenance"
 BATCHES = frozenset({"bronze_batch", "batch"})
 #: Of tables whose commits note no batch: any commit of a run.
 ANY_COMMIT = frozenset({COMMIT_ID})
+#: Key in the information of a commit that changes nothing and says that the restores before it were looked at.
+LOOKED_AT = "restore_looked_at"
 #: Commits by others (maintenance, erasures) behind which a restore is still found.
 LOOK_BACK = 200
 #: Times a history is read while rivals commit.
@@ -35,27 +38,40 @@ LOOKS = 20
 
 def settles(info: Mapping[str, Any], marks: frozenset[str] = BATCHES) -> bool:
     """Whether what came before a commit, by its own information, was looked at: maintenance takes a table as it finds it."""
-    return MAINTENANCE_INFO not in info and not marks.isdisjoint(info)
+    return MAINTENANCE_INFO not in info and (LOOKED_AT in info or not marks.isdisjoint(info))
 
 
-def restored_lately(table: Table, marks: frozenset[str] = BATCHES) -> bool:
+def restored_lately(table: Table, marks: frozenset[str] = BATCHES, version: int | None = None) -> bool:
     """Whether the newest commits of a table that is there are a restore, and what others (maintenance) did since.
 
     A restore takes the rows back and leaves every `txn` where it was: progress then speaks of rows that are gone.
+
+    Args:
+        table: the table.
+        marks: keys of the commits that are made only after a look for restores.
+        version: as of this version, of a table that was opened: its log, which may be long, is not listed then.
     """
-    if table.local_path is not None and not (table.local_path / LOG).is_dir():
-        return False
-    system, prefix = file_system(table)
-    listed = system.get_file_info(FileSelector(prefix + LOG, allow_not_found=True))
-    commits = sorted((f.path for f in listed if f.base_name.endswith(".json") and f.base_name[:20].isdigit()), reverse=True)
-    for path in commits[:LOOK_BACK]:
-        with system.open_input_file(path) as source:
-            info = _info(source.read())
+    for info in _from_newest(table) if version is None else _from_version(table, version, version - LOOK_BACK):
         if settles(info, marks):
             return False
         if info.get("operation") == "RESTORE":
             return True
     return False
+
+
+def waits_for_a_look(table: Table, handle: DeltaTable) -> str | None:
+    """Why maintenance leaves a table alone that was restored and that no run has looked at yet, in words; else None.
+
+    It would delete the files that an undo needs, put others in their places, and in time drop the log's entry that tells of the
+    restore. Tables that no run compares with others (`event_log`, `schemas`, `progress`) are as they are.
+    """
+    if table.name == QUARANTINE:
+        marks = ANY_COMMIT
+    elif table.name == BRONZE or table.name.startswith(("silver_", "gold_")):
+        marks = BATCHES
+    else:
+        return None
+    return "it was restored: a run has to look at it first" if restored_lately(table, marks, handle.version()) else None
 
 
 def history(table: Table) -> list[dict[str, Any]]:
@@ -86,10 +102,56 @@ def before_restores(handle: DeltaTable, marks: frozenset[str] = BATCHES) -> int:
     return found
 
 
+def restored_between(table: Table, seen: int, version: int) -> bool:
+    """Whether a restore is among the versions behind `seen` up to `version`; mostly there are none, then nothing is read.
+
+    By the files of the log: delta-rs' history of a handle has the newest entries of the log, also those that came since.
+    """
+    return any(info.get("operation") == "RESTORE" for info in _from_version(table, version, seen))
+
+
+def version_before_restores(table: Table, version: int, marks: frozenset[str] = BATCHES) -> int:
+    """As `before_restores`, of a version that may not be the newest any more."""
+    found = version
+    for number, info in enumerate(_from_version(table, version, -1)):
+        if settles(info, marks):
+            break
+        if info.get("operation") == "RESTORE":
+            found = version - number - 1
+    return found
+
+
 def is_undone(table: Table, handle: DeltaTable, marks: frozenset[str] = BATCHES) -> bool:
     """Whether a table that was restored has the files again that it had before."""
-    before = DeltaTable(table.uri, version=before_restores(handle, marks), storage_options=table.options)
+    try:
+        before = DeltaTable(
+            table.uri, version=version_before_restores(table, handle.version(), marks), storage_options=table.options
+        )
+    except DeltaError:  # its log does not reach back so far any more: then nobody can tell
+        return False
     return set(before.file_uris()) == set(handle.file_uris())
+
+
+def _from_newest(table: Table) -> Iterator[dict[str, Any]]:
+    if table.local_path is not None and not (table.local_path / LOG).is_dir():
+        return
+    system, prefix = file_system(table)
+    listed = system.get_file_info(FileSelector(prefix + LOG, allow_not_found=True))
+    commits = sorted((f.path for f in listed if f.base_name.endswith(".json") and f.base_name[:20].isdigit()), reverse=True)
+    for path in commits[:LOOK_BACK]:
+        with system.open_input_file(path) as source:
+            yield _info(source.read())
+
+
+def _from_version(table: Table, version: int, above: int) -> Iterator[dict[str, Any]]:
+    """Information of the commits of a version and those before it, above another one."""
+    system, prefix = file_system(table)
+    for number in range(version, max(-1, above), -1):
+        try:
+            with system.open_input_file(f"{prefix}{LOG}/{number:020}.json") as source:
+                yield _info(source.read())
+        except FileNotFoundError:  # older entries are cleaned up
+            return
 
 
 def _info(commit: bytes) -> dict[str, Any]:

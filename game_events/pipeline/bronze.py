@@ -85,14 +85,18 @@ def load_bronze(pipeline: Pipeline, report: RunReport, until: TopicOffsets | Non
     began = time.monotonic()
     target = until or pipeline.topic.offsets()
     handle = _open_or_create(pipeline, target, report)
-    mend_restored_bronze(pipeline, report)
+    handle = mend_restored_bronze(pipeline, report, handle) or handle
     refuse_lost_quarantine(pipeline, handle, report)
     finish_reset(pipeline, report)
     pipeline.catalog.ids_of(f"{target.topic}-value")
     rivals = 0
     while True:
-        handle = pipeline.bronze.open() or handle
+        # Each time: what is planned from a version that was restored meanwhile would cover the restore up for ever.
+        handle = mend_restored_bronze(pipeline, report) or handle
+        quarantine = refuse_lost_quarantine(pipeline, handle, report)
         now = target if not report.batches and rivals == 0 else pipeline.topic.offsets()
+        if any(offset > now.latest[p] for p, offset in next_offsets(handle, now).items()):
+            now = pipeline.topic.offsets()  # bronze was opened later: a rival has read what came in between
         if now.topic_id != target.topic_id:  # made anew while this run reads: the ends seen before mean nothing in it
             target = now
         part = next_slice(pipeline.settings, handle, now, target.latest, pipeline.settings.max_records_per_batch)
@@ -101,7 +105,7 @@ def load_bronze(pipeline: Pipeline, report: RunReport, until: TopicOffsets | Non
             break
         pipeline.on_progress(f"bronze: {part.records:,} records, {sum(part.lag.values()):,} behind them")
         try:
-            _load_slice(pipeline, handle, now, part, report)
+            _load_slice(pipeline, handle, quarantine, now, part, report)
             if slices is not None and len(report.batches) >= slices:
                 report.lag = part.lag
                 break
@@ -149,10 +153,11 @@ def _open_or_create(pipeline: Pipeline, topic: TopicOffsets, report: RunReport) 
     return made
 
 
-def _load_slice(pipeline: Pipeline, handle: DeltaTable, now: TopicOffsets, part: Slice, report: RunReport) -> None:
-    """Stage one slice in the workers, then commit quarantine, then bronze."""
+def _load_slice(
+    pipeline: Pipeline, handle: DeltaTable, quarantine: DeltaTable | None, now: TopicOffsets, part: Slice, report: RunReport
+) -> None:
+    """Stage one slice in the workers, then commit quarantine, then bronze: both as they were when restores were looked for."""
     batch = int(handle.transaction_version(BATCH_APP) or 0) + 1
-    quarantine = pipeline.quarantine.open()
     decided_until = next_offsets(quarantine, now)
     decided = _decided(pipeline.quarantine, quarantine, part, decided_until)
     staged = stage_slice(pipeline, handle, column_map(handle), part, batch, decided)
@@ -168,15 +173,22 @@ def _load_slice(pipeline: Pipeline, handle: DeltaTable, now: TopicOffsets, part:
         crash_points.reach("quarantine_committed")
     schema = bronze_schema(seen)
     known = {f.name for f in handle.schema().fields}
+    # Every partition has a place from the start: behind one without, nobody would look for those of a topic that is gone.
+    begun = {_app(part, p) for p in now.latest.keys() - next_offsets(handle, now).keys() - part.end.keys()}
     plan = Commit(
         pipeline.bronze,
         schema,
         staged.bronze,
         expected={_app(part, p): handle.transaction_version(_app(part, p)) for p in part.end}
+        | dict.fromkeys(begun)
         | {BATCH_APP: batch - 1}
         | unfenced(handle),
-        advance={_app(part, p): end for p, end in part.end.items()} | identity(part.topic, part.topic_id) | {BATCH_APP: batch},
+        advance=dict.fromkeys(begun, 0)
+        | {_app(part, p): end for p, end in part.end.items()}
+        | identity(part.topic, part.topic_id)
+        | {BATCH_APP: batch},
         table_id=str(handle.metadata().id),
+        seen=handle.version(),
         owns_map=True,
         info=slice_info(
             batch,
@@ -305,6 +317,7 @@ def _commit_quarantine(
         expected={_app(part, p): decided_until.get(p) for p in part.end},
         advance={_app(part, p): max(end, decided_until.get(p, 0)) for p, end in part.end.items()},
         table_id=str(handle.metadata().id) if handle is not None else None,
+        seen=handle.version() if handle is not None else None,
         description=QUARANTINE_DESCRIPTION,
     )
     try:

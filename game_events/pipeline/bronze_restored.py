@@ -19,11 +19,13 @@ from deltalake.exceptions import DeltaError
 
 from game_events.errors import ConflictError, DataError
 from game_events.lakehouse.commits import Commit, commit
-from game_events.lakehouse.newest_commit import BATCHES, before_restores, history, restored_lately
+from game_events.lakehouse.looked_at import note_looked_at
+from game_events.lakehouse.newest_commit import BATCHES, before_restores, history, restored_lately, version_before_restores
+from game_events.lakehouse.reading import row_count
 from game_events.pipeline.commit_notes import BronzeCommit, OffsetRanges, bronze_commit, slice_info
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure_undone import gamers_back
-from game_events.pipeline.generations import GENERATION_APP
+from game_events.pipeline.generations import GENERATION_APP, erasures
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.topic_identity import identity, offsets_of, partition_app, topic_id_read
 
@@ -31,23 +33,35 @@ from game_events.pipeline.topic_identity import identity, offsets_of, partition_
 BATCH_APP, REPLAY_APP, RESET_APP = "batch", "replay", "reset"
 
 
-def mend_restored_bronze(pipeline: Pipeline, report: RunReport) -> None:
+def mend_restored_bronze(pipeline: Pipeline, report: RunReport, opened: DeltaTable | None = None) -> DeltaTable | None:
     """Set bronze's progress to the rows it has, if a restore has taken some away; one small file is read otherwise.
 
     Args:
         pipeline: the parts.
         report: gets a notice.
+        opened: the newest version, if somebody has just opened it.
+
+    Returns:
+        the version that was looked at and needs no mending: what is planned from it, and compares `seen`, is on solid ground.
+        None: there is no bronze.
 
     Raises:
         DataError: a replay, a full refresh or another topic came between: only the restore can be undone. Or an erasure, and
             not everybody was forgotten once more.
     """
-    if not restored_lately(pipeline.bronze):
-        return
-    handle = pipeline.bronze.open()
-    if handle is None:
-        return
+    handle = opened or pipeline.bronze.open()
+    if handle is None or not restored_lately(pipeline.bronze, BATCHES, handle.version()):
+        return handle
+    # Erased twice, silver counts it twice: it begins anew.
     forgotten_again = refuse_undone_erasures(pipeline, handle)
+    if not forgotten_again and _has_all_rows(pipeline, handle):
+        note_looked_at(pipeline.bronze, handle)
+    else:
+        _mend(pipeline, handle, report, forgotten_again=forgotten_again)
+    return mend_restored_bronze(pipeline, report)  # as it is now: a rival may have been first, or somebody restored it again
+
+
+def _mend(pipeline: Pipeline, handle: DeltaTable, report: RunReport, *, forgotten_again: bool) -> None:
     notes = {n.batch: (n, int(e["version"])) for e in history(pipeline.bronze) if (n := bronze_commit(e)) is not None}
     now, held = int(handle.transaction_version(BATCH_APP) or 0), _highest_batch(handle)
     gone = [notes.get(batch) for batch in range(held + 1, now + 1)]
@@ -56,10 +70,12 @@ def mend_restored_bronze(pipeline: Pipeline, report: RunReport) -> None:
     topic, topic_id = pipeline.settings.kafka_topic, topic_id_read(handle, pipeline.settings.kafka_topic)
     if before is None or topic_id is None:
         raise _only_undone(handle, rows, "its log does not reach back to where these rows were read")
-    reached, back = offsets_of(handle, topic, topic_id), offsets_of(before, topic, topic_id)
-    # Erased twice, silver counts it twice: it begins anew.
+    ranges = [n.offsets for n, _ in notes.values() if n.offsets is not None and n.offsets.topic_id == topic_id]
+    known = {p for found in ranges for p in found.ranges}
+    reached, back = offsets_of(handle, topic, topic_id, known), offsets_of(before, topic, topic_id, known)
     if reached == back and not rows and not forgotten_again:
-        return  # as after a restore to the version before a compaction
+        note_looked_at(pipeline.bronze, handle)
+        return
     for app, what in ((REPLAY_APP, "rows were replayed from quarantine"), (RESET_APP, "a full refresh")):
         if before.transaction_version(app) != handle.transaction_version(app):
             raise _only_undone(handle, rows, f"{what} came between")
@@ -80,6 +96,7 @@ def mend_restored_bronze(pipeline: Pipeline, report: RunReport) -> None:
                 | identity(topic, topic_id)
                 | {BATCH_APP: now + 1, GENERATION_APP: now + 1},
                 table_id=str(handle.metadata().id),
+                seen=handle.version(),
                 info=slice_info(now + 1, 0, 0, OffsetRanges(topic, topic_id, {p: (o, o) for p, o in to.items()})),
             )
         )
@@ -103,6 +120,20 @@ def refuse_undone_erasures(pipeline: Pipeline, bronze: DeltaTable) -> bool:
         f"back. Nothing was done: {undo(bronze, 'bronze_events')}; or forget them once more (`game-events forget`; "
         "`game-events log --kind erased` says when each was)"
     )
+
+
+def _has_all_rows(pipeline: Pipeline, handle: DeltaTable) -> bool:
+    """Whether no row was lost, as after a restore to the version before a compaction or a redecode, or one that was undone.
+
+    Rows of bronze come in batches, one after another: with the same highest batch and as many rows it is the same content.
+    """
+    held = _highest_batch(handle)
+    with suppress(DeltaError, OSError):
+        version = version_before_restores(pipeline.bronze, handle.version())
+        before = DeltaTable(pipeline.bronze.uri, version=version, storage_options=pipeline.bronze.options)
+        return (_highest_batch(before), row_count(before)) == (held, row_count(handle))
+    # The log does not reach back so far. With the last batch all others are there, but for rows that an erasure took out.
+    return held == int(handle.transaction_version(BATCH_APP) or 0) and not erasures(handle)
 
 
 def _highest_batch(handle: DeltaTable) -> int:

@@ -42,13 +42,12 @@ def find_lost_tables(pipeline: Pipeline, report: RunReport) -> None:
     games = sorted(game for game in state.games if routing.refusal(game) is None)
     there = set(pipeline.lakehouse.names())
     silver = _lost(games, there, {game: pipeline.lakehouse.silver(game) for game in games})
-    gold = _lost(games, there, {game: pipeline.lakehouse.gold(game) for game in games})
+    made = _made(state, GOLD, games)
+    gold = _lost(made, there, {game: pipeline.lakehouse.gold(game) for game in made})
     own: dict[str, dict[str, str]] = {}
     for aggregate in pipeline.extensions.aggregates:
-        if state.floor(aggregate.layer):
-            mine = [game for game in games if aggregate.applies_to(game)]
-            tables = {game: pipeline.lakehouse.gold(game, aggregate.name) for game in mine}
-            own[aggregate.layer] = _lost(mine, there, tables)
+        mine = [game for game in _made(state, aggregate.layer, games) if aggregate.applies_to(game)]
+        own[aggregate.layer] = _lost(mine, there, {game: pipeline.lakehouse.gold(game, aggregate.name) for game in mine})
     found = [silver, gold, *own.values()]
     if not any(found):
         return
@@ -66,6 +65,12 @@ def find_lost_tables(pipeline: Pipeline, report: RunReport) -> None:
         return after
 
     pipeline.progress.update(key, noted)
+
+
+def _made(state: Progress, layer: str, games: Iterable[str]) -> list[str]:
+    """Games whose table a layer has come to: of the others it may not have one yet, and opens whatever there is anyway."""
+    floor, failed = state.floor(layer), state.failed_in(layer)
+    return [game for game in games if state.games[game] <= floor and game not in failed]
 
 
 def _lost(games: Iterable[str], there: set[str], tables: dict[str, Table]) -> dict[str, str]:

@@ -16,6 +16,7 @@ from game_events.errors import ConfigurationError, ConflictError
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse.commits import paths
 from game_events.lakehouse.compaction import FULL_GOAL, small_files
+from game_events.lakehouse.newest_commit import waits_for_a_look
 from game_events.lakehouse.orphans import delete_orphans, orphans
 from game_events.lakehouse.replaced_files import ReplacedFiles
 from game_events.lakehouse.retention import is_derived
@@ -91,6 +92,9 @@ def _work(pipeline: Pipeline, table: Table, done: TableUpkeep) -> None:
     if handle is None:
         return
     _refuse_partitioned(table, handle)
+    done.skipped = waits_for_a_look(table, handle)
+    if done.skipped:
+        return
     if pipeline.retention.apply(table.name, handle):
         handle = table.open() or handle
     handle = join_small_files(table, handle, FULL_GOAL, done)
@@ -112,6 +116,9 @@ def _count(pipeline: Pipeline, table: Table, done: TableUpkeep) -> None:
     if handle is None:
         return
     _refuse_partitioned(table, handle)
+    done.skipped = waits_for_a_look(table, handle)
+    if done.skipped:
+        return
     groups = [] if is_derived(table.name) else small_files(table, handle, FULL_GOAL)
     done.joined, done.into = sum(len(group) for group in groups), len(groups)
     known = ReplacedFiles(table)

@@ -64,7 +64,8 @@ def _rest_of_the_topic_before(handle: DeltaTable, now: TopicOffsets) -> tuple[Ga
     before = topic_id_read(handle, now.topic)
     if before is None or before == now.topic_id:
         return ()
-    return tuple(Gap(now.topic, before, p, offset, None) for p, offset in offsets_of(handle, now.topic, before).items())
+    reached = offsets_of(handle, now.topic, before, now.latest)
+    return tuple(Gap(now.topic, before, p, offset, None) for p, offset in reached.items())
 
 
 def refuse_unless_recorded(

@@ -32,6 +32,7 @@ from game_events.pipeline.bronze_stage import HEADERS, QUARANTINE_COLUMNS, QUARA
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.file_stage import FileStage, staged_files
 from game_events.pipeline.generations import generation
+from game_events.pipeline.quarantine_lost import refuse_restored_quarantine
 from game_events.pipeline.report import RunReport
 
 #: `txn` of bronze with the ticket of its last full refresh; of quarantine, followed by bronze's id, with the last one finished.
@@ -74,6 +75,7 @@ def finish_reset(pipeline: Pipeline, report: RunReport) -> None:
 
     Raises:
         ConflictError: rivals won every attempt; the next run goes on.
+        DataError: quarantine was restored: this commit would cover that up.
     """
     for attempt in range(ATTEMPTS):
         bronze, quarantine = pipeline.bronze.open(), pipeline.quarantine.open()
@@ -83,6 +85,7 @@ def finish_reset(pipeline: Pipeline, report: RunReport) -> None:
         listed = _read(pipeline.quarantine, ticket)
         if quarantine is None and (listed is None or not listed.files):
             return  # there was nothing undecodable, or somebody deleted the table: no row to bring
+        refuse_restored_quarantine(pipeline, quarantine)
         try:
             landed = _finish(pipeline, bronze, quarantine, ticket, listed)
         except ConflictError:  # a rival finished it, or rewrote files: look again
@@ -180,7 +183,7 @@ def _finish(
     pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable | None, ticket: int, listed: ResetList | None
 ) -> Landed:
     """One commit: rows of records that the refresh has decided on anew go, its own rows come, all others stay."""
-    app = _app(bronze)
+    app, seen = _app(bronze), quarantine.version() if quarantine is not None else None
     held = quarantine.transaction_version(app) if quarantine is not None else None
     expected, advance = {app: held}, {app: ticket}
     rewritten: frozenset[str] = frozenset()
@@ -215,6 +218,7 @@ def _finish(
             expected=expected,
             advance=advance,
             table_id=str(quarantine.metadata().id) if quarantine is not None else None,
+            seen=seen,
             rewritten=rewritten,
             info={"full_refresh_of": pipeline.bronze.name, "run_id": pipeline.run_id},
             description=QUARANTINE_DESCRIPTION,

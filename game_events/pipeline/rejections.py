@@ -27,6 +27,7 @@ from game_events.lakehouse.tables import Table
 from game_events.pipeline.bronze_stage import QUARANTINE_COLUMNS, QUARANTINE_DESCRIPTION
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.game_commits import for_games
+from game_events.pipeline.quarantine_lost import refuse_restored_quarantine
 from game_events.pipeline.quarantine_reset import RESET_APP
 
 log = logging.getLogger(__name__)
@@ -55,8 +56,14 @@ class Decisions:
 
     @classmethod
     def read(cls, pipeline: Pipeline, bronze_id: str) -> Decisions:
-        """The newest."""
-        return cls(pipeline.quarantine, pipeline.quarantine.open(), bronze_id)
+        """The newest.
+
+        Raises:
+            DataError: quarantine was restored: decisions that its rows belong to are gone.
+        """
+        handle = pipeline.quarantine.open()
+        refuse_restored_quarantine(pipeline, handle)
+        return cls(pipeline.quarantine, handle, bronze_id)
 
     @cached_property
     def in_force(self) -> bool:
@@ -198,6 +205,7 @@ def decide(
         expected=expected,
         advance=advance,
         table_id=_table_id(now.handle),
+        seen=planned_from.handle.version() if planned_from.handle is not None else None,
         rewritten=rewritten.paths,
         info={"rejected_rows": str(sum(f.rows for f in files))},
         description=QUARANTINE_DESCRIPTION,

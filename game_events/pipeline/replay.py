@@ -145,11 +145,12 @@ def replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Repla
 def _replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Replayed:
     finish_reset(pipeline, report)
     note_replay(pipeline)
-    mend_restored_bronze(pipeline, report)
-    bronze, quarantine = pipeline.bronze.open(), pipeline.quarantine.open()
-    if bronze is None or quarantine is None:
+    bronze = mend_restored_bronze(pipeline, report)
+    if bronze is None:
         return Replayed()
-    refuse_lost_quarantine(pipeline, bronze, report)
+    quarantine = refuse_lost_quarantine(pipeline, bronze, report)
+    if quarantine is None:
+        return Replayed()
     if not is_finished(bronze, quarantine):
         # A rival replaced bronze since the look above: it may hold the rows that quarantine still has.
         raise ConflictError("quarantine_events: a rival's full refresh of bronze is not finished yet")
@@ -185,6 +186,7 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Repl
         expected={BATCH_APP: batch - 1, REPLAY_APP: last} | unfenced(bronze),
         advance={BATCH_APP: batch, REPLAY_APP: batch},
         table_id=str(bronze.metadata().id),
+        seen=bronze.version(),
         owns_map=True,
         info={
             **slice_info(batch, sum(f.rows for f in staged.bronze)),

@@ -17,6 +17,7 @@ from game_events.lakehouse.commits import Commit, commit
 from game_events.lakehouse.reading import read_arrow
 from game_events.pipeline.bronze_stage import QUARANTINE_COLUMNS
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.quarantine_lost import refuse_restored_quarantine
 from game_events.pipeline.replay import Selection, replay
 from game_events.pipeline.replay_notes import note_replay
 from game_events.pipeline.report import RunReport
@@ -61,6 +62,7 @@ def _note_left(pipeline: Pipeline, known: frozenset[SchemaId], expected: int) ->
     quarantine, bronze = pipeline.quarantine.open(), pipeline.bronze.open()
     if not expected or quarantine is None or bronze is None:
         return
+    refuse_restored_quarantine(pipeline, quarantine)
     ids, _ = _due(pipeline, quarantine, str(bronze.metadata().id))
     left = {i: ids[i] for i in known if ids[i]}
     if sum(left.values()) != expected:
@@ -75,6 +77,7 @@ def _note_left(pipeline: Pipeline, known: frozenset[SchemaId], expected: int) ->
                 expected={app: _left(quarantine, i) for i, app in apps.items()},
                 advance={app: left[i] for i, app in apps.items()},
                 table_id=str(quarantine.metadata().id),
+                seen=quarantine.version(),
             )
         )
 

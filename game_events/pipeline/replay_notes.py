@@ -14,6 +14,7 @@ from game_events.pipeline.bronze import RIVAL_ATTEMPTS
 from game_events.pipeline.bronze_stage import HEADERS, QUARANTINE_COLUMNS, travelling
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.file_stage import FileStage, staged_files
+from game_events.pipeline.quarantine_lost import refuse_restored_quarantine
 
 #: `txn` of bronze with the batch of the last replay; of quarantine, followed by bronze's id, with the last one noted.
 REPLAY_APP = "replay"
@@ -31,11 +32,13 @@ def note_replay(pipeline: Pipeline) -> None:
 
     Raises:
         ConflictError: rivals won every attempt.
+        DataError: quarantine was restored: a note would cover that up.
     """
     for attempt in range(RIVAL_ATTEMPTS):
         bronze, quarantine = pipeline.bronze.open(), pipeline.quarantine.open()
         if bronze is None or quarantine is None or is_noted(bronze, quarantine):
             return
+        refuse_restored_quarantine(pipeline, quarantine)
         try:
             _note(pipeline, bronze, quarantine)
             return
@@ -50,6 +53,7 @@ def _noted_app(bronze: DeltaTable) -> str:
 
 def _note(pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable) -> None:
     app = _noted_app(bronze)
+    seen = quarantine.version()
     batch, noted = int(bronze.transaction_version(REPLAY_APP) or 0), quarantine.transaction_version(app)
     quarantine = evolve(pipeline.quarantine, quarantine, QUARANTINE_COLUMNS)
     came = read_files(pipeline.spark, files_with(bronze, "_batch", batch - 1), spark_schema(bronze.schema()))
@@ -72,6 +76,7 @@ def _note(pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable) -> Non
             expected={app: noted},
             advance={app: batch},
             table_id=str(quarantine.metadata().id),
+            seen=seen,
             rewritten=rewritten,
             info={"replayed_batch": str(batch)},
         )

@@ -10,6 +10,9 @@ from game_events.lakehouse.progress import GOLD, UNIFIED_LAYER, is_gold
 from game_events.pipeline.latency import Histogram
 from game_events.pipeline.report import RunReport, TableReport
 
+#: Notices that a sum keeps, the newest: of a run that goes on for days not every one is told at its end.
+NOTICES_KEPT = 100
+
 
 def _replaced(layer: str) -> bool:
     """Whether a layer's tables are replaced: rows of two refreshes are no sum."""
@@ -20,7 +23,7 @@ def report_sum(reports: Sequence[RunReport]) -> RunReport:
     """The reports added up, in their order.
 
     Rows, counters, seconds and latencies are sums; offsets reach from the first to the last; lag, versions, checks and what
-    waits for a layer or its interval are the newest.
+    waits for a layer or its interval are the newest. A notice that several have is told once, and the newest are kept.
     """
     whole = RunReport()
     tables: dict[str, TableReport] = {}
@@ -46,7 +49,7 @@ def report_sum(reports: Sequence[RunReport]) -> RunReport:
         whole.expired += report.expired
         whole.add_upkeep(report.upkeep.values())
         whole.suppressed += report.suppressed
-        whole.notices += report.notices
+        whole.notices = list(dict.fromkeys([*whole.notices, *report.notices]))[-NOTICES_KEPT:]
         for layer, seconds in report.seconds.items():
             whole.seconds[layer] = whole.seconds.get(layer, 0.0) + seconds
         for layer, times in report.latency.items():

@@ -148,6 +148,8 @@ def _commit_plan(source: Source, decisions: Decisions, game: str, start: Start, 
         },
         advance=advance,
         table_id=str(handle.metadata().id) if handle is not None else None,
+        # A table that is replaced as a whole may have been restored to whatever it was.
+        seen=handle.version() if handle is not None and not start.replace else None,
         replace=start.replace and handle is not None,
         # All rows are new, so columns that no transformation gives any more go, and types may be others.
         reshape=start.replace,

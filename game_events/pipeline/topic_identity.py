@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import struct
+from collections.abc import Iterable
 
 from deltalake import DeltaTable
 
@@ -11,6 +12,8 @@ from game_events.pipeline.commit_notes import bronze_commit
 
 #: A transaction holds one 64-bit number, a topic's id has 128 bits: two of them.
 _HALVES = ("high", "low")
+#: So many partitions in a row without progress, and those behind them have none either.
+HOLE = 64
 
 
 def partition_app(topic: str, topic_id: str, partition: int) -> str:
@@ -38,11 +41,27 @@ def topic_id_read(handle: DeltaTable, topic: str) -> str | None:
     return None
 
 
-def offsets_of(handle: DeltaTable, topic: str, topic_id: str) -> dict[int, int]:
-    """Partition -> next offset of a topic, also of one that is gone, by the table's own transactions."""
+def offsets_of(handle: DeltaTable, topic: str, topic_id: str, known: Iterable[int] = ()) -> dict[int, int]:
+    """Partition -> next offset of a topic, also of one that is gone, by the table's own transactions.
+
+    Args:
+        handle: bronze.
+        topic: its name.
+        topic_id: its id.
+        known: partitions that it is known to have had. Those of which nothing was read may have no transaction, and others
+            behind them have one: a hole of up to `HOLE` partitions is looked past anyway.
+    """
     found: dict[int, int] = {}
-    while (offset := handle.transaction_version(partition_app(topic, topic_id, len(found)))) is not None:
-        found[len(found)] = int(offset)
+    last = max(known, default=-1)
+    partition = missing = 0
+    while partition <= last or missing < HOLE:
+        offset = handle.transaction_version(partition_app(topic, topic_id, partition))
+        if offset is None:
+            missing += 1
+        else:
+            missing = 0
+            found[partition] = int(offset)
+        partition += 1
     return found
 
 

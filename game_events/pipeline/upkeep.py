@@ -16,6 +16,7 @@ from deltalake import DeltaTable
 from game_events.errors import ConflictError
 from game_events.lakehouse.commits import paths
 from game_events.lakehouse.compaction import LOOP_GOAL, Goal, join_files, small_files
+from game_events.lakehouse.newest_commit import waits_for_a_look
 from game_events.lakehouse.replaced_files import ReplacedFiles
 from game_events.lakehouse.retention import Retention, is_derived
 from game_events.lakehouse.tables import EVENT_LOG, PROGRESS, Lakehouse, Table
@@ -84,7 +85,8 @@ class Upkeep:
         done = TableUpkeep(name)
         try:
             handle = table.open()
-            if handle is not None:
+            done.skipped = waits_for_a_look(table, handle) if handle is not None else None
+            if handle is not None and not done.skipped:
                 if self.retention.apply(name, handle):
                     handle = table.open() or handle
                 handle = join_small_files(table, handle, LOOP_GOAL, done)

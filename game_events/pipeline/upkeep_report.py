@@ -16,7 +16,7 @@ class TableUpkeep:
         orphans: files deleted that no version names, left by crashes; `orphan_bytes`: their bytes.
         waiting: replaced files that stay for the time, for readers still at work.
         files: data files of the table afterwards.
-        skipped: why something was left for the next time: a rival run was at work on it.
+        skipped: why something was left for the next time: a rival run was at work on it, or has to look at it first.
         error: what kept it from being done.
     """
 

@@ -19,7 +19,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 from pyspark.sql import DataFrame, SparkSession
 
-from game_events.errors import ConfigurationError
+from game_events.errors import ConfigurationError, TransientError
 from game_events.settings import Settings
 from game_events.sources.kafka_client import LOOK_S, CauseMemory, bad_option, client_options
 from game_events.sources.kafka_options import for_java, refuse_managed
@@ -79,6 +79,7 @@ class Slice:
         topic, topic_id: of what.
         start, end: partition -> [start, end), only of offsets that there are.
         latest: partition -> end of the topic as it was seen.
+        reached: partition -> where bronze stands, of those too that are left out.
         gaps: offsets that nobody will ever read: a commit of this slice passes over them.
     """
 
@@ -88,6 +89,7 @@ class Slice:
     end: Offsets
     latest: Offsets = field(default_factory=dict)
     gaps: tuple[Gap, ...] = ()
+    reached: Offsets = field(default_factory=dict)
 
     @property
     def records(self) -> int:
@@ -96,8 +98,8 @@ class Slice:
 
     @property
     def lag(self) -> Offsets:
-        """Partition -> offsets that remain after this slice."""
-        return {p: self.latest[p] - self.end.get(p, self.latest[p]) for p in self.latest}
+        """Partition -> offsets that remain after this slice, whether it reads any of the partition or none."""
+        return {p: max(0, end - self.end.get(p, self.reached.get(p, end))) for p, end in self.latest.items()}
 
 
 class KafkaTopic:
@@ -121,13 +123,14 @@ class KafkaTopic:
         self._timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
         self._admin: AdminClient | None = None
         self._memory = CauseMemory(self.servers)
+        self._was_there = False
 
     def offsets(self) -> TopicOffsets:
         """The topic's id and offset ranges.
 
         Raises:
             ConfigurationError: no such topic, or the broker refuses the login.
-            TransientError: the broker does not answer.
+            TransientError: the broker does not answer; or does not know the topic, or a partition of it, any more or yet.
         """
         described = self._describe()
         partitions = [TopicPartition(self.topic, p.id) for p in described.partitions]
@@ -176,6 +179,7 @@ class KafkaTopic:
     def _describe(self) -> TopicDescription:
         found = self._call(lambda admin: admin.describe_topics(TopicCollection([self.topic]), request_timeout=self._timeout_s))
         described: TopicDescription = found[self.topic]
+        self._was_there = True
         return described
 
     def _list(self, partitions: list[TopicPartition], spec: OffsetSpec) -> Offsets:
@@ -199,7 +203,14 @@ class KafkaTopic:
         try:
             found = {key: future.result(timeout=2 * self._timeout_s) for key, future in ask(admin).items()}
         except KafkaException as error:
-            if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            unknown = error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+            if unknown and self._was_there:
+                # It is being made anew, or a new partition's leader has not heard of it yet.
+                raise TransientError(
+                    f"Kafka {self.servers} does not know topic {self.topic!r}, or one of its partitions, which was there a "
+                    "while ago. If it was deleted for good, stop this run; if it was made anew, it is found again by itself"
+                ) from None
+            if unknown:
                 raise ConfigurationError(
                     f"Kafka {self.servers} has no topic {self.topic!r}: create it, or set GAME_EVENTS_KAFKA_TOPIC"
                 ) from None

@@ -45,7 +45,7 @@ def plan_slice(now: TopicOffsets, start: Offsets, until: Offsets, max_records: i
     if not read:
         return None
     ends = {p: begin[p] + take.get(p, 0) for p in read}
-    return Slice(now.topic, now.topic_id, {p: begin[p] for p in read}, ends, now.latest, tuple(gaps))
+    return Slice(now.topic, now.topic_id, {p: begin[p] for p in read}, ends, now.latest, tuple(gaps), begin)
 
 
 def _share(backlog: Offsets, most: int, turn: int) -> Offsets:

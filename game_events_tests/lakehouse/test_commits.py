@@ -11,6 +11,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from game_events.errors import ConflictError, TransientError
 from game_events.lakehouse import commits
 from game_events.lakehouse.commits import Commit, commit
+from game_events.lakehouse.newest_commit import restored_between, version_before_restores
 from game_events.lakehouse.tables import Lakehouse
 from game_events_tests.lakehouse.helpers import (
     SCHEMA,
@@ -104,6 +105,40 @@ def test_a_plan_made_before_a_rivals_commit_is_refused_and_its_files_are_deleted
         commit(late)
     assert (numbers(table), txn(table)) == (list(range(first)), first)
     assert_nothing_left_over(table)
+
+
+def test_a_plan_from_before_a_restore_does_not_land_although_progress_is_as_it_was(table):
+    commit(plan(table, [0], None, 1))
+    commit(plan(table, [1], 1, 2))
+    seen = table.open().version()
+    late, again = plan(table, [2], 2, 3, seen=seen), plan(table, [2], 2, 3, seen=seen + 3)
+    table.open().alter.set_table_properties({"delta.appendOnly": "false"})
+    table.open().restore(0)
+    table.open().alter.set_table_properties({"delta.appendOnly": "true"})
+    assert txn(table) == 2
+    with pytest.raises(ConflictError, match="restored since version 1"):
+        commit(late)
+    commit(again)
+    assert (numbers(table), txn(table)) == ([0, 2], 3)
+
+
+def test_a_restore_is_found_among_the_versions_that_were_asked_for_whatever_came_since(table):
+    for n in range(3):
+        commit(plan(table, [n], n or None, n + 1))
+    table.open().restore(0)
+    stale = table.open()
+    commit(plan(table, [3], 3, 4))
+    assert restored_between(table, 2, stale.version())
+    assert not restored_between(table, 3, stale.version())
+    assert not restored_between(table, 0, 2)
+    assert version_before_restores(table, stale.version()) == 2
+
+
+def test_a_plan_from_before_a_change_of_properties_lands(table):
+    commit(plan(table, [0], None, 1))
+    late = plan(table, [1], 1, 2, seen=0)
+    table.open().alter.set_table_properties({"delta.appendOnly": "false"})
+    assert commit(late).version == 2
 
 
 @pytest.mark.parametrize("ends", [(10, 10), (10, 25), (25, 10), (10, 20, 30, 40)])

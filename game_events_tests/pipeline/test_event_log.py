@@ -19,7 +19,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.event_log import RunLog, recorded
 from game_events.pipeline.event_rows import RunFacts, event_rows
 from game_events.pipeline.report import RunReport, TableReport
-from game_events.pipeline.report_sum import report_sum
+from game_events.pipeline.report_sum import NOTICES_KEPT, report_sum
 from game_events.settings import load_settings
 
 SECRETS = ("planted-registry-1", "planted-kafka-22", "planted-store-333")
@@ -208,6 +208,15 @@ def test_a_table_that_failed_and_then_changed_is_no_failure_of_the_sum():
     good, bad = table("silver", "silver_uno_events", "uno"), table("silver", "silver_uno_events", "uno", error="locked")
     assert report_sum([RunReport(tables=[bad]), RunReport(tables=[good])]).success
     assert not report_sum([RunReport(tables=[good]), RunReport(tables=[bad])]).success
+
+
+def test_a_sum_tells_each_notice_once_and_keeps_no_more_than_some():
+    whole = RunReport()
+    for cycle in range(3 * NOTICES_KEPT):
+        whole = report_sum([whole, RunReport(notices=["the same each time", f"cycle {cycle}"])])
+    assert len(whole.notices) == NOTICES_KEPT
+    assert whole.notices[-1] == f"cycle {cycle}"
+    assert report_sum([RunReport(notices=["a", "b"]), RunReport(notices=["b", "a"])]).notices == ["a", "b"]
 
 
 def test_a_look_at_the_last_day_opens_no_file_without_rows_of_it(tmp_path, monkeypatch):

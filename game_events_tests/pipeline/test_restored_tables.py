@@ -11,11 +11,12 @@ from deltalake import DeltaTable
 
 from game_events.errors import DataError
 from game_events.lakehouse.commits import Commit, commit
-from game_events.lakehouse.newest_commit import MAINTENANCE_INFO, history, restored_lately
+from game_events.lakehouse.newest_commit import LOOKED_AT, MAINTENANCE_INFO, history, restored_lately
 from game_events.lakehouse.progress import GOLD, SILVER, UNIFIED_LAYER
 from game_events.lakehouse.staging import StagedWriter
 from game_events.lakehouse.suppressed import add_suppressed, finish_suppressed
-from game_events.lakehouse.tables import QUARANTINE, Table
+from game_events.lakehouse.tables import QUARANTINE, UNIFIED, Table
+from game_events.pipeline import bronze_restored
 from game_events.pipeline.bronze_rebuilt import is_gone, not_there_any_more
 from game_events.pipeline.bronze_restored import mend_restored_bronze
 from game_events.pipeline.commit_notes import OffsetRanges, slice_info
@@ -24,10 +25,12 @@ from game_events.pipeline.erasure import forget
 from game_events.pipeline.erasure_tables import ERASED_ROWS
 from game_events.pipeline.generations import ERASED_APP, GENERATION_APP, BronzeIdentity, oldest_batch
 from game_events.pipeline.lost_tables import find_lost_tables
+from game_events.pipeline.maintain import maintain
 from game_events.pipeline.quarantine_lost import QUARANTINED_APP, refuse_lost_quarantine
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.silver import refresh_silver
 from game_events.pipeline.topic_identity import identity, offsets_of, partition_app
+from game_events.pipeline.upkeep import COMMITS, Upkeep
 from game_events.settings import load_settings
 from game_events.sources.kafka import TopicOffsets
 
@@ -100,7 +103,48 @@ def test_a_restore_that_takes_no_row_away_changes_nothing(pipeline):
     pipeline.bronze.open().restore(whole)
     before = pipeline.bronze.open().version()
     assert mended(pipeline) == []
-    assert pipeline.bronze.open().version() == before
+    # One commit says that it was looked at: no later run reads histories for it.
+    assert LOOKED_AT in pipeline.bronze.open().history(1)[0]
+    assert mended(pipeline) == []
+    assert pipeline.bronze.open().version() == before + 1
+    assert offsets_of(pipeline.bronze.open(), TOPIC, ID) == {0: 9}
+
+
+def test_a_restore_to_before_a_redecode_loses_nothing_although_no_entry_tells_of_the_batches_any_more(pipeline, monkeypatch):
+    slice_(pipeline, 1, {}, {0: 9})
+    whole = slice_(pipeline, 2, {0: 9}, {0: 12})
+    put(pipeline.bronze, [1, 2], info={"redecode": "yes"}, replace=True)
+    pipeline.bronze.open().restore(whole)
+    history = DeltaTable.history
+    monkeypatch.setattr(DeltaTable, "history", lambda handle, _limit=None: history(handle, 1))  # the others were cleaned up
+    assert mended(pipeline) == []
+    assert not restored_lately(pipeline.bronze)
+
+
+def test_a_restore_is_looked_at_again_if_the_table_is_restored_once_more_in_the_meantime(pipeline, monkeypatch):
+    first = slice_(pipeline, 1, {}, {0: 9})
+    whole = slice_(pipeline, 2, {0: 9}, {0: 12})
+    put(pipeline.bronze, info={MAINTENANCE_INFO: "compaction"})
+    pipeline.bronze.open().restore(whole)
+    note = bronze_restored.note_looked_at
+
+    def beaten(table, handle):
+        monkeypatch.setattr(bronze_restored, "note_looked_at", note)
+        table.open().restore(first)
+        note(table, handle)
+
+    monkeypatch.setattr(bronze_restored, "note_looked_at", beaten)
+    assert "1 rows were gone" in mended(pipeline)[0]
+    assert offsets_of(pipeline.bronze.open(), TOPIC, ID) == {0: 9}
+
+
+def test_a_restore_finds_partitions_behind_one_without_progress(pipeline):
+    first = slice_(pipeline, 1, {}, {1: 9})
+    slice_(pipeline, 2, {1: 9}, {1: 12, 70: 4})
+    pipeline.bronze.open().restore(first)
+    assert "1 rows were gone" in mended(pipeline)[0]
+    handle = pipeline.bronze.open()
+    assert [handle.transaction_version(partition_app(TOPIC, ID, p)) for p in (0, 1, 70)] == [None, 9, 0]
 
 
 def test_a_restore_to_the_empty_table_reads_everything_again(pipeline):
@@ -149,7 +193,7 @@ def test_a_restore_that_brings_forgotten_gamers_back_is_refused_until_they_are_f
     times = {int(e["version"]): e["timestamp"] for e in pipeline.bronze.open().history()}
     to = datetime.fromtimestamp(times[first] / 1000 + 0.005, UTC) if by_time else first
     pipeline.bronze.open().restore(to)
-    refused = rf"before an erasure.*2 at most.*TO VERSION AS OF {whole + 1},.*game-events forget"
+    refused = rf"before an erasure.*2 at most.*TO VERSION AS OF {whole + 3},.*game-events forget"
     with pytest.raises(DataError, match=refused):
         mended(pipeline)
     with pytest.raises(DataError, match=refused):
@@ -198,7 +242,47 @@ def test_a_quarantine_that_lacks_rows_is_refused_until_the_restore_is_undone(pip
             work(make(erasure_key="a key of the tests"), report)
     assert pipeline.lakehouse.names() == ["bronze_events", "quarantine_events"]
     pipeline.quarantine.open().restore(whole)
-    refuse_lost_quarantine(pipeline, bronze, report)
+    looked_at = refuse_lost_quarantine(pipeline, bronze, report)
+    assert LOOKED_AT in looked_at.history(1)[0], "the undo is noted: later runs need not compare files again"
+    assert refuse_lost_quarantine(pipeline, bronze, report).version() == looked_at.version()
+
+
+def test_a_restored_quarantine_whose_log_does_not_reach_back_is_refused_in_words(pipeline):
+    slice_(pipeline, 1, {}, {0: 9})
+    for batch in range(3):
+        put(pipeline.quarantine, [batch])
+    pipeline.quarantine.open().restore(0)
+    pipeline.quarantine.open().create_checkpoint()
+    for version in range(3):
+        (pipeline.quarantine.local_path / "_delta_log" / f"{version:020}.json").unlink()
+    with pytest.raises(DataError, match="quarantine_events was restored"):
+        refuse_lost_quarantine(pipeline, pipeline.bronze.open(), RunReport())
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_maintenance_leaves_a_restored_table_alone_until_a_run_has_looked_at_it(pipeline, dry_run):
+    slice_(pipeline, 1, {}, {0: 9})
+    lakehouse = pipeline.lakehouse
+    asked = {t.name: t for t in (pipeline.bronze, pipeline.quarantine, lakehouse.silver("uno"), lakehouse.table(UNIFIED))}
+    others = {name: lakehouse.table(name) for name in ("event_log", "progress")}
+    for table in (asked | others).values():
+        for batch in (1, 2):
+            put(table, [batch], info={"bronze_batch": str(batch)} if table.name in asked else {})
+        table.open().restore(table.open().version() - 1)
+    before = {name: table.open().version() for name, table in asked.items()}
+    report = RunReport()
+    maintain(pipeline, report, dry_run=dry_run)
+    skipped = {entry.table for entry in report.upkeep.values() if "a run has to look at it first" in (entry.skipped or "")}
+    assert skipped == set(asked)
+    upkeep = Upkeep(lakehouse, pipeline.retention)
+    upkeep.note([*asked] * COMMITS)
+    upkeep._budget_s = 10.0
+    assert {entry.table for entry in upkeep.work() if entry.skipped} == set(asked)
+    assert {name: table.open().version() for name, table in asked.items()} == before
+    put(pipeline.quarantine, [3])
+    report = RunReport()
+    maintain(pipeline, report, dry_run=dry_run)
+    assert report.upkeep[QUARANTINE].skipped is None
 
 
 def test_games_whose_tables_are_gone_or_went_back_are_noted_and_others_are_left_alone(pipeline, make):
@@ -224,6 +308,19 @@ def test_games_whose_tables_are_gone_or_went_back_are_noted_and_others_are_left_
     assert failed == {(SILVER, "go"), (GOLD, "go"), (UNIFIED_LAYER, "go"), (GOLD, "uno"), (UNIFIED_LAYER, "uno")}
     find_lost_tables(pipeline, RunReport())
     assert (SILVER, "chess") in pipeline.progress.read(key).failed
+
+
+def test_a_gold_table_that_was_never_made_is_not_lost(pipeline):
+    """As of a game that came since gold's last refresh, or whose gold fails."""
+    slice_(pipeline, 3, {}, {0: 9})
+    key = BronzeIdentity.of(pipeline.bronze.open()).key
+    games = {"chess": 2, "new": 3, "broken": 2}
+    pipeline.progress.update(key, lambda now: now.done(SILVER, 3, games).done(GOLD, 2, failed={"broken": "a rule"}))
+    for game in games:
+        put(pipeline.lakehouse.silver(game), [1], info={"bronze_batch": "1"})
+    report = RunReport()
+    find_lost_tables(pipeline, report)
+    assert report.notices == ["made whole again: gold_chess_player_agg (deleted)"]
 
 
 def test_a_table_that_is_not_there_was_not_restored_and_no_folder_is_made_for_the_look(pipeline):

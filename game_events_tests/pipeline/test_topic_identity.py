@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from game_events.pipeline.commit_notes import OffsetRanges, bronze_commit, slice_info
-from game_events.pipeline.topic_identity import identity, offsets_of, topic_id_read
+from game_events.pipeline.topic_identity import identity, offsets_of, partition_app, topic_id_read
 from game_events.sources.kafka import Gap
 
 ids = st.binary(min_size=16, max_size=16).map(lambda b: base64.b64encode(b).decode().rstrip("="))
@@ -41,6 +41,10 @@ def test_a_table_keeps_them_and_one_from_before_is_read_by_its_notes(tmp_path):
     assert topic_id_read(handle, "games") == topic_id
     assert topic_id_read(handle, "others") is None
     assert offsets_of(handle, "games", topic_id) == {0: 7, 1: 8}
+    # Of a partition with no record there was nothing to note.
+    hole = Handle({partition_app("games", topic_id, p): p for p in (1, 5, 300)})
+    assert offsets_of(hole, "games", topic_id) == {1: 1, 5: 5}
+    assert offsets_of(hole, "games", topic_id, range(301)) == {1: 1, 5: 5, 300: 300}
     new = [Transaction(app, value) for app, value in identity("games", "/" * 21 + "w").items()]
     write_deltalake(
         str(tmp_path), pa.table({"n": [1]}), mode="append", commit_properties=CommitProperties(app_transactions=new)

@@ -1,11 +1,14 @@
 """Options and causes, without a broker."""
 
+from types import SimpleNamespace
+
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from game_events.errors import ConfigurationError, TransientError
 from game_events.producer.kafka_writer import KafkaWriter, Pacer
 from game_events.settings import Settings
+from game_events.sources.kafka import KafkaTopic
 from game_events.sources.kafka_client import CauseMemory, client_options, ensure_topic
 
 DOWN = KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down")
@@ -68,3 +71,35 @@ def test_the_pacer_holds_the_rate(monkeypatch):
     pacer.pace(50)
     Pacer(None).pace(50)
     assert slept == [0.5]
+
+
+class Answers:
+    """What a broker answers, one after the other."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+
+    def result(self, **_):
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def test_a_topic_that_was_there_may_come_back_and_one_that_never_was_is_a_wrong_setting(monkeypatch):
+    unknown = KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, "no such topic"))
+    there = SimpleNamespace(partitions=[SimpleNamespace(id=0)], topic_id="id")
+    described, listed = Answers(unknown, there, unknown, there), Answers(unknown)
+    admin = SimpleNamespace(
+        describe_topics=lambda _, **__: {"games": described},
+        list_offsets=lambda _, **__: {TopicPartition("games", 0): listed},
+    )
+    monkeypatch.setattr("game_events.sources.kafka.AdminClient", lambda *_: admin)
+    topic = KafkaTopic(Settings(kafka_topic="games"))
+    with pytest.raises(ConfigurationError, match="has no topic 'games'"):
+        topic.offsets()
+    # A new partition's leader does not know it yet; then the topic is being made anew; then it is there again.
+    for _ in range(2):
+        with pytest.raises(TransientError, match="does not know topic 'games', or one of its partitions"):
+            topic.offsets()
+    assert topic.topic_id() == "id"

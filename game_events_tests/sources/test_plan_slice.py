@@ -52,6 +52,14 @@ def test_a_small_cap_still_moves_every_partition():
     assert part.end == {0: 1, 1: 1}
 
 
+def test_partitions_that_are_left_out_of_a_slice_lag_as_far_as_they_are_behind():
+    now = topic({0: 0, 1: 0, 2: 4}, {0: 100, 1: 50, 2: 9})
+    part = plan_slice(now, {0: 0, 1: 20, 2: 4}, {0: 100, 1: 50, 2: 9}, 1)
+    assert sum(part.lag.values()) == 100 + 30 + 5 - part.records
+    part = plan_slice(now, {0: 0, 1: 20, 2: 9}, {0: 10, 1: 20, 2: 9}, 1_000)
+    assert (part.end, part.lag) == ({0: 10}, {0: 90, 1: 30, 2: 0})
+
+
 def test_with_a_cap_below_the_number_of_partitions_they_take_turns():
     now, start, moved = topic(dict.fromkeys(range(5), 0), dict.fromkeys(range(5), 100)), {}, Counter()
     for _ in range(5):
