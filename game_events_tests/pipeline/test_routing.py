@@ -137,6 +137,7 @@ def test_the_report_for_programs_is_plain_json_and_says_everything():
         "rules": [],
         "postponed": [],
         "gaps": [],
+        "suppressed": 0,
         "expired": 0,
         "notices": [],
         "upkeep": {},
