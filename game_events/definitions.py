@@ -21,7 +21,7 @@ def build_defs(settings: Settings | None = None) -> dg.Definitions:
     settings = settings or load_settings()
     checks = build_checks()
     return dg.Definitions(
-        assets=build_tables(settings.kafka_topic, load_extensions(settings.extensions).aggregates),
+        assets=build_tables(settings, load_extensions(settings.extensions).aggregates),
         asset_checks=[*checks, *build_rule_checks(declared_rules(settings))],
         jobs=[refresh, replay, redecode, maintain, continuous, build_validate(build_defs)],
         schedules=[build_check_schedule(checks), hourly_maintenance],

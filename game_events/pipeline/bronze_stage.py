@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Protocol
@@ -22,6 +22,7 @@ from game_events.lakehouse.staging import StagedFile, StagedWriter, report
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.latency import Arrivals, count_arrivals
 from game_events.pipeline.suppressor import Suppression, Suppressor
+from game_events.sources.source import RAW_COLUMNS
 
 HEADERS = "_kafka_headers"
 _HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
@@ -43,6 +44,8 @@ OWN_COLUMNS = pa.schema(
         pa.field("_batch", pa.int64()),
     ]
 )
+#: Columns that tell each record of the source from every other.
+COORDINATES = ("_kafka_topic_id", "_kafka_partition", "_kafka_offset")
 QUARANTINE_COLUMNS = pa.schema(
     [
         *OWN_COLUMNS,
@@ -63,18 +66,16 @@ QUARANTINE_DESCRIPTION = (
     "Every record that is not in bronze (layer bronze), and every row that a rule keeps out of silver (layer silver), with the "
     "reason; an append-only log that can be replayed"
 )
-#: Columns that Spark's Kafka source delivers and workers use.
-SOURCE_COLUMNS = ("partition", "offset", "timestamp", "key", "value", "headers")
 _HEADERS_SQL = "array<struct<key:string,value:binary>>"
 
 
-def source_columns() -> list[Column]:
-    """The columns as they travel to the workers.
+def source_columns(constants: Collection[str] = ()) -> list[Column]:
+    """The columns of a source as they travel to the workers: all but the constant ones.
 
     Records without headers travel with an empty list: a batch of NULL lists costs Spark's Arrow writer time quadratic in its
     rows (2 million records: 35 s of processor time, 7 s this way).
     """
-    return travelling(SOURCE_COLUMNS, "headers")
+    return travelling([name for name in RAW_COLUMNS if name not in constants], "headers")
 
 
 def travelling(names: Iterable[str], headers: str = HEADERS) -> list[Column]:
@@ -95,21 +96,21 @@ class BronzeTask:
     Attributes:
         bronze, quarantine: where files go.
         plan: how to decode.
-        topic, topic_id, batch, run_id: constants of the slice.
+        constants: columns of the source that are the same in all rows, and do not travel with them.
+        batch, run_id: the slice's batch; who reads it.
         keep_raw: whether bronze keeps the raw values.
-        decided: partition -> offsets that quarantine holds already (a crash came between its commit and bronze's).
+        decided: (topic id, partition) -> offsets that quarantine holds already (a crash came between its commit and bronze's).
         suppression: whose records are in neither table, but counted; None: nobody was forgotten.
     """
 
     bronze: Table
     quarantine: Table
     plan: DecodePlan
-    topic: str
-    topic_id: str
+    constants: Mapping[str, str]
     batch: int
     run_id: str
     keep_raw: bool
-    decided: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    decided: Mapping[tuple[str, int], frozenset[int]] = field(default_factory=dict)
     suppression: Suppression | None = None
 
     @property
@@ -230,9 +231,11 @@ class _Stage:
         if not self._task.decided:
             return batch
         partitions, offsets = batch.column("partition").to_numpy(), batch.column("offset").to_numpy()
+        ids = self._column(batch, "topic_id", len(batch))
         keep = np.ones(len(batch), dtype=bool)
-        for partition, held in self._task.decided.items():
-            keep &= (partitions != partition) | ~np.isin(offsets, np.fromiter(held, dtype=np.int64))
+        for (topic_id, partition), held in self._task.decided.items():
+            mine = pc.fill_null(pc.equal(ids, topic_id), False).to_numpy(zero_copy_only=False) & (partitions == partition)
+            keep &= ~(mine & np.isin(offsets, np.fromiter(held, dtype=np.int64)))
         return batch.filter(pa.array(keep))
 
     def _write(self, batch: pa.RecordBatch, decoded: DecodedBatch) -> None:
@@ -267,8 +270,8 @@ class _Stage:
         count = len(rows)
         taken = batch if count == len(batch) and _ascending(rows) else batch.take(pa.array(rows))
         own = {
-            "_kafka_topic": pa.repeat(pa.scalar(self._task.topic), count),
-            "_kafka_topic_id": pa.repeat(pa.scalar(self._task.topic_id), count),
+            "_kafka_topic": self._column(taken, "topic", count),
+            "_kafka_topic_id": self._column(taken, "topic_id", count),
             "_kafka_partition": taken.column("partition"),
             "_kafka_offset": taken.column("offset"),
             "_kafka_timestamp": taken.column("timestamp"),
@@ -278,6 +281,11 @@ class _Stage:
         }
         own |= identity_columns(schema_id, count)
         return own | {"_raw_value": taken.column("value")} if raw else own
+
+    def _column(self, rows: pa.RecordBatch, name: str, count: int) -> pa.Array:
+        """A column of the source, whether it travelled with the rows or not."""
+        constant = self._task.constants.get(name)
+        return rows.column(name) if constant is None else pa.repeat(pa.scalar(constant), count)
 
     def _quarantined(self, batch: pa.RecordBatch, rejected: Rejected) -> pa.Table:
         count = len(rejected.rows)

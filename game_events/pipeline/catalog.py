@@ -75,9 +75,11 @@ class SchemaCatalog:
             log.info("registry_down=true subject=%s going_on_with=archive", subject)
         return list(self._ids.get(subject, {}))
 
-    def version_of(self, subject: str, schema_id: SchemaId) -> int | None:
-        """Version of a subject that has this id, as `ids_of` saw it last; nobody is asked."""
-        return self._ids.get(subject, {}).get(schema_id) if isinstance(schema_id, int) else None
+    def version_of(self, schema_id: SchemaId) -> tuple[str, int] | None:
+        """Subject and version that have this id, as `ids_of` saw them last; nobody is asked."""
+        if not isinstance(schema_id, int):
+            return None
+        return next(((subject, ids[schema_id]) for subject, ids in self._ids.items() if schema_id in ids), None)
 
     def plan(self, columns: ColumnMap, wanted: Iterable[TypeKey]) -> DecodePlan:
         """A plan that decodes the wanted pairs, each with its writer's schema.

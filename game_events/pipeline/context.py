@@ -1,4 +1,4 @@
-"""What every layer works with: settings, tables, the topic, the schemas, and Spark when it is needed."""
+"""What every layer works with: settings, tables, the source, the schemas, and Spark when it is needed."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse, Table
 from game_events.pipeline.catalog import SchemaCatalog
 from game_events.rules import Rule, all_rules
 from game_events.settings import Settings
-from game_events.sources.kafka import KafkaTopic
+from game_events.sources.choose import make_source
 from game_events.sources.registry import SchemaRegistry
+from game_events.sources.source import Source
 
 #: Told what is under way, in words for a person: Dagster shows it in the run's log, the command line beside its spinner.
 PROGRESS_LOGGER = "game_events.progress"
@@ -81,9 +82,9 @@ class Pipeline:
         return self.lakehouse.table(QUARANTINE)
 
     @cached_property
-    def topic(self) -> KafkaTopic:
-        """The Kafka topic."""
-        return KafkaTopic(self.settings)
+    def source(self) -> Source:
+        """Where bronze's records come from."""
+        return make_source(self.settings)
 
     @cached_property
     def catalog(self) -> SchemaCatalog:

@@ -28,7 +28,7 @@ from game_events.pipeline.process_memory import memory_mib
 from game_events.pipeline.refresh import cycle
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.upkeep import Upkeep
-from game_events.sources.kafka import Offsets, TopicOffsets
+from game_events.sources.source import Positions, Seen
 
 log = logging.getLogger(__name__)
 _progress = logging.getLogger(PROGRESS_LOGGER)
@@ -79,7 +79,7 @@ class Loop:
     report: LoopReport = field(default_factory=LoopReport)
     upkeep: Upkeep = field(init=False)
     #: The topic's ends when bronze had everything up to them; None: it may lack something.
-    _read: Offsets | None = None
+    _read: Positions | None = None
     #: Silver has rows that gold may lack.
     _gold_owed: bool = True
     _gold_at: float = float("-inf")
@@ -106,7 +106,7 @@ class Loop:
                 self._retrying(self._turn)
                 self.stop.wait(max(0.0, self.pipeline.settings.poll_interval_s - (time.monotonic() - started)))
             if not self.stop.is_set() and self._gold_owed:
-                self._retrying(lambda: self._cycle(self.pipeline.topic.offsets(), gold=True))
+                self._retrying(lambda: self._cycle(self.pipeline.source.look(), gold=True))
         except (TransientError, *FAULTS) as error:
             if not self.stop.is_set():
                 raise
@@ -130,7 +130,7 @@ class Loop:
         if urgent is not None:
             self._set(PAUSED, urgent)
             return
-        now = self.pipeline.topic.offsets()
+        now = self.pipeline.source.look()
         around = clock - self._around_at >= LOOK_AROUND_S
         gold = clock - self._gold_at >= self.pipeline.settings.gold_interval_s
         if self._read == now.latest and not around and not (gold and self._gold_owed):
@@ -141,7 +141,7 @@ class Loop:
         self._around_at = clock if around else self._around_at
         self._cycle(now, gold=gold)
 
-    def _cycle(self, now: TopicOffsets, *, gold: bool) -> None:
+    def _cycle(self, now: Seen, *, gold: bool) -> None:
         """One cycle; what it did is noted even if it fails half-way."""
         clock = time.monotonic()
         if self.report.state != RUNNING:

@@ -22,7 +22,7 @@ from game_events.pipeline.bronze_protection import ALLOW
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.selection import BRONZE, Parts, Selection
 from game_events.settings import Settings
-from game_events.sources.kafka import KafkaTopic
+from game_events.sources.choose import make_source, subjects
 from game_events.sources.registry import SchemaRegistry
 from game_events.stack.jars import resolve
 from game_events.stack.java import find_java
@@ -119,15 +119,19 @@ def _said(parts: Parts) -> str:
 
 
 def _kafka(settings: Settings) -> str:
-    found = KafkaTopic(settings).offsets()
-    records = sum(found.latest[p] - found.earliest[p] for p in found.latest)
-    return f"{settings.kafka_bootstrap_servers}: topic {found.topic}, {len(found.latest)} partitions, {records:,} records"
+    found = make_source(settings).look()
+    said = []
+    for topic in sorted({lane.topic for lane in found.latest}):
+        lanes = [lane for lane in found.latest if lane.topic == topic]
+        records = sum(found.latest[p] - found.earliest[p] for p in lanes)
+        said.append(f"topic {topic}, {len(lanes)} partitions, {records:,} records")
+    return f"{settings.kafka_bootstrap_servers}: {'; '.join(said)}"
 
 
 def _registry(settings: Settings) -> str:
-    subject = f"{settings.kafka_topic}-value"
-    versions = SchemaRegistry(settings).version_numbers(subject)
-    return f"{settings.schema_registry_url}: subject {subject}, {len(versions)} versions"
+    registry = SchemaRegistry(settings)
+    said = [f"subject {subject}, {len(registry.version_numbers(subject))} versions" for subject in subjects(settings)]
+    return f"{settings.schema_registry_url}: {'; '.join(said)}"
 
 
 def _writable(settings: Settings) -> str:

@@ -18,7 +18,7 @@ from game_events.pipeline.latency import Arrivals, Histogram
 from game_events.pipeline.rule_split import RuleCounts
 from game_events.pipeline.upkeep_report import TableUpkeep
 from game_events.rules import Rule
-from game_events.sources.kafka import Gap
+from game_events.sources.source import Gap, Lane, Positions
 
 #: Layers that a record reaches after bronze.
 DOWNSTREAM = ("silver", "gold", "unified")
@@ -86,11 +86,11 @@ class RunReport:
 
     Attributes:
         tables: one entry for each table that changed or failed.
-        offsets: partition -> [from, to) read by this run.
-        lag: partition -> records left behind when it ended.
+        offsets: lane (a partition of a topic) -> [from, to) read by this run.
+        lag: lane -> records left behind when it ended.
         batches: bronze batches committed.
         schema_ids: ids that occurred.
-        new_schemas: id that was archived for the first time -> version of the topic's subject, where that is known.
+        new_schemas: id that was archived for the first time -> (subject, version) of it, where that is known.
         rejected: quarantine reason -> rows.
         replayed: rows that came from quarantine to bronze.
         readmitted: rows of quarantine that rules let into silver after all.
@@ -110,11 +110,11 @@ class RunReport:
     """
 
     tables: list[TableReport] = field(default_factory=list)
-    offsets: dict[int, tuple[int, int]] = field(default_factory=dict)
-    lag: dict[int, int] = field(default_factory=dict)
+    offsets: dict[Lane, tuple[int, int]] = field(default_factory=dict)
+    lag: Positions = field(default_factory=dict)
     batches: list[int] = field(default_factory=list)
     schema_ids: set[int | str] = field(default_factory=set)
-    new_schemas: dict[int | str, int | None] = field(default_factory=dict)
+    new_schemas: dict[int | str, tuple[str, int] | None] = field(default_factory=dict)
     rejected: Counter[str] = field(default_factory=Counter)
     replayed: int = 0
     readmitted: int = 0
@@ -197,11 +197,16 @@ class RunReport:
             for (layer, rule), entries in sorted(found.items())
         ]
 
-    def add_read(self, start: dict[int, int], end: dict[int, int]) -> None:
+    def add_read(self, start: Positions, end: Positions) -> None:
         """Note a slice that was committed."""
-        for partition, to in end.items():
-            begin = self.offsets.get(partition, (start[partition], to))[0]
-            self.offsets[partition] = (begin, to)
+        for lane, to in end.items():
+            begin = self.offsets.get(lane, (start[lane], to))[0]
+            self.offsets[lane] = (begin, to)
+
+    @property
+    def topics(self) -> list[str]:
+        """Topics of which something was read."""
+        return sorted({lane.topic for lane in self.offsets})
 
     def arrived(self, arrivals: Arrivals) -> None:
         """Note records that are visible in bronze now."""
