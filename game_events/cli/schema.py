@@ -10,9 +10,9 @@ from game_events.cli.options import Json
 from game_events.cli.output import Output
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.tables import Lakehouse
+from game_events.pipeline.choose_source import subjects
 from game_events.pipeline.schema_history import SchemaHistory
 from game_events.settings import Settings, load_settings
-from game_events.sources.choose import subjects
 from game_events.sources.registry import SchemaRegistry
 
 app = typer.Typer(help="The versions of the topic's schema, and the columns they become.", no_args_is_help=True)

@@ -263,7 +263,7 @@ def stage_slice(
 
     def read() -> DataFrame:
         records = pipeline.source.read(pipeline.spark, part).select(*source_columns(constants))
-        return records.coalesce(max(1, -(-part.records // TASK_RECORDS)))
+        return records.coalesce(max(1, -(-pipeline.source.records(part) // TASK_RECORDS)))
 
     if not part.records:  # it only passes over a gap
         return StageResult([], [], set(), set(), Counter())

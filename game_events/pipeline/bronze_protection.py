@@ -8,10 +8,11 @@ from pyspark.sql import functions as F
 
 from game_events.errors import ConfigurationError, TransientError
 from game_events.lakehouse.reading import read_files, row_count, spark_schema
+from game_events.pipeline.bronze_stage import COORDINATES
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine_reset import LAYER, since
 from game_events.pipeline.starting_point import all_there_is
-from game_events.sources.source import Seen
+from game_events.sources.source import KAFKA, Seen, Slice
 
 ALLOW = "GAME_EVENTS_ALLOW_BRONZE_FULL_REFRESH"
 #: Partitions that a message names one by one.
@@ -53,7 +54,7 @@ def refuse_unless_allowed(pipeline: Pipeline) -> None:
     try:
         now = source_to_read(pipeline)
         lost = f"{count_expired(pipeline, now)} have expired there and would be lost"
-        lost = f"Kafka has {_begins(now)}: {lost}"
+        lost = f"The source has {_begins(now)}: {lost}"
     except TransientError as error:
         lost = f"What has expired in Kafka would be lost, and Kafka does not say what that is ({error})"
     raise ConfigurationError(
@@ -73,8 +74,15 @@ def count_expired(pipeline: Pipeline, now: Seen) -> Expired:
         rows = read_files(pipeline.spark, handle.file_uris(), spark_schema(handle.schema()))
         if table is pipeline.quarantine:
             rows = rows.where(F.col("layer") == LAYER)
-        gone = F.when(~since(now.earliest), 1)
-        found = rows.agg(F.count(F.lit(1)).alias("rows"), F.count(gone).alias("gone")).collect()[0]
+        if all(lane.kind == KAFKA for lane in now.latest):
+            rows = rows.select(F.when(~since(now.earliest), 1).alias("_gone"))
+        else:
+            there = pipeline.source.read(pipeline.spark, Slice(now.earliest, now.latest))
+            there = there.select(
+                *(F.col(c.removeprefix("_kafka_")).alias(c) for c in COORDINATES), F.lit(False).alias("_there")
+            )
+            rows = rows.join(there, list(COORDINATES), "left").select(F.when(F.col("_there").isNull(), 1).alias("_gone"))
+        found = rows.agg(F.count(F.lit(1)).alias("rows"), F.count("_gone").alias("gone")).collect()[0]
         counts += [int(found["rows"]), int(found["gone"])]
     return Expired(*counts)
 
@@ -86,7 +94,7 @@ def source_to_read(pipeline: Pipeline) -> Seen:
 
 
 def _begins(now: Seen) -> str:
-    """From where on Kafka has the topics."""
-    named = [f"{p} from offset {o:,}" for p, o in sorted(now.earliest.items())]
+    """From where on it has its lanes."""
+    named = [f"{p} from {'offset' if p.kind == KAFKA else 'batch'} {o:,}" for p, o in sorted(now.earliest.items())]
     rest = f" and {len(named) - PARTITIONS_NAMED} partitions more" if len(named) > PARTITIONS_NAMED else ""
     return ", ".join(named[:PARTITIONS_NAMED]) + rest

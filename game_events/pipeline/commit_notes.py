@@ -31,7 +31,7 @@ class BronzeCommit:
         rows: rows it added to bronze.
         quarantined: records of its offsets that it put into quarantine.
         offsets: what was read; None: nothing (a replay from quarantine).
-        known: topic -> id of all topics (or the table) that the source had, whether anything of them was read or not.
+        known: topic -> a lane of it, of all topics (or the table) that the source had, whether anything was read or not.
         gaps: offsets it passed over, as they were gone before they were read.
         time_ms: milliseconds since 1970, UTC.
         suppressed: records of its offsets that are in no table, as their gamers were forgotten.
@@ -42,7 +42,7 @@ class BronzeCommit:
     quarantined: int
     offsets: Ranges | None = None
     gaps: tuple[Gap, ...] = ()
-    known: Mapping[str, str] = field(default_factory=dict)
+    known: Mapping[str, Lane] = field(default_factory=dict)
     time_ms: int = field(default=0, compare=False)
     suppressed: int = 0
 
@@ -104,7 +104,7 @@ def bronze_commit(entry: Mapping[str, Any]) -> BronzeCommit | None:
             Gap(topic, topic_id, int(p), int(a), int(b) if b else None)
             for topic, p, topic_id, a, b in _GAP.findall(str(entry.get("gaps", "")))
         ),
-        {topic: topic_id for topic, (_, topic_id) in known.items()},
+        {topic: Lane(topic, topic_id, 0, kind) for topic, (kind, topic_id) in known.items()},
         int(entry.get("timestamp") or 0),
         int(entry.get("suppressed") or 0),
     )

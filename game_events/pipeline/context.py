@@ -16,9 +16,9 @@ from game_events.lakehouse.progress import ProgressTable
 from game_events.lakehouse.retention import Retention
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse, Table
 from game_events.pipeline.catalog import SchemaCatalog
+from game_events.pipeline.choose_source import make_source
 from game_events.rules import Rule, all_rules
 from game_events.settings import Settings
-from game_events.sources.choose import make_source
 from game_events.sources.registry import SchemaRegistry
 from game_events.sources.source import Source
 

@@ -19,10 +19,10 @@ from game_events.lakehouse.store_probe import refuse_unsafe_store
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.backlog import backlog
 from game_events.pipeline.bronze_protection import ALLOW
+from game_events.pipeline.choose_source import make_source, subjects
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.selection import BRONZE, Parts, Selection
 from game_events.settings import Settings
-from game_events.sources.choose import make_source, subjects
 from game_events.sources.registry import SchemaRegistry
 from game_events.stack.jars import resolve
 from game_events.stack.java import find_java
@@ -120,6 +120,8 @@ def _said(parts: Parts) -> str:
 
 def _kafka(settings: Settings) -> str:
     found = make_source(settings).look()
+    if settings.source_table is not None:
+        return f"not used: {settings.source_table} is read, {max(found.latest.values()) - 1} batches"
     said = []
     for topic in sorted({lane.topic for lane in found.latest}):
         lanes = [lane for lane in found.latest if lane.topic == topic]

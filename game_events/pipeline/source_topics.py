@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 
 from deltalake import DeltaTable
 
+from game_events.errors import ConfigurationError, DataError
 from game_events.pipeline.commit_notes import bronze_commit
 from game_events.pipeline.topic_identity import offsets_of, topic_id_read
 from game_events.settings import Settings
-from game_events.sources.source import KAFKA, Gap, Lane, Positions, Seen
+from game_events.sources.source import TABLE, Gap, Lane, Positions, Seen
 
 #: Newest commits that are looked through for one that names the topics: nearly always one small file is read.
 HISTORY = (1, 8, 100)
@@ -55,6 +56,7 @@ def changes(settings: Settings, handle: DeltaTable, now: Seen, reached: Position
         reached: lane -> next position, by bronze's transactions.
     """
     known = topics_known(handle)
+    _refuse_another_source(known, now)
     joined: list[str] = []
     start: Positions = {}
     settle: list[Lane] = []
@@ -71,18 +73,44 @@ def changes(settings: Settings, handle: DeltaTable, now: Seen, reached: Position
         if before is None:
             joined.append(topic)
             start |= {lane: now.earliest[lane] for lane in lanes}
-        elif kind == KAFKA and known.get(topic, None if known else before) == before:
+        elif not known or (topic in known and known[topic].topic_id == before):
             gaps += _rest(handle, topic, before, lanes)
     there = {lane.topic for lane in now.latest}
-    gone = {topic: topic_id for topic, topic_id in known.items() if topic not in there}
+    gone = {topic: lane.topic_id for topic, lane in known.items() if topic not in there}
     left = [topic for topic in gone if not _wanted(settings, topic)]
     for topic in sorted(gone.keys() - set(left)):
         gaps += _rest(handle, topic, gone[topic])
     return Changes(tuple(joined), start, tuple(settle), tuple(gaps), tuple(sorted(left)))
 
 
-def topics_known(handle: DeltaTable) -> Mapping[str, str]:
-    """Topic -> id of those that bronze's newest slice knew of, by its note; none if no note is left."""
+def _refuse_another_source(known: Mapping[str, Lane], now: Seen) -> None:
+    """Records of a topic and of a table that was made from it are the same ones: a bronze with both would have them twice.
+
+    Raises:
+        ConfigurationError: the settings name another table than bronze was made from, or a table instead of topics.
+        DataError: the table has other rows than those that bronze was made from.
+    """
+    before = {(lane.kind, lane.topic): lane.topic_id for lane in known.values()}
+    tables = {(lane.kind, lane.topic): lane.topic_id for lane in now.latest if lane.kind == TABLE}
+    if not before or (not tables and not any(kind == TABLE for kind, _ in before)):
+        return
+    if tables.keys() != before.keys():
+        raise ConfigurationError(
+            f"bronze_events was made from {', '.join(sorted(name for _, name in before))}, and the settings name "
+            f"{', '.join(sorted({lane.topic for lane in now.latest}))}: one bronze has one source. Set "
+            "GAME_EVENTS_LAKEHOUSE to another folder, or GAME_EVENTS_SOURCE_TABLE and the topics back"
+        )
+    changed = [name for (kind, name), topic_id in tables.items() if before[kind, name] != topic_id]
+    if changed:
+        raise DataError(
+            f"{changed[0]} has other rows than those that bronze_events was made from: it was refreshed fully, restored or "
+            "made anew. Nothing was read: replace this pipeline's bronze, too (`game-events run --full-refresh bronze_events`, "
+            "with GAME_EVENTS_ALLOW_BRONZE_FULL_REFRESH=true)"
+        )
+
+
+def topics_known(handle: DeltaTable) -> Mapping[str, Lane]:
+    """Topic -> a lane of it, of those that bronze's newest slice knew of, by its note; none if no note is left."""
     for limit in HISTORY:
         for entry in handle.history(limit):
             note = bronze_commit(entry)

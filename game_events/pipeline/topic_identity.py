@@ -45,7 +45,7 @@ def topic_id_read(handle: DeltaTable, topic: str, kind: str = KAFKA) -> str | No
     for entry in handle.history():
         note = bronze_commit(entry)
         if note is not None and topic in note.known:
-            return note.known[topic]
+            return note.known[topic].topic_id
     return None
 
 

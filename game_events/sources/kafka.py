@@ -74,6 +74,10 @@ class KafkaSource:
         """What the setting says."""
         return self._settings.max_records_per_batch
 
+    def records(self, part: Slice) -> int:
+        """Its offsets."""
+        return part.records
+
     def read(self, spark: SparkSession, part: Slice) -> DataFrame:
         """The records of a slice, columns `RAW_COLUMNS`.
 

@@ -99,7 +99,6 @@ class Slice:
         reached: lane -> where bronze stands, of those too that are left out.
         joined: topics that bronze has never read before: it starts with what they have.
         unit: positions of one record.
-        rows: records in it, where a source knows that better than by its positions.
     """
 
     start: Positions
@@ -109,12 +108,11 @@ class Slice:
     reached: Positions = field(default_factory=dict)
     joined: tuple[str, ...] = ()
     unit: int = 1
-    rows: int | None = None
 
     @property
     def records(self) -> int:
         """Number of records at most (gaps of transactions included)."""
-        return sum(self.end[p] - self.start[p] for p in self.end) // self.unit if self.rows is None else self.rows
+        return sum(self.end[p] - self.start[p] for p in self.end) // self.unit
 
     @property
     def lag(self) -> Positions:
@@ -145,6 +143,9 @@ class Source(Protocol):
 
     def room(self, reached: Positions) -> int:
         """Positions that the next slice from there may have, all lanes together."""
+
+    def records(self, part: Slice) -> int:
+        """Records of a slice at most: what Spark's tasks are made by."""
 
     def read(self, spark: SparkSession, part: Slice) -> DataFrame:
         """The records of a slice, columns `RAW_COLUMNS`; those in `constants` may be left out."""

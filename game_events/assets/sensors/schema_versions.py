@@ -13,9 +13,9 @@ from game_events.assets.run_tags import REASON
 from game_events.assets.sensors.run_keys import unused_run_key
 from game_events.errors import DataError, GameEventsError
 from game_events.lakehouse.tables import Lakehouse
+from game_events.pipeline.choose_source import subjects
 from game_events.pipeline.schema_history import SchemaHistory, as_markdown
 from game_events.settings import load_settings
-from game_events.sources.choose import subjects
 from game_events.sources.registry import SchemaRegistry, SubjectVersion
 
 #: Versions whose changes one event shows: a tick has to stay short.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from game_events.pipeline.table_source import TableSource
 from game_events.settings import Settings
 from game_events.sources.kafka import KafkaSource, subject_of
 from game_events.sources.source import Source
@@ -17,7 +18,7 @@ def make_source(settings: Settings, timeout_s: float | None = None) -> Source:
     Raises:
         ConfigurationError: options that exactly-once depends on are set.
     """
-    return KafkaSource(settings, timeout_s)
+    return KafkaSource(settings, timeout_s) if settings.source_table is None else TableSource(settings)
 
 
 def subjects(settings: Settings, timeout_s: float | None = None) -> tuple[str, ...]:
