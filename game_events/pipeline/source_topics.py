@@ -104,7 +104,7 @@ def _refuse_another_source(known: Mapping[str, Lane], now: Seen) -> None:
     if changed:
         raise DataError(
             f"{changed[0]} has other rows than those that bronze_events was made from: it was refreshed fully, restored or "
-            "made anew. Nothing was read: replace this pipeline's bronze, too (`game-events run --full-refresh bronze_events`, "
+            "made anew. Nothing was read: replace this pipeline's bronze, too (`game-events run --full-refresh bronze`, "
             "with GAME_EVENTS_ALLOW_BRONZE_FULL_REFRESH=true)"
         )
 
