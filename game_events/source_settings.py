@@ -49,6 +49,9 @@ class SourceSettings(BaseSettings):
     starting_offsets: Annotated[StartingOffsets, NoDecode] = Field(
         "earliest", description="where a new bronze table starts: earliest, latest, or JSON with offsets of partitions"
     )
+    consumer_group: str | None = Field(
+        None, description="consumer group that is told where bronze stands, for tools that watch lag"
+    )
     source_table: str | None = Field(None, description="another pipeline's bronze table, to read it instead of Kafka")
 
     @property
@@ -82,7 +85,7 @@ class SourceSettings(BaseSettings):
             raise ValueError("a topic's name has letters, digits, `.`, `_` and `-`, 249 at most")
         return ",".join(names)
 
-    @field_validator("kafka_topic_pattern", "source_table", mode="before")
+    @field_validator("kafka_topic_pattern", "consumer_group", "source_table", mode="before")
     @classmethod
     def _nothing_is_none(cls, value: object) -> object:
         return value or None

@@ -42,6 +42,7 @@ from game_events.pipeline.bronze_stage import (
     source_columns,
 )
 from game_events.pipeline.commit_notes import slice_info
+from game_events.pipeline.consumer_group import tell_group
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.generations import erasures
 from game_events.pipeline.offset_loss import next_slice, told, went_meanwhile
@@ -108,12 +109,14 @@ def load_bronze(pipeline: Pipeline, report: RunReport, until: Seen | None = None
         part = next_slice(pipeline.settings, handle, now, target.latest, pipeline.source.room(reached))
         if part is None:
             report.lag = {p: max(0, now.latest[p] - o) // now.unit for p, o in reached.items()}
+            tell_group(pipeline, reached, report)
             break
         pipeline.on_progress(f"bronze: {part.records:,} records, {sum(part.lag.values()):,} behind them")
         try:
             _load_slice(pipeline, handle, quarantine, now, part, report)
             if slices is not None and len(report.batches) >= slices:
                 report.lag = part.lag
+                tell_group(pipeline, reached | part.end, report)
                 break
         except ConflictError:
             rivals += 1

@@ -100,6 +100,14 @@ class KafkaSource:
         names = F.create_map(*(F.lit(text) for pair in sorted(ids.items()) for text in pair))
         return reader.load().withColumn("topic_id", F.element_at(names, F.col("topic"))).select(*RAW_COLUMNS)
 
+    def tell(self, group: str, positions: Positions) -> None:
+        """Commit these offsets for a consumer group, so that tools that watch its lag see bronze's.
+
+        Raises:
+            ConfigurationError, TransientError: the broker refuses or does not answer.
+        """
+        self._admin.tell(group, positions)
+
     def constants(self, part: Slice) -> Mapping[str, str]:
         """Name and id of the topic, if the slice is of one."""
         topics = {(lane.topic, lane.topic_id) for lane in part.end}

@@ -8,7 +8,14 @@ from concurrent.futures import Future
 from datetime import datetime
 from typing import Any
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import (
+    ConsumerGroupTopicPartitions,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     OffsetSpec,
@@ -84,6 +91,23 @@ class KafkaAdmin:
         since = OffsetSpec.for_timestamp(int(when.timestamp() * 1000))
         found = self._offsets({(lane.topic, lane.partition): lane for lane in lanes}, since)
         return {lane: offset for lane, offset in found.items() if offset >= 0}
+
+    def tell(self, group: str, positions: Positions) -> None:
+        """Commit offsets for a consumer group that has no members.
+
+        Raises:
+            ConfigurationError, TransientError: as `describe` does; or the group has members of its own.
+        """
+        offsets = [TopicPartition(lane.topic, lane.partition, at) for lane, at in sorted(positions.items())]
+        asked = [ConsumerGroupTopicPartitions(group, offsets)]
+        found = self._ask(
+            lambda admin: _settled(
+                admin.alter_consumer_group_offsets(asked, request_timeout=self._timeout_s), 2 * self._timeout_s
+            )
+        )
+        refused = [p.error for answer in found.values() for p in answer.topic_partitions if p.error is not None]
+        if refused:
+            raise self._memory.explain(f"offsets of consumer group {group}", refused[0])
 
     def _offsets(self, lanes: Mapping[tuple[str, int], Lane], spec: OffsetSpec) -> Positions:
         if not lanes:

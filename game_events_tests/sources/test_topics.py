@@ -6,7 +6,7 @@ import json
 import uuid
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import ConsumerGroupTopicPartitions, Producer
 
 from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
@@ -80,7 +80,7 @@ def first(count, partition=0):
 
 
 def test_topics_with_subjects_and_messages_of_their_own_share_one_bronze_and_join_and_leave_it(named, make_pipeline):
-    one, other, both = named("a"), named("b"), named("ab", max_records_per_batch=4)
+    one, other, both = named("a"), named("b"), named("ab", max_records_per_batch=4, consumer_group=named.prefix)
     make_topic(one, 2)
     put(one, [*EVENT * 2, *BAD], 0)
     put(one, EVENT, 1)
@@ -110,6 +110,9 @@ def test_topics_with_subjects_and_messages_of_their_own_share_one_bronze_and_joi
     }
     assert held(both, named.prefix) == {"a": sorted([*first(9), (1, 0)]), "b": first(10)[1:]}
     assert_told(make_pipeline(both))
+    asked = admin(both).list_consumer_group_offsets([ConsumerGroupTopicPartitions(named.prefix)])
+    told = asked[named.prefix].result(30).topic_partitions
+    assert {(p.topic[-1], p.partition): p.offset for p in told} == {("a", 0): 9, ("a", 1): 1, ("b", 0): 10}
 
     # With a list, a topic that is gone is a mistake; with a pattern it is a loss.
     admin(other).delete_topics([other.kafka_topic])[other.kafka_topic].result(30)
