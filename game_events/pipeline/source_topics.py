@@ -30,15 +30,14 @@ class Changes:
         joined: names of topics that bronze has never read.
         start: lane -> where it starts, of lanes that bronze has no position of and that do not start at 0.
         settle: lanes that a commit has to give a position to, whether it reads them or not.
-        gaps: what topics that are gone, or were made anew, may have had behind what bronze has read.
-        left: names of topics that the settings do not name any more.
+        gaps: what topics that are gone, or were made anew, may have had behind what bronze has read. Of topics that the
+            settings do not name any more there is none: they can be named again.
     """
 
     joined: tuple[str, ...] = ()
     start: Positions = field(default_factory=dict)
     settle: tuple[Lane, ...] = ()
     gaps: tuple[Gap, ...] = ()
-    left: tuple[str, ...] = ()
 
     @property
     def anything(self) -> bool:
@@ -47,7 +46,7 @@ class Changes:
 
 
 def changes(settings: Settings, handle: DeltaTable, now: Seen, reached: Positions) -> Changes:
-    """Compare the topics that there are with those that bronze knows; one small file is read.
+    """Compare the topics that there are with those that bronze knows; at most a small file is read.
 
     Args:
         settings: which topics are wanted.
@@ -55,13 +54,16 @@ def changes(settings: Settings, handle: DeltaTable, now: Seen, reached: Position
         now: the source as it is.
         reached: lane -> next position, by bronze's transactions.
     """
-    known = topics_known(handle)
+    topics = _by_topic(now)
+    # What is named and all there has no need of the notes: only with a pattern may a topic go without a word.
+    named = settings.kafka_topic_pattern is None and all(any(lane in reached for lane in of) for of in topics.values())
+    known = {} if named else topics_known(handle)
     _refuse_another_source(known, now)
     joined: list[str] = []
     start: Positions = {}
     settle: list[Lane] = []
     gaps: list[Gap] = []
-    for (topic, topic_id, kind), lanes in _by_topic(now).items():
+    for (topic, topic_id, kind), lanes in topics.items():
         if any(lane in reached for lane in lanes):
             # A partition that was added is read from 0; one that is assigned from now on was not bronze's until now.
             start |= {lane: now.earliest[lane] for lane in lanes if settings.kafka_assign and lane not in reached}
@@ -77,10 +79,9 @@ def changes(settings: Settings, handle: DeltaTable, now: Seen, reached: Position
             gaps += _rest(handle, topic, before, lanes)
     there = {lane.topic for lane in now.latest}
     gone = {topic: lane.topic_id for topic, lane in known.items() if topic not in there}
-    left = [topic for topic in gone if not _wanted(settings, topic)]
-    for topic in sorted(gone.keys() - set(left)):
+    for topic in sorted(topic for topic in gone if _wanted(settings, topic)):
         gaps += _rest(handle, topic, gone[topic])
-    return Changes(tuple(joined), start, tuple(settle), tuple(gaps), tuple(sorted(left)))
+    return Changes(tuple(joined), start, tuple(settle), tuple(gaps))
 
 
 def _refuse_another_source(known: Mapping[str, Lane], now: Seen) -> None:
