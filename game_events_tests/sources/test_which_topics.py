@@ -72,7 +72,7 @@ def test_a_pattern_matches_whole_names_and_never_kafkas_own_and_a_topic_that_goe
     assert [topic for topic, *_ in places(watching.look())] == ["a", "aa", "ac"]
     # It may be made later, so a loop waits for it.
     with pytest.raises(
-        TransientError, match="no topic that matches 'z.*': create one, or correct GAME_EVENTS_KAFKA_TOPIC_PATTERN"
+        TransientError, match=r"no topic that matches 'z\.\*': create one, or correct GAME_EVENTS_KAFKA_TOPIC_PATTERN"
     ):
         source(broker, kafka_topic_pattern="z.*").look()
 
