@@ -15,6 +15,7 @@ from game_events.pipeline.refresh import refresh
 from game_events.pipeline.report import RunReport
 from game_events.settings import Settings
 from game_events_tests.books import assert_books_balance, rows
+from game_events_tests.cli.conftest import Cli, cli, environment  # noqa: F401 - fixtures
 from game_events_tests.conftest import MakePipeline
 from game_events_tests.files.test_guarantees import kill
 from game_events_tests.files.test_pipeline import failed_checks
@@ -44,7 +45,6 @@ def test_a_bronze_rebuilt_from_its_archive_equals_it_and_goes_on_with_the_topic(
 ) -> None:
     to = settings.state_dir / "archive"
     sent = send(settings, version=2)
-    # A key, headers, a tombstone, and an id that no registry knows.
     refresh(make_pipeline(settings))
     first = write(settings, make_pipeline, to)
     assert first.archive is not None
@@ -53,6 +53,7 @@ def test_a_bronze_rebuilt_from_its_archive_equals_it_and_goes_on_with_the_topic(
     assert again.archive is not None
     assert (again.archive.rows, again.archive.files) == (0, 0)
     sent = sent.merge(send(settings, version=3))
+    # A tombstone, and an id that no registry knows, with a key and headers.
     send_values(settings, [None, b"\0\x7f\0\0\0\0x"], headers=[("h", b"1"), ("h", None)], key=b"k")
     refresh(make_pipeline(settings))
     kill_archive(settings, spark, tmp_path)
@@ -93,9 +94,15 @@ def kill_archive(settings: Settings, spark: SparkSession, tmp_path: Path) -> Non
     kill(settings, spark, tmp_path / "log", "archive_staged", "archive")
 
 
-def test_an_archive_of_another_bronze_or_of_none_is_refused(
-    settings: Settings, make_pipeline: MakePipeline, tmp_path: Path
+# Dagster 1.13 calls its own deprecated property for every nested resource.
+@pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated:DeprecationWarning")
+def test_the_command_writes_an_archive_of_one_bronze_and_refuses_another(
+    cli: Cli,  # noqa: F811 - the fixture
+    environment: Settings,  # noqa: F811 - the fixture
+    make_pipeline: MakePipeline,
+    tmp_path: Path,
 ) -> None:
+    settings = environment
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     sent = send(settings, version=1)
@@ -107,7 +114,10 @@ def test_an_archive_of_another_bronze_or_of_none_is_refused(
         write(settings, make_pipeline, Path(settings.lakehouse) / "bronze_events")
     with pytest.raises(ConfigurationError, match="KEEP_RAW"):
         write(settings.model_copy(update={"keep_raw": "failures"}), make_pipeline, tmp_path / "archive")
-    write(settings, make_pipeline, tmp_path / "archive")
+    said = cli("archive", "--to", str(tmp_path / "archive"))
+    assert said.code == 0, said.everything
+    assert f"{sent.records_total:,} records in 1 files" in said.out
+    assert cli("archive", "--to", str(tmp_path / "archive"), "--json").result["archive"]["rows"] == 0
     replace_bronze(make_pipeline(settings.model_copy(update={"allow_bronze_full_refresh": True})), RunReport())
     with pytest.raises(ConfigurationError, match="another bronze_events"):
         write(settings, make_pipeline, tmp_path / "archive")
