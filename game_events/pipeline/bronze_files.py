@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 
@@ -16,6 +17,9 @@ from game_events.lakehouse.tables import Table
 from game_events.pipeline.bronze_stage import SCHEMA_KIND, BronzeTask
 from game_events.pipeline.topic_identity import next_offsets
 from game_events.sources.source import Positions
+
+#: 16 bytes as librdkafka writes them.
+_ID = re.compile(r"[A-Za-z0-9+/]{21}[AQgw]")
 
 
 @dataclass(frozen=True)
@@ -45,5 +49,7 @@ class FileBronzeTask:
 
 def behind_origins(bronze: DeltaTable, origins: Positions) -> Positions:
     """Lane -> position for the topics that records of an archive come from: a run that reads them goes on behind these."""
-    reached = next_offsets(bronze, origins)
-    return {lane: max(end, reached.get(lane, 0)) for lane, end in origins.items()}
+    # What has no topic's id was never read from one.
+    lanes = {lane: end for lane, end in origins.items() if _ID.fullmatch(lane.topic_id)}
+    reached = next_offsets(bronze, lanes)
+    return {lane: max(end, reached.get(lane, 0)) for lane, end in lanes.items()}
