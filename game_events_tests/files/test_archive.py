@@ -23,8 +23,8 @@ from game_events_tests.guarantees.waves import send
 from game_events_tests.pipeline.topic import send_values
 
 pytestmark = pytest.mark.stack
-#: What is another in a bronze that was read in another order, from other places.
-OTHER = {"_batch", "_file_path", "_file_position", "quarantined_at", "run_id"}
+#: What is another in a bronze that was read in another order, from other places (`detail` names the registry that was asked).
+OTHER = {"_batch", "_file_path", "_file_position", "quarantined_at", "run_id", "detail"}
 
 
 def content(settings: Settings, table: str) -> list[tuple[Any, ...]]:
