@@ -83,6 +83,9 @@ class Settings(SourceSettings):
     poll_interval_s: float = Field(1.0, ge=0.05, le=60, description="seconds between two looks at the topic, and two cycles")
     gold_interval_s: float = Field(10.0, ge=0, description="seconds between two refreshes of gold; 0: in each cycle")
 
+    continuous_run_h: float = Field(24.0, gt=0, description="hours after which a continuous run hands over to a new one")
+    run_history_h: float = Field(168.0, gt=0, description="hours that ended runs stay in Dagster's storage")
+
     # --- tables
     lakehouse: str = Field("lakehouse", min_length=1, description="root path or URI of the tables")
     games: Annotated[tuple[str, ...], NoDecode] = Field((), description="allow list, comma separated; empty: every game")

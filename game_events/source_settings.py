@@ -37,7 +37,7 @@ def refuse_credentials(address: str) -> str:
 
 
 class SourceSettings(BaseSettings):
-    """One topic, several, or another pipeline's bronze; see docs/sources.md."""
+    """One topic, several, another pipeline's bronze, or files; see docs/sources.md."""
 
     kafka_topic: str = Field("game_events", min_length=1, description="topic that all games share; or several, comma separated")
     kafka_topic_pattern: str | None = Field(
@@ -54,10 +54,31 @@ class SourceSettings(BaseSettings):
     )
     source_table: str | None = Field(None, description="another pipeline's bronze table, to read it instead of Kafka")
 
+    # --- files as the source
+    source: Literal["kafka", "files"] = Field("kafka", description="where records come from: a Kafka topic, or files")
+    files_path: str | None = Field(None, description="folder, or prefix of an object store, whose files are the source")
+    files_pattern: str = Field("*", min_length=1, description="which files below it; `*` stands for slashes, too")
+    files_format: Literal["auto", "protobuf", "avro", "jsonl", "parquet"] = Field(
+        "auto", description="what the files are; `auto`: by the ending of each one's name"
+    )
+    files_schema: str | None = Field(
+        None, description="file with the schema of protobuf (.proto) or JSON records, or `subject:NAME` of the registry"
+    )
+    files_message_type: str | None = Field(
+        None, description="full name of the message type of protobuf records; else the first"
+    )
+    files_framed: bool = Field(False, description="each protobuf record begins with a registry frame that names its schema")
+    files_settle_s: float = Field(10.0, ge=0, description="a file is left for later until it was not written for so long")
+    files_incomplete_s: float = Field(
+        3600.0, ge=0, description="seconds that a Parquet file without its end is left for later; then it is quarantined"
+    )
+    files_per_batch: int = Field(10_000, ge=1, description="files of one bronze commit")
+    files_bytes_per_batch: int = Field(2**30, ge=1, description="bytes of these files, past the first one")
+
     @property
     def kafka_topics(self) -> tuple[str, ...]:
         """Names of the topics that are read; none with a pattern, which the broker knows, or a table."""
-        if self.kafka_topic_pattern is not None or self.source_table is not None:
+        if self.kafka_topic_pattern is not None or self.source_table is not None or self.source == "files":
             return ()
         return tuple(self.kafka_assign) or split_names(self.kafka_topic)
 
@@ -69,6 +90,8 @@ class SourceSettings(BaseSettings):
     @property
     def source_name(self) -> str:
         """What is read, in words."""
+        if self.source == "files":
+            return str(self.files_path)
         if self.source_table is not None:
             return self.source_table
         if self.kafka_topic_pattern is not None:
@@ -85,7 +108,15 @@ class SourceSettings(BaseSettings):
             raise ValueError("a topic's name has letters, digits, `.`, `_` and `-`, 249 at most")
         return ",".join(names)
 
-    @field_validator("kafka_topic_pattern", "consumer_group", "source_table", mode="before")
+    @field_validator(
+        "kafka_topic_pattern",
+        "consumer_group",
+        "source_table",
+        "files_path",
+        "files_schema",
+        "files_message_type",
+        mode="before",
+    )
     @classmethod
     def _nothing_is_none(cls, value: object) -> object:
         return value or None
@@ -116,6 +147,11 @@ class SourceSettings(BaseSettings):
         except json.JSONDecodeError:
             raise ValueError('must be earliest, latest, or JSON like {"topic": {"0": 23, "1": -2}}') from None
 
+    @field_validator("files_path")
+    @classmethod
+    def _files(cls, value: str | None) -> str | None:
+        return None if value is None else refuse_credentials(value)
+
     @field_validator("source_table")
     @classmethod
     def _table(cls, value: str | None) -> str | None:
@@ -127,6 +163,7 @@ class SourceSettings(BaseSettings):
             "KAFKA_TOPIC_PATTERN": self.kafka_topic_pattern,
             "KAFKA_ASSIGN": self.kafka_assign,
             "SOURCE_TABLE": self.source_table,
+            "SOURCE=files": self.source == "files",
         }
         given = [name for name, value in named.items() if value]
         if len(given) > 1:

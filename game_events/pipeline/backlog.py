@@ -52,7 +52,7 @@ def backlog(pipeline: Pipeline) -> Backlog:
         ConfigurationError, TransientError: the broker cannot be asked.
         DataError: the run would stop: records are gone that it has not read (and the setting does not let it go on).
     """
-    now = pipeline.source.look()
+    now = pipeline.look()
     bronze = pipeline.bronze.open()
     if bronze is None:
         start = starting_point(pipeline, now)

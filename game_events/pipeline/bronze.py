@@ -23,12 +23,14 @@ from pyspark.sql import DataFrame
 from game_events.decoding.columns import ColumnMap
 from game_events.decoding.decoder import DecodePlan, TypeKey
 from game_events.errors import ConflictError
+from game_events.files.source import FileGap, FileSource
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, Landed, commit
 from game_events.lakehouse.reading import read_arrow
 from game_events.lakehouse.staging import discard
 from game_events.lakehouse.store_probe import refuse_unsafe_store
 from game_events.lakehouse.tables import Table
+from game_events.pipeline.bronze_files import FileBronzeTask, behind_origins
 from game_events.pipeline.bronze_rebuilt import is_gone, not_there_any_more
 from game_events.pipeline.bronze_restored import mend_restored_bronze
 from game_events.pipeline.bronze_stage import (
@@ -38,6 +40,7 @@ from game_events.pipeline.bronze_stage import (
     QUARANTINE_DESCRIPTION,
     BronzeTask,
     StageResult,
+    StageTask,
     bronze_schema,
     source_columns,
 )
@@ -106,12 +109,12 @@ def load_bronze(pipeline: Pipeline, report: RunReport, until: Seen | None = None
             reached = next_offsets(handle, now.latest)
         # Of a topic that joined, or was made anew while this run reads, the ends seen before say nothing.
         target = replace(target, latest=now.latest | {p: end for p, end in target.latest.items() if p in now.latest})
-        part = next_slice(pipeline.settings, handle, now, target.latest, pipeline.source.room(reached))
+        part = next_slice(pipeline.settings, handle, now, target.latest, pipeline.source.room(reached), pipeline.files_gone)
         if part is None:
             report.lag = {p: max(0, now.latest[p] - o) // now.unit for p, o in reached.items()}
             tell_group(pipeline, reached, report)
             break
-        pipeline.on_progress(f"bronze: {part.records:,} records, {sum(part.lag.values()):,} behind them")
+        pipeline.on_progress(f"bronze: {part.records:,} {pipeline.things}, {sum(part.lag.values()):,} behind them")
         try:
             _load_slice(pipeline, handle, quarantine, now, part, report)
             if slices is not None and len(report.batches) >= slices:
@@ -127,6 +130,8 @@ def load_bronze(pipeline: Pipeline, report: RunReport, until: Seen | None = None
             rivals += 1
             if rivals >= RIVAL_ATTEMPTS or not went_meanwhile(pipeline, part):
                 raise
+    if isinstance(pipeline.source, FileSource):
+        report.add_files(pipeline.source.counts)
     report.seconds["bronze"] = report.seconds.get("bronze", 0.0) + time.monotonic() - began
     return max([int(handle.transaction_version(BATCH_APP) or 0), *report.batches])
 
@@ -180,6 +185,7 @@ def _load_slice(
         report.add_landed("quarantine", pipeline.quarantine, held, QUARANTINE_COLUMNS, batch)
         crash_points.reach("quarantine_committed")
     schema = bronze_schema(seen)
+    behind = behind_origins(handle, staged.origins)
     known = {f.name for f in handle.schema().fields}
     # Every lane has a place from the start: behind one without, nobody would look for those of a topic that is gone.
     placeless = now.latest.keys() - next_offsets(handle, now.latest).keys() - part.end.keys()
@@ -188,10 +194,12 @@ def _load_slice(
         pipeline.bronze,
         schema,
         staged.bronze,
-        expected={p.app: handle.transaction_version(p.app) for p in (*part.end, *begun)}
+        expected={p.app: handle.transaction_version(p.app) for p in (*part.end, *begun, *behind)}
         | {BATCH_APP: batch - 1}
         | unfenced(handle),
-        advance={p.app: at for p, at in (begun | part.end).items()} | identity([*part.end, *begun]) | {BATCH_APP: batch},
+        advance={p.app: at for p, at in (begun | part.end | behind).items()}
+        | identity([*part.end, *begun, *behind])
+        | {BATCH_APP: batch},
         table_id=str(handle.metadata().id),
         seen=handle.version(),
         owns_map=True,
@@ -212,7 +220,7 @@ def _load_slice(
     crash_points.reach("bronze_committed")
     entry = report.add_landed("bronze", pipeline.bronze, landed, schema, batch)
     entry.new_columns += [f.name for f in schema if f.name not in known]
-    report.add_read(part.start, part.end)
+    report.add_read(*({p: at // part.unit for p, at in ends.items()} for ends in (part.start, part.end)))
     report.gaps += part.gaps
     report.notices += [*told(part.gaps), *(f"topic {topic} joins: all that it has is read" for topic in part.joined)]
     report.batches.append(batch)
@@ -249,10 +257,11 @@ def stage_slice(
     Raises:
         ConflictError: a topic was made anew meanwhile; the files are deleted.
     """
+    source = pipeline.source
 
-    def task(plan: DecodePlan) -> BronzeTask:
+    def task(plan: DecodePlan) -> StageTask:
         keep_raw = pipeline.settings.keep_raw == "all"
-        return BronzeTask(
+        made = BronzeTask(
             pipeline.bronze,
             pipeline.quarantine,
             plan,
@@ -263,20 +272,27 @@ def stage_slice(
             decided,
             whom,
         )
+        return FileBronzeTask(source.reading(), made) if isinstance(source, FileSource) else made
 
     def read() -> DataFrame:
-        records = pipeline.source.read(pipeline.spark, part).select(*source_columns(constants))
-        return records.coalesce(max(1, -(-pipeline.source.records(part) // TASK_RECORDS)))
+        if isinstance(source, FileSource):
+            return source.read(pipeline.spark, part)
+        records = source.read(pipeline.spark, part).select(*source_columns(constants))
+        return records.coalesce(max(1, -(-source.records(part) // TASK_RECORDS)))
 
-    if not part.records:  # it only passes over a gap
+    if part.records <= sum(isinstance(gap, FileGap) for gap in part.gaps):  # it only passes over a gap
         return StageResult([], [], set(), set(), Counter())
-    constants = pipeline.source.constants(part)
-    subjects = pipeline.source.subjects(part.end)
-    wanted: list[TypeKey] = [(i, FIRST_MESSAGE) for subject in subjects for i in pipeline.catalog.expected_ids(subject)]
+    constants = source.constants(part)
+    wanted: list[TypeKey] = []
+    for subject in source.subjects(part.end):
+        wanted += [(i, FIRST_MESSAGE) for i in pipeline.catalog.expected_ids(subject)]
+    if isinstance(source, FileSource):
+        pipeline.catalog.offer(source.schemas())
+        wanted += source.wanted()
     whom = suppression(pipeline, bronze)
     with kafka_batches(pipeline.spark):
         staged = run_decode_job(pipeline, columns, wanted, read, task)
-    other = pipeline.source.changed(part)
+    other = source.changed(part)
     if other is not None:
         discard(pipeline.bronze, staged.bronze)
         discard(pipeline.quarantine, staged.quarantine)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pyspark.sql import functions as F
 
 from game_events.errors import ConfigurationError, TransientError
+from game_events.files.source import FileSource
 from game_events.lakehouse.reading import read_files, row_count, spark_schema
 from game_events.pipeline.bronze_stage import COORDINATES
 from game_events.pipeline.context import Pipeline
@@ -74,7 +75,11 @@ def count_expired(pipeline: Pipeline, now: Seen) -> Expired:
         rows = read_files(pipeline.spark, handle.file_uris(), spark_schema(handle.schema()))
         if table is pipeline.quarantine:
             rows = rows.where(F.col("layer") == LAYER)
-        if all(lane.kind == KAFKA for lane in now.latest):
+        if isinstance(pipeline.source, FileSource):
+            # By the file: records of an archive have Kafka's coordinates.
+            path = F.col("_file_path")
+            rows = rows.select(F.when(path.isNull() | path.isin(pipeline.source.lost()), 1).alias("_gone"))
+        elif all(lane.kind == KAFKA for lane in now.latest):
             rows = rows.select(F.when(~since(now.earliest), 1).alias("_gone"))
         else:
             there = pipeline.source.read(pipeline.spark, Slice(now.earliest, now.latest))
@@ -95,6 +100,8 @@ def source_to_read(pipeline: Pipeline) -> Seen:
 
 def _begins(now: Seen) -> str:
     """From where on it has its lanes."""
+    if now.unit > 1:
+        return f"{sum(now.latest.values()) // now.unit:,} files"
     named = [f"{p} from {'offset' if p.kind == KAFKA else 'batch'} {o:,}" for p, o in sorted(now.earliest.items())]
     rest = f" and {len(named) - PARTITIONS_NAMED} partitions more" if len(named) > PARTITIONS_NAMED else ""
     return ", ".join(named[:PARTITIONS_NAMED]) + rest

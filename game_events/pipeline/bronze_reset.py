@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from deltalake import DeltaTable
 
@@ -103,7 +103,8 @@ def _stage_all(pipeline: Pipeline, bronze: DeltaTable, now: Seen, batch: int, st
     for subject in pipeline.source.subjects(now.latest):
         pipeline.catalog.ids_of(subject)
     while part := plan_slice(now, staged.end, now.latest, pipeline.source.room(staged.end)):
-        pipeline.on_progress(f"bronze is read anew: {part.records:,} records, {sum(part.lag.values()):,} behind them")
+        part = replace(part, gaps=(*part.gaps, *pipeline.files_gone(part)))  # counted as expired
+        pipeline.on_progress(f"bronze is read anew: {part.records:,} {pipeline.things}, {sum(part.lag.values()):,} behind them")
         found = stage_slice(pipeline, bronze, staged.columns, part, batch, {})
         staged.bronze += found.bronze
         staged.quarantine += found.quarantine

@@ -18,11 +18,13 @@ from pyspark.sql import functions as F
 from game_events.decoding.columns import ColumnMap
 from game_events.decoding.decoder import BatchDecoder, DecodedBatch, DecodePlan, Rejected, TypeKey
 from game_events.decoding.frames import Rows, SchemaId
+from game_events.decoding.reasons import Reason
 from game_events.lakehouse.staging import StagedFile, StagedWriter, report
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.latency import Arrivals, count_arrivals
 from game_events.pipeline.suppressor import Suppression, Suppressor
-from game_events.sources.source import RAW_COLUMNS
+from game_events.sources.registry import RegistrySchema
+from game_events.sources.source import FILES, RAW_COLUMNS, Lane, Positions
 
 HEADERS = "_kafka_headers"
 _HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
@@ -42,6 +44,9 @@ OWN_COLUMNS = pa.schema(
         pa.field("_schema_guid", pa.string()),
         pa.field("_raw_value", pa.binary()),
         pa.field("_batch", pa.int64()),
+        # of files as the source (docs/sources.md), else NULL: which file, and the record's place in it from 0
+        pa.field("_file_path", pa.string()),
+        pa.field("_file_position", pa.int64()),
     ]
 )
 #: Columns that tell each record of the source from every other.
@@ -66,6 +71,10 @@ QUARANTINE_DESCRIPTION = (
     "Every record that is not in bronze (layer bronze), and every row that a rule keeps out of silver (layer silver), with the "
     "reason; an append-only log that can be replayed"
 )
+#: Columns that only files' records have -> columns of bronze.
+FILE_COLUMNS = {"file_path": "_file_path", "file_position": "_file_position"}
+#: Kind of a row of the workers' report that brings a schema which the driver does not know.
+SCHEMA_KIND = "schema"
 _HEADERS_SQL = "array<struct<key:string,value:binary>>"
 
 
@@ -120,7 +129,11 @@ class BronzeTask:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """For `mapInArrow`: consumes the records, yields the report (`REPORT_SCHEMA`)."""
-        yield report(iter(_Stage(self).run(batches)))
+        yield report(iter(self.stage(batches)))
+
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> list[tuple[str, str]]:
+        """Consumes the records; gives the report's rows."""
+        return _Stage(self).run(batches)
 
 
 class StageTask(Protocol):
@@ -149,6 +162,8 @@ class StageResult:
         arrivals: when the records were produced (only of records from Kafka).
         forgotten: worker by worker: rows of forgotten gamers, which are in no file.
         suppressed_records: of stored rows: (topic id, partition, offset, batch) of these.
+        schemas: that files brought and the plan does not know.
+        origins: of records from an archive: lane -> offset behind the last one.
     """
 
     bronze: list[StagedFile]
@@ -159,6 +174,8 @@ class StageResult:
     arrivals: Arrivals = field(default_factory=Counter)
     forgotten: list[int] = field(default_factory=list)
     suppressed_records: list[tuple[str, int, int, int]] = field(default_factory=list)
+    schemas: list[RegistrySchema] = field(default_factory=list)
+    origins: Positions = field(default_factory=dict)
 
     @property
     def suppressed(self) -> int:
@@ -174,6 +191,10 @@ class StageResult:
                 result.bronze.append(StagedFile.from_json(body))
             elif kind == "quarantine":
                 result.quarantine.append(StagedFile.from_json(body))
+            elif kind == SCHEMA_KIND:
+                schema = json.loads(body)
+                schema["references"] = tuple((name, text) for name, text in schema["references"])
+                result.schemas.append(RegistrySchema(**schema))
             else:
                 seen = json.loads(body)
                 result.types.update((i, tuple(p)) for i, p in seen["types"])
@@ -182,6 +203,9 @@ class StageResult:
                 result.arrivals.update(dict(seen.get("arrivals", ())))
                 result.suppressed_records.extend(map(tuple, seen.get("suppressed_records", ())))
                 result.forgotten.append(seen["suppressed"])
+                for topic, topic_id, partition, end in seen.get("origins", ()):
+                    lane = Lane(topic, topic_id, partition)
+                    result.origins[lane] = max(end, result.origins.get(lane, 0))
         return result
 
 
@@ -201,11 +225,13 @@ class _Stage:
         self._now = datetime.now(UTC)
         self._suppressor = Suppressor(task.suppression) if task.suppression is not None else None
         self._suppressed = 0
+        self._origins: Positions = {}
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> list[tuple[str, str]]:
         for batch in batches:
-            rows = self._undecided(batch)
-            decoded = self._decoder.decode(rows.column("value"), rows.column("headers"))
+            self._note_origins(batch)
+            rows = self._readable(self._undecided(batch))
+            decoded = self._decode(rows)
             self._types |= decoded.types
             self._unknown |= decoded.unknown
             # With an unknown type the driver plans again: go on only to find all of them.
@@ -223,6 +249,7 @@ class _Stage:
             "reasons": self._reasons,
             "arrivals": list(self._arrivals.items()),
             "suppressed": self._suppressed,
+            "origins": [[lane.topic, lane.topic_id, lane.partition, end] for lane, end in self._origins.items()],
         }
         return [*files, ("seen", json.dumps(seen))]
 
@@ -237,6 +264,34 @@ class _Stage:
             mine = pc.fill_null(pc.equal(ids, topic_id), False).to_numpy(zero_copy_only=False) & (partitions == partition)
             keep &= ~(mine & np.isin(offsets, np.fromiter(held, dtype=np.int64)))
         return batch.filter(pa.array(keep))
+
+    def _note_origins(self, batch: pa.RecordBatch) -> None:
+        """Of records from an archive, how far their topics have come: those that quarantine has decided on included."""
+        if "file_path" not in batch.schema.names:
+            return
+        rows = pa.Table.from_batches([batch.select(["topic", "topic_id", "partition", "offset"])])
+        rows = rows.filter(pc.not_equal(batch.column("topic"), FILES))
+        for row in rows.group_by(["topic", "topic_id", "partition"]).aggregate([("offset", "max")]).to_pylist():
+            lane = Lane(row["topic"], row["topic_id"], row["partition"])
+            self._origins[lane] = max(row["offset_max"] + 1, self._origins.get(lane, 0))
+
+    def _readable(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Without the rows that stand for what could not be read as records at all (of files); those go to quarantine."""
+        if "reason" not in batch.schema.names or batch.column("reason").null_count == len(batch):
+            return batch
+        refused = batch.filter(batch.column("reason").is_valid())
+        for row, (reason, detail) in enumerate(
+            zip(refused.column("reason").to_pylist(), refused.column("detail").to_pylist(), strict=True)
+        ):
+            if not self._unknown:
+                self._bad.write(self._quarantined(refused, Rejected(Reason(reason), detail, np.array([row]), None)))
+                self._reasons[reason] += 1
+        return batch.filter(batch.column("reason").is_null())
+
+    def _decode(self, rows: pa.RecordBatch) -> DecodedBatch:
+        if "columns" in rows.schema.names and len(rows):
+            return self._decoder.decode_columns(rows.column("schema_guid")[0].as_py(), rows.column("columns"))
+        return self._decoder.decode(rows.column("value"), rows.column("headers"))
 
     def _write(self, batch: pa.RecordBatch, decoded: DecodedBatch) -> None:
         decoded = decoded if self._suppressor is None else self._without_forgotten(batch, decoded, self._suppressor)
@@ -279,6 +334,7 @@ class _Stage:
             "_kafka_headers": none_if_empty(taken.column("headers")),
             "_batch": pa.repeat(pa.scalar(self._task.batch, pa.int64()), count),
         }
+        own |= {own_name: taken.column(name) for name, own_name in FILE_COLUMNS.items() if name in taken.schema.names}
         own |= identity_columns(schema_id, count)
         return own | {"_raw_value": taken.column("value")} if raw else own
 

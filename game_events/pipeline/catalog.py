@@ -17,6 +17,7 @@ from game_events.decoding.frames import SchemaId, ordered
 from game_events.decoding.payloads import CompiledSchema, PayloadDecoder
 from game_events.decoding.reasons import Reason
 from game_events.errors import DataError, TransientError
+from game_events.files.schemas import FileSchemas
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.schema_archive import SchemaArchive, require_same
 from game_events.sources.registry import RegistrySchema, SchemaRegistry
@@ -33,7 +34,7 @@ IDS_S, DOWN_S = 5.0, 30.0
 class SchemaCatalog:
     """What this process knows of schema ids; grows, never forgets."""
 
-    def __init__(self, registry: SchemaRegistry, lakehouse: Lakehouse) -> None:
+    def __init__(self, registry: SchemaRegistry | FileSchemas, lakehouse: Lakehouse) -> None:
         """Reads the archive; the registry is asked later, id by id."""
         self._registry, self._archive = registry, SchemaArchive(lakehouse)
         self._archived = self._archive.read()
@@ -115,6 +116,11 @@ class SchemaCatalog:
     def message_columns(self, columns: ColumnMap, seen: Iterable[TypeKey]) -> ColumnMap:
         """The map with only the message types that really occurred added to it."""
         return self.plan(columns, seen).columns
+
+    def offer(self, schemas: Iterable[RegistrySchema]) -> None:
+        """Schemas that came with the records themselves, as those of files do."""
+        if isinstance(self._registry, FileSchemas):
+            self._registry.offer(schemas)
 
     def knows(self, schema_id: SchemaId) -> bool:
         """Whether the registry, or the archive, has this id now: it is asked anew."""

@@ -38,7 +38,7 @@ def fresh(pipeline: Pipeline) -> CheckResult:
     if age <= allowed:
         return CheckResult(FRESH, "bronze", True, f"the last records came {age:,.0f} s ago", counts, version=handle.version())
     try:
-        seen = pipeline.source.look()
+        seen = pipeline.look()
         read = next_offsets(handle, seen.latest)
         unread = sum(max(0, end - read.get(p, seen.earliest[p])) for p, end in seen.latest.items()) // seen.unit
     except GameEventsError as error:

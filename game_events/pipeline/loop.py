@@ -68,6 +68,7 @@ class Loop:
         wait_for: asked before each cycle: what goes first (work that changes rows), in words, or None.
         on_cycle: given the report of each cycle that committed something, in the loop's thread.
         duration_s: ends by itself after so long, with gold brought up to silver.
+        hand_over_s: the same, but another run is to go on (`report.handed_over`).
         report: what was done so far.
     """
 
@@ -76,6 +77,7 @@ class Loop:
     wait_for: Callable[[], str | None] = nothing_urgent
     on_cycle: Callable[[RunReport], None] = lambda _report: None
     duration_s: float | None = None
+    hand_over_s: float | None = None
     report: LoopReport = field(default_factory=LoopReport)
     upkeep: Upkeep = field(init=False)
     #: The topic's ends when bronze had everything up to them; None: it may lack something.
@@ -101,7 +103,7 @@ class Loop:
         began = time.monotonic()
         try:
             self.pipeline.spark.addTag(TAG)
-            while not self.stop.is_set() and (self.duration_s is None or time.monotonic() - began < self.duration_s):
+            while not self.stop.is_set() and not self._over(time.monotonic() - began):
                 started = time.monotonic()
                 self._retrying(self._turn)
                 self.stop.wait(max(0.0, self.pipeline.settings.poll_interval_s - (time.monotonic() - started)))
@@ -114,6 +116,13 @@ class Loop:
         finally:
             self._set(STOPPED)
         return self.report
+
+    def _over(self, lasted_s: float) -> bool:
+        """Whether its time is over, and for whom."""
+        if self.duration_s is not None and lasted_s >= self.duration_s:
+            return True
+        self.report.handed_over = self.hand_over_s is not None and lasted_s >= self.hand_over_s
+        return self.report.handed_over
 
     def abandon(self) -> None:
         """Stop, and end the Spark job under way; called from another thread. The job's files are never committed."""

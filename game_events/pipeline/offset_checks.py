@@ -12,6 +12,7 @@ from deltalake import DeltaTable
 from pyarrow.fs import FileType
 from pyspark.sql import functions as F
 
+from game_events.files.coordinates import FILE_ROWS
 from game_events.lakehouse.commits import paths
 from game_events.lakehouse.reading import read_files, row_count, spark_schema
 from game_events.lakehouse.staging import file_system
@@ -22,7 +23,7 @@ from game_events.pipeline.commit_notes import BronzeCommit, bronze_commit, erase
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.generations import generation
 from game_events.pipeline.replay_notes import COORDINATES, REPLAY_APP, is_noted
-from game_events.sources.source import KAFKA, Lane
+from game_events.sources.source import FILES, KAFKA, Lane
 
 CONTINUOUS, UNIQUE = "offsets_continuous", "offsets_unique"
 #: Commits that a run looks back at: a small file each, read in milliseconds.
@@ -53,7 +54,9 @@ def offsets_continuous(pipeline: Pipeline, recent: int | None = None) -> CheckRe
         missing = missing_files(pipeline.bronze, handle)
         faults += [f"{len(missing)} files of the table are not there, among them {missing[0]}"] if missing else []
     whole = bool(commits) and commits[0].batch == first
-    read = sum(end - start for c in commits if c.offsets for start, end in c.offsets.values())
+    ranges = [item for c in commits if c.offsets for item in c.offsets.items()]
+    read = sum((end - start) // (FILE_ROWS if lane.kind == FILES else 1) for lane, (start, end) in ranges)
+    things = "files" if any(lane.kind == FILES for lane, _ in ranges) else "offsets"
     counts = {
         "commits": len(commits),
         "from_batch": commits[0].batch if commits else 0,
@@ -65,7 +68,7 @@ def offsets_continuous(pipeline: Pipeline, recent: int | None = None) -> CheckRe
         "faults": len(faults),
     }
     since = "the table's first" if whole else f"batch {counts['from_batch']}, older ones were not looked at"
-    good = f"{len(commits):,} commits since {since}: {read:,} offsets without a gap, every row in its place"
+    good = f"{len(commits):,} commits since {since}: {read:,} {things} without a gap, every row in its place"
     return CheckResult(
         CONTINUOUS,
         "bronze",

@@ -6,7 +6,7 @@ them in its note, and lands only if bronze still stands where the gap begins.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from deltalake import DeltaTable
@@ -24,7 +24,14 @@ SETTING = "GAME_EVENTS_ON_DATA_LOSS"
 SHOWN = 8
 
 
-def next_slice(settings: Settings, handle: DeltaTable, now: Seen, until: Positions, most: int) -> Slice | None:
+def next_slice(
+    settings: Settings,
+    handle: DeltaTable,
+    now: Seen,
+    until: Positions,
+    most: int,
+    gone: Callable[[Slice], tuple[Gap, ...]] = lambda _part: (),
+) -> Slice | None:
     """The next slice of the source for bronze, past what is gone if the setting says so.
 
     Args:
@@ -33,6 +40,7 @@ def next_slice(settings: Settings, handle: DeltaTable, now: Seen, until: Positio
         now: the source as it is.
         until: lane -> where the run is to stop.
         most: positions of the slice.
+        gone: what of a slice is gone that is not gone from its beginning: single files.
 
     Raises:
         DataError: offsets are gone that bronze has not read, and the setting says `stop`; or a topic lost its newest records.
@@ -46,6 +54,8 @@ def next_slice(settings: Settings, handle: DeltaTable, now: Seen, until: Positio
         settled = {lane: part.reached[lane] for lane in found.settle if lane not in part.end}
         gaps = (*found.gaps, *part.gaps)
         part = replace(part, start=part.start | settled, end=part.end | settled, gaps=gaps, joined=found.joined)
+    if part is not None:
+        part = replace(part, gaps=(*part.gaps, *gone(part)))
     if part is not None and part.gaps:
         refuse_unless_recorded(settings, part.gaps, now)
     return part
@@ -84,5 +94,7 @@ def went_meanwhile(pipeline: Pipeline, part: Slice) -> bool:
     if pipeline.source.changed(part) is not None:
         return True
     now = pipeline.source.look()
+    if len(pipeline.files_gone(part)) > len(part.gaps):
+        return True
     read: Mapping[Lane, int] = {p: start for p, start in part.start.items() if part.end[p] > start}
     return any(start < now.earliest[p] for p, start in read.items() if p in now.earliest)

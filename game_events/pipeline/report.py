@@ -12,6 +12,7 @@ import pyarrow as pa
 from game_events.decoding.frames import ordered
 from game_events.lakehouse.commits import Landed
 from game_events.lakehouse.tables import Table
+from game_events.pipeline.archive_account import Archived
 from game_events.pipeline.check_result import CheckResult
 from game_events.pipeline.erasure_account import Erasure
 from game_events.pipeline.latency import Arrivals, Histogram
@@ -106,6 +107,8 @@ class RunReport:
         upkeep: table -> what maintenance did to its files.
         suppressed: records that are in no table, as their gamers were forgotten.
         erasure: what `game-events forget` did.
+        files: of files as the source: how many were taken in, have changed since, wait until they are finished.
+        archive: what `game-events archive` did.
         notices: what a person should know besides: a protected table that was left out, a bronze that was replaced.
     """
 
@@ -130,6 +133,8 @@ class RunReport:
     upkeep: dict[str, TableUpkeep] = field(default_factory=dict)
     suppressed: int = 0
     erasure: Erasure | None = None
+    files: Counter[str] = field(default_factory=Counter)
+    archive: Archived | None = None
     notices: list[str] = field(default_factory=list)
     _landed: dict[str, TableReport] = field(default_factory=dict, repr=False)
 
@@ -208,6 +213,14 @@ class RunReport:
         """Topics of which something was read."""
         return sorted({lane.topic for lane in self.offsets})
 
+    def add_files(self, counts: Counter[str]) -> None:
+        """Note what a source of files has seen since it was asked last, and tell what nobody would notice else."""
+        if counts["changed"]:
+            self.notices.append(f"{counts['changed']:,} files were written again after they were taken in: not read again")
+        before = Counter({k: n for k, n in self.files.items() if k != "waiting"})
+        self.files = before + counts
+        counts.clear()
+
     def arrived(self, arrivals: Arrivals) -> None:
         """Note records that are visible in bronze now."""
         self.latency.setdefault("bronze", Histogram()).add_arrivals(arrivals, time.time())
@@ -251,10 +264,12 @@ class RunReport:
             "upkeep": {name: entry.to_dict() for name, entry in sorted(self.upkeep.items())},
             "suppressed": self.suppressed,
             "notices": self.notices,
+            **({"files": dict(self.files)} if self.files else {}),
             "errors": [{"table": t.table, "game": t.game, "error": t.error} for t in self.errors],
             "seconds": {k: round(v, 3) for k, v in self.seconds.items()},
             "checks": {c.name: c.passed for c in self.checks},
             "latency": {layer: times.to_dict() for layer, times in self.latency.items()},
             "tables": {t.table: t.location for t in self.tables if t.error is None},
+            **({"archive": self.archive.to_dict()} if self.archive is not None else {}),
             **({"erasure": self.erasure.to_dict()} if self.erasure is not None else {}),
         }

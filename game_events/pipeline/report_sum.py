@@ -48,6 +48,8 @@ def report_sum(reports: Sequence[RunReport]) -> RunReport:
             whole.rules[key] = replace(rule, rows=counts[0], violated=counts[1])
         whole.gaps += report.gaps
         whole.expired += report.expired
+        # What waits is as it was seen last.
+        whole.files = Counter({k: n for k, n in whole.files.items() if k != "waiting"}) + report.files
         whole.add_upkeep(report.upkeep.values())
         whole.suppressed += report.suppressed
         whole.notices = list(dict.fromkeys([*whole.notices, *report.notices]))[-NOTICES_KEPT:]

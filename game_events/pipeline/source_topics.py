@@ -16,7 +16,7 @@ from game_events.errors import ConfigurationError, DataError
 from game_events.pipeline.commit_notes import bronze_commit
 from game_events.pipeline.topic_identity import offsets_of, topic_id_read
 from game_events.settings import Settings
-from game_events.sources.source import TABLE, Gap, Lane, Positions, Seen
+from game_events.sources.source import FILES, TABLE, Gap, Lane, Positions, Seen
 
 #: Newest commits that are looked through for one that names the topics: nearly always one small file is read.
 HISTORY = (1, 8, 100)
@@ -129,7 +129,7 @@ def _by_topic(now: Seen) -> Mapping[tuple[str, str, str], list[Lane]]:
 
 def _wanted(settings: Settings, topic: str) -> bool:
     """Whether the settings name a topic of Kafka."""
-    if settings.source_table is not None:
+    if settings.source_table is not None or settings.source == FILES:
         return False
     pattern = settings.kafka_topic_pattern
     return topic in settings.kafka_topics if pattern is None else re.fullmatch(pattern, topic) is not None

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 #: every record from every other. The types are those of Spark's Kafka source.
 RAW_COLUMNS = ("topic", "topic_id", "partition", "offset", "timestamp", "key", "value", "headers")
 
-KAFKA, TABLE = "kafka", "table"
+KAFKA, TABLE, FILES = "kafka", "table", "files"
 
 
 class Lane(NamedTuple):

@@ -111,6 +111,8 @@ def test_good_rows_go_to_bronze_with_their_coordinates_and_columns(tmp_path):
         "_schema_guid": None,
         "_raw_value": values[0],
         "_batch": 9,
+        "_file_path": None,
+        "_file_position": None,
         "game": "uno",
         "n": 1,
         "device": "d",
