@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pyarrow as pa
-from deltalake import Schema
 from pyspark.sql.types import StructType
 
-from game_events.lakehouse.reading import row_count, spark_schema
-from game_events.pipeline.aggregates import player_agg_schema
+from game_events.lakehouse.reading import row_count
+from game_events.pipeline.aggregates import player_agg_columns
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.rule_check import problems, refuse
 from game_events.pipeline.silver_stage import Source
@@ -41,4 +40,4 @@ def check_rules(pipeline: Pipeline) -> str:
 def _gold(pipeline: Pipeline, silver: pa.Schema) -> StructType | None:
     if not {pipeline.settings.key_column, pipeline.settings.time_column} <= set(silver.names):
         return None  # gold says so itself
-    return spark_schema(Schema.from_arrow(player_agg_schema(pipeline.settings, silver)))
+    return player_agg_columns(pipeline.spark, pipeline.settings, silver)

@@ -112,15 +112,15 @@ def _silver_plan(work: Work, bronze: DeltaTable, game: str, hits: list[Found]) -
     handle = table.open()
     if handle is None:
         return None
-    known = work.clean[table.name] | {found.path for found in hits}
-    task = EraseTask({table.name: table}, work.wanted, rewrite=True)
+    known = work.clean[table.key] | {found.path for found in hits}
+    task = EraseTask({table.key: table}, work.wanted, rewrite=True)
     for path in paths(handle):
         if path not in known:
-            found = task.look(table.name, path)
+            found = task.look(table.key, path)
             if found.rows:
                 hits.append(found)
             else:
-                work.clean[table.name].add(path)
+                work.clean[table.key].add(path)
     advance = {identity.erased_app: erasures(bronze)}
     if (taken := handle.transaction_version(identity.app)) is not None:
         # As it is: of two commits that name it, Delta lets one land, however close they come.

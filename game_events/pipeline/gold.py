@@ -43,6 +43,8 @@ from game_events.pipeline.transformations import run_time_failure
 
 #: `txn` that counts the commits: a run that planned from rows of silver that were replaced meanwhile must not come last.
 COMMITS_APP = "commits"
+#: What a table of the shipped aggregate says that had other columns for a time, and has those of the default again.
+DEFAULT_DEFINITION = 0
 #: Up to so many rows, new and old together, one task aggregates all games.
 SMALL_ROWS = 250_000
 #: No files at all.
@@ -180,7 +182,7 @@ def _all(
     own = {game: why for game, why in failed.items() if aggregate.applies_to(game)}
     if now.floor(layer) < seen.floor(layer):
         target = 0  # it is gone, and with it what it did not speak for
-    if aggregate.name == PLAYER_AGG:
+    if mark.definition == scope(aggregate) == "":
         return now.done(layer, target, failed=own, seen=seen)
     if mark.definition != scope(aggregate):
         # A rival with another declaration was at work meanwhile: nobody knows which of the two a table has.
@@ -259,8 +261,8 @@ def _pass(
 
 
 def _missing_columns(pipeline: Pipeline, aggregate: GoldAggregate, plans: Mapping[str, _Game]) -> str | None:
-    """Why the shipped aggregate cannot be made; one's own say so by themselves."""
-    if aggregate.name != PLAYER_AGG:
+    """Why the shipped aggregate cannot be made; one's own, and columns by settings, say so by themselves."""
+    if aggregate.name != PLAYER_AGG or aggregate.definition:
         return None
     names = (pipeline.settings.key_column, pipeline.settings.time_column)
     known = {f.name for f in next(iter(plans.values())).silver.schema().fields}
@@ -284,7 +286,10 @@ def _plan(
     taken = gold.transaction_version(app) if gold is not None else None
     definition, mine = definition_number(aggregate), definition_app(aggregate.name)
     declared = gold.transaction_version(mine) if gold is not None else None
-    if gold is not None and definition is not None and declared is None:
+    shipped = aggregate.name == PLAYER_AGG
+    if shipped and definition is None and declared is not None:
+        definition = DEFAULT_DEFINITION
+    if gold is not None and definition is not None and declared is None and not shipped:
         table = pipeline.lakehouse.gold(game, aggregate.name)
         return DataError(
             f"{table.uri} is there, but {aggregate} did not make it: move that table away, or rename the aggregate"
@@ -307,7 +312,9 @@ def _stage(
     count = sum(plan.new.rows for plan in plans.values())
     # A shuffle costs some 100 ms whatever its size: few rows are aggregated in one task without any.
     small = count + sum(plan.old.rows for plan in plans.values()) <= SMALL_ROWS
-    rows, schema = aggregated(pipeline.spark, aggregate, parts, pipeline.settings.entity_column, small=small)
+    rows, schema = aggregated(
+        pipeline.spark, aggregate, parts, pipeline.settings.entity_column, pipeline.lakehouse.called, small=small
+    )
     # Aggregates of one's own have no rules: what they are is up to whoever declares them.
     rules = RuleColumns.of(pipeline.rules if aggregate.name == PLAYER_AGG else (), "gold", GAME)
     split = RuleSplit(rules.rules, tuple(rules.names)) if rules.rules else None
@@ -319,7 +326,7 @@ def _stage(
         with forgiving(pipeline.spark) if rules.rules else nullcontext():
             result = stage(rows.select("*", *rules.violated()) if rules.rules else rows, task, 1, 1)
     except (PySparkException, Py4JJavaError) as error:
-        if aggregate.name == PLAYER_AGG:
+        if not aggregate.definition:
             raise
         raise run_time_failure(aggregate, error) from error
     strange = (set(result.files) - set(plans)) | {n or "NULL" for names in result.refused.values() for n in names}
@@ -338,7 +345,9 @@ def _commit(
     pipeline: Pipeline, aggregate: GoldAggregate, plan: _Game, schema: pa.Schema, result: FanOutResult, *, full: bool
 ) -> Commit:
     table, files = pipeline.lakehouse.gold(plan.game, aggregate.name), result.files.get(plan.game, [])
-    if plan.gold is not None and aggregate.name != PLAYER_AGG and not full:
+    # Whoever changes the setting wants other columns; a declaration in code may give other types without anybody's knowing.
+    redefined = aggregate.name == PLAYER_AGG and plan.declared != plan.definition
+    if plan.gold is not None and (aggregate.definition or plan.definition is not None) and not full and not redefined:
         other = changed_types(plan.gold, schema)
         if other:
             discard(table, files)

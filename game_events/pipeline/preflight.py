@@ -151,7 +151,7 @@ def _tables(lakehouse: Lakehouse) -> str:
         try:
             lakehouse.table(name).open()
         except (GameEventsError, DeltaError, OSError) as error:
-            broken.append(f"{name}: {error}")
+            broken.append(f"{lakehouse.table(name).name}: {error}")
     if broken:
         raise DataError(f"{len(broken)} of {len(names)} tables cannot be opened: " + "; ".join(broken))
     return f"{len(names)} tables, each can be opened"
