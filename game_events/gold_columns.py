@@ -35,7 +35,7 @@ def problem(columns: Mapping[str, str], taken: tuple[str, ...]) -> str | None:
         if lower.count(name.casefold()) > 1:
             return f"{name!r} is there twice, or is the key's or the entity's column"
         bare = _without_texts(sql)
-        if not _balanced(bare) or not re.search(r"\w\s*\(", bare):
+        if not _balanced(bare) or re.search(r"['\"`]", bare) or not re.search(r"\w\s*\(", bare):
             return f"{name}: {sql!r} is no aggregate: write it like max(temperature)"
         if _QUERY.search(bare):
             return f"{name}: {sql!r} holds a query or a comment: one expression is wanted"
