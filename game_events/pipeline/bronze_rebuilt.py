@@ -25,7 +25,6 @@ def not_there_any_more(pipeline: Pipeline, topic: TopicOffsets) -> tuple[Gap, ..
         return ()
     gaps = tuple(Gap(topic.topic, topic.topic_id, p, 0, first) for p, first in sorted(topic.earliest.items()) if first)
     if gaps:
-        refuse_unless_recorded(
-            pipeline.settings, gaps, topic, "bronze_events is gone (put the table back, if there is a copy), and so are records"
-        )
+        what = f"{pipeline.bronze.name} is gone (put the table back, if there is a copy), and so are records"
+        refuse_unless_recorded(pipeline.settings, gaps, topic, what)
     return gaps

@@ -101,8 +101,8 @@ def _mend(pipeline: Pipeline, handle: DeltaTable, report: RunReport, *, forgotte
             )
         )
         report.notices.append(
-            f"bronze_events was restored to an older version: {rows:,} rows were gone and are read from Kafka again; silver, "
-            "gold and the unified table are replaced"
+            f"{pipeline.bronze.name} was restored to an older version: {rows:,} rows were gone and are read from Kafka again; "
+            "silver, gold and the unified table are replaced"
         )
 
 
@@ -116,8 +116,8 @@ def refuse_undone_erasures(pipeline: Pipeline, bronze: DeltaTable) -> bool:
     if not gamers:
         return gamers is not None
     raise DataError(
-        f"bronze_events was restored to a version from before an erasure: rows of forgotten gamers ({gamers:,} at most) are "
-        f"back. Nothing was done: {undo(bronze, 'bronze_events')}; or forget them once more (`game-events forget`; "
+        f"{pipeline.bronze.name} was restored to a version from before an erasure: rows of forgotten gamers ({gamers:,} at most) "
+        f"are back. Nothing was done: {undo(bronze, pipeline.bronze.name)}; or forget them once more (`game-events forget`; "
         "`game-events log --kind erased` says when each was)"
     )
 
@@ -157,7 +157,8 @@ def undo(handle: DeltaTable, table: str, marks: frozenset[str] = BATCHES) -> str
 
 
 def _only_undone(handle: DeltaTable, rows: int, why: str) -> DataError:
+    name = handle.table_uri.rstrip("/").rpartition("/")[2]
     return DataError(
-        f"bronze_events was restored to an older version: {rows:,} rows are gone, and they cannot simply be read again, as "
-        f"{why}. Nothing was read: {undo(handle, 'bronze_events')}"
+        f"{name} was restored to an older version: {rows:,} rows are gone, and they cannot simply be read again, as "
+        f"{why}. Nothing was read: {undo(handle, name)}"
     )

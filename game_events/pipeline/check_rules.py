@@ -33,7 +33,7 @@ def check_rules(pipeline: Pipeline) -> str:
     for layer, columns in (("silver", silver), ("gold", gold)):
         found |= problems(pipeline.spark, [r for r in pipeline.rules if r.layer == layer], columns)
     refuse(found, silver.names if silver is not None else [])
-    against = "they fit the columns of bronze_events" if silver is not None else "they parse (there are no rows yet)"
+    against = f"they fit the columns of {pipeline.bronze.name}" if silver is not None else "they parse (there are no rows yet)"
     return f"{len(pipeline.rules)} rules: {against}"
 
 

@@ -83,7 +83,7 @@ def _commit_bronze(work: Work, hits: list[Found], bronze: DeltaTable) -> DeltaTa
     work.erased(BRONZE, hits)
     after = work.pipeline.bronze.open()
     if after is None:
-        raise ConflictError("bronze_events was removed during an erasure")
+        raise ConflictError(f"{work.pipeline.bronze.name} was removed during an erasure")
     return after
 
 

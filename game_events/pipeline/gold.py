@@ -362,6 +362,7 @@ def _commit(
         # Of two runs with different declarations one must not merge into what the other has made.
         expected[plan.mine] = plan.declared
         advance[plan.mine] = plan.definition
+    word = pipeline.settings.words.entity.capitalize()
     return Commit(
         table,
         schema,
@@ -373,5 +374,5 @@ def _commit(
         # All rows are new, so columns that are declared no more go.
         reshape=plan.full,
         info={BATCH_INFO: str(plan.batch)} | ({"definition": aggregate.definition} if aggregate.definition else {}),
-        description=f"Game {plan.game}: {aggregate.description}"[:1_000],
+        description=f"{word} {plan.game}: {aggregate.description}"[:1_000],
     )

@@ -101,7 +101,7 @@ def run_plan_checks(pipeline: Pipeline, selected: Callable[[], Selection]) -> di
     def selection() -> str:
         found = selected()
         if BRONZE in found.full and not pipeline.settings.allow_bronze_full_refresh:
-            raise ConfigurationError(f"bronze_events is protected from a full refresh: {ALLOW}=true allows it")
+            raise ConfigurationError(f"{pipeline.bronze.name} is protected from a full refresh: {ALLOW}=true allows it")
         said = [f"brought up to date: {_said(found.update)}"]
         said += [f"replaced: {_said(found.full)}"] if found.full else []
         return "; ".join([*said, *found.notices])

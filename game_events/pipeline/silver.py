@@ -81,7 +81,9 @@ def refresh_silver(
                 raise
         except ExtensionError as error:
             # Every game's: nothing moves, and the run's account of bronze stays.
-            report.tables.append(TableReport(SILVER, "silver_events", pipeline.lakehouse.root, error=str(error)))
+            report.tables.append(
+                TableReport(SILVER, pipeline.settings.names.silver_asset, pipeline.lakehouse.root, error=str(error))
+            )
             break
     report.seconds["silver"] = report.seconds.get("silver", 0.0) + time.monotonic() - began
 
