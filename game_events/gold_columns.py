@@ -18,7 +18,7 @@ _MERGING = {"count": count, "sum": sum_of, "min": min_of, "max": max_of}
 _CHANGING = re.compile(r"\b(current_\w+|now|rand|randn|uuid|any_value|approx_\w+)\s*\(", re.IGNORECASE)
 _QUERY = re.compile(r"\bselect\b|;|--|/\*", re.IGNORECASE)
 #: Makes `first` and `last` say the same whenever they are asked: of rows of one time the record's place in Kafka decides.
-_PLACE = "_kafka_partition, _kafka_offset"
+_PLACE = "_kafka_topic, _kafka_partition, _kafka_offset"
 
 
 def problem(columns: Mapping[str, str], taken: tuple[str, ...]) -> str | None:

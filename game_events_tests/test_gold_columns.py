@@ -43,7 +43,7 @@ def test_everything_else_is_computed_anew(sql):
 
 
 def test_first_and_last_are_those_by_time_and_of_one_time_by_the_records_place():
-    place = "struct(`at`, _kafka_partition, _kafka_offset)) FILTER (WHERE `at` IS NOT NULL)"
+    place = "struct(`at`, _kafka_topic, _kafka_partition, _kafka_offset)) FILTER (WHERE `at` IS NOT NULL)"
     assert expression("first(battery)", "at") == f"min_by(battery, {place}"
     assert expression("LAST(battery + 1)", "at") == f"max_by(battery + 1, {place}"
     assert expression("max(battery)", "at") == "max(battery)"

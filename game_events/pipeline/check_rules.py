@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
+from game_events.gold_columns import measures
 from game_events.lakehouse.reading import row_count
 from game_events.pipeline.aggregates import player_agg_columns
 from game_events.pipeline.context import Pipeline
@@ -35,6 +38,27 @@ def check_rules(pipeline: Pipeline) -> str:
     refuse(found, silver.names if silver is not None else [])
     against = f"they fit the columns of {pipeline.bronze.name}" if silver is not None else "they parse (there are no rows yet)"
     return f"{len(pipeline.rules)} rules: {against}"
+
+
+def check_gold_columns(pipeline: Pipeline) -> str:
+    """Analyze the expressions of the setting `gold_columns` against the columns that bronze gives silver.
+
+    Raises:
+        ConfigurationError: one does not fit them.
+    """
+    bronze = pipeline.bronze.open()
+    count = len(pipeline.settings.gold_columns)
+    if bronze is None or not row_count(bronze):
+        return f"{count} columns; not compared with silver's: there are no rows yet"
+    player_agg_columns(pipeline.spark, pipeline.settings, Source.of(pipeline, bronze).schema)
+    way = "merged with the old" if measures(pipeline.settings.gold_columns) else "computed anew where rows are new"
+    return f"{count} columns fit those of silver; {way}"
+
+
+def sql_checks(pipeline: Pipeline) -> dict[str, Callable[[], str]]:
+    """Checks of the SQL in the settings; Spark starts only if there is any."""
+    checks: dict[str, Callable[[], str]] = {"rules": lambda: check_rules(pipeline)}
+    return checks | ({"gold columns": lambda: check_gold_columns(pipeline)} if pipeline.settings.gold_columns else {})
 
 
 def _gold(pipeline: Pipeline, silver: pa.Schema) -> StructType | None:
