@@ -117,8 +117,8 @@ def refuse_undone_erasures(pipeline: Pipeline, bronze: DeltaTable) -> bool:
         return gamers is not None
     raise DataError(
         f"{pipeline.bronze.name} was restored to a version from before an erasure: rows of forgotten gamers ({gamers:,} at "
-        f"most) are back. Nothing was done: {undo(bronze, pipeline.bronze.name)}; or forget them once more (`game-events forget`; "
-        "`game-events log --kind erased` says when each was)"
+        f"most) are back. Nothing was done: {undo(bronze, pipeline.bronze.name)}; or forget them once more "
+        "(`game-events forget`; `game-events log --kind erased` says when each was)"
     )
 
 
