@@ -38,7 +38,7 @@ def erase_events(work: Work) -> bool:
     games = [game for game in map(game_of_silver, pipeline.lakehouse.names()) if game is not None]
     opened = {silver_name(g): h for g, h in for_games(games, lambda g: pipeline.lakehouse.silver(g).open()).items()}
     tables = {name: h for name, h in {**opened, QUARANTINE: pipeline.quarantine.open()}.items() if h is not None}
-    pipeline.on_progress(f"erasure: quarantine and {len(games)} games")
+    pipeline.on_progress(f"erasure: quarantine and {len(games)} {pipeline.settings.words.entities}")
     hits |= work.look(tables)
     if work.account.dry_run:
         for name, found in hits.items():

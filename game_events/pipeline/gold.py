@@ -222,7 +222,7 @@ def _pass(
         # The unified table looks at games above its floor, and at these.
         why = note(pipeline, "its gold table was replaced")
         pipeline.progress.update(identity.key, lambda now: now.pending(UNIFIED_LAYER, replaced, why))
-    pipeline.on_progress(f"{aggregate.asset}: {len(plans)} games")
+    pipeline.on_progress(f"{aggregate.asset}: {len(plans)} {pipeline.settings.words.entities}")
     missing = _missing_columns(pipeline, aggregate, plans)
     if missing:
         failed |= dict.fromkeys(plans, missing)

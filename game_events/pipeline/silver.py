@@ -268,7 +268,7 @@ def _planned_pass(  # noqa: PLR0913 - one pass of a loop, its state passed expli
             start[game] = replace(found, decided=0) if found.anew else found
     if not start:
         return behind
-    pipeline.on_progress(f"silver: {len(start)} games from their own progress")
+    pipeline.on_progress(f"silver: {len(start)} {pipeline.settings.words.entities} from their own progress")
     source = source.with_transformations()
     lowest = min(s.begin for s in start.values())
     routing = Routing(frozenset(pipeline.settings.games), frozenset(start))

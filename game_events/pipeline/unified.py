@@ -98,7 +98,8 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
     changed = {g: gold for g, gold in changed.items() if [f.name for f in gold.schema().fields] == columns[1:]}
     if not changed:
         return
-    pipeline.on_progress(f"gold_unified: {len(changed)} games")
+    words = pipeline.settings.words
+    pipeline.on_progress(f"{table.name}: {len(changed)} {words.entities}")
     first = next(iter(changed.values()))
     entity = pipeline.settings.entity_column
     gold_schema = pa.schema(first.schema())
@@ -116,7 +117,6 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
             names = F.broadcast(spark.createDataFrame(pa.table({entity: list(changed)}), f"{entity} string"))
             old = old.join(names, entity, "left_anti")
         rows = rows.unionByName(old)
-    words = pipeline.settings.words
     stage = FileStage(table, schema)
     files = staged_files(rows.coalesce(2).mapInArrow(stage, REPORT_SCHEMA).collect())
     crash_points.reach("unified_staged")
