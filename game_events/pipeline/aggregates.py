@@ -7,8 +7,6 @@ import json
 import time
 from collections.abc import Mapping
 
-from deltalake import Schema
-from pyarrow import Schema as ArrowSchema
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -18,7 +16,6 @@ from game_events.errors import ConfigurationError
 from game_events.extending import PLAYER_AGG, GoldAggregate, count, max_of, min_of
 from game_events.gold_columns import expression, measures
 from game_events.lakehouse.progress import Mark, Progress
-from game_events.lakehouse.reading import spark_schema
 from game_events.pipeline.spark_types import quoted
 from game_events.settings import Settings
 
@@ -61,13 +58,13 @@ def expressions(settings: Settings) -> dict[str, str]:
     return {column: expression(sql, settings.time_column) for column, sql in settings.gold_columns.items()}
 
 
-def player_agg_columns(spark: SparkSession, settings: Settings, silver: ArrowSchema) -> StructType:
+def player_agg_columns(spark: SparkSession, settings: Settings, silver: StructType) -> StructType:
     """Its columns, where silver has these; one's own expressions are analyzed, not run.
 
     Raises:
         ConfigurationError: an expression does not fit silver's columns.
     """
-    empty = spark.createDataFrame([], spark_schema(Schema.from_arrow(silver)))
+    empty = spark.createDataFrame([], silver)
     try:
         return _aggregated(empty, (settings.key_column,), expressions(settings)).schema
     except AnalysisException as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from game_events.gold_columns import measures
@@ -31,7 +30,7 @@ def check_rules(pipeline: Pipeline) -> str:
     gold: StructType | None = None
     if bronze is not None and row_count(bronze):
         source = Source.of(pipeline, bronze)
-        silver, gold = source.columns, _gold(pipeline, source.schema)
+        silver, gold = source.columns, _gold(pipeline, source.columns)
     found: dict[str, str] = {}
     for layer, columns in (("silver", silver), ("gold", gold)):
         found |= problems(pipeline.spark, [r for r in pipeline.rules if r.layer == layer], columns)
@@ -50,7 +49,7 @@ def check_gold_columns(pipeline: Pipeline) -> str:
     count = len(pipeline.settings.gold_columns)
     if bronze is None or not row_count(bronze):
         return f"{count} columns; not compared with silver's: there are no rows yet"
-    player_agg_columns(pipeline.spark, pipeline.settings, Source.of(pipeline, bronze).schema)
+    player_agg_columns(pipeline.spark, pipeline.settings, Source.of(pipeline, bronze).columns)
     way = "merged with the old" if measures(pipeline.settings.gold_columns) else "computed anew where rows are new"
     return f"{count} columns fit those of silver; {way}"
 
@@ -61,7 +60,8 @@ def sql_checks(pipeline: Pipeline) -> dict[str, Callable[[], str]]:
     return checks | ({"gold columns": lambda: check_gold_columns(pipeline)} if pipeline.settings.gold_columns else {})
 
 
-def _gold(pipeline: Pipeline, silver: pa.Schema) -> StructType | None:
-    if not {pipeline.settings.key_column, pipeline.settings.time_column} <= set(silver.names):
+def _gold(pipeline: Pipeline, silver: StructType) -> StructType | None:
+    settings = pipeline.settings
+    if not {settings.key_column, *(() if settings.gold_columns else (settings.time_column,))} <= set(silver.names):
         return None  # gold says so itself
     return player_agg_columns(pipeline.spark, pipeline.settings, silver)

@@ -55,7 +55,7 @@ def audit_rules(pipeline: Pipeline, rules: Iterable[Rule]) -> Found:
     gold = [r for r in chosen if r.layer == "gold"]
     if gold:
         tables = _tables(for_games(games, lambda game: pipeline.lakehouse.gold(game).open()))
-        columns = player_agg_columns(pipeline.spark, pipeline.settings, source.schema)
+        columns = player_agg_columns(pipeline.spark, pipeline.settings, source.columns)
         uris = _files(tables)
         game = F.regexp_extract(path_column(uris), game_in_path(pipeline.lakehouse.called, PLAYER_AGG), 1)
         rows = read_files(pipeline.spark, uris, columns).withColumn("_game", game)
