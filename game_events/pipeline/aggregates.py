@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Mapping
 
+from deltalake import DeltaTable
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -19,6 +20,8 @@ from game_events.lakehouse.progress import Mark, Progress
 from game_events.pipeline.spark_types import quoted
 from game_events.settings import Settings
 
+#: The definition of a table that has the default columns again; others are hashes.
+DEFAULT_DEFINITION = 0
 COUNT, FIRST, LAST = "session_count", "min_timestamp", "max_timestamp"
 
 
@@ -95,6 +98,26 @@ def scope(aggregate: GoldAggregate) -> str:
     return f"{aggregate.definition[:16]}:{','.join(sorted(aggregate.games))}"
 
 
-def definition_number(aggregate: GoldAggregate) -> int | None:
-    """The definition as the value of a `txn`; None for the shipped one as it is by default."""
-    return int(aggregate.definition[:15], 16) if aggregate.definition else None
+def definition_app(aggregate: str) -> str:
+    """Name of the `txn` that holds the definition which an aggregate's table was made with."""
+    return f"aggregate:{aggregate}"
+
+
+def declared_in(table: DeltaTable | None, aggregate: GoldAggregate) -> int | None:
+    """The definition that a table says it was made with; None: the shipped one as it is by default."""
+    return table.transaction_version(definition_app(aggregate.name)) if table is not None else None
+
+
+def definition_for(table: DeltaTable | None, aggregate: GoldAggregate) -> int | None:
+    """What a table made with this definition says; None: nothing, as always for the shipped one by default.
+
+    A table that had other columns for a time, and has those of the default again, says so: a `txn` cannot be taken back.
+    """
+    if aggregate.definition:
+        return int(aggregate.definition[:15], 16)
+    return None if declared_in(table, aggregate) is None else DEFAULT_DEFINITION
+
+
+def is_current(table: DeltaTable, aggregate: GoldAggregate) -> bool:
+    """Whether a table's rows were made with this definition."""
+    return declared_in(table, aggregate) == definition_for(table, aggregate)

@@ -26,7 +26,7 @@ from game_events.lakehouse.commits import Commit, changed_types
 from game_events.lakehouse.progress import GOLD, SILVER, UNIFIED_LAYER, Mark, Progress
 from game_events.lakehouse.reading import BATCH_INFO, Selection, restored, selection, spark_schema
 from game_events.lakehouse.staging import discard
-from game_events.pipeline.aggregates import definition_number, due, player_agg, scope
+from game_events.pipeline.aggregates import declared_in, definition_app, definition_for, due, player_agg, scope
 from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.fan_out import FanOut, FanOutResult, stage
 from game_events.pipeline.game_commits import commit_games, for_games
@@ -43,8 +43,6 @@ from game_events.pipeline.transformations import run_time_failure
 
 #: `txn` that counts the commits: a run that planned from rows of silver that were replaced meanwhile must not come last.
 COMMITS_APP = "commits"
-#: What a table of the shipped aggregate says that had other columns for a time, and has those of the default again.
-DEFAULT_DEFINITION = 0
 #: Up to so many rows, new and old together, one task aggregates all games.
 SMALL_ROWS = 250_000
 #: No files at all.
@@ -80,11 +78,6 @@ class _Game:
     above: int
     new: Selection
     old: Selection
-
-
-def definition_app(aggregate: str) -> str:
-    """Name of the `txn` that holds the definition which a table of one's own aggregate was made with."""
-    return f"aggregate:{aggregate}"
 
 
 def refresh_gold(
@@ -284,12 +277,9 @@ def _plan(
         return None  # no table, or another bronze's rows: silver is replaced first
     app = silver_app(silver)
     taken = gold.transaction_version(app) if gold is not None else None
-    definition, mine = definition_number(aggregate), definition_app(aggregate.name)
-    declared = gold.transaction_version(mine) if gold is not None else None
-    shipped = aggregate.name == PLAYER_AGG
-    if shipped and definition is None and declared is not None:
-        definition = DEFAULT_DEFINITION
-    if gold is not None and definition is not None and declared is None and not shipped:
+    mine, declared = definition_app(aggregate.name), declared_in(gold, aggregate)
+    definition = definition_for(gold, aggregate)
+    if gold is not None and definition is not None and declared is None and aggregate.name != PLAYER_AGG:
         table = pipeline.lakehouse.gold(game, aggregate.name)
         return DataError(
             f"{table.uri} is there, but {aggregate} did not make it: move that table away, or rename the aggregate"

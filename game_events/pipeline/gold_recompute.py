@@ -14,14 +14,14 @@ from pyspark.sql.types import DataType, DoubleType, FloatType, StructType
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse.reading import files_with, path_column, read_files, spark_schema
 from game_events.lakehouse.tables import UNIFIED
-from game_events.pipeline.aggregates import expressions
+from game_events.pipeline.aggregates import expressions, is_current, player_agg
 from game_events.pipeline.check_result import CheckResult
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.game_commits import for_games
 from game_events.pipeline.generations import BronzeIdentity
 from game_events.pipeline.gold import silver_app
 from game_events.pipeline.gold_rows import game_in_path
-from game_events.pipeline.spark_types import united
+from game_events.pipeline.spark_types import quoted, united
 from game_events.pipeline.unified import gold_app
 
 RECOMPUTED = "gold_equals_recompute"
@@ -44,9 +44,14 @@ def gold_equals_recompute(pipeline: Pipeline, sample_games: int = SAMPLE_GAMES) 
     unified = pipeline.lakehouse.table(UNIFIED).open()
     gold = for_games(chosen, lambda game: pipeline.lakehouse.gold(game).open())
     silver = for_games(chosen, lambda game: pipeline.lakehouse.silver(game).open())
+    aggregate = player_agg(pipeline.settings)
+    if unified is not None and not is_current(unified, aggregate):
+        unified = None
     taken = {}
     for game in chosen:
         made, source = gold[game], silver[game]
+        if made is not None and not is_current(made, aggregate):
+            continue  # the setting has other columns by now: that is pending, too
         batch = made.transaction_version(silver_app(source)) if made is not None and source is not None else None
         if batch is not None:
             taken[game] = batch
@@ -125,7 +130,7 @@ def _files(
     read = StructType([f for f in schema.fields if f.name in wanted])
     uris = [uri for table in opened for uri in files_with(table)]
     rows = read_files(pipeline.spark, uris, read)
-    return rows.select(F.regexp_extract(path_column(uris), pattern, 1).alias("_game"), *wanted)
+    return rows.select(F.regexp_extract(path_column(uris), pattern, 1).alias("_game"), *(F.col(quoted(c)) for c in wanted))
 
 
 def _compared(rows: DataFrame, key: str, columns: list[str], current: list[str]) -> DataFrame:
@@ -146,7 +151,7 @@ def _compared(rows: DataFrame, key: str, columns: list[str], current: list[str])
 
 
 def _same(one: str, other: str, kinds: Mapping[str, DataType]) -> Column:
-    same = (F.col(f"n_{one}") == 1) & (F.col(f"n_{other}") == 1)
+    same = (F.coalesce(f"n_{one}", F.lit(0)) == 1) & (F.coalesce(f"n_{other}", F.lit(0)) == 1)
     for name, kind in kinds.items():
         mine, theirs = F.col(f"v_{one}")[name], F.col(f"v_{other}")[name]
         equal = mine.eqNullSafe(theirs)

@@ -22,7 +22,7 @@ from game_events.lakehouse.progress import GOLD, UNIFIED_LAYER, Progress
 from game_events.lakehouse.reading import BATCH_INFO, files_with, path_column, read_files, restored, spark_schema
 from game_events.lakehouse.staging import REPORT_SCHEMA
 from game_events.lakehouse.tables import UNIFIED, game_of_gold
-from game_events.pipeline.aggregates import expressions
+from game_events.pipeline.aggregates import definition_app, definition_for, is_current, player_agg
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.file_stage import FileStage, staged_files
 from game_events.pipeline.game_commits import for_games
@@ -78,9 +78,9 @@ def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False
 def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bool) -> None:
     table = pipeline.lakehouse.table(UNIFIED)
     handle = table.open()
-    columns = [pipeline.settings.entity_column, pipeline.settings.key_column, *expressions(pipeline.settings)]
+    aggregate = player_agg(pipeline.settings)
     # A new table, or one whose rows went back, or that had other columns, has no rows to carry over.
-    reshaped = handle is not None and [f.name for f in handle.schema().fields] != columns
+    reshaped = handle is not None and not is_current(handle, aggregate)
     full = full or handle is None or reshaped or restored(handle)
     changed: dict[str, DeltaTable] = {}
     pending = state.failed_in(UNIFIED_LAYER)
@@ -95,7 +95,7 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
         if full or held != gold.version():
             changed[game] = gold
     # Of games that have not got the columns of the setting yet, there are none to be shown.
-    changed = {g: gold for g, gold in changed.items() if [f.name for f in gold.schema().fields] == columns[1:]}
+    changed = {game: gold for game, gold in changed.items() if is_current(gold, aggregate)}
     if not changed:
         return
     words = pipeline.settings.words
@@ -121,12 +121,16 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
     files = staged_files(rows.coalesce(2).mapInArrow(stage, REPORT_SCHEMA).collect())
     crash_points.reach("unified_staged")
     commits = handle.transaction_version(COMMITS_APP) if handle is not None else None
+    definition = definition_for(handle, aggregate)
+    made = {} if definition is None else {definition_app(aggregate.name): definition}
     plan = Commit(
         table,
         schema,
         files,
         expected={COMMITS_APP: commits},
-        advance={gold_app(str(g.metadata().id)): g.version() for g in changed.values()} | {COMMITS_APP: (commits or 0) + 1},
+        advance={gold_app(str(g.metadata().id)): g.version() for g in changed.values()}
+        | {COMMITS_APP: (commits or 0) + 1}
+        | made,
         table_id=str(handle.metadata().id) if handle is not None else None,
         replace=handle is not None,
         reshape=reshaped,
