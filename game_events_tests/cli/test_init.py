@@ -65,10 +65,10 @@ def test_names_that_cannot_be_are_refused(cli, tmp_path, monkeypatch, options, s
 
 @pytest.mark.stack
 @pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated:DeprecationWarning")
-def test_the_demo_of_what_it_wrote_is_exact(environment, folder, spark, monkeypatch, capsys):  # noqa: ARG001
+def test_the_demo_of_what_it_wrote_is_exact(environment, folder, spark, monkeypatch, capfd):  # noqa: ARG001
     monkeypatch.chdir(folder)
     report = demo._waves(Output(as_json=False), load_settings())
-    said = capsys.readouterr().out
+    said = capfd.readouterr().out
     assert report["success"] is True, said
     assert "gold of 40 sensors in 4 stations equals what the producer sent: yes" in said
     assert report["columns_compared"] == ["events", "first_seen", "last_seen", "highest_value", "sum_of_values"]
