@@ -1,6 +1,6 @@
 """The assets: thin wrappers over the pipeline, for lineage and for materializing by hand."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import dagster as dg
 
@@ -9,7 +9,7 @@ from game_events.assets.checks import check_evaluation
 from game_events.assets.events import report_events
 from game_events.assets.failures import errors_decide
 from game_events.assets.game_tables import game_asset
-from game_events.assets.keys import DEFAULT, OWNERS, Keys, subject_key, topic_key
+from game_events.assets.keys import DEFAULT, OWNERS, Keys
 from game_events.assets.metadata import table_metadata
 from game_events.assets.own_gold import build_own_gold
 from game_events.assets.partitions import Event, fail_for
@@ -17,6 +17,7 @@ from game_events.assets.refresh_config import RefreshConfig
 from game_events.assets.resources import LakehouseResource
 from game_events.assets.rule_checks import rule_evaluations
 from game_events.assets.run_tags import ALL_LAYERS, CARRIES
+from game_events.assets.source_assets import source_assets
 from game_events.extending import GoldAggregate
 from game_events.pipeline.bronze import load_bronze
 from game_events.pipeline.event_log import recorded
@@ -26,30 +27,17 @@ from game_events.pipeline.report import RunReport
 from game_events.pipeline.silver import new_games, refresh_silver
 from game_events.pipeline.unified import refresh_unified
 from game_events.pipeline.whole_checks import check_after_run
+from game_events.settings import Settings
 
 
 def build_tables(
-    topic: str, own: Iterable[GoldAggregate] = (), keys: Keys = DEFAULT
+    settings: Settings, own: Iterable[GoldAggregate] = (), keys: Keys = DEFAULT
 ) -> list[dg.AssetsDefinition | dg.AssetSpec]:
-    """All assets for one topic, external ones included, and those of the user's own aggregates."""
-    topic_asset = dg.AssetSpec(
-        topic_key(topic),
-        description="The Kafka topic that all games share. External: producers write it.",
-        group_name="sources",
-        kinds={"kafka", "protobuf"},
-        owners=OWNERS,
-    )
-    subject_asset = dg.AssetSpec(
-        subject_key(topic),
-        description="The registry subject with every schema version of the topic's values. External.",
-        group_name="sources",
-        kinds={"protobuf"},
-        owners=OWNERS,
-    )
+    """All assets for the source of the settings, external ones included, and those of the user's own aggregates."""
+    external = source_assets(settings)
     return [
-        topic_asset,
-        subject_asset,
-        _bronze(topic, keys),
+        *external,
+        _bronze([asset.key for asset in external], keys),
         _silver(keys),
         _gold(keys),
         _unified(keys),
@@ -57,16 +45,14 @@ def build_tables(
     ]
 
 
-def _bronze(topic: str, keys: Keys) -> dg.AssetsDefinition:
-    sources = [topic_key(topic), subject_key(topic)]
-
+def _bronze(sources: Sequence[dg.AssetKey], keys: Keys) -> dg.AssetsDefinition:
     @dg.multi_asset(
         name=keys.bronze.path[-1],
         specs=[
             dg.AssetSpec(
                 keys.bronze,
-                deps=sources,
-                description="Every decodable record of the topic, once: columns decoded by its writer's schema, Kafka "
+                deps=list(sources),
+                description="Every decodable record of the source, once: columns decoded by its writer's schema, Kafka "
                 "metadata, schema id, raw value. Append-only.",
                 group_name="bronze",
                 kinds={"spark", "deltalake", "bronze"},
@@ -74,7 +60,7 @@ def _bronze(topic: str, keys: Keys) -> dg.AssetsDefinition:
             ),
             dg.AssetSpec(
                 keys.quarantine,
-                deps=sources,
+                deps=list(sources),
                 description="Every other record, once, with the reason: written in the same pass as bronze.",
                 group_name="bronze",
                 kinds={"spark", "deltalake"},

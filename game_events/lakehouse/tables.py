@@ -30,8 +30,9 @@ SCHEMAS = "schemas"
 PROGRESS = "progress"
 EVENT_LOG = "event_log"
 SUPPRESSED = "suppressed_entities"
+SOURCE_FILES = "source_files"
 #: All tables but those of games.
-OWN_TABLES = frozenset({BRONZE, QUARANTINE, UNIFIED, SCHEMAS, PROGRESS, EVENT_LOG, SUPPRESSED})
+OWN_TABLES = frozenset({BRONZE, QUARANTINE, UNIFIED, SCHEMAS, PROGRESS, EVENT_LOG, SUPPRESSED, SOURCE_FILES})
 
 _SILVER = re.compile(r"^silver_(?P<game>.+)_events$")
 #: Table features that readers of single files would get wrong.

@@ -11,6 +11,7 @@ from confluent_kafka.schema_registry.error import SchemaRegistryError
 from game_events.errors import ConfigurationError, TransientError
 from game_events.producer.message_shape import MessageShape
 from game_events.settings import Settings
+from game_events.sources.kafka import subject_of
 
 REFUSED_LOGIN = (401, 403)
 #: Past these, waiting may help; any other 4xx answer stays the same.
@@ -32,7 +33,7 @@ def register_versions(client: SchemaRegistryClient, settings: Settings, versions
             level forbids a version.
         TransientError: the registry cannot be reached, or answers with an error of its own.
     """
-    subject = f"{settings.kafka_topic}-value"
+    subject = subject_of(settings.produced_topic)
     shape = MessageShape.of(settings)
     return {v: _register(client, settings, subject, v, shape.versions.text(v)) for v in sorted(versions)}
 
