@@ -23,7 +23,7 @@ from game_events.pipeline.event_log import recorded
 from game_events.pipeline.report import RunReport
 from game_events.settings import load_settings
 
-Ids = Annotated[list[str] | None, typer.Option("--gamer-id", metavar="ID", help="Whom to forget; may be repeated.")]
+Ids = Annotated[list[str] | None, typer.Option("--gamer-id", "--key", metavar="ID", help="Whom to forget; may be repeated.")]
 File = Annotated[
     str | None,
     typer.Option(metavar="FILE", help="A file with one id a line; `-`: standard input, which no process list shows."),
@@ -70,7 +70,7 @@ def _ids(given: list[str], file: str | None) -> frozenset[str]:
             raise ConfigurationError(f"--file: {file} cannot be read ({type(error).__name__}): one id a line, UTF-8") from None
         lines += [line.rstrip("\r") for line in text.split("\n") if line.rstrip("\r")]
     if not lines:
-        raise ConfigurationError("whom to forget? Name ids with --gamer-id, or a file of them with --file")
+        raise ConfigurationError("whom to forget? Name ids with --gamer-id (or --key), or a file of them with --file")
     if not all(lines):
         raise ConfigurationError("--gamer-id: an id is empty")
     return frozenset(lines)

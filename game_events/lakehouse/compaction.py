@@ -52,7 +52,7 @@ def small_files(table: Table, handle: DeltaTable, goal: Goal) -> list[list[str]]
     """Groups of paths that are worth joining, each into about one file, oldest batches first."""
     actions = pa.table(handle.get_add_actions(flatten=True))
     order = [("min._batch", "ascending")] if "min._batch" in actions.column_names else [("modification_time", "ascending")]
-    bounds = [f"{end}.{column}" for column in KEPT_APART.get(table.name, ()) for end in ("min", "max")]
+    bounds = [f"{end}.{column}" for column in KEPT_APART.get(table.key, ()) for end in ("min", "max")]
     bounds = [name for name in bounds if name in actions.column_names]
     classes: dict[tuple[object, ...], list[tuple[str, int]]] = defaultdict(list)
     for file in actions.sort_by(order).select(["path", "size_bytes", *bounds]).to_pylist():

@@ -38,7 +38,7 @@ def erase_events(work: Work) -> bool:
     games = [game for game in map(game_of_silver, pipeline.lakehouse.names()) if game is not None]
     opened = {silver_name(g): h for g, h in for_games(games, lambda g: pipeline.lakehouse.silver(g).open()).items()}
     tables = {name: h for name, h in {**opened, QUARANTINE: pipeline.quarantine.open()}.items() if h is not None}
-    pipeline.on_progress(f"erasure: quarantine and {len(games)} games")
+    pipeline.on_progress(f"erasure: quarantine and {len(games)} {pipeline.settings.words.entities}")
     hits |= work.look(tables)
     if work.account.dry_run:
         for name, found in hits.items():
@@ -83,7 +83,7 @@ def _commit_bronze(work: Work, hits: list[Found], bronze: DeltaTable) -> DeltaTa
     work.erased(BRONZE, hits)
     after = work.pipeline.bronze.open()
     if after is None:
-        raise ConflictError("bronze_events was removed during an erasure")
+        raise ConflictError(f"{work.pipeline.bronze.name} was removed during an erasure")
     return after
 
 
@@ -112,15 +112,15 @@ def _silver_plan(work: Work, bronze: DeltaTable, game: str, hits: list[Found]) -
     handle = table.open()
     if handle is None:
         return None
-    known = work.clean[table.name] | {found.path for found in hits}
-    task = EraseTask({table.name: table}, work.wanted, rewrite=True)
+    known = work.clean[table.key] | {found.path for found in hits}
+    task = EraseTask({table.key: table}, work.wanted, rewrite=True)
     for path in paths(handle):
         if path not in known:
-            found = task.look(table.name, path)
+            found = task.look(table.key, path)
             if found.rows:
                 hits.append(found)
             else:
-                work.clean[table.name].add(path)
+                work.clean[table.key].add(path)
     advance = {identity.erased_app: erasures(bronze)}
     if (taken := handle.transaction_version(identity.app)) is not None:
         # As it is: of two commits that name it, Delta lets one land, however close they come.

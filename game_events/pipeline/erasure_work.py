@@ -67,7 +67,7 @@ class Work:
     def erased(self, table: str, hits: Iterable[Found]) -> None:
         """Note what landed, or would."""
         for found in hits:
-            self.account.rows[table] += found.rows
+            self.account.rows[self.pipeline.lakehouse.table(table).name] += found.rows
             self.clean[table] |= {file.path for file in found.files}
 
     def drop(self, hits: Mapping[str, list[Found]]) -> None:

@@ -105,7 +105,7 @@ def run_plan_checks(pipeline: Pipeline, selected: Callable[[], Selection]) -> di
     def selection() -> str:
         found = selected()
         if BRONZE in found.full and not pipeline.settings.allow_bronze_full_refresh:
-            raise ConfigurationError(f"bronze_events is protected from a full refresh: {ALLOW}=true allows it")
+            raise ConfigurationError(f"{pipeline.bronze.name} is protected from a full refresh: {ALLOW}=true allows it")
         said = [f"brought up to date: {_said(found.update)}"]
         said += [f"replaced: {_said(found.full)}"] if found.full else []
         return "; ".join([*said, *found.notices])
@@ -171,7 +171,7 @@ def _tables(lakehouse: Lakehouse) -> str:
         try:
             lakehouse.table(name).open()
         except (GameEventsError, DeltaError, OSError) as error:
-            broken.append(f"{name}: {error}")
+            broken.append(f"{lakehouse.table(name).name}: {error}")
     if broken:
         raise DataError(f"{len(broken)} of {len(names)} tables cannot be opened: " + "; ".join(broken))
     return f"{len(names)} tables, each can be opened"
