@@ -106,7 +106,8 @@ def add_suppressed(lakehouse: Lakehouse, key: bytes, hashes: Collection[str], ru
             shown = ", ".join(sorted(h[:HASH_CHARS] for h in listed.unfinished)[:HASHES_SHOWN])
             raise DataError(
                 f"an erasure of {len(listed.unfinished):,} gamers (hashes: {shown}) is not finished, and nobody new was "
-                "forgotten: wait if it is still at work, else repeat `game-events forget` for exactly these first"
+                "forgotten: wait if it is still at work, else repeat `game-events forget` for exactly these first, or, without "
+                "their ids, `game-events forget --resume`"
             )
         new = {"key_check": key_check(key), "listed_at": now, "finished_at": None, "run_id": run_id}
         # Also of one that was finished: its rows are looked for once more.

@@ -23,6 +23,7 @@ def test_nobody_to_forget_and_no_key_are_said_before_anything_starts(cli, monkey
     assert "--gamer-id" in said.err
     assert "cannot be read" in cli("forget", "--file", str(tmp_path / "none")).err
     assert cli("forget", "--gamer-id", WHOM, "--dry-run", "--vacuum").code == 2
+    assert cli("forget", "--gamer-id", WHOM, "--resume").code == 2
     said = cli("forget", "--gamer-id", WHOM)
     assert said.code == 1
     assert "GAME_EVENTS_ERASURE_KEY is not set" in said.err
