@@ -80,7 +80,7 @@ def forget(
     key = required_key(settings)
     hashes = hashes or hashes_of(key, ids)
     account = report.erasure = Erasure(sorted(h[:HASH_CHARS] for h in hashes), dry_run)
-    work = Work(pipeline, report, account, Wanted(settings.key_column, settings.entity_column, ids))
+    work = Work(pipeline, report, account, Wanted(settings.key_column, settings.entity_column, ids), hashes)
     if dry_run:
         read_suppressed(pipeline.lakehouse).require_key(key)
     else:

@@ -70,7 +70,8 @@ def suppression(pipeline: Pipeline, bronze: DeltaTable) -> Suppression | None:
     if found is None:
         return None
     listed, key = found
-    return Suppression(pipeline.settings.key_column, key, frozenset(bytes.fromhex(h) for h in listed.entries))
+    hashes = frozenset(bytes.fromhex(h) for h in listed.entries)
+    return Suppression(pipeline.settings.key_column, key, hashes, listed.records)
 
 
 def recognised(settings: Settings, lakehouse: Lakehouse, bronze: DeltaTable | None) -> tuple[Listed, bytes] | None:
