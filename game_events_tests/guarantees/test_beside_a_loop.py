@@ -32,6 +32,8 @@ pytestmark = pytest.mark.stack
 #: Of each wave, game and gamer: one good row, one that a rule rejects, one that a rule drops.
 AMOUNTS = (1, 3000, -4)
 LATER = SCHEMA.replace("optional string note = 5;", "optional string note = 5; optional string more = 6;")
+#: Seconds: several processes at once, on a machine that may be busy.
+PATIENCE_S = 400
 #: Somebody who loses a race is told to try again.
 ATTEMPTS = 10
 
@@ -69,11 +71,11 @@ def test_replay_erasure_and_maintenance_beside_a_loop_of_another_process_lose_do
         wave("chess", "go", schema_id=usual, into=known)
         wave("chess", schema_id=later, into=hidden)
         log = tmp_path / "loop.log"
-        timing = {"poll_interval_s": "0.05", "gold_interval_s": "0", "max_records_per_batch": "9"}
+        timing = {"poll_interval_s": "0.05", "gold_interval_s": "0", "max_records_per_batch": "20"}
         loop = start_driver(settings, spark, log, work="loop", erasure_key=KEY, rules=json.dumps(RULES), **timing)
         try:
-            until(lambda: count(settings, "gold_unified_player_agg"), what="the loop's first rows")
-            until(lambda: count(settings, BRONZE) == len(known), what="what decodes")
+            until(lambda: count(settings, "gold_unified_player_agg"), PATIENCE_S, what="the loop's first rows")
+            until(lambda: count(settings, BRONZE) == len(known), PATIENCE_S, what="what decodes")
             assert rows(settings, QUARANTINE, "SELECT count(*) FROM t WHERE layer = 'bronze'") == [(len(hidden),)]
             for number in range(3):
                 wave("chess", f"new_{number}", schema_id=usual, into=known)
@@ -84,9 +86,9 @@ def test_replay_erasure_and_maintenance_beside_a_loop_of_another_process_lose_do
                     insisting(lambda: replay(make_pipeline(settings), RunReport(), Selection()))
                 if number == 1:
                     insisting(lambda: forgotten(make_pipeline(settings), vacuum=True))
-            until(lambda: count(settings, BRONZE) == len(kept()), what="all that is left to come")
+            until(lambda: count(settings, BRONZE) == len(kept()), PATIENCE_S, what="all that is left to come")
             loop.send_signal(signal.SIGTERM)
-            assert wait_all([loop], 60) == [0], log.read_text()
+            assert wait_all([loop], PATIENCE_S) == [0], log.read_text()
         finally:
             loop.kill()
             loop.wait()
