@@ -50,6 +50,12 @@ def test_an_erasure_that_is_killed_is_finished_by_the_same_command_and_says_what
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert (count(environment, "bronze_events"), count(environment, "silver_chess_events")) == (3, 6)
 
+    # Whoever has lost the ids by now finds them by their hashes.
+    found = cli("forget", "--resume", "--dry-run", "--json")
+    assert (found.code, found.result["rows"]["silver_chess_events"], found.result["lost_ids"]) == (0, 3, 0), found.err
+    assert WHOM not in found.everything
+    assert "of 1 the erasure is not finished" in cli("doctor").everything
+
     said = cli("forget", "--gamer-id", WHOM, "--vacuum", "--json")
     assert said.code == 0, said.err
     assert said.result["finished"]
