@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
+from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, Landed, commit
 from game_events.lakehouse.newest_commit import MAINTENANCE_INFO
 from game_events.lakehouse.staging import StagedWriter, file_system
@@ -98,7 +99,8 @@ def join_files(table: Table, handle: DeltaTable, group: list[str]) -> Landed:
     except BaseException:
         writer.abort()
         raise
-    return commit(
+    crash_points.reach("joined_staged", table.name)
+    landed = commit(
         Commit(
             table,
             # No column comes with them, and the columns' metadata (bronze's column map) is not touched.
@@ -112,6 +114,8 @@ def join_files(table: Table, handle: DeltaTable, group: list[str]) -> Landed:
             info={MAINTENANCE_INFO: "compaction"},
         )
     )
+    crash_points.reach("joined_committed", table.name)
+    return landed
 
 
 def _rows(table: Table, schema: pa.Schema, group: list[str]) -> Iterator[pa.Table]:

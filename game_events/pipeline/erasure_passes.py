@@ -13,6 +13,7 @@ from deltalake import DeltaTable
 from game_events.errors import ConflictError
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, commit, paths
+from game_events.lakehouse.suppressed import add_records
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, game_of_silver, silver_name
 from game_events.pipeline.commit_notes import ERASED_BY_BATCH
 from game_events.pipeline.context import note
@@ -65,6 +66,8 @@ def erase_events(work: Work) -> bool:
 
 def _commit_quarantine(work: Work, hits: list[Found], tables: Mapping[str, DeltaTable]) -> None:
     if hits:
+        # Before they go: nothing else would tell whose they are if a full refresh met them again.
+        add_records(work.pipeline.lakehouse, work.hashes, work.undecodable(hits))
         commit(without(work.pipeline.quarantine, tables[QUARANTINE], hits, work.pipeline.run_id))
         work.erased(QUARANTINE, hits)
         work.held = pa.concat_tables([work.held, *(f.records for f in hits)])

@@ -17,12 +17,14 @@ from game_events.errors import ConfigurationError, DataError, GameEventsError
 from game_events.files.source import FileSource
 from game_events.lakehouse.object_store import is_remote
 from game_events.lakehouse.store_probe import refuse_unsafe_store
+from game_events.lakehouse.tables import BRONZE as BRONZE_TABLE
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.backlog import backlog
 from game_events.pipeline.bronze_protection import ALLOW
 from game_events.pipeline.choose_source import make_source, subjects
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.selection import BRONZE, Parts, Selection
+from game_events.pipeline.suppression import recognised
 from game_events.settings import Settings
 from game_events.sources.registry import SchemaRegistry
 from game_events.sources.source import FILES
@@ -91,6 +93,7 @@ def environment_checks(settings: Settings) -> dict[str, Check]:
         **sources,
         "lakehouse": lambda: _writable(settings),
         "tables": lambda: _tables(Lakehouse.of(settings)),
+        "forgotten gamers": lambda: _forgotten(settings),
     }
 
 
@@ -175,3 +178,15 @@ def _tables(lakehouse: Lakehouse) -> str:
     if broken:
         raise DataError(f"{len(broken)} of {len(names)} tables cannot be opened: " + "; ".join(broken))
     return f"{len(names)} tables, each can be opened"
+
+
+def _forgotten(settings: Settings) -> str:
+    lakehouse = Lakehouse.of(settings)
+    found = recognised(settings, lakehouse, lakehouse.table(BRONZE_TABLE).open())
+    if found is None:
+        return "none"
+    listed, _ = found
+    said = f"{len(listed.entries):,} are kept out, recognised by the key that is set"
+    if listed.unfinished:
+        said += f"; of {len(listed.unfinished):,} the erasure is not finished: repeat `game-events forget`, or use --resume"
+    return said
