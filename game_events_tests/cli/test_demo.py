@@ -9,6 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from game_events_tests.docs.pages import PAGES, RUN_BY, blocks
+from game_events_tests.docs.printed import missing
+
 
 @pytest.mark.stack
 def test_the_demo_is_exact_keeps_its_tables_and_leaves_nothing_running(tmp_path):
@@ -34,6 +37,9 @@ def test_the_demo_is_exact_keeps_its_tables_and_leaves_nothing_running(tmp_path)
     assert Path(body["lakehouse"]).is_relative_to(tmp_path)
     assert (Path(body["lakehouse"]) / "gold_chess_player_agg/_delta_log").is_dir()
     assert "gold of 160 gamers in 8 games equals what the producer sent: yes" in found.stderr
+    # README.md shows what a user will see.
+    (shown,) = [block.text for block in blocks(PAGES[0]) if block.mark == RUN_BY]
+    assert missing(shown, found.stderr) == ""
     assert "Traceback" not in found.stderr
     left = [p.cmdline() for p in psutil.process_iter() if str(tmp_path) in " ".join(_command(p))]
     assert left == []
