@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 from game_events.errors import ExtensionError
 from game_events.extending import COLUMN_PATTERN, GoldAggregate
 from game_events.lakehouse.reading import Selection, read_files
+from game_events.pipeline.connect import is_lost
 from game_events.pipeline.spark_types import arrow_schema, quoted, united
 
 #: The column that names the game while rows of several games are in one plan.
@@ -80,6 +81,8 @@ def aggregated(
     except ExtensionError:
         raise
     except Exception as error:
+        if is_lost(error):
+            raise
         unlike = "".join(f" Column {c} is {' and '.join(types)} in different games." for c, types in sorted(clashes.items()))
         reason = next((line for line in str(error).splitlines() if line.strip()), "")
         names = ", ".join(n for n in columns.fieldNames() if not n.startswith("_"))
