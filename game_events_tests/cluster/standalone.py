@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,14 +61,14 @@ class StandaloneCluster:
 
     def executors(self) -> list[psutil.Process]:
         """The executors' JVMs."""
-        return list(self._executors())
-
-    def _executors(self) -> Iterator[psutil.Process]:
+        found = []
         for worker in self.workers:
             process = find(worker)
             for child in process.children() if process is not None else ():
-                if EXECUTOR in child.cmdline():
-                    yield child
+                with suppress(psutil.Error):  # what starts processes for a JVM ends soon
+                    if EXECUTOR in child.cmdline():
+                        found.append(child)
+        return found
 
 
 def _daemon(folder: Path, name: str, arguments: list[str], port: int) -> ServerProcess:
