@@ -31,7 +31,11 @@ from game_events_tests.books import assert_books_balance
 from game_events_tests.cluster.kinds import REMOTE
 from game_events_tests.waiting import until
 
-pytestmark = [pytest.mark.stack, pytest.mark.every_spark]
+pytestmark = [
+    pytest.mark.stack,
+    pytest.mark.every_spark,
+    pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated:DeprecationWarning"),
+]
 #: A client with a job that beats like a heart, in a file, until it is ended.
 CLIENT = """
 import sys
