@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from game_events.assets.run_hygiene import mark_process
 from game_events.pipeline.connect import answers, connect, give_back, is_closed, is_connect
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.shipped_code import ship
+from game_events.pipeline.shipped_code import on_this_machine, ship
 from game_events.pipeline.spark import of_the_server, session_config, spark_config
 from game_events.settings import load_settings
 
@@ -37,9 +37,11 @@ class SparkResource(LazyPySparkResource):
             # At DEBUG it repeats every argument of every call into the JVM, Kafka's password among them.
             logging.getLogger("py4j").setLevel(logging.INFO)
             if settings.spark_remote:
-                ignored = of_the_server(settings)
-                if ignored:
-                    log.warning("spark_remote is set, and these settings are its server's: ignored=%s", ",".join(ignored))
+                not_ours = of_the_server(settings)
+                if not_ours:
+                    # The server of `game-events up`, on this machine, was started with them.
+                    level = logging.INFO if on_this_machine(settings) else logging.WARNING
+                    log.log(level, "spark_remote=set not_used_as_they_are_the_servers=%s", ",".join(not_ours))
                 self._session = connect(settings, session_config(settings) | self.spark_config)
             else:
                 self._session = spark_session_from_config(spark_config(settings) | self.spark_config)  # type: ignore[no-untyped-call]

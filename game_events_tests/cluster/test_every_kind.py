@@ -26,11 +26,12 @@ def run_tests(kind, stack, *arguments):
     environment = os.environ | {"GAME_EVENTS_TEST_SPARK": kind, "GAME_EVENTS_TEST_STACK": stack.model_dump_json()}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=--strict-markers --strict-config"]
     done = subprocess.run(
-        [*command, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=590, check=False
+        [*command, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=850, check=False
     )
     return done.returncode, (done.stdout + done.stderr)[-8000:]
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", [STANDALONE, CONNECT])
 def test_the_pipeline_does_the_same_wherever_spark_runs(kind, stack):
     folders = [f"game_events_tests/{name}" for name in WHERE]
