@@ -13,8 +13,9 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+import game_events_tests
 from game_events.pipeline.connect import TOKEN_VARIABLE, connect, give_back
-from game_events.pipeline.shipped_code import ship
+from game_events.pipeline.shipped_code import packed, ship
 from game_events.pipeline.spark import session_config, spark_config
 from game_events.settings import load_settings
 from game_events.stack import connect_server
@@ -27,6 +28,7 @@ LOCAL, STANDALONE, CONNECT = KINDS = ("local", "standalone", "connect")
 #: Read when this is imported: the tests themselves see no such setting.
 KIND = os.environ.get("GAME_EVENTS_TEST_SPARK", LOCAL)
 assert KIND in KINDS, f"GAME_EVENTS_TEST_SPARK={KIND}: {', '.join(KINDS)}"
+LOCAL_MASTER = "local[2]"
 REMOTE = "GAME_EVENTS_SPARK_REMOTE"
 #: The cluster of a run on one, for tests that look at its processes.
 running: list[StandaloneCluster] = []
@@ -50,7 +52,7 @@ def spark_of(kind: str, folder: Path) -> Iterator[SparkSession]:
         finally:
             cluster.stop()
     else:
-        yield from _classic("local[2]", {})
+        yield from _classic(LOCAL_MASTER, {})
 
 
 def _classic(master: str, own: Mapping[str, str]) -> Iterator[SparkSession]:
@@ -60,6 +62,9 @@ def _classic(master: str, own: Mapping[str, str]) -> Iterator[SparkSession]:
     session = builder.getOrCreate()
     try:
         ship(session, load_settings(spark_master=master))
+        if master != LOCAL_MASTER:
+            # Some tests give workers functions of their own modules.
+            session.addArtifacts(str(packed(Path(game_events_tests.__file__).parent)), pyfile=True)
         yield session
     finally:
         session.stop()
@@ -75,7 +80,7 @@ def _server(folder: Path) -> Iterator[str]:
     """A Connect server that this process, and what it starts, uses."""
     (port,) = free_ports(1)
     token, log = connect_server.new_token(), folder / "connect.log"
-    server = connect_server.start(_with_s3("local[2]", {}), folder, port=port, token=token, log=log)
+    server = connect_server.start(_with_s3(LOCAL_MASTER, {}), folder, port=port, token=token, log=log)
     os.environ |= {TOKEN_VARIABLE: token, REMOTE: connect_server.remote(port)}
     try:
         until(lambda: connect_server.is_healthy(port) or find(server) is None, 120)
