@@ -136,7 +136,7 @@ def test_a_server_that_is_killed_in_mid_run_is_started_again_and_the_run_goes_on
     for name, value in warm.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("GAME_EVENTS_MODE", "production")
-    sent = produce_bulk(settings, BulkSimulation(records=120_000, games=("chess", "uno")), partitions=4)
+    sent = produce_bulk(settings, BulkSimulation(records=80_000, games=("chess", "uno"), pool_per_version=2_000), partitions=8)
     bronze = Path(settings.lakehouse) / "bronze_events"
     results: list[dg.ExecuteInProcessResult] = []
     warm.start()

@@ -72,7 +72,7 @@ def test_an_extensions_own_functions_and_what_they_import_reach_the_executors(ma
     """
     settings = make_settings(extensions=(extension(tmp_path, text),), spark_py_files=[str(helper)])
     ship(spark, settings)
-    sent = produce_bulk(settings, BulkSimulation(records=200, games=("chess", "uno")), partitions=2)
+    sent = produce_bulk(settings, BulkSimulation(records=200, pool_per_version=100, games=("chess", "uno")), partitions=2)
     report = refresh(make_pipeline(settings))
     assert report.success, report.errors
     assert_books_balance(settings, sent)
@@ -80,7 +80,7 @@ def test_an_extensions_own_functions_and_what_they_import_reach_the_executors(ma
 
 
 def test_an_executor_that_is_killed_in_mid_job_costs_time_and_no_row(settings, make_pipeline):
-    sent = produce_bulk(settings, BulkSimulation(records=240_000, games=("chess", "uno")), partitions=6)
+    sent = produce_bulk(settings, BulkSimulation(records=80_000, games=("chess", "uno"), pool_per_version=2_000), partitions=8)
     (cluster,) = running
     bronze = Path(settings.lakehouse) / "bronze_events"
     reports, failures = [], []
@@ -94,7 +94,7 @@ def test_an_executor_that_is_killed_in_mid_job_costs_time_and_no_row(settings, m
     until(lambda: len(cluster.executors()) == len(cluster.workers), what="both executors")
     run = threading.Thread(target=work)
     run.start()
-    # Six tasks for two executors: with the first file being written, four of them have not begun.
+    # Eight tasks for two executors: with the first file being written, six of them have not begun.
     until(lambda: failures or any(bronze.glob("*.parquet")), what="a file of bronze")
     assert not (bronze / "_delta_log").exists()
     victims = cluster.executors()[:1]
