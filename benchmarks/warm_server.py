@@ -1,7 +1,7 @@
 """One run with a JVM of its own against one on the server of `game-events up`: `python -m benchmarks.warm_server [PAIRS]`.
 
-Each run is a process, as Dagster starts them, and finds 100 new records for each of the simulator's games: the time is that of a
-small materialization, start of the process included. The two kinds take turns.
+Each run is a process, as Dagster starts them, and finds 100 new records of each simulated game: the time is that of a small
+materialization, start of the process included. The two kinds take turns.
 """
 
 from __future__ import annotations
