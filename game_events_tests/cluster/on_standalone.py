@@ -13,7 +13,7 @@ from game_events.pipeline.shipped_code import packed, ship
 from game_events.producer.bulk import BulkSimulation
 from game_events.producer.produce import produce_bulk
 from game_events.settings import load_settings
-from game_events_tests.books import assert_books_balance
+from game_events_tests.books import assert_books_balance, count
 from game_events_tests.cluster.kinds import running
 from game_events_tests.extending.own import extension
 from game_events_tests.waiting import until
@@ -79,10 +79,10 @@ def test_an_extensions_own_functions_and_what_they_import_reach_the_executors(ma
     assert "shouted" in {name for name, _ in report.of("silver")[0].columns}
 
 
-def test_an_executor_that_is_killed_in_mid_job_costs_time_and_no_row(settings, make_pipeline):
-    sent = produce_bulk(settings, BulkSimulation(records=80_000, games=("chess", "uno"), pool_per_version=2_000), partitions=8)
+def test_executors_that_are_killed_in_mid_run_cost_time_and_no_row(make_settings, make_pipeline):
+    settings = make_settings(max_records_per_batch=2_000)
+    sent = produce_bulk(settings, BulkSimulation(records=16_000, games=("chess", "uno"), pool_per_version=2_000))
     (cluster,) = running
-    bronze = Path(settings.lakehouse) / "bronze_events"
     reports, failures = [], []
 
     def work():
@@ -94,19 +94,18 @@ def test_an_executor_that_is_killed_in_mid_job_costs_time_and_no_row(settings, m
     until(lambda: len(cluster.executors()) == len(cluster.workers), what="both executors")
     run = threading.Thread(target=work)
     run.start()
-    # Eight tasks for two executors: with the first file being written, six of them have not begun.
-    until(lambda: failures or any(bronze.glob("*.parquet")), what="a file of bronze")
-    assert not (bronze / "_delta_log").exists()
-    victims = cluster.executors()[:1]
+    until(lambda: failures or count(settings, "bronze_events"), what="the first of eight slices")
+    victims = cluster.executors()
     for victim in victims:
         victim.kill()
+    assert not reports
     psutil.wait_procs(victims, 10)
-    run.join(240)
+    run.join(300)
     if failures:
         raise failures[0]
     assert reports[0].success, reports[0].errors
     assert reports[0].rows("bronze") == sent.decodable
     assert_books_balance(settings, sent)
-    # The worker has started another one.
+    # The workers have started others.
     until(lambda: len(cluster.executors()) == len(cluster.workers), what="both executors again")
     assert not set(victims) & set(cluster.executors())
