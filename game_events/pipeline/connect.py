@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, cast
@@ -26,6 +27,7 @@ LOST = (
 REFUSED = ("StatusCode.UNAUTHENTICATED", "authentication token")
 #: Where client and server look for the token that they share; an address with it would stand in logs.
 TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105 - its name
+CLIENTS_LOGGER = "pyspark.sql.connect.logging"
 #: A server that is being started again answers within seconds; the client's own policy waits for ten minutes. Together 45 s.
 RETRIES, LONGEST_WAIT_MS = 12, 5_000
 
@@ -58,6 +60,9 @@ def connect(settings: Settings, conf: Mapping[str, str]) -> SparkSession:
     # Only where Connect is used: classic Spark needs none of its packages.
     from pyspark.sql.connect.client.retries import DefaultPolicy  # noqa: PLC0415
 
+    # At DEBUG it repeats every plan, Kafka's password in it; its errors are raised as well. PySpark switches it off, but whoever
+    # configures logging afterwards (Dagster does) switches it on again.
+    logging.getLogger(CLIENTS_LOGGER).setLevel(logging.CRITICAL)
     try:
         # Nothing is sent yet: its settings follow, with the policy above.
         session: SparkSession = SparkSession.builder.remote(str(settings.spark_remote)).create()

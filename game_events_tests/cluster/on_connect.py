@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from pyspark.sql import SparkSession
 from game_events.assets.resources import SparkResource
 from game_events.cli.warm_spark import WarmSpark
 from game_events.errors import ConfigurationError
-from game_events.pipeline.connect import TOKEN_VARIABLE, connect, give_back, is_lost
+from game_events.pipeline.connect import CLIENTS_LOGGER, TOKEN_VARIABLE, connect, give_back, is_lost
 from game_events.pipeline.shipped_code import packed, ship
 from game_events.producer.bulk import BulkSimulation
 from game_events.producer.produce import produce_bulk
@@ -69,6 +70,15 @@ def test_without_the_servers_token_nobody_is_let_in(spark, monkeypatch):  # noqa
     with pytest.raises(ConfigurationError, match=f"refuses us: set {TOKEN_VARIABLE}") as refused:
         connect(load_settings(), {"spark.sql.session.timeZone": "UTC"})
     assert os.environ[TOKEN_VARIABLE] not in str(refused.value)
+
+
+def test_the_clients_own_log_repeats_no_plan_however_loud_logging_is(spark, caplog):  # noqa: ARG001 - the server must be up
+    session = connect(load_settings(), {})
+    logging.getLogger(CLIENTS_LOGGER).disabled = False  # as `logging.config` does
+    with caplog.at_level(logging.DEBUG):
+        assert session.range(1).where("'hush' = 'hush'").count() == 1
+    assert "hush" not in caplog.text
+    give_back(session)
 
 
 def test_workers_of_a_server_elsewhere_run_the_clients_code(spark):  # noqa: ARG001 - the server must be up
