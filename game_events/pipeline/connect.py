@@ -60,7 +60,7 @@ def connect(settings: Settings, conf: Mapping[str, str]) -> SparkSession:
     # Only where Connect is used: classic Spark needs none of its packages.
     from pyspark.sql.connect.client.retries import DefaultPolicy  # noqa: PLC0415
 
-    # At DEBUG it repeats every plan, Kafka's password in it; its errors are raised as well. PySpark switches it off, but whoever
+    # At DEBUG it repeats every plan, Kafka's password in it; its errors are raised as well. PySpark switches it off, and who
     # configures logging afterwards (Dagster does) switches it on again.
     logging.getLogger(CLIENTS_LOGGER).setLevel(logging.CRITICAL)
     try:
