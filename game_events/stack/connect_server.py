@@ -17,6 +17,9 @@ MAIN_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 SPARK_HOME = Path(pyspark.__file__).parent
 #: Variables of a client's process that would make the server one.
 CLIENTS_OWN = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_LOCAL_REMOTE")
+JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+#: Without memory it would answer nobody, and look alive: it is to end, and be started again.
+ENDS = "-XX:+ExitOnOutOfMemoryError"
 #: A client that was killed in mid-run cannot end its job: the server does so when nobody has asked for its results for so long.
 #: A client that lives asks at least every 10 s (`senderMaxStreamDuration`).
 DETACHED_S, STREAM_S, LOOK_S = 30, 10, 5
@@ -63,7 +66,9 @@ def start(conf: Mapping[str, str], folder: Path, *, port: int, token: str, log: 
     # In a file that only this user reads, as a command line is everybody's.
     properties.unlink(missing_ok=True)
     properties.touch(mode=0o600)
-    properties.write_text("".join(f"{key}={_escaped(value)}\n" for key, value in (server_config(port) | dict(conf)).items()))
+    whole = server_config(port) | dict(conf)
+    whole[JAVA_OPTIONS] = f"{whole.get(JAVA_OPTIONS, '')} {ENDS}".strip()
+    properties.write_text("".join(f"{key}={_escaped(value)}\n" for key, value in whole.items()))
     environment = {key: value for key, value in os.environ.items() if key not in CLIENTS_OWN} | {
         "SPARK_HOME": str(SPARK_HOME),
         "SPARK_CONNECT_AUTHENTICATE_TOKEN": token,

@@ -148,7 +148,11 @@ def test_a_servers_settings_are_in_a_file_that_only_its_user_reads_and_its_token
     started = {}
     monkeypatch.setattr(connect_server, "spawn", lambda command, **options: started.update(options, command=command))
     monkeypatch.setenv("SPARK_REMOTE", "sc://elsewhere")
-    conf = {"spark.jars": "/with space/a.jar", "spark.sql.x": "back\\slash, \N{VIDEO GAME} and\nline"}
+    conf = {
+        "spark.jars": "/with space/a.jar",
+        "spark.driver.extraJavaOptions": "-Dx=y",
+        "spark.sql.x": "back\\slash, \N{VIDEO GAME} and\nline",
+    }
     connect_server.start(conf, tmp_path / "server", port=1234, token="hush", log=tmp_path / "log")  # noqa: S106
     file = tmp_path / "server" / "connect.properties"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -156,6 +160,7 @@ def test_a_servers_settings_are_in_a_file_that_only_its_user_reads_and_its_token
     assert "spark.connect.grpc.binding.address=127.0.0.1" in lines
     assert "spark.connect.grpc.binding.port=1234" in lines
     assert "spark.jars=/with space/a.jar" in lines
+    assert "spark.driver.extraJavaOptions=-Dx=y -XX:+ExitOnOutOfMemoryError" in lines
     assert r"spark.sql.x=back\\slash, \ud83c\udfae and\nline" in lines
     assert started["environment"]["SPARK_CONNECT_AUTHENTICATE_TOKEN"] == "hush"
     assert "SPARK_REMOTE" not in started["environment"]
