@@ -62,15 +62,16 @@ class Suppressor:
         which = pc.fill_null(encoded.indices, len(forgotten)).to_numpy(zero_copy_only=False)
         return np.asarray(np.array([*forgotten, False])[which], dtype=bool)
 
-    def undecodable(self, batch: pa.RecordBatch, topic_id: str) -> npt.NDArray[np.bool_]:
-        """Which records from Kafka are theirs, if they do not decode: by their key, or by what an erasure has noted."""
+    def undecodable(self, batch: pa.RecordBatch, topic_ids: pa.Array) -> npt.NDArray[np.bool_]:
+        """Which records are theirs, if they do not decode: by their key, or by what an erasure has noted of them."""
         found = self.values(batch.column("key"))
-        noted = [(partition, offset) for topic, partition, offset in self._suppression.records if topic == topic_id]
-        if noted:
-            partitions, offsets = batch.column("partition").to_numpy(), batch.column("offset").to_numpy()
-            for partition in {partition for partition, _ in noted}:
-                theirs = np.array([offset for of, offset in noted if of == partition], dtype=np.int64)
-                found |= (partitions == partition) & np.isin(offsets, theirs)
+        if not self._suppression.records:
+            return found
+        partitions, offsets = batch.column("partition").to_numpy(), batch.column("offset").to_numpy()
+        for topic, partition in {(topic, partition) for topic, partition, _ in self._suppression.records}:
+            theirs = [o for t, p, o in self._suppression.records if (t, p) == (topic, partition)]
+            here = pc.fill_null(pc.equal(topic_ids, topic), False).to_numpy(zero_copy_only=False)
+            found |= here & (partitions == partition) & np.isin(offsets, np.array(theirs, dtype=np.int64))
         return found
 
     def _is_forgotten(self, value: str | bytes) -> bool:
