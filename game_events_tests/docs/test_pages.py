@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,9 +42,16 @@ def closing() -> Iterator[list]:
 def test_a_pages_blocks_run_as_they_are_written_and_print_what_it_shows(world: World, closing: list, page: Path) -> None:
     reader = world.reader(page.name)
     closing.append(reader.shell)
+    wrong = []
     for block in blocks(page):
         if not block.mark:
-            reader.do(block)
+            try:
+                reader.do(block)
+            except AssertionError as error:
+                wrong.append(str(error))
+            except Exception:  # noqa: BLE001 - all that is wrong with a page is said at once
+                wrong.append(f"{block}:\n{traceback.format_exc(limit=-3)}")
+    assert not wrong, "\n\n".join(wrong)
 
 
 @pytest.mark.parametrize("page", LOOKED_AT, ids=lambda page: page.name)
