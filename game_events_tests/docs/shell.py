@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from unittest.mock import patch
 
@@ -30,7 +30,7 @@ TIMEOUT_S = 240.0
 #: They serve until they are ended, so blocks start them with `&`; they end with their page.
 SERVERS = ("mock-api",)
 #: They would start or stop what all tests share, or never end.
-NOT_HERE = ("up", "demo", "stack")
+SHARED = ("up", "demo", "stack")
 _HAND_OVER = """#!{python} -IS
 import array, json, os, socket, sys
 if sys.argv[1:2] and sys.argv[1] in {servers!r}:
@@ -44,6 +44,12 @@ with socket.socket(socket.AF_UNIX) as server:
 """
 
 
+def bare_environment() -> dict[str, str]:
+    """The tests' environment without settings: as it is for somebody who has not heard of this project."""
+    kept = ("GAME_EVENTS_CACHE",)
+    return {k: v for k, v in os.environ.items() if k in kept or not (k.startswith("GAME_EVENTS_") or k == "DAGSTER_HOME")}
+
+
 class Shell:
     """One page's shell: environment and folder go on from block to block.
 
@@ -52,10 +58,13 @@ class Shell:
         environment: what the blocks so far have exported.
         said: standard output and error of the last block.
         dry: commands are only looked at: wrong ones are in `wrong`, all others do nothing.
+        refused: commands that blocks must not have.
     """
 
-    def __init__(self, folder: Path, environment: dict[str, str], *, dry: bool = False) -> None:
-        self.folder, self.environment, self.dry = folder, dict(environment), dry
+    def __init__(
+        self, folder: Path, environment: dict[str, str], *, dry: bool = False, refused: Sequence[str] = SHARED
+    ) -> None:
+        self.folder, self.environment, self.dry, self.refused = folder, dict(environment), dry, refused
         self.said = ""
         self.wrong: list[str] = []
         self._at = folder
@@ -133,7 +142,7 @@ class Shell:
                 code = self._look_at(tool, arguments)
             else:
                 with _in_place_of(handles, environment, at):
-                    code = _run(arguments)
+                    code = self._run(arguments)
         finally:
             for handle in handles:
                 os.close(handle)
@@ -150,25 +159,24 @@ class Shell:
             self.wrong.append(f"{NAME} {' '.join(arguments)}: {problem}")
         return 0
 
+    def _run(self, arguments: list[str]) -> int:
+        if arguments[:1] and arguments[0] in self.refused:
+            print(f"`{NAME} {arguments[0]}` is not for blocks that are run: mark the block (docs/contributing.md)")
+            return 1
+        with patch.object(sys, "argv", [NAME, *arguments]):
+            try:
+                main()
+            except SystemExit as ended:
+                return ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
+            except Exception:  # noqa: BLE001 - a process would print it and end as well
+                traceback.print_exc()
+                return 1
+        return 0
+
 
 def _program(path: Path, script: str) -> None:
     path.write_text(script)
     path.chmod(0o755)
-
-
-def _run(arguments: list[str]) -> int:
-    if arguments[:1] and arguments[0] in NOT_HERE:
-        print(f"`{NAME} {arguments[0]}` is not for blocks that are run: mark the block (docs/contributing.md)")
-        return 1
-    with patch.object(sys, "argv", [NAME, *arguments]):
-        try:
-            main()
-        except SystemExit as ended:
-            return ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
-        except Exception:  # noqa: BLE001 - a process would print it and end as well
-            traceback.print_exc()
-            return 1
-    return 0
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from game_events.settings import ENV_PREFIX, STACK_STATE_FILE, Settings, load_se
 from game_events.stack.stack_state import StackState
 from game_events_tests.docs.pages import Block
 from game_events_tests.docs.printed import missing
-from game_events_tests.docs.shell import Shell
+from game_events_tests.docs.shell import Shell, bare_environment
 
 #: Variables with the settings' prefix that are no settings: where settings come from, and the folder of the Java parts.
 OTHER_VARIABLES = {"CONFIG", "SECRETS_DIR", "CACHE"}
@@ -39,15 +39,10 @@ class World:
         # As `game-events stack up` would have left it; without the processes, which are not a page's to stop.
         state = stack.model_copy(update={"kafka": None, "registry": None})
         (local / Path(STACK_STATE_FILE).name).write_text(state.model_dump_json())
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX) and k != "DAGSTER_HOME"}
-        self._environment = kept | {
-            f"{ENV_PREFIX}{name}": value
-            for name, value in {
-                "KAFKA_TOPIC": f"docs_{uuid.uuid4().hex[:8]}",
-                "MODE": "development",
-                "SPARK_MASTER": "local[2]",
-                "CACHE": os.environ.get("GAME_EVENTS_CACHE", str(Path.home() / ".cache" / "game_events")),
-            }.items()
+        self._environment = bare_environment() | {
+            "GAME_EVENTS_KAFKA_TOPIC": f"docs_{uuid.uuid4().hex[:8]}",
+            "GAME_EVENTS_MODE": "development",
+            "GAME_EVENTS_SPARK_MASTER": "local[2]",
         }
 
     def fill(self) -> None:
