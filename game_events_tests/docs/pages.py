@@ -9,7 +9,8 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 
 #: What stands in a comment right above a block that is not run as it is; `every block ...`: from here to the page's end.
 NOT_RUN, RUN_BY = "not run", "run by"

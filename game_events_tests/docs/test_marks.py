@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
 import re
 from pathlib import Path
@@ -69,6 +70,15 @@ def test_make_targets_in_the_text_exist(page: Path):
     for code in inline_code(page):
         if target := re.match(r"make ([a-z-]+)", code):
             assert f"\n{target[1]}:" in makefile, code
+
+
+@each_page
+def test_files_and_modules_in_the_text_exist(page: Path):
+    for code in inline_code(page):
+        if re.fullmatch(r"[\w./]+/[\w.]+\.(py|xml|toml)", code):
+            assert any((folder / code).is_file() for folder in (ROOT, ROOT / "game_events")), code
+        if module := re.search(r"python -m ([\w.]+)", code):
+            assert importlib.util.find_spec(module[1]), code
 
 
 @each_page
