@@ -6,6 +6,7 @@ own help.
 
 from __future__ import annotations
 
+import posixpath
 import re
 import shutil
 import sys
@@ -20,6 +21,8 @@ from game_events.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = "commands.md"
+#: Links to files, not to the web or within a page.
+_LINK = re.compile(r"\[([^\]]*)\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*|)\)")
 
 
 def gather(root: Path, to: Path) -> None:
@@ -31,8 +34,8 @@ def gather(root: Path, to: Path) -> None:
     shutil.rmtree(to, ignore_errors=True)
     shutil.copytree(root / "docs", to)
     for page in to.glob("*.md"):
-        page.write_text(page.read_text().replace("](../README.md", "](index.md"))
-    (to / "index.md").write_text((root / "README.md").read_text().replace("](docs/", "]("))
+        page.write_text(relinked(page.read_text(), "docs"))
+    (to / "index.md").write_text(relinked((root / "README.md").read_text(), ""))
     (to / COMMANDS).write_text(commands())
     named = set(pages_of(tomllib.loads((root / "zensical.toml").read_text())["project"]["nav"]))
     there = {page.name for page in to.glob("*.md")}
@@ -40,6 +43,19 @@ def gather(root: Path, to: Path) -> None:
         sys.exit(f"zensical.toml: `nav` lacks {', '.join(sorted(there - named))}: put each where a reader will look for it")
     if named - there:
         sys.exit(f"zensical.toml: `nav` names pages that there are not: {', '.join(sorted(named - there))}")
+
+
+def relinked(text: str, folder: str) -> str:
+    """A page's text with its links as they are here; of those to files that are no pages only the words are left."""
+
+    def link(found: re.Match[str]) -> str:
+        words, target, anchor = found.groups()
+        path = posixpath.normpath(posixpath.join(folder, target))
+        if path == "README.md":
+            return f"[{words}](index.md{anchor})"
+        return f"[{words}]({path.removeprefix('docs/')}{anchor})" if path.startswith("docs/") else words
+
+    return _LINK.sub(link, text)
 
 
 def pages_of(nav: list[Any]) -> list[str]:

@@ -14,7 +14,7 @@ import pytest
 
 from game_events_tests.docs.pages import PAGES, ROOT
 
-GATHER = runpy.run_path(str(ROOT / "scripts" / "docs_pages.py"))["gather"]
+SCRIPT = runpy.run_path(str(ROOT / "scripts" / "docs_pages.py"))
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def project(tmp_path: Path) -> Path:
 
 def build(project: Path) -> subprocess.CompletedProcess[str]:
     """`make docs`, without what it sets up."""
-    GATHER(project, project / "build" / "docs")
+    SCRIPT["gather"](project, project / "build" / "docs")
     command = [str(Path(sys.executable).with_name("zensical")), "build", "--strict", "--clean"]
     return subprocess.run(command, cwd=project, capture_output=True, text=True, check=False, timeout=120)
 
@@ -62,6 +62,14 @@ def test_every_page_is_in_the_site_and_nothing_is_loaded_from_elsewhere(project:
         assert not re.search(r"fonts\.(googleapis|gstatic)", page.read_text())
     assert "game-events quarantine replay" in (site / "commands.html").read_text()
     assert "&lt;str&gt;" in (site / "commands.html").read_text()
+
+
+def test_links_are_turned_to_where_pages_lie_in_the_site():
+    relinked = SCRIPT["relinked"]
+    assert relinked("![a](docs/images/a.png) [b](docs/b.md#c)", "") == "![a](images/a.png) [b](b.md#c)"
+    assert relinked("[a](../README.md#b) [c](c.md)", "docs") == "[a](index.md#b) [c](c.md)"
+    assert relinked("[a](https://a.example/b) [b](#b)", "docs") == "[a](https://a.example/b) [b](#b)"
+    assert relinked("see [an example](../examples/iot/README.md).", "docs") == "see an example."
 
 
 def test_a_link_that_leads_nowhere_fails_the_build(project: Path):
