@@ -71,8 +71,7 @@ def commands() -> str:
     """Every command with its options, as `--help` says."""
     command = typer.main.get_command(app)
     with command.make_context("game-events", [], resilient_parsing=True) as context:
-        # typer's type of a context of its own and the one that its help is written with are not one to mypy
-        text = get_docs_for_click(obj=command, ctx=context, name="game-events", title="Commands")  # type: ignore[arg-type]
+        text = get_docs_for_click(obj=command, ctx=context, name="game-events", title="Commands")
     # The headings that follow say more than its lists of commands, whose texts it cuts off.
     text = re.sub(r"^\*\*Commands\*\*:\n\n(\* .*\n)+\n", "", text, flags=re.MULTILINE)
     # Texts of help are plain: outside of code, what looks like a tag is none.

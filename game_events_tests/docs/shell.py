@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -22,6 +21,8 @@ import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from unittest.mock import patch
+
+import psutil
 
 from game_events.cli.main import main
 from game_events_tests.docs.usage import NAME, wrong_usage
@@ -68,7 +69,7 @@ class Shell:
         self.said = ""
         self.wrong: list[str] = []
         self._at = folder
-        self._running: list[subprocess.Popen[bytes]] = []
+        self._left: list[psutil.Process] = []
         self._server = socket.socket(socket.AF_UNIX)
         # A path of a socket must be short.
         self._socket_folder = tempfile.mkdtemp(prefix="docs-")
@@ -91,11 +92,11 @@ class Shell:
 
     def close(self) -> None:
         """End what the blocks have left running."""
-        for process in self._running:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
+        for process in self._left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.terminate()
         self._server.close()
-        shutil.rmtree(self._socket_folder)
+        shutil.rmtree(self._socket_folder, ignore_errors=True)
 
     def run(self, script: str) -> int:
         """Run a block; its exit code."""
@@ -115,7 +116,6 @@ class Shell:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-            self._running.append(process)
             deadline = time.monotonic() + TIMEOUT_S
             while process.poll() is None:
                 assert time.monotonic() < deadline, f"not done after {TIMEOUT_S:.0f} s:\n{script}"
@@ -123,6 +123,7 @@ class Shell:
                     connection, _ = self._server.accept()
                     with connection:
                         self._serve(connection)
+            self._left += [other for other in psutil.process_iter() if _is_in_group(other, process.pid)]
             output.seek(0)
             self.said = output.read().decode(errors="replace")
         if process.returncode == 0:
@@ -172,6 +173,13 @@ class Shell:
                 traceback.print_exc()
                 return 1
         return 0
+
+
+def _is_in_group(process: psutil.Process, group: int) -> bool:
+    try:
+        return os.getpgid(process.pid) == group
+    except ProcessLookupError:
+        return False
 
 
 def _program(path: Path, script: str) -> None:
