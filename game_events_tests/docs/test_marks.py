@@ -14,8 +14,9 @@ import yaml
 from game_events.settings import ENV_PREFIX, Settings
 from game_events_tests.docs.pages import NOT_RUN, PAGES, ROOT, RUN_BY, Block, blocks, inline_code
 from game_events_tests.docs.printed import missing
+from game_events_tests.docs.shell import Shell, bare_environment
 from game_events_tests.docs.usage import wrong_synopsis, wrong_usage
-from game_events_tests.docs.world import OTHER_VARIABLES
+from game_events_tests.docs.world import OTHER_VARIABLES, Reader
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 #: Of the blocks that are more than text, so many in a hundred may be marked as not run.
@@ -85,6 +86,15 @@ def test_files_and_modules_in_the_text_exist(page: Path):
 def test_settings_in_the_text_exist(page: Path):
     named = set(re.findall(rf"{ENV_PREFIX}([A-Z_]*[A-Z])\b", page.read_text()))
     assert named <= {name.upper() for name in Settings.model_fields} | OTHER_VARIABLES
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.mark == NOT_RUN and b.language == "sh"], ids=str)
+def test_commands_and_settings_of_blocks_that_are_not_run_exist(block: Block, tmp_path: Path):
+    shell = Shell(tmp_path, bare_environment(), dry=True)
+    try:
+        Reader(shell).look_at(block)
+    finally:
+        shell.close()
 
 
 def test_wrong_usage_is_noticed():

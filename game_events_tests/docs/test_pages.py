@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from game_events.stack.stack_state import StackState
-from game_events_tests.docs.pages import NOT_RUN, PAGES, blocks
+from game_events_tests.docs.pages import PAGES, blocks
 from game_events_tests.docs.world import World
 
 pytestmark = [
@@ -20,7 +20,6 @@ pytestmark = [
 ]
 
 RUN = [page for page in PAGES if any(not block.mark for block in blocks(page))]
-LOOKED_AT = [page for page in PAGES if any(block.mark == NOT_RUN and block.language == "sh" for block in blocks(page))]
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +51,3 @@ def test_a_pages_blocks_run_as_they_are_written_and_print_what_it_shows(world: W
             except Exception:  # noqa: BLE001 - all that is wrong with a page is said at once
                 wrong.append(f"{block}:\n{traceback.format_exc(limit=-3)}")
     assert not wrong, "\n\n".join(wrong)
-
-
-@pytest.mark.parametrize("page", LOOKED_AT, ids=lambda page: page.name)
-def test_commands_and_settings_that_cannot_be_run_here_exist(world: World, closing: list, page: Path) -> None:
-    for number, block in enumerate(blocks(page)):
-        if block.mark == NOT_RUN and block.language == "sh":
-            reader = world.reader(f"{number}-{page.name}", dry=True)
-            closing.append(reader.shell)
-            reader.look_at(block)

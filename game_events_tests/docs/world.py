@@ -55,11 +55,11 @@ class World:
         assert code == 0, shell.said
         shutil.rmtree(self._base / ".venv")
 
-    def reader(self, page: str, *, dry: bool = False) -> Reader:
+    def reader(self, page: str) -> Reader:
         """Whoever does what a page says."""
-        folder = self._folder / f"{Path(page).stem}{'-dry' if dry else ''}"
+        folder = self._folder / Path(page).stem
         shutil.copytree(self._base, folder)
-        return Reader(Shell(folder, self._environment, dry=dry))
+        return Reader(Shell(folder, self._environment))
 
 
 class Reader:
