@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -62,15 +63,24 @@ class Suppressor:
         which = pc.fill_null(encoded.indices, len(forgotten)).to_numpy(zero_copy_only=False)
         return np.asarray(np.array([*forgotten, False])[which], dtype=bool)
 
-    def undecodable(self, batch: pa.RecordBatch, topic_id: str) -> npt.NDArray[np.bool_]:
-        """Which records from Kafka are theirs, if they do not decode: by their key, or by what an erasure has noted."""
+    def undecodable(self, batch: pa.RecordBatch, topic_ids: pa.Array) -> npt.NDArray[np.bool_]:
+        """Which records of a source are theirs, if they do not decode: by their key, or by what an erasure has noted.
+
+        Args:
+            batch: the records.
+            topic_ids: of each of them: a slice may be of several topics.
+        """
         found = self.values(batch.column("key"))
-        noted = [(partition, offset) for topic, partition, offset in self._suppression.records if topic == topic_id]
+        here = set(pc.unique(topic_ids).to_pylist())
+        noted: dict[tuple[str, int], list[int]] = defaultdict(list)
+        for topic_id, partition, offset in self._suppression.records:
+            if topic_id in here:
+                noted[topic_id, partition].append(offset)
         if noted:
             partitions, offsets = batch.column("partition").to_numpy(), batch.column("offset").to_numpy()
-            for partition in {partition for partition, _ in noted}:
-                theirs = np.array([offset for of, offset in noted if of == partition], dtype=np.int64)
-                found |= (partitions == partition) & np.isin(offsets, theirs)
+            for (topic_id, partition), theirs in noted.items():
+                mine = pc.fill_null(pc.equal(topic_ids, topic_id), False).to_numpy(zero_copy_only=False)
+                found |= mine & (partitions == partition) & np.isin(offsets, np.array(theirs, dtype=np.int64))
         return found
 
     def _is_forgotten(self, value: str | bytes) -> bool:
