@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -64,23 +63,20 @@ class Suppressor:
         return np.asarray(np.array([*forgotten, False])[which], dtype=bool)
 
     def undecodable(self, batch: pa.RecordBatch, topic_ids: pa.Array) -> npt.NDArray[np.bool_]:
-        """Which records of a source are theirs, if they do not decode: by their key, or by what an erasure has noted.
+        """Which records are theirs, if they do not decode: by their key, or by what an erasure has noted.
 
         Args:
-            batch: the records.
-            topic_ids: of each of them: a slice may be of several topics.
+            batch: the records as they came.
+            topic_ids: of each of them.
         """
         found = self.values(batch.column("key"))
-        here = set(pc.unique(topic_ids).to_pylist())
-        noted: dict[tuple[str, int], list[int]] = defaultdict(list)
-        for topic_id, partition, offset in self._suppression.records:
-            if topic_id in here:
-                noted[topic_id, partition].append(offset)
+        noted = self._suppression.records
         if noted:
             partitions, offsets = batch.column("partition").to_numpy(), batch.column("offset").to_numpy()
-            for (topic_id, partition), theirs in noted.items():
-                mine = pc.fill_null(pc.equal(topic_ids, topic_id), False).to_numpy(zero_copy_only=False)
-                found |= mine & (partitions == partition) & np.isin(offsets, np.array(theirs, dtype=np.int64))
+            for topic_id, partition in {(topic_id, partition) for topic_id, partition, _ in noted}:
+                there = pc.equal(topic_ids, topic_id).to_numpy(zero_copy_only=False) & (partitions == partition)
+                theirs = [offset for topic, of, offset in noted if (topic, of) == (topic_id, partition)]
+                found |= there & np.isin(offsets, np.array(theirs, dtype=np.int64))
         return found
 
     def _is_forgotten(self, value: str | bytes) -> bool:
