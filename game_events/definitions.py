@@ -8,6 +8,7 @@ from game_events.assets.continuous_mode import continuous_mode
 from game_events.assets.jobs import redecode, refresh, replay
 from game_events.assets.maintenance import hourly_maintenance, maintain
 from game_events.assets.resources import LakehouseResource, SparkResource
+from game_events.assets.rest_export import build_rest
 from game_events.assets.rule_checks import build_rule_checks, declared_rules
 from game_events.assets.sensors import SENSORS
 from game_events.assets.tables import build_tables
@@ -20,12 +21,13 @@ def build_defs(settings: Settings | None = None) -> dg.Definitions:
     """The definitions for some settings (default: those of the environment)."""
     settings = settings or load_settings()
     checks = build_checks()
+    rest = build_rest(settings)
     return dg.Definitions(
-        assets=build_tables(settings.kafka_topic, load_extensions(settings.extensions).aggregates),
+        assets=[*build_tables(settings.kafka_topic, load_extensions(settings.extensions).aggregates), *rest.assets],
         asset_checks=[*checks, *build_rule_checks(declared_rules(settings))],
-        jobs=[refresh, replay, redecode, maintain, continuous, build_validate(build_defs)],
+        jobs=[refresh, replay, redecode, maintain, continuous, build_validate(build_defs), *rest.jobs],
         schedules=[build_check_schedule(checks), hourly_maintenance],
-        sensors=[*SENSORS, continuous_mode],
+        sensors=[*SENSORS, continuous_mode, *rest.sensors],
         resources={"lakehouse": LakehouseResource(spark=SparkResource())},
         # The default executor would start a JVM for each step and each check.
         executor=dg.in_process_executor,

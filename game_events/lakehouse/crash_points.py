@@ -47,6 +47,10 @@ CRASH_POINTS = {
     "unified_staged": "files of the unified table are written, not committed",
     "unified_committed": "the unified table is committed, its floor has not moved",
     "progress_moved": "a floor or a note of `progress` is committed, what it is about may go on",
+    "rest_staged": "chunks of rows to export are written, not committed: no call was made",
+    "rest_planned": "the chunks are fixed, no call was made",
+    "rest_answered": "calls of a task are answered, the ledger does not say so (detail: the task)",
+    "rest_settled": "the ledger says what became of every chunk, their rows still wait in the outbox",
     "events_due": "a run has done its work, the event log does not have it",
 }
 

@@ -14,6 +14,7 @@ from game_events.lakehouse.commits import Landed
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.check_result import CheckResult
 from game_events.pipeline.erasure_account import Erasure
+from game_events.pipeline.export_account import Export
 from game_events.pipeline.latency import Arrivals, Histogram
 from game_events.pipeline.rule_split import RuleCounts
 from game_events.pipeline.upkeep_report import TableUpkeep
@@ -106,6 +107,7 @@ class RunReport:
         upkeep: table -> what maintenance did to its files.
         suppressed: records that are in no table, as their gamers were forgotten.
         erasure: what `game-events forget` did.
+        export: what the export over HTTP did.
         notices: what a person should know besides: a protected table that was left out, a bronze that was replaced.
     """
 
@@ -130,6 +132,7 @@ class RunReport:
     upkeep: dict[str, TableUpkeep] = field(default_factory=dict)
     suppressed: int = 0
     erasure: Erasure | None = None
+    export: Export | None = None
     notices: list[str] = field(default_factory=list)
     _landed: dict[str, TableReport] = field(default_factory=dict, repr=False)
 
@@ -252,4 +255,5 @@ class RunReport:
             "latency": {layer: times.to_dict() for layer, times in self.latency.items()},
             "tables": {t.table: t.location for t in self.tables if t.error is None},
             **({"erasure": self.erasure.to_dict()} if self.erasure is not None else {}),
+            **({"export": self.export.to_dict()} if self.export is not None else {}),
         }
