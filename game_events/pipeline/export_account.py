@@ -23,7 +23,7 @@ class TaskAccount:
         answers: status, or kind of failure -> attempts.
         latencies: seconds of some of its answered calls.
         stopped: why it left chunks alone, if it did.
-        person: whether a person has to change something first.
+        kind: name of the error that this is.
     """
 
     began: float = 0.0
@@ -36,7 +36,7 @@ class TaskAccount:
     answers: dict[str, int] = field(default_factory=dict)
     latencies: list[float] = field(default_factory=list)
     stopped: str | None = None
-    person: bool = False
+    kind: str = "TransientError"
 
 
 @dataclass

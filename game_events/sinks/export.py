@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from game_events.errors import ConfigurationError, ConflictError, TransientError
+from game_events.errors import ConfigurationError, ConflictError, DataError, GameEventsError, TransientError
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, commit, paths
 from game_events.lakehouse.staging import REPORT_SCHEMA
@@ -32,6 +32,10 @@ from game_events.sinks.sources_of_rows import Wishes
 from game_events.sinks.target import RestTarget
 
 ATTEMPTS = 5
+#: What may stop a task, the most urgent first.
+_ERRORS: dict[str, type[GameEventsError]] = {
+    error.__name__: error for error in (ConfigurationError, DataError, ConflictError, TransientError)
+}
 
 
 def export_rows(pipeline: Pipeline, report: RunReport, wishes: Wishes | None = None, files: str | None = None) -> None:
@@ -122,9 +126,10 @@ class _Exporter:
         stopped = [task for task in done if task.stopped is not None]
         if stopped:
             self._account.waiting_chunks = self._tables.waiting(outbox, self._tables.deliveries.open()).num_rows
-            what = f"{stopped[0].stopped}. {self._account.waiting_chunks:,} calls wait for the next run"
-            kind = ConfigurationError if any(task.person for task in stopped) else TransientError
-            raise kind(f"{self._target.shown}: {what}")
+            # What a person has to do something about is told first; then what nobody has to.
+            task = min(stopped, key=lambda task: list(_ERRORS).index(task.kind) if task.kind in _ERRORS else len(_ERRORS))
+            what = f"{task.stopped}. {self._account.waiting_chunks:,} calls wait for the next run"
+            raise _ERRORS.get(task.kind, DataError)(f"{self._target.shown}: {what}")
 
 
 def _take_over(tables: ExportTables, run_id: str) -> int:

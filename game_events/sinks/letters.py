@@ -88,12 +88,12 @@ def _letters(tables: ExportTables, schema: pa.Schema, statuses: Collection[int])
     try:
         _register(connection, tables)
         # A run that was killed between the letter and the ledger has written the letter twice.
-        return connection.execute(
+        return connection.sql(
             f"WITH w AS ({_WAITING}), "  # noqa: S608
             "once AS (SELECT *, row_number() OVER (PARTITION BY key, number) AS copy FROM letters JOIN (SELECT key, slice "
             "FROM w WHERE len($statuses) = 0 OR list_contains($statuses, status)) USING (key, slice)) "
             f"SELECT {names}, dense_rank() OVER (ORDER BY key) AS chunk FROM once d WHERE copy = 1 ORDER BY chunk, number",
-            {"statuses": [int(s) for s in statuses]},
+            params={"statuses": [int(s) for s in statuses]},
         ).to_arrow_table()
     finally:
         connection.close()

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark import TaskContext
 
-from game_events.errors import ConflictError
+from game_events.errors import ConflictError, GameEventsError
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, commit
 from game_events.lakehouse.staging import StagedWriter, file_system, report
@@ -130,10 +130,14 @@ class _Task:
             await asyncio.gather(*(self._work(calls) for _ in range(target.calls)))
             if self._account.stopped is None:
                 self._results += self._doubtful
-            await self._note()
-        if self._error is not None:
-            raise self._error
+            if not isinstance(self._error, ConflictError):
+                await self._note()
         account = self._account
+        if isinstance(self._error, GameEventsError):
+            # As a value: an exception would come to the driver as text within Spark's own.
+            account.stopped, account.kind = str(self._error), type(self._error).__name__
+        elif self._error is not None:
+            raise self._error
         account.ended = time.time()
         account.answers, account.calls = dict(calls.answers), calls.answers.total()
         account.latencies = calls.latencies[:: max(1, len(calls.latencies) // LATENCIES_TOLD)]
@@ -162,7 +166,7 @@ class _Task:
         """
         outcome, account = result.outcome, self._account
         if outcome.locked_out:
-            account.stopped, account.person = f"the receiver does not let us in: {outcome.reason}", True
+            account.stopped, account.kind = f"the receiver does not let us in: {outcome.reason}", "ConfigurationError"
         elif outcome.taken:
             self._results += [*self._doubtful, result]
             self._doubtful = []
