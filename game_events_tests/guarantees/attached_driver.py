@@ -27,6 +27,7 @@ from game_events.pipeline.replay import Selection
 from game_events.pipeline.replay_rejected import replay_and_refresh
 from game_events.pipeline.report import RunReport
 from game_events.settings import Settings, load_settings
+from game_events.sinks.export import export_rows
 
 MEET = "GAME_EVENTS_TESTS_MEET"
 #: Where rivals hold files that are not committed.
@@ -108,6 +109,7 @@ WORK = {
     "run": run,
     "replace_bronze": replace_bronze,
     "redecode": redecode,
+    "export": export_rows,
     "replay": lambda pipeline, report: replay_and_refresh(pipeline, report, Selection()),
     "replace_silver": lambda pipeline, report: refresh_downstream(pipeline, report, full=True),
 }
