@@ -9,7 +9,7 @@ from typing import Any
 
 import dagster as dg
 
-from game_events.assets.keys import BRONZE_KEY, GOLD_KEY, REST_KEY, SILVER_KEY
+from game_events.assets.keys import BRONZE_KEY, EXPORTS, GOLD_KEY, SILVER_KEY
 from game_events.assets.run_tags import CARRIES_ALL, REASON
 
 Condition = dg.AutomationCondition[Any]
@@ -39,8 +39,8 @@ def _any_of(wanted: Condition) -> Condition:
 
 automation = dg.AutomationConditionSensorDefinition(
     "automation",
-    # The export is asked for by a sensor of its own; an asset that there is not is no fault.
-    target=dg.AssetSelection.all() - dg.AssetSelection.assets(REST_KEY),
+    # The export is asked for by a sensor of its own; a group may be empty.
+    target=dg.AssetSelection.all() - dg.AssetSelection.groups(EXPORTS),
     default_status=dg.DefaultSensorStatus.RUNNING,
     minimum_interval_seconds=15,
     run_tags={**CARRIES_ALL, REASON: "a layer was materialized by hand"},

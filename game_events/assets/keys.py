@@ -14,8 +14,9 @@ QUARANTINE_KEY = dg.AssetKey([QUARANTINE])
 SILVER_KEY = dg.AssetKey(["silver_events"])
 GOLD_KEY = dg.AssetKey(["gold_player_agg"])
 UNIFIED_KEY = dg.AssetKey([UNIFIED])
-#: Rows sent to an HTTP receiver.
+#: Rows sent to an HTTP receiver, and the group that this is in.
 REST_KEY = dg.AssetKey(["rest_export"])
+EXPORTS = "exports"
 
 #: Layer of a report's entry -> the asset that it materializes.
 LAYER_KEYS = {

@@ -8,7 +8,7 @@ import dagster as dg
 
 from game_events.assets.failures import errors_decide
 from game_events.assets.jobs import REPORT
-from game_events.assets.keys import GOLD_KEY, OWNERS, REST_KEY, SILVER_KEY
+from game_events.assets.keys import EXPORTS, GOLD_KEY, OWNERS, REST_KEY, SILVER_KEY
 from game_events.assets.partitions import fail_for
 from game_events.assets.resources import LakehouseResource
 from game_events.assets.run_tags import REASON
@@ -62,7 +62,7 @@ def _asset(settings: Settings) -> dg.AssetsDefinition:
                 automation_condition=_follows(upstream),
                 description=f"New rows of {settings.rest_source}, POSTed to an HTTP receiver by Spark's workers: at least "
                 "once, under idempotency keys that stay the same. What is refused becomes a dead letter.",
-                group_name="exports",
+                group_name=EXPORTS,
                 kinds={"spark", "deltalake", "rest"},
                 owners=OWNERS,
             )
