@@ -9,7 +9,6 @@ import dagster as dg
 from game_events.assets.failures import errors_decide
 from game_events.assets.jobs import REPORT
 from game_events.assets.keys import EXPORTS, GOLD_KEY, OWNERS, REST_KEY, SILVER_KEY
-from game_events.assets.partitions import fail_for
 from game_events.assets.resources import LakehouseResource
 from game_events.assets.run_tags import REASON
 from game_events.pipeline.event_log import recorded
@@ -79,7 +78,10 @@ def _asset(settings: Settings) -> dg.AssetsDefinition:
             wishes = Wishes(pipeline.settings.rest_on_replaced, frozenset(config.resend), frozenset(config.go_on))
             export_rows(pipeline, report, wishes, config.files)
         yield dg.MaterializeResult(REST_KEY, metadata=_metadata(report))
-        fail_for(report.errors)
+        if report.errors:
+            words = "; ".join(f"{t.game}: {t.error}" for t in report.errors[:10])
+            whole = {REPORT: dg.MetadataValue.json(report.to_dict())}
+            raise dg.Failure(f"nothing was sent of {len(report.errors)} games: {words}", metadata=whole, allow_retries=False)
 
     return rest_export
 

@@ -98,7 +98,7 @@ class CutChunks:
         groups = rows.column("_group").combine_chunks()
         changed = pc.not_equal(groups.slice(1), groups.slice(0, len(groups) - 1)).to_numpy(zero_copy_only=False)
         bounds = np.concatenate([[0], np.flatnonzero(changed) + 1, [rows.num_rows]])
-        if sizes.max() * self.rows_per_call <= self.bytes_per_call:
+        if sizes.max() * self.rows_per_call < self.bytes_per_call:
             found = [np.arange(begin, end, self.rows_per_call) for begin, end in pairwise(bounds)]
             return np.concatenate(found).astype(np.int64)
         ends = np.cumsum(sizes)
@@ -107,7 +107,7 @@ class CutChunks:
             at = begin
             while at < end:
                 starts.append(at)
-                limit = (ends[at - 1] if at else 0) + self.bytes_per_call
+                limit = (ends[at - 1] if at else 0) + self.bytes_per_call - 1
                 fits = int(np.searchsorted(ends, limit, side="right"))
                 at = max(at + 1, min(fits, at + self.rows_per_call, end))
         return np.asarray(starts, dtype=np.int64)

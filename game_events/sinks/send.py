@@ -46,6 +46,7 @@ from game_events.sinks.target import RestTarget
 NOTE_EVERY_S, TASKS_FOR_IT = 2.0, 8
 #: Rows of the outbox in a task's memory.
 ROWS_AT_ONCE = 20_000
+APPEND_ATTEMPTS = 20
 #: Chunks given up one after the other, none taken between: it is the receiver, not the rows.
 GIVEN_UP_IN_A_ROW = 5
 
@@ -234,9 +235,9 @@ def _append(table: Table, rows: pa.Table, expected: dict[str, int | None], descr
     """Append rows; rivals that append too are no conflict, another run in charge is.
 
     Raises:
-        ConflictError: another run has taken over.
+        ConflictError: another run has taken over, or others won every attempt.
     """
-    for attempt in range(20):
+    for attempt in range(APPEND_ATTEMPTS):
         handle = table.open()
         writer = StagedWriter(table, rows.schema)
         writer.write(rows)
@@ -245,9 +246,13 @@ def _append(table: Table, rows: pa.Table, expected: dict[str, int | None], descr
             commit(Commit(table, rows.schema, writer.close(), expected, {}, table_id, description=description))
             return
         except ConflictError as error:
-            # Of two that make the table, one has to come again.
-            if table_id is not None or attempt == 19:
-                raise ConflictError(f"another run of the export has taken over: this one stops ({error})") from error
+            now = table.open()
+            others = now is not None and any(now.transaction_version(app) != value for app, value in expected.items())
+            if others:
+                raise ConflictError("another run of the export has taken over: this one stops") from error
+            # Of many that append at once, or make the table, one has to come again.
+            if attempt == APPEND_ATTEMPTS - 1:
+                raise
 
 
 def _read(job: SendChunks, mine: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> Iterator[pa.Table]:

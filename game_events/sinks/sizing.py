@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 #: Calls that one core makes in a second of processor time, and rows that it turns into JSON, cuts and reads in one; both
 #: rounded down from what was measured.
-CALLS_PER_CORE, ROWS_PER_CORE = 2_500, 60_000
+CALLS_PER_CORE, ROWS_PER_CORE = 1_000, 60_000
 #: A core is not to be planned beyond this share.
 BUSY = 0.7
 
