@@ -2,7 +2,7 @@
 
 A call counts from the moment it is permitted until one window after it has reached the receiver at the latest. When that was,
 only the receiver knows. Every call takes the way there, the receiver's work and the way back at their quickest (together: the
-shortest of the last answers); by how much longer one took, so much later it may have come. One that is not answered counts as
+shortest of many answers); by how much longer one took, so much later it may have come. One that is not answered counts as
 arrived `GRACE_S` after its permission.
 
 Guarantee: if every call reaches the receiver within `GRACE_S` of its permission, no window [t, t + 1 s) or [t, t + 60 s) of the
@@ -12,17 +12,17 @@ receiver's clock, wherever it begins, has more calls in it than the cap.
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections import deque
 from dataclasses import dataclass, field
 from heapq import merge
 from itertools import islice
+from math import inf
 
 #: Seconds within which a call that was permitted reaches the receiver.
-GRACE_S = 0.25
+GRACE_S = 0.5
 #: Seconds that arrivals may differ by, beside what the shortest answer took.
 SLACK_S = 0.003
-#: Answers of which the shortest counts.
-REMEMBERED = 100
+#: The shortest of so many answers counts, and of as many before them.
+REMEMBERED = 5_000
 
 
 @dataclass
@@ -36,7 +36,8 @@ class Caps:
     windows: tuple[tuple[int, float], ...]
     _open: dict[int, float] = field(default_factory=dict)
     _arrived: list[float] = field(default_factory=list)
-    _answers: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    _shortest: tuple[float, float] = (inf, inf)
+    _answers: int = 0
     _next: int = 0
 
     @classmethod
@@ -58,8 +59,12 @@ class Caps:
         began = self._open.pop(number, None)
         if began is None:
             return  # it took longer than the grace, and has been counted
-        self._answers.append(now - began)
-        insort(self._arrived, max(began, now - min(self._answers) + SLACK_S))
+        self._answers += 1
+        before, lately = self._shortest
+        if self._answers % REMEMBERED == 0:
+            before, lately = lately, inf
+        self._shortest = (before, min(lately, now - began))
+        insort(self._arrived, max(began, now - min(self._shortest) + SLACK_S))
 
     def wait_s(self, now: float) -> float:
         """Seconds until it makes sense to ask again."""

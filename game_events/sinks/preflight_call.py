@@ -31,7 +31,7 @@ def preflight(settings: Settings, target: RestTarget) -> None:
         status = asyncio.run(_call(target, method, url))
     except TimeoutError:
         raise TransientError(f"{target.shown} did not answer {method} within {target.timeout_s:g} s") from None
-    except (aiohttp.InvalidURL, ValueError):
+    except aiohttp.InvalidURL:
         raise ConfigurationError("GAME_EVENTS_REST_URL is no address that can be called") from None
     except aiohttp.ClientError as error:
         what = failure_of(error)

@@ -25,6 +25,7 @@ _GAME, _FROM, _TO = "_step_game", "_step_from", "_step_to"
 
 def new_rows(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame:
     """Rows of `chunks.ROWS`, those of a game together and in the order of their coordinates."""
+    _ = pipeline.spark  # before any column is named: that needs a session
     by_columns: dict[str, list[Step]] = {}
     for step in steps:
         # Tables with the same columns are read together; a game's rows have its own table's columns and no others.

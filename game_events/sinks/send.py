@@ -131,8 +131,10 @@ class _Task:
             await asyncio.gather(*(self._work(calls) for _ in range(target.calls)))
             if self._account.stopped is None:
                 self._results += self._doubtful
-            if not isinstance(self._error, ConflictError):
+            try:
                 await self._note()
+            except Exception as error:  # noqa: BLE001 - told below, as what came before it
+                self._error = self._error or error
         account = self._account
         if isinstance(self._error, GameEventsError):
             # As a value: an exception would come to the driver as text within Spark's own.

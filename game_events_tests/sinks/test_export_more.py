@@ -187,3 +187,17 @@ def test_tables_of_an_export_are_looked_after(world: World, tmp_path: Path):
         handle = table.open()
         assert handle is not None
         assert handle.metadata().description
+
+
+def test_the_command_line_says_how_many_tasks_a_rate_needs_and_why(cli: Cli):  # noqa: F811
+    said = cli("rest", "size", "--rows-per-s", "1687", "--latency-ms", "95", "--rows-per-call", "10", "--json")
+    assert (said.result["tasks"], said.result["calls_at_once"], said.result["cores"]) == (3, 17, 1)
+    assert "Little's law" in said.err
+    assert "local[3]" in said.err
+
+
+def test_the_mock_api_says_that_its_port_is_taken(cli: Cli, tmp_path: Path):  # noqa: F811
+    with receiving(tmp_path / "log") as receiver:
+        said = cli("mock-api", "--port", str(receiver.port))
+    assert said.code == 1
+    assert "--port" in said.err
