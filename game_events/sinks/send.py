@@ -120,7 +120,17 @@ class _Task:
         self._error: Exception | None = None
 
     async def run(self) -> TaskAccount:
-        job, target = self._job, self._job.target
+        """Send, and tell what was done; an error of this project's own as a value: it would come to the driver as mere text."""
+        account = self._account
+        try:
+            await self._send()
+        except GameEventsError as error:
+            account.stopped, account.kind = str(error), type(error).__name__
+        account.ended = time.time()
+        return account
+
+    async def _send(self) -> None:
+        job, target, account = self._job, self._job.target, self._account
         connector = aiohttp.TCPConnector(limit=target.calls, ssl=target.trust(), keepalive_timeout=30)
         timeout = aiohttp.ClientTimeout(total=target.timeout_s)
         async with (
@@ -129,22 +139,13 @@ class _Task:
         ):
             calls = Calls(target, session, permits)
             await asyncio.gather(*(self._work(calls) for _ in range(target.calls)))
-            if self._account.stopped is None:
+            account.answers, account.calls = dict(calls.answers), calls.answers.total()
+            account.latencies = calls.latencies[:: max(1, len(calls.latencies) // LATENCIES_TOLD)]
+            if account.stopped is None:
                 self._results += self._doubtful
-            try:
-                await self._note()
-            except Exception as error:  # noqa: BLE001 - told below, as what came before it
-                self._error = self._error or error
-        account = self._account
-        if isinstance(self._error, GameEventsError):
-            # As a value: an exception would come to the driver as text within Spark's own.
-            account.stopped, account.kind = str(self._error), type(self._error).__name__
-        elif self._error is not None:
+            await self._note()
+        if self._error is not None:
             raise self._error
-        account.ended = time.time()
-        account.answers, account.calls = dict(calls.answers), calls.answers.total()
-        account.latencies = calls.latencies[:: max(1, len(calls.latencies) // LATENCIES_TOLD)]
-        return account
 
     async def _work(self, calls: Calls) -> None:
         """One of the calls that are under way at the same time."""
