@@ -19,8 +19,11 @@ from math import inf
 
 #: Seconds within which a call that was permitted reaches the receiver.
 GRACE_S = 0.5
-#: Seconds that arrivals may differ by, beside what the shortest answer took.
-SLACK_S = 0.003
+#: Seconds that arrivals may differ by besides, and the share of the shortest answer that is counted on: on a busy machine even
+#: that one was held up.
+SLACK_S, COUNTED_ON = 0.02, 0.9
+#: Answers from which on the shortest says something: the first ones may all have been held up.
+KNOWN = 20
 #: The shortest of so many answers counts, and of as many before them.
 REMEMBERED = 5_000
 
@@ -39,6 +42,7 @@ class Caps:
     _shortest: tuple[float, float] = (inf, inf)
     _answers: int = 0
     _next: int = 0
+    _not_before: float = -inf
 
     @classmethod
     def of(cls, per_second: int, per_minute: int) -> Caps:
@@ -52,6 +56,7 @@ class Caps:
             return None
         self._next += 1
         self._open[self._next] = now
+        self._not_before = now + max(((seconds + SLACK_S) / calls for calls, seconds in self.windows), default=0.0)
         return self._next
 
     def answered(self, number: int, now: float) -> None:
@@ -64,7 +69,8 @@ class Caps:
         if self._answers % REMEMBERED == 0:
             before, lately = lately, inf
         self._shortest = (before, min(lately, now - began))
-        insort(self._arrived, max(began, now - min(self._shortest) + SLACK_S))
+        quickest = COUNTED_ON * min(self._shortest) - SLACK_S if self._answers >= KNOWN else 0.0
+        insort(self._arrived, max(began, now - quickest))
 
     def wait_s(self, now: float) -> float:
         """Seconds until it makes sense to ask again."""
@@ -73,7 +79,8 @@ class Caps:
 
     def _wait(self, now: float) -> float:
         """0: a call may be made now."""
-        longest = 0.0
+        # Evenly: of calls in a bunch, a small error about when they arrived would let a whole bunch too many follow.
+        longest = max(0.0, self._not_before - now)
         for calls, seconds in self.windows:
             first = bisect_right(self._arrived, now - seconds)
             too_many = len(self._arrived) - first + len(self._open) - calls + 1
