@@ -2,6 +2,7 @@
 
 import dagster as dg
 
+from game_events.assets.archiving import archive
 from game_events.assets.checks import build_check_schedule, build_checks
 from game_events.assets.continuous import continuous
 from game_events.assets.continuous_mode import continuous_mode
@@ -23,9 +24,9 @@ def build_defs(settings: Settings | None = None) -> dg.Definitions:
     checks = build_checks()
     rest = build_rest(settings)
     return dg.Definitions(
-        assets=[*build_tables(settings.kafka_topic, load_extensions(settings.extensions).aggregates), *rest.assets],
+        assets=[*build_tables(settings, load_extensions(settings.extensions).aggregates), *rest.assets],
         asset_checks=[*checks, *build_rule_checks(declared_rules(settings))],
-        jobs=[refresh, replay, redecode, maintain, continuous, build_validate(build_defs), *rest.jobs],
+        jobs=[refresh, replay, redecode, maintain, archive, continuous, build_validate(build_defs), *rest.jobs],
         schedules=[build_check_schedule(checks), hourly_maintenance],
         sensors=[*SENSORS, continuous_mode, *rest.sensors],
         resources={"lakehouse": LakehouseResource(spark=SparkResource())},

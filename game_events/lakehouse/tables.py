@@ -25,10 +25,11 @@ SCHEMAS = "schemas"
 PROGRESS = "progress"
 EVENT_LOG = "event_log"
 SUPPRESSED = "suppressed_entities"
+SOURCE_FILES = "source_files"
 #: Of the export of rows over HTTP: rows in chunks that wait for their call, what became of each chunk, chunks given up.
 REST_OUTBOX, REST_DELIVERIES, REST_DEAD_LETTERS = REST_TABLES = ("rest_outbox", "rest_deliveries", "rest_dead_letters")
 #: All tables but those of games.
-OWN_TABLES = frozenset({BRONZE, QUARANTINE, UNIFIED, SCHEMAS, PROGRESS, EVENT_LOG, SUPPRESSED, *REST_TABLES})
+OWN_TABLES = frozenset({BRONZE, QUARANTINE, UNIFIED, SCHEMAS, PROGRESS, EVENT_LOG, SUPPRESSED, SOURCE_FILES, *REST_TABLES})
 
 #: What a game may be called: it becomes part of a table's name, so nothing is normalised and nothing else is let in.
 GAME_PATTERN = r"^[a-z0-9][a-z0-9_]{0,62}$"

@@ -142,7 +142,7 @@ class CutChunks:
         where = pa.array(np.repeat(np.arange(len(starts)), counts))
         columns = {name: pa.array(values, schema.field(name).type).take(where) for name, values in of_chunk.items()}
         columns["number"] = pa.array(np.arange(rows.num_rows) - np.repeat(starts, counts), pa.int32())
-        columns |= {self.person: rows.column("_person"), "json": rows.column("json")}
+        columns |= {self.person: rows.column("_person"), "json": rows.column("json"), "_kafka_topic": rows.column("_place")}
         columns |= {name: rows.column(name) for name in ("_kafka_partition", "_kafka_offset", "_batch")}
         arrays = [columns[f.name].cast(f.type) for f in schema]
         return pa.Table.from_arrays(

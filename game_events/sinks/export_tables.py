@@ -57,6 +57,7 @@ def _rows(person: str) -> list[pa.Field]:
         pa.field("number", pa.int32()),
         pa.field("json", pa.string()),
         pa.field(person, pa.string()),
+        pa.field("_kafka_topic", pa.string()),
         pa.field("_kafka_partition", pa.int32()),
         pa.field("_kafka_offset", pa.int64()),
         pa.field("_batch", pa.int64()),

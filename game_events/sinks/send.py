@@ -30,13 +30,13 @@ from game_events.lakehouse.tables import Table
 from game_events.pipeline.export_account import LATENCIES_TOLD, TaskAccount
 from game_events.sinks.calls import Calls, Outcome
 from game_events.sinks.export_tables import (
-    CHUNK,
     DEAD,
     DELIVERED,
     DELIVERIES,
     RUN_APP,
     ExportTables,
     dead_letters_schema,
+    outbox_schema,
     share,
 )
 from game_events.sinks.permits import PermitAddress, Permits
@@ -260,7 +260,7 @@ def _append(table: Table, rows: pa.Table, expected: dict[str, int | None], descr
 
 def _read(job: SendChunks, mine: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> Iterator[pa.Table]:
     """A task's chunks, one after the other; what an erasure has emptied is left out."""
-    names = [*(f.name for f in CHUNK), "number", "json", job.tables.person, "_kafka_partition", "_kafka_offset", "_batch"]
+    names = outbox_schema(job.tables.person).names
     system, prefix = file_system(job.tables.outbox)
     at = 0
     while at < len(mine):
