@@ -8,7 +8,7 @@ import dagster as dg
 
 from game_events.assets.failures import errors_decide
 from game_events.assets.jobs import REPORT
-from game_events.assets.keys import EXPORTS, GOLD_KEY, OWNERS, REST_KEY, SILVER_KEY
+from game_events.assets.keys import EXPORTS, OWNERS, Keys
 from game_events.assets.resources import LakehouseResource
 from game_events.assets.run_tags import REASON
 from game_events.pipeline.event_log import recorded
@@ -41,22 +41,22 @@ class RestParts:
     sensors: list[dg.AutomationConditionSensorDefinition] = field(default_factory=list)
 
 
-def build_rest(settings: Settings) -> RestParts:
+def build_rest(settings: Settings, keys: Keys) -> RestParts:
     """Asset, job and sensor, if the setting names a receiver."""
     if settings.rest_url is None:
         return RestParts()
-    return RestParts([_asset(settings)], [_job()], [_sensor()])
+    return RestParts([_asset(settings, keys)], [_job(keys)], [_sensor(keys)])
 
 
-def _asset(settings: Settings) -> dg.AssetsDefinition:
+def _asset(settings: Settings, keys: Keys) -> dg.AssetsDefinition:
     """The asset, behind the layer that the setting names."""
-    upstream = GOLD_KEY if settings.rest_source == "gold" else SILVER_KEY
+    upstream = keys.gold if settings.rest_source == "gold" else keys.silver
 
     @dg.multi_asset(
         name=OP,
         specs=[
             dg.AssetSpec(
-                REST_KEY,
+                keys.rest,
                 deps=[dg.AssetDep(upstream, partition_mapping=dg.AllPartitionMapping())],
                 automation_condition=_follows(upstream),
                 description=f"New rows of {settings.rest_source}, POSTed to an HTTP receiver by Spark's workers: at least "
@@ -77,7 +77,7 @@ def _asset(settings: Settings) -> dg.AssetsDefinition:
                 replay_letters(pipeline, config.replay_statuses)
             wishes = Wishes(pipeline.settings.rest_on_replaced, frozenset(config.resend), frozenset(config.go_on))
             export_rows(pipeline, report, wishes, config.files)
-        yield dg.MaterializeResult(REST_KEY, metadata=_metadata(report))
+        yield dg.MaterializeResult(keys.rest, metadata=_metadata(report))
         if report.errors:
             words = "; ".join(f"{t.game}: {t.error}" for t in report.errors[:10])
             whole = {REPORT: dg.MetadataValue.json(report.to_dict())}
@@ -86,21 +86,21 @@ def _asset(settings: Settings) -> dg.AssetsDefinition:
     return rest_export
 
 
-def _job() -> Any:  # noqa: ANN401 - Dagster's type of it is not public
+def _job(keys: Keys) -> Any:  # noqa: ANN401 - Dagster's type of it is not public
     """The job that the command line starts."""
     return dg.define_asset_job(
         JOB,
-        dg.AssetSelection.assets(REST_KEY),
+        dg.AssetSelection.assets(keys.rest),
         description="Sends what is new to the HTTP receiver. The same as `game-events rest run`.",
         executor_def=dg.in_process_executor,
     )
 
 
-def _sensor() -> dg.AutomationConditionSensorDefinition:
+def _sensor(keys: Keys) -> dg.AutomationConditionSensorDefinition:
     """Starts the export when there is something new; in a run of its own, so that a slow receiver holds up no table."""
     return dg.AutomationConditionSensorDefinition(
         "rest_automation",
-        target=dg.AssetSelection.assets(REST_KEY),
+        target=dg.AssetSelection.assets(keys.rest),
         default_status=dg.DefaultSensorStatus.RUNNING,
         minimum_interval_seconds=15,
         run_tags={REASON: "there are new rows to export"},

@@ -14,6 +14,7 @@ from game_events.cli import (
     demo,
     doctor,
     forget,
+    init,
     log,
     maintain,
     mock_api,
@@ -44,6 +45,7 @@ app.add_typer(quarantine.app, name="quarantine")
 app.add_typer(schema.app, name="schema")
 app.add_typer(rest.app, name="rest")
 app.command("demo")(demo.demo)
+app.command("init")(init.init)
 app.command("produce")(produce.produce_events)
 app.command("run", cls=run.RunCommand)(run.run)
 app.command("redecode")(redecode.redecode)

@@ -83,7 +83,10 @@ def _of_gold(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame:
         if not uris or chosen[0].gold is None:
             continue
         rows = read_files(pipeline.spark, uris, spark_schema(chosen[0].gold.schema()))
-        rows = rows.select(F.regexp_extract("_metadata.file_path", game_in_path(PLAYER_AGG), 1).alias(entity), *rows.columns)
+        rows = rows.select(
+            F.regexp_extract("_metadata.file_path", game_in_path(pipeline.lakehouse.called, PLAYER_AGG), 1).alias(entity),
+            *rows.columns,
+        )
         if changed:
             silver = [_silver(pipeline, group) for group in _same_columns(chosen)]
             players = reduce(
