@@ -21,6 +21,7 @@ from benchmarks.figures import Figure
 from benchmarks.graph import graph
 from benchmarks.layers import bronze, fan_out
 from benchmarks.output import save, table
+from benchmarks.rest import rest
 
 Scenario = Callable[[Arena], list[Figure]]
 SCENARIOS: dict[str, Scenario] = {
@@ -30,6 +31,7 @@ SCENARIOS: dict[str, Scenario] = {
     "graph": graph,
     "memory": memory,
     "continuous": continuous,
+    "rest": rest,
 }
 QUICK_EVENTS = 200_000
 QUICK_S = 20.0

@@ -10,6 +10,7 @@ from game_events.assets.jobs import redecode, refresh, replay
 from game_events.assets.keys import Keys
 from game_events.assets.maintenance import hourly_maintenance, maintain
 from game_events.assets.resources import LakehouseResource, SparkResource
+from game_events.assets.rest_export import build_rest
 from game_events.assets.rule_checks import build_rule_checks, declared_rules
 from game_events.assets.sensors import SENSORS
 from game_events.assets.tables import build_tables
@@ -23,12 +24,13 @@ def build_defs(settings: Settings | None = None) -> dg.Definitions:
     settings = settings or load_settings()
     keys = Keys.of(settings)
     checks = build_checks(keys)
+    rest = build_rest(settings, keys)
     return dg.Definitions(
-        assets=build_tables(settings, extensions_of(settings).aggregates, keys),
+        assets=[*build_tables(settings, extensions_of(settings).aggregates, keys), *rest.assets],
         asset_checks=[*checks, *build_rule_checks(declared_rules(settings), keys)],
-        jobs=[refresh, replay, redecode, maintain, archive, continuous, build_validate(build_defs)],
+        jobs=[refresh, replay, redecode, maintain, archive, continuous, build_validate(build_defs), *rest.jobs],
         schedules=[build_check_schedule(checks), hourly_maintenance],
-        sensors=[*SENSORS, continuous_mode],
+        sensors=[*SENSORS, continuous_mode, *rest.sensors],
         resources={"lakehouse": LakehouseResource(spark=SparkResource())},
         # The default executor would start a JVM for each step and each check.
         executor=dg.in_process_executor,

@@ -23,7 +23,16 @@ ENTITY, AGGREGATE = "{entity}", "{aggregate}"
 #: Legal for folders, SQL without quotes, and Dagster (`dagster._core.definitions.utils.VALID_NAME_REGEX`).
 NAME = r"[a-z][a-z0-9_]{0,99}"
 #: The pipeline's own tables, whose names only the prefix changes.
-OWN = ("schemas", "progress", "event_log", "suppressed_entities", "source_files")
+OWN = (
+    "schemas",
+    "progress",
+    "event_log",
+    "suppressed_entities",
+    "source_files",
+    "rest_outbox",
+    "rest_deliveries",
+    "rest_dead_letters",
+)
 #: Names of jobs and ops, and words that Dagster keeps (`DISALLOWED_NAMES` of the same module): no asset can have them.
 _TAKEN = frozenset(
     [

@@ -171,9 +171,46 @@ class Settings(SourceSettings):
     alert_lag_records: int = Field(0, ge=0, description="records of lag that raise an alert; 0: none")
     dagster_url: str | None = Field(None, description="address of the Dagster UI, for links in alerts")
 
+    # --- export of rows over HTTP
+    rest_url: SecretStr | None = Field(
+        None, description="where rows are POSTed; without it nothing is exported; may hold a token, never shown"
+    )
+    rest_source: Literal["silver", "gold"] = Field("silver", description="which tables' rows are exported")
+    rest_rows_per_call: int = Field(100, ge=1, le=100_000, description="rows of one call at most")
+    rest_bytes_per_call: int = Field(
+        1_000_000, ge=1_000, description="bytes of one call's body at most, unless one row has more"
+    )
+    rest_body: Literal["array", "object"] = Field(
+        "array", description="a JSON array of rows, or the row itself (only with one row per call)"
+    )
+    rest_tasks: int = Field(4, ge=1, le=1_000, description="Spark tasks that send at the same time")
+    rest_calls_per_task: int = Field(8, ge=1, le=1_000, description="calls that each of them has under way at the same time")
+    rest_calls_per_s: int = Field(0, ge=0, description="calls in any second, all tasks together; 0: any number")
+    rest_calls_per_min: int = Field(0, ge=0, description="calls in any minute, all tasks together; 0: any number")
+    rest_permit_host: str | None = Field(
+        None, description="name or address of this machine by which the executors ask for leave to call (only with a cap)"
+    )
+    rest_bearer_token: SecretStr | None = Field(None, description="sent as `Authorization: Bearer ...`")
+    rest_user: str | None = Field(None, description="user of basic authentication")
+    rest_password: SecretStr | None = Field(None, description="its password")
+    rest_api_key: SecretStr | None = Field(None, description="sent in the header `rest_api_key_header`")
+    rest_api_key_header: str = Field("X-API-Key", pattern=r"^[A-Za-z0-9-]{1,64}$", description="that header")
+    rest_timeout_s: float = Field(30.0, gt=0, le=3_600, description="seconds that one call may take")
+    rest_max_attempts: int = Field(8, ge=1, le=100, description="times a call is tried before its rows are dead letters")
+    rest_retry_delay_s: float = Field(0.5, gt=0, le=60, description="seconds before the second attempt; doubled, at most 60")
+    rest_preflight: str = Field(
+        "OPTIONS",
+        pattern=r"^((OPTIONS|HEAD|GET)( /\S*)?)?$",
+        description="method, and path if it is another one, of a call before the first batch; empty: none",
+    )
+    rest_on_replaced: Literal["hold", "resend", "go_on"] = Field(
+        "hold", description="a table whose rows were replaced: wait for a person, send all of it again, or only what comes"
+    )
+
     # --- TLS: certificates are always verified
     tls_ca_file: Path | None = Field(
-        None, description="PEM file of the authorities that the registry's and the webhook's certificates are verified with"
+        None,
+        description="PEM file of the authorities that certificates of registry, webhook and `rest_url` are verified with",
     )
 
     # --- this machine
@@ -202,6 +239,12 @@ class Settings(SourceSettings):
         "storage_endpoint",
         "storage_region",
         "tls_ca_file",
+        "rest_url",
+        "rest_permit_host",
+        "rest_bearer_token",
+        "rest_user",
+        "rest_password",
+        "rest_api_key",
         mode="before",
     )
     @classmethod
@@ -226,7 +269,7 @@ class Settings(SourceSettings):
             raise ValueError(wrong)
         return value
 
-    @field_validator("alert_webhook_url")
+    @field_validator("alert_webhook_url", "rest_url")
     @classmethod
     def _webhook(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None and not value.get_secret_value().startswith(("http://", "https://")):

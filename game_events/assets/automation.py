@@ -9,7 +9,7 @@ from typing import Any
 
 import dagster as dg
 
-from game_events.assets.keys import DEFAULT, Keys
+from game_events.assets.keys import DEFAULT, EXPORTS, Keys
 from game_events.assets.run_tags import CARRIES_ALL, REASON
 
 Condition = dg.AutomationCondition[Any]
@@ -42,7 +42,8 @@ def _any_of(wanted: Condition, keys: Keys) -> Condition:
 
 automation = dg.AutomationConditionSensorDefinition(
     "automation",
-    target=dg.AssetSelection.all(),
+    # The export is asked for by a sensor of its own; a group may be empty.
+    target=dg.AssetSelection.all() - dg.AssetSelection.groups(EXPORTS),
     default_status=dg.DefaultSensorStatus.RUNNING,
     minimum_interval_seconds=15,
     run_tags={**CARRIES_ALL, REASON: "a layer was materialized by hand"},

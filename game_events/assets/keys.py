@@ -54,6 +54,11 @@ class Keys:
         return self._key(self.names.unified)
 
     @property
+    def rest(self) -> dg.AssetKey:
+        """`rest_export`: rows sent to an HTTP receiver."""
+        return self._key("rest_export")
+
+    @property
     def partitions(self) -> dg.DynamicPartitionsDefinition:
         """One partition for each game; grows with the data, nobody lists them."""
         return dg.DynamicPartitionsDefinition(name=self.names.asset(self.names.partitions))
@@ -89,8 +94,11 @@ QUARANTINE_KEY = DEFAULT.quarantine
 SILVER_KEY = DEFAULT.silver
 GOLD_KEY = DEFAULT.gold
 UNIFIED_KEY = DEFAULT.unified
+REST_KEY = DEFAULT.rest
 LAYER_KEYS = DEFAULT.by_layer
 
+#: The group of what is sent elsewhere.
+EXPORTS = "exports"
 OWNERS = ["team:data-engineering"]
 
 

@@ -17,10 +17,12 @@ from game_events.cli import (
     init,
     log,
     maintain,
+    mock_api,
     produce,
     quarantine,
     redecode,
     report,
+    rest,
     run,
     schema,
     stack,
@@ -41,6 +43,7 @@ app = typer.Typer(
 app.add_typer(stack.app, name="stack")
 app.add_typer(quarantine.app, name="quarantine")
 app.add_typer(schema.app, name="schema")
+app.add_typer(rest.app, name="rest")
 app.command("demo")(demo.demo)
 app.command("init")(init.init)
 app.command("produce")(produce.produce_events)
@@ -54,6 +57,7 @@ app.command("log")(log.log)
 app.command("report")(report.report)
 app.command("doctor")(doctor.doctor)
 app.command("up")(up.up)
+app.command("mock-api")(mock_api.mock_api)
 
 
 def main() -> None:

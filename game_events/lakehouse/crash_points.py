@@ -53,6 +53,10 @@ CRASH_POINTS = {
     "joined_committed": "the joined file is the table, those that it stands for still lie beside it (detail: the table)",
     "file_deleted": "an old file is deleted, others that are to go with it are still there (detail: the table)",
     "checkpoint_written": "maintenance has written a checkpoint, no old entry of the log has gone (detail: the table)",
+    "rest_staged": "chunks of rows to export are written, not committed: no call was made",
+    "rest_planned": "the chunks are fixed, no call was made",
+    "rest_answered": "calls of a task are answered, the ledger does not say so (detail: the task)",
+    "rest_settled": "the ledger says what became of every chunk, their rows still wait in the outbox",
     "events_due": "a run has done its work, the event log does not have it",
 }
 

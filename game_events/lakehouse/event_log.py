@@ -60,6 +60,7 @@ KINDS = {
     "expired": "rows that a full refresh of bronze has lost, as Kafka does not have their records any more",
     "suppressed": "records that are in no table, as their gamers were forgotten",
     "erased": "rows of forgotten gamers that went from a table",
+    "exported": "rows that were sent to an HTTP receiver, calls, dead letters",
     "schema": "a column or a schema that was not there before",
     "rule": "rows of a game that violated a rule, its action, the rows it looked at",
     "check": "result of a check",

@@ -31,8 +31,10 @@ PROGRESS = "progress"
 EVENT_LOG = "event_log"
 SUPPRESSED = "suppressed_entities"
 SOURCE_FILES = "source_files"
+#: Of the export of rows over HTTP: rows in chunks that wait for their call, what became of each chunk, chunks given up.
+REST_OUTBOX, REST_DELIVERIES, REST_DEAD_LETTERS = REST_TABLES = ("rest_outbox", "rest_deliveries", "rest_dead_letters")
 #: All tables but those of games.
-OWN_TABLES = frozenset({BRONZE, QUARANTINE, UNIFIED, SCHEMAS, PROGRESS, EVENT_LOG, SUPPRESSED, SOURCE_FILES})
+OWN_TABLES = frozenset({BRONZE, QUARANTINE, UNIFIED, SCHEMAS, PROGRESS, EVENT_LOG, SUPPRESSED, SOURCE_FILES, *REST_TABLES})
 
 _SILVER = re.compile(r"^silver_(?P<game>.+)_events$")
 #: Table features that readers of single files would get wrong.

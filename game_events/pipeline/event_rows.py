@@ -84,6 +84,8 @@ def _facts(report: RunReport, settings: Settings) -> Iterator[dict[str, Any]]:
     yield from _upkeep(report, settings)
     if report.erasure is not None:
         yield from report.erasure.event_rows()
+    if report.export is not None:
+        yield from report.export.event_rows()
     yield from _schema_changes(report)
     for check in report.checks:
         yield {

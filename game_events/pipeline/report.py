@@ -15,6 +15,7 @@ from game_events.lakehouse.tables import Table
 from game_events.pipeline.archive_account import Archived
 from game_events.pipeline.check_result import CheckResult
 from game_events.pipeline.erasure_account import Erasure
+from game_events.pipeline.export_account import Export
 from game_events.pipeline.latency import Arrivals, Histogram
 from game_events.pipeline.rule_split import RuleCounts
 from game_events.pipeline.upkeep_report import TableUpkeep
@@ -107,6 +108,7 @@ class RunReport:
         upkeep: table -> what maintenance did to its files.
         suppressed: records that are in no table, as their gamers were forgotten.
         erasure: what `game-events forget` did.
+        export: what the export over HTTP did.
         files: of files as the source: how many were taken in, have changed since, wait until they are finished.
         archive: what `game-events archive` did.
         notices: what a person should know besides: a protected table that was left out, a bronze that was replaced.
@@ -133,6 +135,7 @@ class RunReport:
     upkeep: dict[str, TableUpkeep] = field(default_factory=dict)
     suppressed: int = 0
     erasure: Erasure | None = None
+    export: Export | None = None
     files: Counter[str] = field(default_factory=Counter)
     archive: Archived | None = None
     notices: list[str] = field(default_factory=list)
@@ -272,4 +275,5 @@ class RunReport:
             "tables": {t.table: t.location for t in self.tables if t.error is None},
             **({"archive": self.archive.to_dict()} if self.archive is not None else {}),
             **({"erasure": self.erasure.to_dict()} if self.erasure is not None else {}),
+            **({"export": self.export.to_dict()} if self.export is not None else {}),
         }

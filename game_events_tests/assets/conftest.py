@@ -20,7 +20,7 @@ from game_events.assets.checks import build_checks
 from game_events.assets.resources import LakehouseResource, SparkResource
 from game_events.assets.tables import build_tables
 from game_events.definitions import build_defs
-from game_events.settings import Settings
+from game_events.settings import Settings, load_settings
 
 PROJECT = Path(__file__).parents[2]
 RANGE = "dagster/asset_partition_range_"
@@ -91,7 +91,7 @@ class Runs:
         """A check by itself, as the UI's button runs it."""
         (chosen,) = [c for c in build_checks() if c.check_key.name == name]
         result = dg.materialize(
-            [*build_tables("any"), chosen],  # type: ignore[list-item]
+            [*build_tables(load_settings()), chosen],  # type: ignore[list-item]
             selection=dg.AssetSelection.checks(chosen),
             instance=self.instance,
             resources={"lakehouse": LakehouseResource(spark=SparkResource())},

@@ -31,6 +31,7 @@ from game_events.pipeline.replay import Selection
 from game_events.pipeline.replay_rejected import replay_and_refresh
 from game_events.pipeline.report import RunReport
 from game_events.settings import Settings, load_settings
+from game_events.sinks.export import export_rows
 
 MEET = "GAME_EVENTS_TESTS_MEET"
 #: Whom the work `forget` forgets, where it is not told in words.
@@ -130,6 +131,7 @@ WORK = {
     "run": run,
     "replace_bronze": replace_bronze,
     "redecode": redecode,
+    "export": export_rows,
     "replay": lambda pipeline, report: replay_and_refresh(pipeline, report, Selection()),
     "archive": lambda pipeline, report: archive(pipeline, report, f"{pipeline.settings.state_dir}/archive"),
     "forget": lambda pipeline, report: forget(pipeline, report, frozenset({os.environ[GAMER]})),

@@ -17,6 +17,7 @@ from game_events_tests.guarantees.conftest import Crash
 from game_events_tests.guarantees.test_crashes_of_erasures import POINTS as ERASURE_POINTS
 from game_events_tests.guarantees.test_crashes_of_maintenance import POINTS as MAINTENANCE_POINTS
 from game_events_tests.guarantees.waves import GAMES, end_orphans, send, start_run, versions, wait_all
+from game_events_tests.sinks.test_export_crashes import POINTS as EXPORT_POINTS
 
 #: Each point of a run once, with a detail where it has one; `{new}` is a game that comes with the wave.
 POINTS = (
@@ -63,9 +64,8 @@ GUARANTEES = Path(__file__).parents[2] / "docs" / "guarantees.md"
 
 
 def test_every_crash_point_is_tried() -> None:
-    tried = {
-        point.partition("@")[0].partition(":")[0] for point in (*POINTS, *OTHER_POINTS, *ERASURE_POINTS, *MAINTENANCE_POINTS)
-    }
+    points = (*POINTS, *OTHER_POINTS, *ERASURE_POINTS, *MAINTENANCE_POINTS, *EXPORT_POINTS)
+    tried = {point.partition("@")[0].partition(":")[0] for point in points}
     assert tried == set(CRASH_POINTS)
 
 

@@ -1,0 +1,130 @@
+"""What an export over HTTP did: counts, never a row, an address or a credential."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import quantiles
+from typing import Any
+
+#: Latencies that a task tells of.
+LATENCIES_TOLD = 200
+
+
+@dataclass
+class TaskAccount:
+    """What one of Spark's tasks did.
+
+    Attributes:
+        began, ended: seconds since 1970.
+        delivered, dead: rows, by outcome; `delivered_calls`, `dead_calls`: their chunks.
+        calls: attempts made.
+        answers: status, or kind of failure -> attempts.
+        latencies: seconds of some of its answered calls.
+        stopped: why it left chunks alone, if it did.
+        kind: name of the error that this is.
+    """
+
+    began: float = 0.0
+    ended: float = 0.0
+    delivered: int = 0
+    dead: int = 0
+    delivered_calls: int = 0
+    dead_calls: int = 0
+    calls: int = 0
+    answers: dict[str, int] = field(default_factory=dict)
+    latencies: list[float] = field(default_factory=list)
+    stopped: str | None = None
+    kind: str = "TransientError"
+
+
+@dataclass
+class Export:
+    """One run of the export.
+
+    Attributes:
+        planned_rows, planned_chunks: fixed by this run.
+        delivered_rows, delivered_chunks: taken by the receiver.
+        dead_rows, dead_chunks: given up: they are in `rest_dead_letters`.
+        waiting_chunks: left for the next run.
+        calls: attempts; `answers`: status, or kind of failure -> attempts.
+        held: game -> why nothing of it was planned.
+        tasks, at_once: Spark tasks that sent, and the most of them that ran at the same time.
+        seconds: of sending alone.
+        latency_s: median and 95th percentile of answered calls.
+    """
+
+    planned_rows: int = 0
+    planned_chunks: int = 0
+    delivered_rows: int = 0
+    delivered_chunks: int = 0
+    dead_rows: int = 0
+    dead_chunks: int = 0
+    waiting_chunks: int = 0
+    calls: int = 0
+    answers: Counter[str] = field(default_factory=Counter)
+    held: dict[str, str] = field(default_factory=dict)
+    tasks: int = 0
+    at_once: int = 0
+    seconds: float = 0.0
+    latency_s: tuple[float, float] | None = None
+    _latencies: list[float] = field(default_factory=list, repr=False)
+
+    def add(self, tasks: Sequence[TaskAccount]) -> None:
+        """Note what the tasks of one slice did."""
+        for task in tasks:
+            self.delivered_rows += task.delivered
+            self.delivered_chunks += task.delivered_calls
+            self.dead_rows += task.dead
+            self.dead_chunks += task.dead_calls
+            self.calls += task.calls
+            self.answers.update(task.answers)
+            self._latencies += task.latencies
+        moments = sorted([(t.began, 1) for t in tasks] + [(t.ended, -1) for t in tasks])
+        running = 0
+        for _, change in moments:
+            running += change
+            self.at_once = max(self.at_once, running)
+        self.tasks = max(self.tasks, len(tasks))
+        if len(self._latencies) > 1:
+            cuts = quantiles(self._latencies, n=20)
+            self.latency_s = (cuts[9], cuts[18])
+
+    def to_dict(self) -> dict[str, object]:
+        """For `--json`."""
+        return {
+            "planned_rows": self.planned_rows,
+            "planned_chunks": self.planned_chunks,
+            "delivered_rows": self.delivered_rows,
+            "delivered_chunks": self.delivered_chunks,
+            "dead_rows": self.dead_rows,
+            "dead_chunks": self.dead_chunks,
+            "waiting_chunks": self.waiting_chunks,
+            "calls": self.calls,
+            "answers": dict(sorted(self.answers.items())),
+            "held": self.held,
+            "tasks": self.tasks,
+            "tasks_at_once": self.at_once,
+            "seconds": round(self.seconds, 3),
+            "rows_per_s": round(self.delivered_rows / self.seconds, 1) if self.seconds else None,
+            "calls_per_s": round(self.calls / self.seconds, 1) if self.seconds else None,
+            "latency_ms": {
+                name: round(seconds * 1000, 1) for name, seconds in zip(("p50", "p95"), self.latency_s or (), strict=False)
+            },
+        }
+
+    def event_rows(self) -> Iterator[dict[str, Any]]:
+        """For the event log."""
+        if self.planned_chunks or self.calls or self.held:
+            status = (
+                "held" if self.held else "waiting" if self.waiting_chunks else "dead letters" if self.dead_chunks else "done"
+            )
+            yield {
+                "kind": "exported",
+                "layer": "rest",
+                "rows": self.delivered_rows,
+                "seconds": round(self.seconds, 3),
+                "status": status,
+                "detail": self.to_dict(),
+            }

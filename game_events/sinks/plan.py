@@ -1,0 +1,156 @@
+"""Driver's part of planning: new rows are fixed in chunks by one commit to the outbox, before any of them is sent.
+
+Guarantee: each row of the source is in one chunk. The commit carries how far each table was exported and compares it with where
+it began, so of two plans one lands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame
+
+from game_events.errors import ConflictError
+from game_events.lakehouse import crash_points
+from game_events.lakehouse.commits import Commit, commit
+from game_events.lakehouse.staging import REPORT_SCHEMA, StagedFile, discard
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.export_account import Export
+from game_events.pipeline.file_stage import staged_files
+from game_events.pipeline.generations import erasures
+from game_events.pipeline.report import RunReport, TableReport
+from game_events.sinks.chunks import CutChunks, Origin
+from game_events.sinks.export_tables import COMMITS_APP, ExportTables, outbox_schema
+from game_events.sinks.rows_of_files import file_rows, folder_table, new_files
+from game_events.sinks.rows_of_tables import new_rows
+from game_events.sinks.sources_of_rows import Step, Wishes, look
+from game_events.sinks.target import RestTarget
+
+ATTEMPTS = 5
+DESCRIPTION = "Rows fixed in chunks that wait for their call over HTTP; a chunk's rows go when all of its slice is settled"
+
+
+def plan_slice(
+    pipeline: Pipeline, tables: ExportTables, target: RestTarget, report: RunReport, account: Export, wishes: Wishes
+) -> bool:
+    """Fix what is new in silver or gold; whether there was anything.
+
+    Raises:
+        ConflictError: rivals won every attempt; nothing was sent.
+    """
+    for attempt in range(ATTEMPTS):
+        outbox = tables.outbox.open()
+        news = look(pipeline, outbox, wishes)
+        _tell(pipeline, report, account, news.held, news.failed)
+        if not news.steps:
+            return False
+        pipeline.on_progress(f"rest export: fixing rows of {len(news.steps)} games")
+        origins = {step.game: step.origin for step in news.steps}
+        expected = {app: value for step in news.steps for app, value in step.expected.items()}
+        advance = {app: value for step in news.steps for app, value in step.advance.items()}
+        files: list[StagedFile] = []
+        if any(step.files or step.gold is not None for step in news.steps):
+            files = _staged(tables, target, outbox, new_rows(pipeline, news.steps), origins)
+        if _erased_since(pipeline, news.steps):
+            # Rows of theirs may be among these.
+            discard(tables.outbox, files)
+            continue
+        try:
+            _commit(tables, outbox, files, expected, advance, account)
+            return True
+        except ConflictError:
+            if attempt == ATTEMPTS - 1:
+                raise
+    raise ConflictError("gamers were erased while rows were fixed for the export, again and again: run it again")
+
+
+def plan_files(pipeline: Pipeline, tables: ExportTables, target: RestTarget, account: Export, folder: str) -> bool:
+    """Fix the rows of files that were not exported yet; whether there were any.
+
+    Raises:
+        ConfigurationError: there is no such folder, or its files cannot be read together.
+        DataError: the files of a Delta table were rewritten.
+        ConflictError: a rival planned at the same time.
+    """
+    outbox = tables.outbox.open()
+    files = new_files(pipeline, tables, folder, outbox)
+    if not files:
+        return False
+    place = folder_table(pipeline, folder).uri
+    origins = {file: Origin(file, None, place) for file in files}
+    staged = _staged(tables, target, outbox, file_rows(pipeline, files), origins)
+    _commit(tables, outbox, staged, {}, {}, account)
+    return True
+
+
+def commit_slice(
+    tables: ExportTables,
+    outbox: DeltaTable | None,
+    files: Sequence[StagedFile],
+    txn: tuple[Mapping[str, int | None], Mapping[str, int]],
+) -> None:
+    """Make files part of the outbox, as its next slice.
+
+    Raises:
+        ConflictError: somebody else has changed the outbox since; the files are deleted.
+    """
+    commits = outbox.transaction_version(COMMITS_APP) if outbox is not None else None
+    expected, advance = txn
+    commit(
+        Commit(
+            tables.outbox,
+            outbox_schema(tables.person),
+            files,
+            expected={**expected, COMMITS_APP: commits},
+            advance={**advance, COMMITS_APP: (commits or 0) + 1},
+            table_id=str(outbox.metadata().id) if outbox is not None else None,
+            description=DESCRIPTION,
+        )
+    )
+
+
+def next_slice(outbox: DeltaTable | None) -> int:
+    """Number of the slice that the next commit makes."""
+    return int(outbox.transaction_version(COMMITS_APP) or 0) + 1 if outbox is not None else 1
+
+
+def _staged(
+    tables: ExportTables, target: RestTarget, outbox: DeltaTable | None, rows: DataFrame, origins: Mapping[str, Origin]
+) -> list[StagedFile]:
+    cut = CutChunks(tables.outbox, tables.person, next_slice(outbox), target.rows_per_call, target.bytes_per_call, origins)
+    files = staged_files(rows.mapInArrow(cut, REPORT_SCHEMA).collect())
+    crash_points.reach("rest_staged")
+    return files
+
+
+def _commit(
+    tables: ExportTables,
+    outbox: DeltaTable | None,
+    files: Sequence[StagedFile],
+    expected: Mapping[str, int | None],
+    advance: Mapping[str, int],
+    account: Export,
+) -> None:
+    number = next_slice(outbox)
+    commit_slice(tables, outbox, files, (expected, advance))
+    crash_points.reach("rest_planned")
+    chunks = tables.chunks(tables.outbox.open())
+    account.planned_rows += sum(file.rows for file in files)
+    account.planned_chunks += sum(found == number for found in chunks.column("slice").to_pylist())
+
+
+def _erased_since(pipeline: Pipeline, steps: Sequence[Step]) -> bool:
+    now = ((step, pipeline.lakehouse.silver(step.game).open()) for step in steps)
+    return any(handle is None or erasures(handle) != step.erased for step, handle in now)
+
+
+def _tell(pipeline: Pipeline, report: RunReport, account: Export, held: Mapping[str, str], failed: Mapping[str, str]) -> None:
+    """Games of which nothing is sent are failures of the run, once each: nobody should find out by missing rows."""
+    for game, why in {**held, **failed}.items():
+        if game not in account.held:
+            account.held[game] = why
+            name = (
+                pipeline.lakehouse.silver(game) if pipeline.settings.rest_source == "silver" else pipeline.lakehouse.gold(game)
+            )
+            report.tables.append(TableReport("rest", name.name, name.uri, game, error=why))

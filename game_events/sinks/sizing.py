@@ -1,0 +1,58 @@
+"""How many tasks and cores an export needs: Little's law, in both directions.
+
+Calls under way at the same time = calls a second x seconds that a call takes (J. D. C. Little, 1961). Waiting needs no core, so
+cores are counted by what a call costs a processor, which was measured (docs/rest-export.md).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+#: Calls that one core makes in a second of processor time, and rows that it turns into JSON, cuts and reads in one; both
+#: rounded down from what was measured.
+CALLS_PER_CORE, ROWS_PER_CORE = 1_000, 60_000
+#: A core is not to be planned beyond this share.
+BUSY = 0.7
+
+
+@dataclass(frozen=True)
+class Size:
+    """What an export needs.
+
+    Attributes:
+        rows_per_s, latency_ms, rows_per_call, calls_per_task: what was asked for.
+        calls_per_s: rows a second through rows per call.
+        calls_at_once: of Little's law.
+        tasks: Spark tasks, each a slot, that have so many calls under way.
+        cores: processor cores that are busy with it.
+        one_by_one: tasks that would be needed if each made one call at a time.
+    """
+
+    rows_per_s: float
+    latency_ms: float
+    rows_per_call: int
+    calls_per_task: int
+    calls_per_s: float
+    calls_at_once: int
+    tasks: int
+    cores: int
+    one_by_one: int
+
+
+def size(rows_per_s: float, latency_ms: float, rows_per_call: int, calls_per_task: int) -> Size:
+    """Tasks and cores for a rate."""
+    calls_per_s = rows_per_s / rows_per_call
+    at_once = max(1, math.ceil(round(calls_per_s * latency_ms / 1000, 9)))
+    busy = calls_per_s / CALLS_PER_CORE + rows_per_s / ROWS_PER_CORE
+    return Size(
+        rows_per_s,
+        latency_ms,
+        rows_per_call,
+        calls_per_task,
+        calls_per_s,
+        at_once,
+        math.ceil(at_once / calls_per_task),
+        max(1, math.ceil(busy / BUSY)),
+        at_once,
+    )

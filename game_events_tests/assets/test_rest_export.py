@@ -1,0 +1,54 @@
+"""The asset `rest_export`: there only with a receiver, behind the layer that it exports, asked for when that has news."""
+
+import dagster as dg
+import pytest
+
+from game_events.assets.keys import GOLD_KEY, REST_KEY, SILVER_KEY
+from game_events.definitions import build_defs
+from game_events.settings import load_settings
+
+URL = "http://127.0.0.1:1/planted-token-51c2"
+
+
+def defs(**settings):
+    return build_defs(load_settings(kafka_topic="game_events", **settings))
+
+
+def test_without_a_receiver_there_is_no_asset_no_job_and_no_sensor():
+    found = defs()
+    assert REST_KEY not in found.resolve_asset_graph().get_all_asset_keys()
+    assert "rest_export" not in {job.name for job in found.jobs or ()}
+    assert "rest_automation" not in {sensor.name for sensor in found.sensors or ()}
+
+
+@pytest.mark.parametrize(("source", "upstream"), [("silver", SILVER_KEY), ("gold", GOLD_KEY)])
+def test_with_a_receiver_it_is_behind_the_layer_that_it_exports_and_shows_no_address(source, upstream):
+    found = defs(rest_url=URL, rest_source=source)
+    graph = found.resolve_asset_graph()
+    assert graph.get(REST_KEY).parent_keys == {upstream}
+    assert found.resolve_job_def("rest_export").executor_def is dg.in_process_executor
+    (sensor,) = [s for s in found.sensors if s.name == "rest_automation"]
+    assert sensor.default_status == dg.DefaultSensorStatus.RUNNING
+    assert "planted" not in str(graph.get(REST_KEY).metadata) + str(graph.get(REST_KEY).description)
+
+
+def test_it_is_asked_for_once_when_its_layer_was_updated_whoever_did_it():
+    found, instance, cursor = defs(rest_url=URL), dg.DagsterInstance.ephemeral(), None
+    instance.add_dynamic_partitions("games", ["uno"])
+
+    def asked():
+        nonlocal cursor
+        result = dg.evaluate_automation_conditions(
+            found, instance, cursor=cursor, asset_selection=dg.AssetSelection.assets(REST_KEY)
+        )
+        cursor = result.cursor
+        return result.get_num_requested(REST_KEY)
+
+    asked()
+    assert asked() == 0
+    for _ in range(2):
+        instance.report_runless_asset_event(dg.AssetMaterialization(SILVER_KEY, partition="uno"))
+        assert asked() == 1
+        assert asked() == 0
+    instance.report_runless_asset_event(dg.AssetMaterialization(GOLD_KEY, partition="uno"))
+    assert asked() == 0, "gold is not what is exported"

@@ -1,0 +1,89 @@
+"""The mock API in a thread, and what it was sent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from game_events.sinks.mock_api import MockApi
+from game_events.sinks.mock_faults import MockFaults
+
+
+class Receiver:
+    """A receiver that runs, and its log."""
+
+    def __init__(self, api: MockApi, log: Path, port: int, scheme: str) -> None:
+        self.api, self._log, self.port = api, log, port
+        self.url = f"{scheme}://127.0.0.1:{port}/rows"
+
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        """Every call that came, in order."""
+        return [json.loads(line) for line in self._log.read_text().splitlines()]
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Rows of the calls that it took, repeated ones too."""
+        return [row for call in self.calls if call["accepted"] for row in _rows(call["body"])]
+
+    def bodies_by_key(self) -> dict[str, set[str]]:
+        """Key -> the different bodies that came under it."""
+        found: dict[str, set[str]] = {}
+        for call in self.calls:
+            found.setdefault(call["key"], set()).add(json.dumps(call["body"]))
+        return found
+
+    def busiest(self, seconds: float) -> int:
+        """Most calls that came in any window of so many seconds."""
+        times = sorted(call["time"] for call in self.calls)
+        start = most = 0
+        for end, at in enumerate(times):
+            while times[start] <= at - seconds:
+                start += 1
+            most = max(most, end - start + 1)
+        return most
+
+    @property
+    def keys(self) -> Counter[str]:
+        """Key -> calls that were taken."""
+        return Counter(call["key"] for call in self.calls if call["accepted"])
+
+
+def _rows(body: Any) -> list[dict[str, Any]]:
+    return body if isinstance(body, list) else [body]
+
+
+@contextmanager
+def receiving(
+    log: Path,
+    tls: tuple[Path, Path] | None = None,
+    authorization: tuple[str, str] | None = None,
+    port: int = 0,
+    **faults: Any,
+) -> Iterator[Receiver]:
+    """While it listens; `faults` as of `MockFaults`."""
+    loop, started, stop = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
+    ports: list[int] = []
+
+    def ready(found: int) -> None:
+        ports.append(found)
+        started.set()
+
+    with log.open("a") as out:
+        api = MockApi(MockFaults(**faults), out, bodies=True, authorization=authorization)
+        thread = threading.Thread(target=lambda: loop.run_until_complete(api.serve(port, ready, tls, stop)), daemon=True)
+        thread.start()
+        assert started.wait(10)
+        try:
+            yield Receiver(api, log, ports[0], "https" if tls else "http")
+        finally:
+            loop.call_soon_threadsafe(stop.set)
+            thread.join(10)
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()

@@ -1,0 +1,99 @@
+"""Tasks at work on an outbox, without Spark: what it adds is tried in test_export.py."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from game_events.errors import TransientError
+from game_events.lakehouse.commits import paths
+from game_events.lakehouse.staging import StagedWriter
+from game_events.lakehouse.tables import Lakehouse
+from game_events.pipeline.export_account import Export
+from game_events.settings import load_settings
+from game_events.sinks import caps
+from game_events.sinks.calls import retry_after_s
+from game_events.sinks.caps import Caps
+from game_events.sinks.chunks import CutChunks
+from game_events.sinks.export import _take_over
+from game_events.sinks.export_tables import ExportTables, outbox_schema
+from game_events.sinks.permits import LOOPBACK, PermitAddress, PermitServer, permit_host
+from game_events.sinks.plan import commit_slice
+from game_events.sinks.send import SendChunks
+from game_events.sinks.target import RestTarget
+from game_events_tests.sinks.receiver import receiving
+from game_events_tests.sinks.test_chunks import ORIGINS, rows
+
+TASKS = 3
+
+
+def job(folder: Path, url: str, chunks: int, permits: PermitAddress | None = None, **settings: object) -> SendChunks:
+    """So many chunks of one row, fixed and not sent."""
+    tables = ExportTables.of(Lakehouse(str(folder / "lakehouse")), "gamer_id")
+    writer = StagedWriter(tables.outbox, outbox_schema("gamer_id"))
+    for part in CutChunks(tables.outbox, "gamer_id", 1, 1, 10_000, ORIGINS).cut([rows(*[10] * chunks)], 0):
+        writer.write(part)
+    commit_slice(tables, None, writer.close(), ({}, {}))
+    outbox = tables.outbox.open()
+    assert outbox is not None
+    waiting = tables.waiting(outbox, None)
+    numbers, counts = (waiting.column(name).to_numpy().astype(np.int64) for name in ("chunk", "rows"))
+    target = RestTarget.of(load_settings(rest_url=url, **settings))
+    return SendChunks(tables, target, paths(outbox), 1, numbers, counts, TASKS, _take_over(tables, "a run"), "a run", permits)
+
+
+def test_the_cap_over_all_tasks_holds_in_every_second_at_the_receiver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    # This machine may be so busy that calls take longer to arrive than the guarantee assumes.
+    monkeypatch.setattr(caps, "GRACE_S", 30.0)
+    with receiving(tmp_path / "log", latency_ms=20) as receiver, PermitServer(Caps.of(40, 0), LOOPBACK) as permits:
+        sending = job(tmp_path, receiver.url, 120, permits)
+        with ThreadPoolExecutor(TASKS) as pool:
+            done = list(pool.map(sending.run_task, range(TASKS)))
+        account = Export()
+        account.add(done)
+        assert (account.delivered_rows, account.delivered_chunks, account.calls, account.tasks) == (120, 120, 120, TASKS)
+        assert receiver.busiest(1.0) <= 40
+        assert sending.tables.waiting(sending.tables.outbox.open(), sending.tables.deliveries.open()).num_rows == 0
+
+
+def test_an_attempt_of_spark_after_another_sends_only_what_is_not_noted(tmp_path: Path):
+    with receiving(tmp_path / "log") as receiver:
+        sending = job(tmp_path, receiver.url, 9)
+        assert [sending.run_task(0).delivered, sending.run_task(0, again=True).delivered] == [3, 0]
+        assert [sending.run_task(n, again=True).delivered for n in (1, 2)] == [3, 3]
+        assert len(receiver.calls) == 9
+
+
+def test_a_task_that_cannot_ask_for_leave_makes_no_call_and_says_which_setting_helps(tmp_path: Path):
+    with PermitServer(Caps.of(1, 0), LOOPBACK) as permits:
+        gone = permits
+    with receiving(tmp_path / "log") as receiver:
+        account = job(tmp_path, receiver.url, 3, gone).run_task(0)
+        assert account.kind == TransientError.__name__
+        assert "GAME_EVENTS_REST_PERMIT_HOST" in str(account.stopped)
+        assert receiver.calls == []
+
+
+def test_executors_of_this_machine_ask_on_loopback_and_others_by_a_name():
+    assert permit_host(load_settings(spark_master="local[4]")) == LOOPBACK
+    assert permit_host(load_settings(spark_remote="sc://localhost:15002")) == LOOPBACK
+    assert permit_host(load_settings(spark_master="spark://cluster:7077")) != LOOPBACK
+    assert permit_host(load_settings(spark_master="spark://cluster:7077", rest_permit_host="driver-1")) == "driver-1"
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high"),
+    [("3", 3, 3), ("0", 0, 0), ("Sun, 06 Nov 1994 08:49:37 GMT", 0, 0), ("Fri, 31 Dec 2999 23:59:59 GMT", 1e9, 1e11)],
+)
+def test_a_time_to_come_back_is_seconds_or_a_date(value: str, low: float, high: float):
+    found = retry_after_s(value)
+    assert found is not None
+    assert low <= found <= high
+
+
+@pytest.mark.parametrize("value", [None, "soon", "-1", ""])
+def test_what_is_no_time_is_none(value: str | None):
+    assert retry_after_s(value) is None
