@@ -6,6 +6,7 @@ from game_events.assets.checks import build_check_schedule, build_checks
 from game_events.assets.continuous import continuous
 from game_events.assets.continuous_mode import continuous_mode
 from game_events.assets.jobs import redecode, refresh, replay
+from game_events.assets.labels import labelled
 from game_events.assets.maintenance import hourly_maintenance, maintain
 from game_events.assets.resources import LakehouseResource, SparkResource
 from game_events.assets.rule_checks import build_rule_checks, declared_rules
@@ -21,7 +22,7 @@ def build_defs(settings: Settings | None = None) -> dg.Definitions:
     settings = settings or load_settings()
     checks = build_checks()
     return dg.Definitions(
-        assets=build_tables(settings.kafka_topic, load_extensions(settings.extensions).aggregates),
+        assets=labelled(settings, build_tables(settings.kafka_topic, load_extensions(settings.extensions).aggregates)),
         asset_checks=[*checks, *build_rule_checks(declared_rules(settings))],
         jobs=[refresh, replay, redecode, maintain, continuous, build_validate(build_defs)],
         schedules=[build_check_schedule(checks), hourly_maintenance],

@@ -14,6 +14,7 @@ from deltalake.fs import DeltaStorageHandler
 from game_events.errors import ConfigurationError, DataError
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse.format_version import refuse_newer
+from game_events.lakehouse.labels import Labels
 from game_events.lakehouse.object_store import delta_options
 from game_events.lakehouse.store_errors import store_errors_named
 from game_events.settings import Settings
@@ -60,6 +61,12 @@ def game_of_gold(name: str, aggregate: str = PLAYER_AGG) -> str | None:
     return game if name == gold_name(game, aggregate) and game not in RESERVED_GAMES else None
 
 
+def layer_of(name: str) -> str:
+    """The layer of a table's name: bronze, silver, gold, or `own` for the pipeline's books."""
+    first = name.partition("_")[0]
+    return {"quarantine": "bronze", "bronze": "bronze", "silver": "silver", "gold": "gold"}.get(first, "own")
+
+
 def is_person(column: str, person: str | None) -> bool:
     """Whether a column says whom a row is about: it has that name, or is one of its doubles of another kind."""
     return person is not None and (column == person or column.startswith(f"{person}__"))
@@ -78,12 +85,15 @@ class Table:
         name, uri, options: where it is.
         person: name of the columns that say whom a row is about: no value of theirs may stand in the table's log, which
             outlives the rows. So does `{person}__{type}`, where it came with another kind.
+        owners, tags: what the settings say of it.
     """
 
     name: str
     uri: str
     options: dict[str, str] = field(default_factory=dict, repr=False)
     person: str | None = None
+    owners: tuple[str, ...] = ()
+    tags: tuple[tuple[str, str], ...] = ()
 
     @property
     def local_path(self) -> Path | None:
@@ -122,14 +132,17 @@ class Table:
 class Lakehouse:
     """All tables below one root path or URI."""
 
-    def __init__(self, root: str, options: dict[str, str] | None = None, person: str | None = None) -> None:
-        """Local roots become absolute, so that Spark's workers find them; `person` as for `Table`.
+    def __init__(
+        self, root: str, options: dict[str, str] | None = None, person: str | None = None, labels: Labels | None = None
+    ) -> None:
+        """Local roots become absolute, so that Spark's workers find them; `person` as for `Table`, `labels`: whose tables.
 
         Raises:
             ConfigurationError: the root is an existing file.
         """
         self.options = dict(options or {})
         self.person = person
+        self.labels = labels or Labels()
         if root.startswith("file://"):
             root = root.removeprefix("file://")
         if "://" not in root:
@@ -147,11 +160,12 @@ class Lakehouse:
         Raises:
             ConfigurationError: the root is an existing file, or an object store that is not safe to write to.
         """
-        return cls(settings.lakehouse, delta_options(settings), settings.key_column)
+        return cls(settings.lakehouse, delta_options(settings), settings.key_column, Labels.of(settings))
 
     def table(self, name: str) -> Table:
         """The table of that name, existing or not."""
-        return Table(name, f"{self.root}/{name}", self.options, self.person)
+        owners, tags = self.labels.of_layer(layer_of(name))
+        return Table(name, f"{self.root}/{name}", self.options, self.person, owners, tags)
 
     def silver(self, game: str) -> Table:
         """A game's silver table."""

@@ -40,6 +40,7 @@ from game_events.pipeline.bronze_stage import (
     bronze_schema,
     source_columns,
 )
+from game_events.pipeline.column_comments import BRONZE_DESCRIPTION, about_bronze, documented
 from game_events.pipeline.commit_notes import OffsetRanges, slice_info
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.generations import erasures
@@ -143,7 +144,7 @@ def _open_or_create(pipeline: Pipeline, topic: TopicOffsets, report: RunReport) 
         advance=apps | identity(topic.topic, topic.topic_id) | {BATCH_APP: 0},
         table_id=None,
         info=slice_info(0, 0, 0, OffsetRanges(topic.topic, topic.topic_id, {p: (o, o) for p, o in start.items()}), gaps),
-        description="Every decodable record of the topic, once, decoded by its writer's schema",
+        description=BRONZE_DESCRIPTION,
     )
     with suppress(ConflictError):  # a rival made it: its start offsets hold for us too
         commit(plan)
@@ -171,7 +172,7 @@ def _load_slice(
         held = _commit_quarantine(pipeline, quarantine, part, decided_until, staged)
         report.add_landed("quarantine", pipeline.quarantine, held, QUARANTINE_COLUMNS, batch)
         crash_points.reach("quarantine_committed")
-    schema = bronze_schema(seen)
+    schema = documented(pipeline, bronze_schema(seen), seen, staged.types)
     known = {f.name for f in handle.schema().fields}
     # Every partition has a place from the start: behind one without, nobody would look for those of a topic that is gone.
     begun = {_app(part, p) for p in now.latest.keys() - next_offsets(handle, now).keys() - part.end.keys()}
@@ -197,7 +198,9 @@ def _load_slice(
             OffsetRanges(part.topic, part.topic_id, {p: (part.start[p], part.end[p]) for p in part.end}),
             part.gaps,
             staged.suppressed,
-        ),
+        )
+        | {"run_id": pipeline.run_id},
+        about=about_bronze(pipeline, handle, staged.types),
     )
     if staged.quarantine:
         before = int(handle.transaction_version(QUARANTINED_APP) or 0)
@@ -318,6 +321,7 @@ def _commit_quarantine(
         advance={_app(part, p): max(end, decided_until.get(p, 0)) for p, end in part.end.items()},
         table_id=str(handle.metadata().id) if handle is not None else None,
         seen=handle.version() if handle is not None else None,
+        info={"run_id": pipeline.run_id},
         description=QUARANTINE_DESCRIPTION,
     )
     try:

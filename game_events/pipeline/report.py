@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 import pyarrow as pa
 
 from game_events.decoding.frames import ordered
+from game_events.lakehouse.comments import comments_of, described
 from game_events.lakehouse.commits import Landed
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.check_result import CheckResult
@@ -36,7 +37,7 @@ class TableReport:
         table_rows: rows of the table after it; `table_bytes`: bytes of its files.
         version: Delta version after the commit.
         batch: highest bronze batch in it.
-        columns: (name, type) of each column.
+        columns: (name, type) of each column; `comments`: those of columns that have one.
         new: the table was made by this run.
         error: why nothing was committed, if so.
         dropped, quarantined: rows that rules kept out of it in this run.
@@ -53,6 +54,7 @@ class TableReport:
     version: int | None = None
     batch: int | None = None
     columns: list[tuple[str, str]] = field(default_factory=list)
+    comments: dict[str, str] = field(default_factory=dict)
     new: bool = False
     new_columns: list[str] = field(default_factory=list)
     error: str | None = None
@@ -163,6 +165,7 @@ class RunReport:
         entry.table_rows, entry.table_bytes, entry.version = landed.table_rows, landed.table_bytes, landed.version
         entry.batch = batch
         entry.columns = [(f.name, str(f.type)) for f in schema]
+        entry.comments = comments_of(described(table, schema))
         return entry
 
     def add_rules(

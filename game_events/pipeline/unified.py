@@ -124,7 +124,7 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
         advance={gold_app(str(g.metadata().id)): g.version() for g in changed.values()} | {COMMITS_APP: (commits or 0) + 1},
         table_id=str(handle.metadata().id) if handle is not None else None,
         replace=handle is not None,
-        info={BATCH_INFO: str(state.floor(GOLD))},
+        info={BATCH_INFO: str(state.floor(GOLD)), "run_id": pipeline.run_id},
         description="One row per game and player: all games' aggregates in one table",
     )
     landed = commit(plan)
