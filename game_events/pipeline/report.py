@@ -16,6 +16,7 @@ from game_events.lakehouse.tables import Table
 from game_events.pipeline.check_result import CheckResult
 from game_events.pipeline.erasure_account import Erasure
 from game_events.pipeline.latency import Arrivals, Histogram
+from game_events.pipeline.lineage_account import LineageAccount
 from game_events.pipeline.rule_split import RuleCounts
 from game_events.pipeline.upkeep_report import TableUpkeep
 from game_events.rules import Rule
@@ -108,6 +109,8 @@ class RunReport:
         upkeep: table -> what maintenance did to its files.
         suppressed: records that are in no table, as their gamers were forgotten.
         erasure: what `game-events forget` did.
+        registered: tables that were registered in the catalog.
+        lineage: what became of the OpenLineage events; None: nobody wants any.
         notices: what a person should know besides: a protected table that was left out, a bronze that was replaced.
     """
 
@@ -133,6 +136,8 @@ class RunReport:
     suppressed: int = 0
     erasure: Erasure | None = None
     notices: list[str] = field(default_factory=list)
+    registered: list[str] = field(default_factory=list)
+    lineage: LineageAccount | None = None
     _landed: dict[str, TableReport] = field(default_factory=dict, repr=False)
 
     def of(self, layer: str) -> list[TableReport]:
@@ -254,5 +259,7 @@ class RunReport:
             "checks": {c.name: c.passed for c in self.checks},
             "latency": {layer: times.to_dict() for layer, times in self.latency.items()},
             "tables": {t.table: t.location for t in self.tables if t.error is None},
+            "registered": self.registered,
+            **({"lineage": asdict(self.lineage)} if self.lineage is not None else {}),
             **({"erasure": self.erasure.to_dict()} if self.erasure is not None else {}),
         }

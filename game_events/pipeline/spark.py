@@ -131,6 +131,9 @@ def spark_config(settings: Settings) -> dict[str, str]:
             "spark.ui.showConsoleProgress": "false",
             "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOG_CONFIGURATION.as_uri()}",
         }
+        if settings.catalog is not None and "." not in settings.catalog:
+            # A metastore: tables that are registered in Spark's own memory would be gone with the session.
+            conf["spark.sql.catalogImplementation"] = "hive"
         if settings.spark_master.startswith("local"):
             conf["spark.driver.host"] = "127.0.0.1"
             # Otherwise Spark looks for a network address of this machine, and warns about what it finds.
