@@ -13,10 +13,12 @@ from game_events.cli import (
     demo,
     doctor,
     forget,
+    history,
     log,
     maintain,
     produce,
     quarantine,
+    query,
     redecode,
     report,
     run,
@@ -46,6 +48,8 @@ app.command("redecode")(redecode.redecode)
 app.command("maintain")(maintain.maintain)
 app.command("forget")(forget.forget)
 app.command("tables")(tables.tables)
+app.command("history")(history.history)
+app.command("sql")(query.sql)
 app.command("log")(log.log)
 app.command("report")(report.report)
 app.command("doctor")(doctor.doctor)

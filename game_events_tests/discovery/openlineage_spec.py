@@ -1,9 +1,9 @@
 """OpenLineage events, looked at independently of the code that made them.
 
 The specification is a JSON schema that no package ships. What a package does ship are the client's classes, generated from it
-by the specification's own authors: `check_event` builds an event from its JSON with them, field by field, and takes no field that
-they lack. With `OPENLINEAGE_SPEC` (the folder `spec` of a checkout of the specification) events are validated against the JSON
-schema itself, too, each facet against its own.
+by the specification's own authors: `check_event` builds an event from its JSON with them, field by field, and takes no field
+that they lack. With `OPENLINEAGE_SPEC` (the folder `spec` of a checkout of the specification) events are validated against the
+JSON schema itself, too, each facet against its own.
 """
 
 from __future__ import annotations
