@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import dagster as dg
 
 from game_events.assets.keys import UNIFIED_KEY
+from game_events.errors import ConfigurationError
 from game_events.lakehouse.labels import Labels
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse, layer_of
 from game_events.settings import Settings
@@ -17,7 +18,7 @@ def labelled(
     settings: Settings, assets: Iterable[dg.AssetsDefinition | dg.AssetSpec]
 ) -> list[dg.AssetsDefinition | dg.AssetSpec]:
     """The assets as the settings describe them: what these do not say stays as it is."""
-    labels, lakehouse = Labels.of(settings), Lakehouse.of(settings)
+    labels, lakehouse = Labels.of(settings), _lakehouse(settings)
 
     def label(spec: dg.AssetSpec) -> dg.AssetSpec:
         name = spec.key.path[-1]
@@ -25,11 +26,19 @@ def labelled(
         layer = layer_of(name) if len(spec.key.path) == 1 else "all"
         owners, tags = labels.of_layer(layer)
         metadata = dict(spec.metadata)
-        if name in _ONE_TABLE and len(spec.key.path) == 1:
+        if lakehouse is not None and name in _ONE_TABLE and len(spec.key.path) == 1:
             metadata |= {"dagster/uri": lakehouse.table(name).uri, "dagster/table_name": qualified(settings, name)}
         return spec.replace_attributes(owners=list(owners) or spec.owners, tags={**spec.tags, **dict(tags)}, metadata=metadata)
 
     return list(dg.map_asset_specs(label, list(assets)))
+
+
+def _lakehouse(settings: Settings) -> Lakehouse | None:
+    """The lakehouse; None where it cannot be one: the project loads all the same, and each run says what is wrong."""
+    try:
+        return Lakehouse.of(settings)
+    except ConfigurationError:
+        return None
 
 
 def qualified(settings: Settings, table: str) -> str:
