@@ -24,7 +24,6 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from game_events.errors import ConfigurationError
-from game_events.lakehouse.reading import files_with
 from game_events.lakehouse.staging import file_system
 from game_events.lakehouse.store_errors import store_errors_named
 from game_events.lakehouse.tables import Lakehouse, Table
@@ -50,9 +49,10 @@ class TablesSql:
         self._lakehouse, self._as_of = lakehouse, as_of
         self._names = lakehouse.names()
         self._opened: set[str] = set()
-        self._spill = tempfile.TemporaryDirectory(prefix="game_events_sql")
         # Names in a query are tables, never variables of this program.
-        self._connection = duckdb.connect(config={"python_enable_replacements": False, "TimeZone": "UTC"})
+        self._connection = duckdb.connect(config={"python_enable_replacements": False})
+        self._connection.execute("SET TimeZone = 'UTC'")
+        self._spill = tempfile.TemporaryDirectory(prefix="game_events_sql")
         self._connection.execute(f"SET temp_directory = {_text(self._spill.name)}")
         if "://" not in lakehouse.root:
             self._connection.execute(f"SET allowed_directories = [{_text(lakehouse.root + '/')}]")
@@ -141,17 +141,17 @@ class TablesSql:
         self._connection.register("_empty", schema.empty_table())
         self._connection.execute(f"CREATE TEMP TABLE {empty} AS FROM _empty")
         self._connection.unregister("_empty")
-        files = files_with(handle)
+        files = [str(path) for path in pa.table(handle.get_add_actions()).column("path").to_pylist()]
         try:
             if not files:
                 self._connection.execute(f"CREATE VIEW {view} AS FROM {empty}")
             elif table.local_path is not None:
-                listed = ", ".join(_text(f.removeprefix("file://")) for f in files)
+                listed = ", ".join(_text(f"{table.uri}/{path}") for path in files)
                 read = f"read_parquet([{listed}], union_by_name = true)"
                 # The empty table brings columns that no file has, and every column's type.
                 self._connection.execute(f"CREATE VIEW {view} AS (FROM {empty}) UNION ALL BY NAME (FROM {read})")
             else:
-                self._connection.register(name, _dataset(table, handle, schema))
+                self._connection.register(name, _dataset(table, files, schema))
         except (duckdb.Error, OSError) as error:
             raise self._failed(error) from None
 
@@ -174,12 +174,11 @@ def _travel(table: Table, handle: DeltaTable, then: datetime) -> bool:
     return True
 
 
-def _dataset(table: Table, handle: DeltaTable, schema: pa.Schema) -> pads.Dataset:
+def _dataset(table: Table, files: list[str], schema: pa.Schema) -> pads.Dataset:
     """A table in an object store, read by delta-rs' own client: it has the credentials."""
     system, prefix = file_system(table)
-    paths = [prefix + str(path) for path in pa.table(handle.get_add_actions()).column("path").to_pylist()]
     with store_errors_named(table.uri):
-        return pads.dataset(paths, schema=schema, format="parquet", filesystem=system)
+        return pads.dataset([prefix + path for path in files], schema=schema, format="parquet", filesystem=system)
 
 
 def _name(name: str) -> str:

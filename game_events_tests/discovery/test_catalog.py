@@ -17,7 +17,7 @@ from game_events.pipeline.table_catalog import register_tables, tables_registere
 from game_events.settings import load_settings
 
 SCHEMA = pa.schema([pa.field("game_name", pa.string()), pa.field("_batch", pa.int64())])
-#: Registers what a run has made, twice, then asks for the tables by name.
+#: Registers what runs have made, of each lakehouse twice, then asks for the tables by name.
 STEP = """
 import json, sys
 from game_events.assets.resources import SparkResource
@@ -27,15 +27,17 @@ from game_events.pipeline.table_catalog import register_tables, tables_registere
 from game_events.settings import load_settings
 
 spark = SparkResource().spark_session
-pipeline = Pipeline(load_settings(), lambda: spark)
-found = []
-for _ in range(2):
-    report = RunReport(tables=[TableReport("bronze", "bronze_events", "")])
-    register_tables(pipeline, report)
-    found.append((report.registered, report.notices))
-rows = {name: spark.sql(f"SELECT count(*) FROM games.{name}").first()[0] for name in sys.argv[1:]}
+found, checks = [], []
+for lakehouse in json.loads(sys.argv[1]):
+    pipeline = Pipeline(load_settings(lakehouse=lakehouse), lambda: spark)
+    for _ in range(2):
+        report = RunReport(tables=[TableReport("bronze", "bronze_events", "")])
+        register_tables(pipeline, report)
+        found.append((report.registered, report.notices))
+    checks.append(tables_registered(pipeline).summary)
+rows = {name: spark.sql(f"SELECT count(*) FROM games.{name}").first()[0] for name in sys.argv[2:]}
 comment = spark.sql("DESCRIBE TABLE games.bronze_events").where("col_name = '_batch'").first()["comment"]
-print(json.dumps({"found": found, "rows": rows, "check": tables_registered(pipeline).summary, "comment": comment}))
+print(json.dumps({"found": found, "rows": rows, "checks": checks, "comment": comment}))
 spark.stop()
 """
 
@@ -51,22 +53,20 @@ def make(root, *names):
 
 @pytest.fixture
 def step(tmp_path):
-    """Runs `STEP` on a lakehouse."""
+    """Runs `STEP` on some lakehouses."""
 
-    def run(lakehouse, *names):
+    def run(lakehouses, *names):
         conf = {
             "spark.hadoop.javax.jdo.option.ConnectionURL": f"jdbc:derby:;databaseName={tmp_path}/metastore;create=true",
             "spark.sql.warehouse.dir": f"{tmp_path}/warehouse",
         }
         environment = os.environ | {
-            "GAME_EVENTS_LAKEHOUSE": str(lakehouse),
             "GAME_EVENTS_CATALOG": "games",
             "GAME_EVENTS_SPARK_MASTER": "local[1]",
             "GAME_EVENTS_SPARK_CONF": json.dumps(conf),
         }
-        done = subprocess.run(
-            [sys.executable, "-c", STEP, *names], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-        )
+        command = [sys.executable, "-c", STEP, json.dumps([str(root) for root in lakehouses]), *names]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
         return json.loads(done.stdout.splitlines()[-1])
 
@@ -76,22 +76,22 @@ def step(tmp_path):
 def test_tables_are_in_a_metastore_once_and_found_by_name_from_any_session(step, tmp_path):
     root = tmp_path / "it's a lake"
     make(root, "bronze_events", "silver_a_events")
-    first = step(root, "bronze_events", "silver_a_events")
+    first = step([root], "bronze_events", "silver_a_events")
     assert first["found"] == [[["bronze_events", "silver_a_events"], []], [[], []]]
     assert first["rows"] == {"bronze_events": 2, "silver_a_events": 2}
-    assert first["check"] == "all 2 tables are registered"
+    assert first["checks"] == ["all 2 tables are registered"]
     assert first["comment"] == "Number of the commit of bronze_events that brought the row"
     # A new game, another session; then another lakehouse under the same names.
     make(root, "silver_b_events")
-    second = step(root, "bronze_events", "silver_b_events")
-    assert second["found"][0] == [["silver_b_events"], []]
-    assert second["rows"] == {"bronze_events": 2, "silver_b_events": 2}
     other = tmp_path / "other"
     make(other, "bronze_events", "silver_c_events")
-    third = step(other)
-    assert third["found"][0][0] == []
-    assert f"games.bronze_events of the catalog is {root}, not {other}" in third["found"][0][1][0]
-    assert third["check"].startswith("the catalog could not be asked: ConfigurationError")
+    second = step([root, other], "bronze_events", "silver_b_events")
+    assert second["found"][0] == [["silver_b_events"], []]
+    assert second["rows"] == {"bronze_events": 2, "silver_b_events": 2}
+    registered, notices = second["found"][2]
+    assert registered == []
+    assert f"games.bronze_events of the catalog is {root}, not {other}" in notices[0]
+    assert second["checks"][1].startswith("the catalog could not be asked: ConfigurationError")
 
 
 def test_a_catalog_that_is_away_is_a_notice_and_a_check_and_no_error(tmp_path):
