@@ -16,7 +16,6 @@ from game_events.settings import load_settings
 
 #: Characters of a run's id that a person needs.
 RUN_CHARS = 8
-COLUMNS = ("version", "time", "kind", "rows", "removed", "files", "batch", "run", "offsets")
 
 
 def history(
@@ -29,7 +28,9 @@ def history(
     lakehouse = Lakehouse.of(load_settings())
     chosen, handle = existing_table(lakehouse, table)
     found = list(versions(chosen, handle.version(), limit))
-    output.table(chosen.uri, COLUMNS, [_row(entry) for entry in found])
+    output.step(chosen.uri)
+    for entry in found:
+        output.say(_line(entry))
     if found and found[-1].version > 0 and len(found) == limit:
         output.say(f"only {limit} versions are shown: --limit shows more")
     elif found and found[-1].version > 0:
@@ -37,18 +38,16 @@ def history(
     output.result({"table": chosen.name, "location": chosen.uri, "versions": [asdict(entry) for entry in found]})
 
 
-def _row(entry: Version) -> tuple[object, ...]:
-    def shown(value: object) -> object:
-        return "-" if value is None else value
-
-    return (
-        entry.version,
-        f"{entry.time:%Y-%m-%d %H:%M:%S}",
-        entry.kind,
-        shown(entry.added) if entry.files_added else "-",
-        shown(entry.removed) if entry.files_removed else "-",
-        f"+{entry.files_added} -{entry.files_removed}",
-        shown(entry.batch),
-        (entry.run_id or "-")[:RUN_CHARS],
-        entry.offsets or "-",
-    )
+def _line(entry: Version) -> str:
+    """`version time kind: rows, files, batch, run, offsets`: what there is of it."""
+    facts = []
+    if entry.files_added:
+        facts.append(f"{entry.added:,} rows in {entry.files_added:,} files added" if entry.added is not None else "files added")
+    if entry.files_removed:
+        rows = f" with {entry.removed:,} rows" if entry.removed is not None else ""
+        facts.append(f"{entry.files_removed:,} files{rows} removed")
+    facts += [f"batch {entry.batch}"] if entry.batch is not None else []
+    facts += [f"run {entry.run_id[:RUN_CHARS]}"] if entry.run_id else []
+    facts += [entry.offsets] if entry.offsets else []
+    start = f"{entry.version:>6} {entry.time:%Y-%m-%d %H:%M:%S} {entry.kind}"
+    return f"{start}: {', '.join(facts)}" if facts else start

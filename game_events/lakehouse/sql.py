@@ -52,6 +52,7 @@ class TablesSql:
         # Names in a query are tables, never variables of this program.
         self._connection = duckdb.connect(config={"python_enable_replacements": False})
         self._connection.execute("SET TimeZone = 'UTC'")
+        self._connection.execute("CREATE SCHEMA _columns")
         self._spill = tempfile.TemporaryDirectory(prefix="game_events_sql")
         self._connection.execute(f"SET temp_directory = {_text(self._spill.name)}")
         if "://" not in lakehouse.root:
@@ -137,9 +138,10 @@ class TablesSql:
         if handle is None or (self._as_of is not None and not _travel(table, handle, self._as_of)):
             return
         schema = pa.schema(handle.schema())
-        empty, view = _name(f"_columns_of_{name}"), _name(name)
+        # In a schema of its own, where nobody lists it among the tables.
+        empty, view = f"_columns.{_name(name)}", _name(name)
         self._connection.register("_empty", schema.empty_table())
-        self._connection.execute(f"CREATE TEMP TABLE {empty} AS FROM _empty")
+        self._connection.execute(f"CREATE TABLE {empty} AS FROM _empty")
         self._connection.unregister("_empty")
         files = [str(path) for path in pa.table(handle.get_add_actions()).column("path").to_pylist()]
         try:
