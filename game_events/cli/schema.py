@@ -177,7 +177,7 @@ def _origin(origin: Origin) -> dict[str, object]:
 
 
 def _names(found: list[Origin]) -> str:
-    return ", ".join(dict.fromkeys(f"{o.message}.{o.field}" for o in found))
+    return ", ".join(dict.fromkeys(f"{o.message.rpartition('.')[2]}.{o.field}" for o in found))
 
 
 def _first(found: list[Origin]) -> str:
