@@ -114,7 +114,7 @@ def _version(number: int, actions: list[dict[str, Any]]) -> Version:
 def _kind(info: Mapping[str, Any], adds: list[Any], removes: list[Any]) -> str:
     found = next((kind for key, kind in _KINDS.items() if key in info), None)
     if found is not None:
-        return found
+        return found if found != "rows" or adds or removes else "no rows"
     operation = str(info.get("operation", ""))
     if operation in _OPERATIONS:
         return _OPERATIONS[operation]
