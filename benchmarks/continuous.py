@@ -28,7 +28,7 @@ from game_events.pipeline.bronze import next_offsets
 from game_events.producer.bulk import BulkSimulation
 from game_events.producer.produce import produce_bulk
 from game_events.settings import ENV_PREFIX, Settings
-from game_events.sources.kafka import KafkaTopic
+from game_events.sources.kafka import KafkaSource
 
 GAMES = 10
 RATE = 5_000
@@ -155,7 +155,7 @@ def _loop(arena: Arena, settings: Settings) -> Iterator[subprocess.Popen[str]]:
 
 def _produce(arena: Arena, settings: Settings, loop: subprocess.Popen[str], watch: CommitWatch) -> tuple[int, Samples]:
     """Let the producer work; look at the loop meanwhile. Returns the records it sent."""
-    samples, topic = Samples(), KafkaTopic(settings)
+    samples, topic = Samples(), KafkaSource(settings)
     arguments = [str(arena.folder), settings.kafka_topic, str(GAMES), str(RATE), str(arena.seconds)]
     producer = subprocess.Popen([sys.executable, "-m", "benchmarks.steady", *arguments], stdout=subprocess.PIPE, text=True)
     try:
@@ -166,8 +166,8 @@ def _produce(arena: Arena, settings: Settings, loop: subprocess.Popen[str], watc
                 samples.mib.setdefault(part, []).append(mib)
             samples.handles.append(tree_handles(loop.pid))
             watch.look()
-            now = topic.offsets()
-            read = next_offsets(DeltaTable(f"{settings.lakehouse}/bronze_events"), now)
+            now = topic.look()
+            read = next_offsets(DeltaTable(f"{settings.lakehouse}/bronze_events"), now.latest)
             samples.lag.append(sum(end - read[p] for p, end in now.latest.items()))
             samples.files.append(sum(len(files) for _, _, files in os.walk(settings.lakehouse)))
             samples.log_mib.append(_mib([arena.folder / "loop.err", *(arena.folder / "dagster").rglob("*")]))

@@ -9,14 +9,14 @@ from pathlib import Path
 from benchmarks.arena import Arena
 from benchmarks.figures import Figure, Target, ratio
 from game_events.pipeline.bronze import TASK_RECORDS, load_bronze
-from game_events.pipeline.bronze_stage import SOURCE_COLUMNS
+from game_events.pipeline.bronze_stage import source_columns
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold import refresh_gold
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.silver import refresh_silver
 from game_events.pipeline.unified import refresh_unified
-from game_events.sources.kafka import Slice
 from game_events.sources.slices import plan_slice
+from game_events.sources.source import Slice
 
 GAMES = (10, 100, 1_000)
 SCAN, SILVER, GOLD, UNIFIED = "Delta scan to nothing", "silver", "gold", "unified gold"
@@ -26,7 +26,7 @@ CEILING, DEFAULTS, BRONZE = "Kafka to nothing", "Kafka to nothing, Spark's defau
 
 def whole_topic(pipeline: Pipeline) -> Slice:
     """All records of the topic, as bronze would plan them."""
-    now = pipeline.topic.offsets()
+    now = pipeline.source.look()
     part = plan_slice(now, now.earliest, now.latest, sum(now.latest.values()))
     assert part is not None, "the topic is empty"
     return part
@@ -95,13 +95,13 @@ def _fan_out_once(arena: Arena, pair: int, games: int, made: Path) -> None:
 
 def _kafka_to_nothing(pipeline: Pipeline) -> None:
     part = whole_topic(pipeline)
-    records = pipeline.topic.read(pipeline.spark, part).select(*SOURCE_COLUMNS)
+    records = pipeline.source.read(pipeline.spark, part).select(*source_columns(pipeline.source.constants(part)))
     records = records.coalesce(max(1, -(-part.records // TASK_RECORDS)))
     records.write.format("noop").mode("overwrite").save()
 
 
 def _defaults_to_nothing(pipeline: Pipeline) -> None:
     """Spark's Kafka source as anybody would use it: one task for each partition, Kafka's own fetch wait."""
-    reader = pipeline.spark.read.format("kafka").option("kafka.bootstrap.servers", pipeline.topic.servers)
-    records = reader.option("subscribe", pipeline.topic.topic).option("includeHeaders", "true").load()
+    reader = pipeline.spark.read.format("kafka").option("kafka.bootstrap.servers", pipeline.settings.kafka_bootstrap_servers)
+    records = reader.option("subscribe", pipeline.settings.kafka_topic).option("includeHeaders", "true").load()
     records.write.format("noop").mode("overwrite").save()

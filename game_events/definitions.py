@@ -2,6 +2,7 @@
 
 import dagster as dg
 
+from game_events.assets.archiving import archive
 from game_events.assets.checks import build_check_schedule, build_checks
 from game_events.assets.continuous import continuous
 from game_events.assets.continuous_mode import continuous_mode
@@ -22,9 +23,9 @@ def build_defs(settings: Settings | None = None) -> dg.Definitions:
     settings = settings or load_settings()
     checks = build_checks()
     return dg.Definitions(
-        assets=labelled(settings, build_tables(settings.kafka_topic, load_extensions(settings.extensions).aggregates)),
+        assets=labelled(settings, build_tables(settings, load_extensions(settings.extensions).aggregates)),
         asset_checks=[*checks, *build_rule_checks(declared_rules(settings))],
-        jobs=[refresh, replay, redecode, maintain, continuous, build_validate(build_defs)],
+        jobs=[refresh, replay, redecode, maintain, archive, continuous, build_validate(build_defs)],
         schedules=[build_check_schedule(checks), hourly_maintenance],
         sensors=[*SENSORS, continuous_mode],
         resources={"lakehouse": LakehouseResource(spark=SparkResource())},

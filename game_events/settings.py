@@ -27,6 +27,7 @@ from yaml import YAMLError
 
 from game_events.errors import ConfigurationError
 from game_events.rules import Rule, require_unique
+from game_events.source_settings import SourceSettings, refuse_credentials, split_names
 
 ENV_PREFIX = "GAME_EVENTS_"
 #: What the local stack writes about itself, below ``state_dir``.
@@ -52,16 +53,15 @@ class LocalStackSource(PydanticBaseSettingsSource):
         return {key: state[key] for key in ("kafka_bootstrap_servers", "schema_registry_url") if state.get(key)}
 
 
-class Settings(BaseSettings):
+class Settings(SourceSettings):
     """Settings of one pipeline; see the table in the README for what each one does."""
 
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX, env_file=".env", extra="ignore", frozen=True, validate_default=True, hide_input_in_errors=True
     )
 
-    # --- sources
+    # --- sources (which topics, or which table: `SourceSettings`)
     kafka_bootstrap_servers: str = Field("localhost:9092", description="host:port[,host:port...] of the brokers")
-    kafka_topic: str = Field("game_events", min_length=1, max_length=249, description="topic that all games share")
     kafka_options: dict[str, SecretStr] = Field(
         default_factory=dict,
         description="any further Kafka client option without its `kafka.` prefix (security.protocol, sasl.*, ssl.*), as JSON",
@@ -69,7 +69,6 @@ class Settings(BaseSettings):
     schema_registry_url: str = Field("http://localhost:8081", description="Confluent-compatible registry")
     schema_registry_user: str | None = Field(None, description="user of the registry's basic authentication")
     schema_registry_password: SecretStr | None = Field(None, description="its password")
-    starting_offsets: Literal["earliest", "latest"] = Field("earliest", description="where a new bronze table starts")
     starting_timestamp: AwareDatetime | None = Field(
         None, description="a new bronze starts with the records of this time, whatever `starting_offsets` says"
     )
@@ -83,6 +82,9 @@ class Settings(BaseSettings):
     # --- continuous mode
     poll_interval_s: float = Field(1.0, ge=0.05, le=60, description="seconds between two looks at the topic, and two cycles")
     gold_interval_s: float = Field(10.0, ge=0, description="seconds between two refreshes of gold; 0: in each cycle")
+
+    continuous_run_h: float = Field(24.0, gt=0, description="hours after which a continuous run hands over to a new one")
+    run_history_h: float = Field(168.0, gt=0, description="hours that ended runs stay in Dagster's storage")
 
     # --- tables
     lakehouse: str = Field("lakehouse", min_length=1, description="root path or URI of the tables")
@@ -177,9 +179,7 @@ class Settings(BaseSettings):
     @classmethod
     def _split(cls, value: object) -> object:
         """``a, b`` from the environment, or a list from YAML."""
-        if isinstance(value, str):
-            return tuple(name.strip() for name in value.split(",") if name.strip())
-        return value
+        return split_names(value) if isinstance(value, str) else value
 
     @field_validator("rules")
     @classmethod
@@ -270,13 +270,7 @@ class Settings(BaseSettings):
     @field_validator("lakehouse")
     @classmethod
     def _root(cls, value: str) -> str:
-        # Reports, logs and Dagster's metadata name every table's place.
-        parts = urlsplit(value)
-        # Azure's `abfss://container@account` has a name there.
-        named = "@" in parts.netloc and not (parts.scheme.startswith("abfs") and parts.password is None)
-        if "://" in value and (named or parts.query):
-            raise ValueError("must hold no key or password: credentials come from the environment (docs/object-store.md)")
-        return value
+        return refuse_credentials(value)
 
     @field_validator("schema_registry_url")
     @classmethod
@@ -323,7 +317,8 @@ def load_settings(**overrides: Any) -> Settings:  # noqa: ANN401
         if not isinstance(error, ValidationError):
             raise _unreadable(error) from None
         lines = [
-            f"  {ENV_PREFIX}{'.'.join(str(part) for part in e['loc']).upper()}: {e['msg']}"
+            # What several settings together are is wrong with none of them.
+            f"  {ENV_PREFIX}{'.'.join(str(part) for part in e['loc']).upper() or '*'}: {e['msg']}"
             for e in error.errors(include_input=False, include_url=False)
         ]
         where = "environment, .env or game_events.yaml"

@@ -121,7 +121,7 @@ def test_the_registrys_address_has_no_slash_at_its_end(url):
     [
         ("MAX_RECORDS_PER_BATCH", "0", "greater than or equal to 1"),
         ("MAX_RECORDS_PER_BATCH", "many", "integer"),
-        ("STARTING_OFFSETS", "middle", "'earliest' or 'latest'"),
+        ("STARTING_OFFSETS", "middle", "earliest, latest, or JSON"),
         ("STARTING_TIMESTAMP", "2026-11-21T00:00:00", "timezone"),
         ("KEEP_RAW", "some", "'all' or 'failures'"),
         ("SCHEMA_REGISTRY_URL", "registry:8081", "must start with http"),

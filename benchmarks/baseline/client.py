@@ -15,7 +15,7 @@ from benchmarks.arena import WARM_EVENTS, Arena
 from benchmarks.baseline.environment import environment
 from benchmarks.layers import whole_topic
 from game_events.producer.schema_versions import MESSAGE_NAME, compile_text, schema_text
-from game_events.sources.kafka import Slice
+from game_events.sources.source import Slice
 
 JOB = Path(__file__).parent / "job.py"
 STOP_TIMEOUT_S = 30
@@ -81,12 +81,13 @@ class Baseline:
 
     def run(self, part: Slice, games: list[str], root: Path) -> Result:
         """Do the baseline's work on a slice."""
+        topic = min(part.end).topic
         request: dict[str, object] = {
             "kind": "graph",
             "servers": self.servers,
-            "assign": json.dumps({part.topic: sorted(part.end)}),
-            "start": json.dumps({part.topic: {str(p): o for p, o in part.start.items()}}),
-            "end": json.dumps({part.topic: {str(p): o for p, o in part.end.items()}}),
+            "assign": json.dumps({topic: sorted(p.partition for p in part.end)}),
+            "start": json.dumps({topic: {str(p.partition): o for p, o in part.start.items()}}),
+            "end": json.dumps({topic: {str(p.partition): o for p, o in part.end.items()}}),
             "descriptor": str(self.descriptor),
             "message": MESSAGE_NAME,
             "games": games,

@@ -26,7 +26,7 @@ from game_events.assets.metadata import latency_metadata, latency_table
 from game_events.assets.process_tag import PROCESS_TAG, this_process, worker_is_gone
 from game_events.assets.resources import LakehouseResource
 from game_events.assets.rule_checks import rule_evaluations
-from game_events.assets.run_tags import ENDED_BY_ITSELF, ROW_CHANGING_TAG
+from game_events.assets.run_tags import ENDED_BY_ITSELF, HANDED_OVER, ROW_CHANGING_TAG
 from game_events.pipeline.event_log import RunLog
 from game_events.pipeline.loop import Loop, first_line
 from game_events.pipeline.loop_report import PAUSED, WAITING, LoopReport
@@ -121,7 +121,7 @@ class LoopThread(threading.Thread):
 def run_continuously(context: dg.OpExecutionContext, config: ContinuousConfig, lakehouse: LakehouseResource) -> Iterator[Event]:
     """The loop in a thread, its events as they become due; each table's rows are told once."""
     instance = context.instance
-    instance.add_run_tags(context.run_id, {PROCESS_TAG: this_process(), ENDED_BY_ITSELF: "false"})
+    instance.add_run_tags(context.run_id, {PROCESS_TAG: this_process(), ENDED_BY_ITSELF: "false", HANDED_OVER: "false"})
     pacing = EventPacing()
     pipeline = replace(lakehouse.pipeline(context.run_id), quiet=True)
     run_log = RunLog(pipeline, JOB, context.retry_number)
@@ -130,7 +130,14 @@ def run_continuously(context: dg.OpExecutionContext, config: ContinuousConfig, l
         pacing.add(report)
         run_log.add(report)
 
-    loop = Loop(pipeline, wait_for=lambda: what_goes_first(instance), on_cycle=note, duration_s=config.duration_s)
+    loop = Loop(
+        pipeline,
+        wait_for=lambda: what_goes_first(instance),
+        on_cycle=note,
+        duration_s=config.duration_s,
+        # Dagster keeps a run's events as long as the run is there, so a run that never ends would fill its storage.
+        hand_over_s=3600 * pipeline.settings.continuous_run_h,
+    )
     worker = LoopThread(loop)
     interrupted: BaseException | None = None
     by_itself = False
@@ -140,7 +147,8 @@ def run_continuously(context: dg.OpExecutionContext, config: ContinuousConfig, l
         yield from _tell_while(context, worker, pacing)
         by_itself = worker.error is None
         if by_itself:
-            instance.add_run_tags(context.run_id, {ENDED_BY_ITSELF: "true"})
+            tags = {ENDED_BY_ITSELF: "true"} | ({HANDED_OVER: "true"} if loop.report.handed_over else {})
+            instance.add_run_tags(context.run_id, tags)
     except (DagsterExecutionInterruptedError, KeyboardInterrupt) as interrupt:
         interrupted = interrupt
     finally:

@@ -1,5 +1,7 @@
 """Continuous mode is on or off: derived from the runs of the job `continuous`, so there is no second truth to keep.
 
+A run that has lasted `CONTINUOUS_RUN_H` hands over: it ends, and a new one is started.
+
 Off: there never was a run; or the newest one was terminated by a user, or ended by itself or by the command line's Ctrl-C. On:
 it is under way; or it failed, or its process has vanished: then it is started again. A run whose process was told to end by
 anybody else than Dagster's users (a shutdown of the machine, of `game-events up`) counts as failed: Dagster itself says so.
@@ -14,12 +16,14 @@ from dagster import DagsterRunStatus, RunsFilter
 
 from game_events.assets.continuous import JOB
 from game_events.assets.run_hygiene import end_dead_runs
-from game_events.assets.run_tags import ENDED_BY_ITSELF
+from game_events.assets.run_tags import ENDED_BY_ITSELF, HANDED_OVER
 
 #: Seconds to wait after a failure, doubled with each further one, up to the greatest.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10, 600
 #: A run that lasted so long was a good one: pauses begin anew.
 HEALTHY_S = 600
+#: Seconds in which the command line, if it was its run, has begun the next one by itself.
+HAND_OVER_S = 15
 #: Runs that are looked at: past so many failures the pause is the longest anyway.
 RUNS_SEEN = 10
 
@@ -42,6 +46,7 @@ class PastRun:
     status: DagsterRunStatus
     began_s: float
     ended_s: float
+    handed_over: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,11 @@ def decide(runs: Sequence[PastRun], now_s: float) -> Decision:
     newest = runs[0]
     if newest.status in UNDER_WAY:
         return Decision(False, f"on: run {newest.run_id} is {newest.status.value.lower()}")
+    if newest.handed_over:
+        left = newest.ended_s + HAND_OVER_S - now_s
+        why = f"on: run {newest.run_id} has lasted long enough"
+        # Each run hands over once, so no key is ever used twice.
+        return Decision(False, f"{why}; the next one in {left:.0f} s") if left > 0 else _after(newest, why)
     if newest.status != DagsterRunStatus.FAILURE:
         how = "was terminated" if newest.status == DagsterRunStatus.CANCELED else "ended by itself"
         return Decision(False, f"off: run {newest.run_id} {how}; start the job `{JOB}` to switch it on")
@@ -75,7 +85,11 @@ def decide(runs: Sequence[PastRun], now_s: float) -> Decision:
     if left > 0:
         return Decision(False, f"on: run {newest.run_id} failed ({failures} in a row); started again in {left:.0f} s")
     # Each run fails at most once, so no key is ever used twice.
-    return Decision(True, f"run {newest.run_id} failed ({failures} in a row)", f"continuous-after-{newest.run_id}")
+    return _after(newest, f"run {newest.run_id} failed ({failures} in a row)")
+
+
+def _after(run: PastRun, why: str) -> Decision:
+    return Decision(True, why, f"continuous-after-{run.run_id}")
 
 
 def past_runs(instance: dg.DagsterInstance) -> list[PastRun]:
@@ -88,7 +102,8 @@ def past_runs(instance: dg.DagsterInstance) -> list[PastRun]:
         # With tables that failed it is a failed run; but its user, or its time, has ended it.
         ended = run.status == DagsterRunStatus.FAILURE and run.tags.get(ENDED_BY_ITSELF) == "true"
         status = DagsterRunStatus.SUCCESS if ended else run.status
-        found.append(PastRun(run.run_id, status, began, record.end_time or began))
+        handed_over = status == DagsterRunStatus.SUCCESS and run.tags.get(HANDED_OVER) == "true"
+        found.append(PastRun(run.run_id, status, began, record.end_time or began, handed_over))
     return found
 
 

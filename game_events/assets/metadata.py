@@ -55,13 +55,13 @@ def table_metadata(entry: TableReport, report: RunReport) -> dict[str, Any]:
 def read_metadata(report: RunReport) -> Mapping[str, Any]:
     """What was read from Kafka."""
     offsets = [
-        dg.TableRecord({"partition": p, "from": start, "to": end, "lag": report.lag.get(p, 0)})
+        dg.TableRecord({"topic": p.topic, "partition": p.partition, "from": start, "to": end, "lag": report.lag.get(p, 0)})
         for p, (start, end) in sorted(report.offsets.items())
     ]
+    columns = [dg.TableColumn("topic", type="string")]
+    columns += [dg.TableColumn(c, type="int") for c in ("partition", "from", "to", "lag")]
     return {
-        "offsets": dg.MetadataValue.table(
-            offsets, schema=dg.TableSchema([dg.TableColumn(c, type="int") for c in ("partition", "from", "to", "lag")])
-        ),
+        "offsets": dg.MetadataValue.table(offsets, schema=dg.TableSchema(columns)),
         "lag": sum(report.lag.values()),
         "rejected_rows": sum(report.rejected.values()),
         "schema_ids": sorted(report.schema_ids, key=ordered),

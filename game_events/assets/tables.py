@@ -1,6 +1,6 @@
 """The assets: thin wrappers over the pipeline, for lineage and for materializing by hand."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import dagster as dg
 
@@ -17,8 +17,6 @@ from game_events.assets.keys import (
     QUARANTINE_KEY,
     SILVER_KEY,
     UNIFIED_KEY,
-    subject_key,
-    topic_key,
 )
 from game_events.assets.metadata import table_metadata
 from game_events.assets.own_gold import build_own_gold
@@ -27,6 +25,7 @@ from game_events.assets.refresh_config import RefreshConfig
 from game_events.assets.resources import LakehouseResource
 from game_events.assets.rule_checks import rule_evaluations
 from game_events.assets.run_tags import ALL_LAYERS, CARRIES
+from game_events.assets.source_assets import source_assets
 from game_events.extending import GoldAggregate
 from game_events.pipeline.bronze import load_bronze
 from game_events.pipeline.event_log import recorded
@@ -36,28 +35,15 @@ from game_events.pipeline.report import RunReport
 from game_events.pipeline.silver import new_games, refresh_silver
 from game_events.pipeline.unified import refresh_unified
 from game_events.pipeline.whole_checks import check_after_run
+from game_events.settings import Settings
 
 
-def build_tables(topic: str, own: Iterable[GoldAggregate] = ()) -> list[dg.AssetsDefinition | dg.AssetSpec]:
-    """All assets for one topic, external ones included, and those of the user's own aggregates."""
-    topic_asset = dg.AssetSpec(
-        topic_key(topic),
-        description="The Kafka topic that all games share. External: producers write it.",
-        group_name="sources",
-        kinds={"kafka", "protobuf"},
-        owners=OWNERS,
-    )
-    subject_asset = dg.AssetSpec(
-        subject_key(topic),
-        description="The registry subject with every schema version of the topic's values. External.",
-        group_name="sources",
-        kinds={"protobuf"},
-        owners=OWNERS,
-    )
+def build_tables(settings: Settings, own: Iterable[GoldAggregate] = ()) -> list[dg.AssetsDefinition | dg.AssetSpec]:
+    """All assets for the source of the settings, external ones included, and those of the user's own aggregates."""
+    external = source_assets(settings)
     return [
-        topic_asset,
-        subject_asset,
-        _bronze(topic),
+        *external,
+        _bronze([asset.key for asset in external]),
         _silver(),
         _gold(),
         gold_unified_player_agg,
@@ -65,16 +51,14 @@ def build_tables(topic: str, own: Iterable[GoldAggregate] = ()) -> list[dg.Asset
     ]
 
 
-def _bronze(topic: str) -> dg.AssetsDefinition:
-    sources = [topic_key(topic), subject_key(topic)]
-
+def _bronze(sources: Sequence[dg.AssetKey]) -> dg.AssetsDefinition:
     @dg.multi_asset(
         name="bronze_events",
         specs=[
             dg.AssetSpec(
                 BRONZE_KEY,
-                deps=sources,
-                description="Every decodable record of the topic, once: columns decoded by its writer's schema, Kafka "
+                deps=list(sources),
+                description="Every decodable record of the source, once: columns decoded by its writer's schema, Kafka "
                 "metadata, schema id, raw value. Append-only.",
                 group_name="bronze",
                 kinds={"spark", "deltalake", "bronze"},
@@ -82,7 +66,7 @@ def _bronze(topic: str) -> dg.AssetsDefinition:
             ),
             dg.AssetSpec(
                 QUARANTINE_KEY,
-                deps=sources,
+                deps=list(sources),
                 description="Every other record, once, with the reason: written in the same pass as bronze.",
                 group_name="bronze",
                 kinds={"spark", "deltalake"},

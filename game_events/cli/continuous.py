@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -66,13 +67,22 @@ def run_continuously(output: Output, settings: Settings, duration_s: float | Non
     failures: list[BaseException] = []
 
     def work() -> None:
+        left = duration_s
         try:
-            results.append(run_job(settings, JOB, OP, {"duration_s": duration_s}))
+            while True:
+                began = time.monotonic()
+                result = run_job(settings, JOB, OP, {"duration_s": left})
+                results.append(result)
+                if not _goes_on(result) or pressed.count:
+                    return
+                output.say(f"run {result.run_id} has lasted CONTINUOUS_RUN_H; a new one goes on")
+                left = None if left is None else max(LOOK_S, left - (time.monotonic() - began))
         except BaseException as error:  # noqa: BLE001 - raised again below
             failures.append(error)
 
     worker = threading.Thread(target=work, name="dagster", daemon=True)
-    with CtrlC().installed() as pressed, output.working("continuous (Ctrl-C stops)"):
+    pressed = CtrlC()
+    with pressed.installed(), output.working("continuous (Ctrl-C stops)"):
         worker.start()
         told = False
         while worker.is_alive():
@@ -88,12 +98,17 @@ def run_continuously(output: Output, settings: Settings, duration_s: float | Non
                 stop_loops_of_this_process()
     if failures:
         raise failures[0]
-    (result,) = results
+    result = results[-1]
     if result.report:
         _show(output, settings, result)
     if result.error:
         output.say(f"continuous mode failed: {result.error}")
     return result
+
+
+def _goes_on(result: JobResult) -> bool:
+    """Whether the run ended only to make room for the next one."""
+    return bool(result.report.get("continuous", {}).get("handed_over"))
 
 
 def _switch_off(home: str) -> None:

@@ -16,6 +16,7 @@ from dagster import DagsterEventType, DagsterInstance, DagsterRunStatus, RunsFil
 from game_events.assets.jobs import REPORT
 from game_events.assets.process_tag import PROCESS_TAG, this_process
 from game_events.assets.run_alerts import send_own_alerts
+from game_events.assets.run_history import drop_old_runs
 from game_events.assets.run_hygiene import end_dead_runs
 from game_events.assets.run_tags import OWN_ALERTS, REASON
 from game_events.definitions import build_defs
@@ -87,6 +88,8 @@ def run_job(settings: Settings, name: str, op: str | None = None, config: Mappin
     with DagsterInstance.from_config(str(home)) as instance:
         # A run that was killed would keep its pool's slot, and this one would wait for it for ever.
         end_dead_runs(instance)
+        # Where no daemon runs the command line alone keeps the history short.
+        drop_old_runs(instance, settings.run_history_h)
         _say_who_is_first(instance)
         result = job.execute_in_process(
             instance=instance,

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from game_events.cli import (
+    archive,
     demo,
     doctor,
     forget,
@@ -46,6 +47,7 @@ app.command("produce")(produce.produce_events)
 app.command("run", cls=run.RunCommand)(run.run)
 app.command("redecode")(redecode.redecode)
 app.command("maintain")(maintain.maintain)
+app.command("archive")(archive.archive)
 app.command("forget")(forget.forget)
 app.command("tables")(tables.tables)
 app.command("history")(history.history)

@@ -34,11 +34,14 @@ def produce_events(  # noqa: PLR0913, PLR0917 - each option of the command is a 
     bulk: Annotated[int | None, typer.Option(min=1, help="High volume: so many records in all, from a pool of events.")] = None,
     hot_share: Annotated[float | None, typer.Option(min=0, max=1, help="With --bulk: share of the first game.")] = None,
     manifest: Annotated[Path | None, typer.Option(help="Where to write what was sent; added to an existing file.")] = None,
+    topic: Annotated[str | None, typer.Option(help="Where to write; default: the first topic of the settings.")] = None,
     as_json: Json = False,
 ) -> None:
     """Register the schema versions, write events to the topic, and say exactly what was sent."""
     output = Output(as_json=as_json)
     settings = load_settings()
+    if topic is not None:
+        settings = load_settings(kafka_topic=topic, kafka_topic_pattern=None, kafka_assign={}, source_table=None)
     names = _names(games)
     wanted = _numbers("--versions", versions)
     chosen = wanted[0] if "," not in versions else wanted

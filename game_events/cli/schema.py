@@ -12,11 +12,13 @@ from game_events.cli.names import existing_table
 from game_events.cli.options import Json
 from game_events.cli.output import Output
 from game_events.decoding.columns import kind_of
+from game_events.errors import ConfigurationError
 from game_events.lakehouse.comments import comments_of, owners_of, tags_of
 from game_events.lakehouse.tables import Lakehouse
+from game_events.pipeline.choose_source import subjects
 from game_events.pipeline.column_origins import Origin, origins
 from game_events.pipeline.schema_history import SchemaHistory
-from game_events.settings import load_settings
+from game_events.settings import Settings, load_settings
 from game_events.sources.registry import SchemaRegistry
 
 
@@ -37,12 +39,19 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Subject = Annotated[str | None, typer.Option("--subject", help="Default: <topic>-value.")]
+Subject = Annotated[str | None, typer.Option("--subject", help="Default: <topic>-value, if there is one topic.")]
 
 
 def _history(subject: str | None) -> SchemaHistory:
     settings = load_settings()
-    return SchemaHistory(SchemaRegistry(settings), Lakehouse.of(settings), subject or f"{settings.kafka_topic}-value")
+    return SchemaHistory(SchemaRegistry(settings), Lakehouse.of(settings), subject or _only_subject(settings))
+
+
+def _only_subject(settings: Settings) -> str:
+    found = subjects(settings)
+    if len(found) != 1:
+        raise ConfigurationError(f"there are {len(found)} subjects: choose one with --subject ({', '.join(found)})")
+    return found[0]
 
 
 @app.command("show")

@@ -23,6 +23,7 @@ def show_run(output: Output, report: dict[str, Any]) -> None:
         output.say(notice)
     if report["postponed"]:
         output.say(f"not due yet: {', '.join(report['postponed'])} (--ignore-intervals refreshes them at once)")
+    show_files(output, report)
     if not report["tables"] and not report["errors"]:
         output.say("nothing new: every table is up to date, and none was written")
         return
@@ -52,6 +53,12 @@ def show_run(output: Output, report: dict[str, Any]) -> None:
     output.say(f"lag: {report['lag']:,} records; schema ids seen: {', '.join(map(str, report['schema_ids'])) or '-'}")
     for error in report["errors"]:
         output.say(f"FAILED {error['table']}: {error['error']}")
+
+
+def show_files(output: Output, report: dict[str, Any]) -> None:
+    """Of files as the source: how many were taken in, have changed since, wait until they are finished."""
+    if "files" in report:
+        output.say("files: " + ", ".join(f"{count:,} {what}" for what, count in report["files"].items()))
 
 
 def show_rules(output: Output, report: dict[str, Any]) -> None:

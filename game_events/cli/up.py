@@ -50,7 +50,9 @@ def up(
     try:
         if stack:
             local_stack.up(settings.state_dir, on_progress=output.say)
-            ensure_topic(load_settings(), 4)
+            local = load_settings()
+            for topic in local.kafka_topics:
+                ensure_topic(local, 4, topic)
         server = _start(settings, port)
         _wait(server, port)
         output.say(f"Dagster UI: http://{HOST}:{port}   (Ctrl-C stops it)")

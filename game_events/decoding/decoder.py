@@ -122,18 +122,34 @@ class BatchDecoder:
         result.rejected = _merged(result.rejected)
         return result
 
+    def decode_columns(self, schema_id: SchemaId, rows: pa.StructArray) -> DecodedBatch:
+        """A batch of rows that are columns already, all of one schema (see `stored_columns`); each as in `decode`."""
+        result, key, every = DecodedBatch(), (schema_id, ()), np.arange(len(rows), dtype=np.int64)
+        refusal = self._plan.rejected.get(key)
+        if refusal is not None:
+            result.rejected.append(Rejected(*refusal, every, schema_id))
+        elif key in self._plan.types:
+            result.types.add(key)
+            decoded = self._decoder(key).decode(rows, self._plan.columns)
+            result.good.append((every, schema_id, decoded.table))
+        else:
+            result.unknown.add(key)
+        return result
+
     def _knows(self, schema_id: SchemaId) -> bool:
         return schema_id in self._plan.schemas or (schema_id, ()) in self._plan.rejected
 
     def _decode_group(self, payloads: pa.BinaryArray, group: frames.FrameGroup, result: DecodedBatch) -> None:
-        key = (group.schema_id, group.path)
-        decoder = self._decoders.get(key)
-        if decoder is None:
-            decoder = self._decoders[key] = make_decoder(self._plan.schemas[group.schema_id], group.path)
-        decoded = decoder.decode(payloads, self._plan.columns)
+        decoded = self._decoder((group.schema_id, group.path)).decode(payloads, self._plan.columns)
         if len(decoded.good):
             result.good.append((group.rows[decoded.good], group.schema_id, decoded.table))
         result.rejected += [Rejected(r, detail, group.rows[at], group.schema_id) for r, detail, at in decoded.bad]
+
+    def _decoder(self, key: TypeKey) -> PayloadDecoder:
+        decoder = self._decoders.get(key)
+        if decoder is None:
+            decoder = self._decoders[key] = make_decoder(self._plan.schemas[key[0]], key[1])
+        return decoder
 
 
 def _merged(rejected: list[Rejected]) -> list[Rejected]:

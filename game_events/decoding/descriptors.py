@@ -60,11 +60,11 @@ class ProtobufSchema:
 
     def paths(self) -> list[IndexPath]:
         """Index paths of the file's own message types, nested ones left out."""
-        return [(index,) for index in range(len(self._main_file().message_type))]
+        return [(index,) for index in range(len(self.main_file().message_type))]
 
     def message(self, path: IndexPath) -> Descriptor | None:
         """The message type at an index path of the frame, or None if there is none."""
-        file = self._main_file()
+        file = self.main_file()
         level, name = file.message_type, file.package
         for index in path:
             if not 0 <= index < len(level):
@@ -73,7 +73,8 @@ class ProtobufSchema:
             level = level[index].nested_type
         return self.pool.FindMessageTypeByName(name)
 
-    def _main_file(self) -> descriptor_pb2.FileDescriptorProto:
+    def main_file(self) -> descriptor_pb2.FileDescriptorProto:
+        """The file that holds the message types."""
         return next(f for f in FileSet.FromString(self.files).file if f.name == self.main)
 
     def __getstate__(self) -> dict[str, object]:

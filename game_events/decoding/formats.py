@@ -11,6 +11,8 @@ from game_events.decoding.json_schema import JsonSchema
 from game_events.decoding.json_types import compile_json
 from game_events.decoding.payloads import CompiledSchema, PayloadDecoder
 from game_events.decoding.protobuf import ProtobufDecoder
+from game_events.decoding.stored_columns import FORMAT as COLUMNS
+from game_events.decoding.stored_columns import ColumnsDecoder, ColumnsSchema
 from game_events.errors import DataError
 from game_events.sources.registry import RegistrySchema
 
@@ -28,6 +30,8 @@ def compile_schema(schema: RegistrySchema) -> CompiledSchema:
             return compile_avro(schema)
         case "JSON":
             return compile_json(schema)
+        case str() if schema.format == COLUMNS:
+            return ColumnsSchema(schema.schema_id, schema.text)
         case other:
             raise DataError(f"schema id {schema.schema_id} is {other}, which is not decoded")
 
@@ -45,5 +49,7 @@ def make_decoder(schema: CompiledSchema, path: IndexPath) -> PayloadDecoder:
             return AvroDecoder(schema)
         case JsonSchema():
             return JsonDecoder(schema)
+        case ColumnsSchema():
+            return ColumnsDecoder(schema)
         case other:
             raise DataError(f"no decoder for {type(other).__name__}")

@@ -19,6 +19,7 @@ class Reason(StrEnum):
     BAD_UTF8 = "BAD_UTF8"
     OUT_OF_RANGE = "OUT_OF_RANGE"
     MALFORMED = "MALFORMED"
+    UNREADABLE_FILE = "UNREADABLE_FILE"
 
     @property
     def explanation(self) -> str:
@@ -38,4 +39,5 @@ _EXPLANATIONS = {
     Reason.BAD_UTF8: "a text is not UTF-8",
     Reason.OUT_OF_RANGE: "a value is outside the range of its type",
     Reason.MALFORMED: "the payload is not a message of its schema",
+    Reason.UNREADABLE_FILE: "a file of the source, or the rest of it, cannot be read",
 }

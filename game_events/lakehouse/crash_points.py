@@ -16,6 +16,7 @@ VARIABLE = "GAME_EVENTS_CRASH_AT"
 #: name -> what has happened before it, and not yet.
 CRASH_POINTS = {
     "file_open": "a file is being written, by a worker or by the driver (detail: the table)",
+    "files_taken_in": "files that are the source have their numbers, nothing of them is read",
     "bronze_staged": "files of bronze and quarantine are written, nothing is committed",
     "schemas_archived": "texts of new schemas are kept, nothing of the slice is committed",
     "quarantine_committed": "quarantine is committed, bronze is not",
@@ -29,6 +30,7 @@ CRASH_POINTS = {
     "reset_staged": "all of the topic is decoded and written anew, the old rows are still bronze",
     "reset_committed": "bronze is replaced, quarantine still has the rows from before",
     "reset_finished": "quarantine is replaced too, the list of its new files still lies beside it",
+    "archive_staged": "files of the archive are written, no commit of it names them",
     "silver_staged": "files of all games are written, none is committed",
     "silver_replanned": "files of games planned from their own progress are written, none is committed",
     "rejections_decided": "quarantine holds the rows that rules reject, no silver table has taken that pass",

@@ -26,8 +26,9 @@ SCHEMAS = "schemas"
 PROGRESS = "progress"
 EVENT_LOG = "event_log"
 SUPPRESSED = "suppressed_entities"
+SOURCE_FILES = "source_files"
 #: All tables but those of games.
-OWN_TABLES = frozenset({BRONZE, QUARANTINE, UNIFIED, SCHEMAS, PROGRESS, EVENT_LOG, SUPPRESSED})
+OWN_TABLES = frozenset({BRONZE, QUARANTINE, UNIFIED, SCHEMAS, PROGRESS, EVENT_LOG, SUPPRESSED, SOURCE_FILES})
 
 #: What a game may be called: it becomes part of a table's name, so nothing is normalised and nothing else is let in.
 GAME_PATTERN = r"^[a-z0-9][a-z0-9_]{0,62}$"

@@ -20,6 +20,7 @@ from game_events.pipeline.generations import BronzeIdentity
 from game_events.pipeline.offset_loss import next_slice
 from game_events.pipeline.routing import Routing
 from game_events.pipeline.starting_point import starting_point
+from game_events.sources.source import Positions
 
 
 @dataclass(frozen=True)
@@ -27,18 +28,18 @@ class Backlog:
     """What is waiting.
 
     Attributes:
-        records: partition -> offsets to read, for partitions that have some.
+        records: lane -> positions to read, for lanes that have some.
         games: layer -> games that it would look at.
         rows: rows of bronze that silver has not taken.
     """
 
-    records: dict[int, int] = field(default_factory=dict)
+    records: Positions = field(default_factory=dict)
     games: dict[str, list[str]] = field(default_factory=dict)
     rows: int = 0
 
     def __str__(self) -> str:
         """For people."""
-        parts = ", ".join(f"[{p}] {n:,}" for p, n in sorted(self.records.items()))
+        parts = ", ".join(f"{p} {n:,}" for p, n in sorted(self.records.items()))
         read = f"{sum(self.records.values()):,} records to read" + (f" ({parts})" if parts else "")
         behind = "; ".join(f"{layer}: {len(games)} games behind" for layer, games in self.games.items())
         return f"{read}; {behind}; {self.rows:,} rows of bronze wait for silver"
@@ -51,11 +52,11 @@ def backlog(pipeline: Pipeline) -> Backlog:
         ConfigurationError, TransientError: the broker cannot be asked.
         DataError: the run would stop: records are gone that it has not read (and the setting does not let it go on).
     """
-    now = pipeline.topic.offsets()
+    now = pipeline.look()
     bronze = pipeline.bronze.open()
     if bronze is None:
         start = starting_point(pipeline, now)
-        waiting = {p: end - start[p] for p, end in now.latest.items() if end > start[p]}
+        waiting = {p: (end - start[p]) // now.unit for p, end in now.latest.items() if end > start[p]}
         return Backlog(waiting, {SILVER: [], GOLD: [], UNIFIED_LAYER: []})
     part = next_slice(pipeline.settings, bronze, now, now.latest, sum(now.latest.values()) + 1)
     state = pipeline.progress.read(BronzeIdentity.of(bronze).key)
@@ -64,7 +65,7 @@ def backlog(pipeline: Pipeline) -> Backlog:
     gold = silver | {g for g, batch in state.games.items() if batch > state.floor(GOLD)} | state.failed_in(GOLD)
     unified = gold | {g for g, batch in state.games.items() if batch > state.floor(UNIFIED_LAYER)}
     games = {SILVER: sorted(silver), GOLD: sorted(gold), UNIFIED_LAYER: sorted(unified | state.failed_in(UNIFIED_LAYER))}
-    records = {p: end - part.start[p] for p, end in part.end.items() if end > part.start[p]} if part is not None else {}
+    records = {p: (end - part.start[p]) // now.unit for p, end in part.end.items() if end > part.start[p]} if part else {}
     return Backlog(records, games, sum(names.values()))
 
 

@@ -1,14 +1,14 @@
-"""Kafka -> `bronze_events` and `quarantine_events`, slice by slice.
+"""The source -> `bronze_events` and `quarantine_events`, slice by slice, all of its topics together.
 
 Guarantee: every record of a committed slice is in exactly one of the two tables, once, through any crash and beside any
-rival; those of forgotten gamers are in neither, and counted. Each commit carries the next offset of every partition it read
-and lands only if these still are the slice's start.
+rival; those of forgotten gamers are in neither, and counted. Each commit carries the next position of every lane it read
+(the next offset of a partition) and lands only if these still are the slice's start.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -23,28 +23,33 @@ from pyspark.sql import DataFrame
 from game_events.decoding.columns import ColumnMap
 from game_events.decoding.decoder import DecodePlan, TypeKey
 from game_events.errors import ConflictError
+from game_events.files.source import FileGap, FileSource
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, Landed, commit
 from game_events.lakehouse.reading import read_arrow
 from game_events.lakehouse.staging import discard
 from game_events.lakehouse.store_probe import refuse_unsafe_store
 from game_events.lakehouse.tables import Table
+from game_events.pipeline.bronze_files import FileBronzeTask, behind_origins
 from game_events.pipeline.bronze_rebuilt import is_gone, not_there_any_more
 from game_events.pipeline.bronze_restored import mend_restored_bronze
 from game_events.pipeline.bronze_stage import (
+    COORDINATES,
     OWN_COLUMNS,
     QUARANTINE_COLUMNS,
     QUARANTINE_DESCRIPTION,
     BronzeTask,
     StageResult,
+    StageTask,
     bronze_schema,
     source_columns,
 )
 from game_events.pipeline.column_comments import BRONZE_DESCRIPTION, about_bronze, documented
-from game_events.pipeline.commit_notes import OffsetRanges, slice_info
+from game_events.pipeline.commit_notes import slice_info
+from game_events.pipeline.consumer_group import tell_group
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.generations import erasures
-from game_events.pipeline.offset_loss import next_offsets, next_slice, told, went_meanwhile
+from game_events.pipeline.offset_loss import next_slice, told, went_meanwhile
 from game_events.pipeline.planning import run_decode_job
 from game_events.pipeline.quarantine_lost import QUARANTINED_APP, refuse_lost_quarantine
 from game_events.pipeline.quarantine_reset import finish_reset
@@ -52,9 +57,11 @@ from game_events.pipeline.report import RunReport
 from game_events.pipeline.spark import kafka_batches
 from game_events.pipeline.starting_point import all_there_is, starting_point
 from game_events.pipeline.suppression import suppression, unfenced
-from game_events.pipeline.topic_identity import identity, partition_app
-from game_events.sources.kafka import Gap, Offsets, Slice, TopicOffsets
+from game_events.pipeline.topic_identity import identity, next_offsets
+from game_events.sources.source import KAFKA, Gap, Positions, Seen, Slice
 
+#: (topic id, partition) -> offsets of records that quarantine holds already.
+Decided = Mapping[tuple[str, int], frozenset[int]]
 #: `txn` with the number of bronze's last batch.
 BATCH_APP = "batch"
 #: Records of one task: fewer tasks for small slices, as each costs ~100 ms of its own.
@@ -71,44 +78,49 @@ def column_map(handle: DeltaTable) -> ColumnMap:
     return ColumnMap.from_metadata((f.name, schema.field(f.name).type, f.metadata) for f in handle.schema().fields)
 
 
-def load_bronze(pipeline: Pipeline, report: RunReport, until: TopicOffsets | None = None, slices: int | None = None) -> int:
-    """Read the topic up to the offsets seen now (or given) into bronze, slice by slice.
+def load_bronze(pipeline: Pipeline, report: RunReport, until: Seen | None = None, slices: int | None = None) -> int:
+    """Read the source up to the offsets seen now (or given) into bronze, slice by slice.
 
     Args:
         pipeline: the parts.
         report: gets what was read.
-        until: the topic as it was seen just now; None: it is asked.
+        until: the source as it was seen just now; None: it is asked.
         slices: stop after so many commits; what is left is the report's lag.
 
     Returns:
         the highest batch of bronze afterwards; 0 if it is empty.
     """
     began = time.monotonic()
-    target = until or pipeline.topic.offsets()
+    target = until or pipeline.source.look()
     handle = _open_or_create(pipeline, target, report)
     handle = mend_restored_bronze(pipeline, report, handle) or handle
     refuse_lost_quarantine(pipeline, handle, report)
     finish_reset(pipeline, report)
-    pipeline.catalog.ids_of(f"{target.topic}-value")
+    for subject in pipeline.source.subjects(target.latest):
+        pipeline.catalog.ids_of(subject)
     rivals = 0
     while True:
         # Each time: what is planned from a version that was restored meanwhile would cover the restore up for ever.
         handle = mend_restored_bronze(pipeline, report) or handle
         quarantine = refuse_lost_quarantine(pipeline, handle, report)
-        now = target if not report.batches and rivals == 0 else pipeline.topic.offsets()
-        if any(offset > now.latest[p] for p, offset in next_offsets(handle, now).items()):
-            now = pipeline.topic.offsets()  # bronze was opened later: a rival has read what came in between
-        if now.topic_id != target.topic_id:  # made anew while this run reads: the ends seen before mean nothing in it
-            target = now
-        part = next_slice(pipeline.settings, handle, now, target.latest, pipeline.settings.max_records_per_batch)
+        now = target if not report.batches and rivals == 0 else pipeline.source.look()
+        reached = next_offsets(handle, now.latest)
+        if any(offset > now.latest[p] for p, offset in reached.items()):
+            now = pipeline.source.look()  # bronze was opened later: a rival has read what came in between
+            reached = next_offsets(handle, now.latest)
+        # Of a topic that joined, or was made anew while this run reads, the ends seen before say nothing.
+        target = replace(target, latest=now.latest | {p: end for p, end in target.latest.items() if p in now.latest})
+        part = next_slice(pipeline.settings, handle, now, target.latest, pipeline.source.room(reached), pipeline.files_gone)
         if part is None:
-            report.lag = {p: max(0, now.latest[p] - o) for p, o in next_offsets(handle, now).items()}
+            report.lag = {p: max(0, now.latest[p] - o) // now.unit for p, o in reached.items()}
+            tell_group(pipeline, reached, report)
             break
-        pipeline.on_progress(f"bronze: {part.records:,} records, {sum(part.lag.values()):,} behind them")
+        pipeline.on_progress(f"bronze: {part.records:,} {pipeline.things}, {sum(part.lag.values()):,} behind them")
         try:
             _load_slice(pipeline, handle, quarantine, now, part, report)
             if slices is not None and len(report.batches) >= slices:
                 report.lag = part.lag
+                tell_group(pipeline, reached | part.end, report)
                 break
         except ConflictError:
             rivals += 1
@@ -119,31 +131,32 @@ def load_bronze(pipeline: Pipeline, report: RunReport, until: TopicOffsets | Non
             rivals += 1
             if rivals >= RIVAL_ATTEMPTS or not went_meanwhile(pipeline, part):
                 raise
+    if isinstance(pipeline.source, FileSource):
+        report.add_files(pipeline.source.counts)
     report.seconds["bronze"] = report.seconds.get("bronze", 0.0) + time.monotonic() - began
     return max([int(handle.transaction_version(BATCH_APP) or 0), *report.batches])
 
 
-def _open_or_create(pipeline: Pipeline, topic: TopicOffsets, report: RunReport) -> DeltaTable:
+def _open_or_create(pipeline: Pipeline, now: Seen, report: RunReport) -> DeltaTable:
     """Bronze's handle; a new table is made with the offsets it starts from."""
     handle = pipeline.bronze.open()
     if handle is not None:
         return handle
     refuse_unsafe_store(pipeline.lakehouse)
-    start = starting_point(pipeline, topic)
+    start = starting_point(pipeline, now)
     gaps: tuple[Gap, ...] = ()
     if is_gone(pipeline):
-        start, gaps = all_there_is(pipeline, topic), not_there_any_more(pipeline, topic)
+        start, gaps = all_there_is(pipeline, now), not_there_any_more(pipeline, now)
         report.gaps += gaps
         report.notices += ["bronze_events is gone: it is made again from what Kafka has", *told(gaps)]
-    apps = {partition_app(topic.topic, topic.topic_id, p): o for p, o in start.items()}
     plan = Commit(
         pipeline.bronze,
         OWN_COLUMNS,
         [],
         expected={},
-        advance=apps | identity(topic.topic, topic.topic_id) | {BATCH_APP: 0},
+        advance={p.app: at for p, at in start.items()} | identity(start) | {BATCH_APP: 0},
         table_id=None,
-        info=slice_info(0, 0, 0, OffsetRanges(topic.topic, topic.topic_id, {p: (o, o) for p, o in start.items()}), gaps),
+        info=slice_info(0, 0, 0, {p: (at, at) for p, at in start.items()}, gaps),
         description=BRONZE_DESCRIPTION,
     )
     with suppress(ConflictError):  # a rival made it: its start offsets hold for us too
@@ -155,11 +168,11 @@ def _open_or_create(pipeline: Pipeline, topic: TopicOffsets, report: RunReport) 
 
 
 def _load_slice(
-    pipeline: Pipeline, handle: DeltaTable, quarantine: DeltaTable | None, now: TopicOffsets, part: Slice, report: RunReport
+    pipeline: Pipeline, handle: DeltaTable, quarantine: DeltaTable | None, now: Seen, part: Slice, report: RunReport
 ) -> None:
     """Stage one slice in the workers, then commit quarantine, then bronze: both as they were when restores were looked for."""
     batch = int(handle.transaction_version(BATCH_APP) or 0) + 1
-    decided_until = next_offsets(quarantine, now)
+    decided_until = next_offsets(quarantine, part.end)
     decided = _decided(pipeline.quarantine, quarantine, part, decided_until)
     staged = stage_slice(pipeline, handle, column_map(handle), part, batch, decided)
     crash_points.reach("bronze_staged")
@@ -173,20 +186,20 @@ def _load_slice(
         report.add_landed("quarantine", pipeline.quarantine, held, QUARANTINE_COLUMNS, batch)
         crash_points.reach("quarantine_committed")
     schema = documented(pipeline, bronze_schema(seen), seen, staged.types)
+    behind = behind_origins(handle, staged.origins)
     known = {f.name for f in handle.schema().fields}
-    # Every partition has a place from the start: behind one without, nobody would look for those of a topic that is gone.
-    begun = {_app(part, p) for p in now.latest.keys() - next_offsets(handle, now).keys() - part.end.keys()}
+    # Every lane has a place from the start: behind one without, nobody would look for those of a topic that is gone.
+    placeless = now.latest.keys() - next_offsets(handle, now.latest).keys() - part.end.keys()
+    begun = {p: part.reached[p] for p in placeless}
     plan = Commit(
         pipeline.bronze,
         schema,
         staged.bronze,
-        expected={_app(part, p): handle.transaction_version(_app(part, p)) for p in part.end}
-        | dict.fromkeys(begun)
+        expected={p.app: handle.transaction_version(p.app) for p in (*part.end, *begun, *behind)}
         | {BATCH_APP: batch - 1}
         | unfenced(handle),
-        advance=dict.fromkeys(begun, 0)
-        | {_app(part, p): end for p, end in part.end.items()}
-        | identity(part.topic, part.topic_id)
+        advance={p.app: at for p, at in (begun | part.end | behind).items()}
+        | identity([*part.end, *begun, *behind])
         | {BATCH_APP: batch},
         table_id=str(handle.metadata().id),
         seen=handle.version(),
@@ -195,9 +208,10 @@ def _load_slice(
             batch,
             sum(f.rows for f in staged.bronze),
             sum(f.rows for f in staged.quarantine),
-            OffsetRanges(part.topic, part.topic_id, {p: (part.start[p], part.end[p]) for p in part.end}),
+            {p: (part.start[p], part.end[p]) for p in part.end},
             part.gaps,
             staged.suppressed,
+            now.latest,
         )
         | {"run_id": pipeline.run_id},
         about=about_bronze(pipeline, handle, staged.types),
@@ -209,9 +223,9 @@ def _load_slice(
     crash_points.reach("bronze_committed")
     entry = report.add_landed("bronze", pipeline.bronze, landed, schema, batch)
     entry.new_columns += [f.name for f in schema if f.name not in known]
-    report.add_read(part.start, part.end)
+    report.add_read(*({p: at // part.unit for p, at in ends.items()} for ends in (part.start, part.end)))
     report.gaps += part.gaps
-    report.notices += told(part.gaps)
+    report.notices += [*told(part.gaps), *(f"topic {topic} joins: all that it has is read" for topic in part.joined)]
     report.batches.append(batch)
     report.schema_ids.update(i for i, _ in staged.types)
     report.rejected += staged.reasons
@@ -221,9 +235,8 @@ def _load_slice(
 
 def archive_schemas(pipeline: Pipeline, report: RunReport, types: Iterable[TypeKey]) -> None:
     """Keep the texts of the schemas that occurred, and note those that are new."""
-    subject = f"{pipeline.settings.kafka_topic}-value"
     for schema_id in pipeline.catalog.archive(i for i, _ in types):
-        report.new_schemas[schema_id] = pipeline.catalog.version_of(subject, schema_id)
+        report.new_schemas[schema_id] = pipeline.catalog.version_of(schema_id)
 
 
 def stage_slice(
@@ -232,7 +245,7 @@ def stage_slice(
     columns: ColumnMap,
     part: Slice,
     batch: int,
-    decided: Mapping[int, frozenset[int]],
+    decided: Decided,
 ) -> StageResult:
     """Run a slice through the workers; nothing is committed.
 
@@ -242,58 +255,72 @@ def stage_slice(
         columns: where fields land so far.
         part: the slice.
         batch: the number its rows get.
-        decided: partition -> offsets that are left out, as quarantine holds them.
+        decided: records that are left out, as quarantine holds them.
 
     Raises:
-        ConflictError: the topic was made anew meanwhile; the files are deleted.
+        ConflictError: a topic was made anew meanwhile; the files are deleted.
     """
+    source = pipeline.source
 
-    def task(plan: DecodePlan) -> BronzeTask:
+    def task(plan: DecodePlan) -> StageTask:
         keep_raw = pipeline.settings.keep_raw == "all"
-        return BronzeTask(
+        made = BronzeTask(
             pipeline.bronze,
             pipeline.quarantine,
             plan,
-            part.topic,
-            part.topic_id,
+            constants,
             batch,
             pipeline.run_id,
             keep_raw,
             decided,
             whom,
         )
+        return FileBronzeTask(source.reading(), made) if isinstance(source, FileSource) else made
 
     def read() -> DataFrame:
-        records = pipeline.topic.read(pipeline.spark, part).select(*source_columns())
-        return records.coalesce(max(1, -(-part.records // TASK_RECORDS)))
+        if isinstance(source, FileSource):
+            return source.read(pipeline.spark, part)
+        records = source.read(pipeline.spark, part).select(*source_columns(constants))
+        return records.coalesce(max(1, -(-source.records(part) // TASK_RECORDS)))
 
-    wanted: list[TypeKey] = [(i, FIRST_MESSAGE) for i in pipeline.catalog.expected_ids(f"{part.topic}-value")]
-    if not part.records:  # it only passes over a gap
+    if part.records <= sum(isinstance(gap, FileGap) for gap in part.gaps):  # it only passes over a gap
         return StageResult([], [], set(), set(), Counter())
+    constants = source.constants(part)
+    wanted: list[TypeKey] = []
+    for subject in source.subjects(part.end):
+        wanted += [(i, FIRST_MESSAGE) for i in pipeline.catalog.expected_ids(subject)]
+    if isinstance(source, FileSource):
+        pipeline.catalog.offer(source.schemas())
+        wanted += source.wanted()
     whom = suppression(pipeline, bronze)
     with kafka_batches(pipeline.spark):
         staged = run_decode_job(pipeline, columns, wanted, read, task)
-    # Spark reads by name: a topic that was made anew meanwhile has other records at the same offsets.
-    if pipeline.topic.topic_id() != part.topic_id:
+    other = source.changed(part)
+    if other is not None:
         discard(pipeline.bronze, staged.bronze)
         discard(pipeline.quarantine, staged.quarantine)
-        raise ConflictError(f"topic {part.topic} was deleted and made again while it was read. Nothing of it was kept")
+        raise ConflictError(f"{other}. Nothing of it was kept")
     return staged
 
 
-def _decided(table: Table, handle: DeltaTable | None, part: Slice, until: Offsets) -> dict[int, frozenset[int]]:
-    """Offsets of the slice that quarantine holds already: only after a crash between its commit and bronze's."""
+def _decided(table: Table, handle: DeltaTable | None, part: Slice, until: Positions) -> Decided:
+    """Records of the slice that quarantine holds already: only after a crash between its commit and bronze's."""
     ahead = [p for p in part.end if until.get(p, 0) > part.start[p]]
     if handle is None or not ahead:
         return {}
-    rows = read_arrow(table, handle, ["_kafka_topic_id", "_kafka_partition", "_kafka_offset", "layer"])
-    mine = pc.and_(pc.equal(rows.column("_kafka_topic_id"), part.topic_id), pc.equal(rows.column("layer"), "bronze"))
-    rows = rows.filter(mine)
-    found: dict[int, frozenset[int]] = {}
-    for partition in ahead:
-        offsets = rows.filter(pc.equal(rows.column("_kafka_partition"), partition)).column("_kafka_offset")
-        found[partition] = frozenset(o for o in offsets.to_pylist() if o >= part.start[partition])
-    return found
+    rows = read_arrow(table, handle, [*COORDINATES, "layer"])
+    rows = rows.filter(pc.equal(rows.column("layer"), "bronze"))
+    if all(p.kind == KAFKA for p in ahead):
+        names = pa.table({"_kafka_topic_id": [p.topic_id for p in ahead], "_kafka_partition": [p.partition for p in ahead]})
+        names = names.cast(pa.schema([rows.schema.field(c) for c in names.column_names]))
+        rows = rows.join(names, names.column_names, join_type="left semi")
+    # A position of another kind of lane is no record's offset: then all that quarantine holds was decided.
+    first = {(p.topic_id, p.partition): part.start[p] for p in ahead if p.kind == KAFKA}
+    found: dict[tuple[str, int], set[int]] = defaultdict(set)
+    for topic_id, partition, offset in zip(*(rows.column(c).to_pylist() for c in COORDINATES), strict=True):
+        if offset >= first.get((topic_id, partition), 0):
+            found[topic_id, partition].add(offset)
+    return {key: frozenset(offsets) for key, offsets in found.items()}
 
 
 def _refuse_if_erased_meanwhile(pipeline: Pipeline, handle: DeltaTable, staged: StageResult) -> None:
@@ -310,15 +337,15 @@ def _refuse_if_erased_meanwhile(pipeline: Pipeline, handle: DeltaTable, staged: 
 
 
 def _commit_quarantine(
-    pipeline: Pipeline, handle: DeltaTable | None, part: Slice, decided_until: Offsets, staged: StageResult
+    pipeline: Pipeline, handle: DeltaTable | None, part: Slice, decided_until: Positions, staged: StageResult
 ) -> Landed:
     """Quarantine's own commit, before bronze's; if it does not land, bronze's files go too."""
     plan = Commit(
         pipeline.quarantine,
         QUARANTINE_COLUMNS,
         staged.quarantine,
-        expected={_app(part, p): decided_until.get(p) for p in part.end},
-        advance={_app(part, p): max(end, decided_until.get(p, 0)) for p, end in part.end.items()},
+        expected={p.app: decided_until.get(p) for p in part.end},
+        advance={p.app: max(end, decided_until.get(p, 0)) for p, end in part.end.items()},
         table_id=str(handle.metadata().id) if handle is not None else None,
         seen=handle.version() if handle is not None else None,
         info={"run_id": pipeline.run_id},
@@ -329,7 +356,3 @@ def _commit_quarantine(
     except ConflictError:
         discard(pipeline.bronze, staged.bronze)
         raise
-
-
-def _app(part: Slice, partition: int) -> str:
-    return partition_app(part.topic, part.topic_id, partition)

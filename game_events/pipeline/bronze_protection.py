@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 from pyspark.sql import functions as F
 
 from game_events.errors import ConfigurationError, TransientError
+from game_events.files.source import FileSource
 from game_events.lakehouse.reading import read_files, row_count, spark_schema
+from game_events.pipeline.bronze_stage import COORDINATES
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine_reset import LAYER, since
 from game_events.pipeline.starting_point import all_there_is
-from game_events.sources.kafka import TopicOffsets
+from game_events.sources.source import KAFKA, Seen, Slice
 
 ALLOW = "GAME_EVENTS_ALLOW_BRONZE_FULL_REFRESH"
 #: Partitions that a message names one by one.
@@ -51,9 +53,9 @@ def refuse_unless_allowed(pipeline: Pipeline) -> None:
     if pipeline.settings.allow_bronze_full_refresh or pipeline.bronze.open() is None:
         return
     try:
-        topic = topic_to_read(pipeline)
-        lost = f"{count_expired(pipeline, topic)} have expired there and would be lost"
-        lost = f"Kafka has topic {topic.topic} {_begins(topic)}: {lost}"
+        now = source_to_read(pipeline)
+        lost = f"{count_expired(pipeline, now)} have expired there and would be lost"
+        lost = f"The source has {_begins(now)}: {lost}"
     except TransientError as error:
         lost = f"What has expired in Kafka would be lost, and Kafka does not say what that is ({error})"
     raise ConfigurationError(
@@ -62,7 +64,7 @@ def refuse_unless_allowed(pipeline: Pipeline) -> None:
     )
 
 
-def count_expired(pipeline: Pipeline, topic: TopicOffsets) -> Expired:
+def count_expired(pipeline: Pipeline, now: Seen) -> Expired:
     """Count what Kafka does not have any more; one Spark job over three columns of each table."""
     counts: list[int] = []
     for table in (pipeline.bronze, pipeline.quarantine):
@@ -73,20 +75,33 @@ def count_expired(pipeline: Pipeline, topic: TopicOffsets) -> Expired:
         rows = read_files(pipeline.spark, handle.file_uris(), spark_schema(handle.schema()))
         if table is pipeline.quarantine:
             rows = rows.where(F.col("layer") == LAYER)
-        gone = F.when(~since(topic.topic_id, topic.earliest), 1)
-        found = rows.agg(F.count(F.lit(1)).alias("rows"), F.count(gone).alias("gone")).collect()[0]
+        if isinstance(pipeline.source, FileSource):
+            # By the file: records of an archive have Kafka's coordinates.
+            path = F.col("_file_path")
+            rows = rows.select(F.when(path.isNull() | path.isin(pipeline.source.lost()), 1).alias("_gone"))
+        elif all(lane.kind == KAFKA for lane in now.latest):
+            rows = rows.select(F.when(~since(now.earliest), 1).alias("_gone"))
+        else:
+            there = pipeline.source.read(pipeline.spark, Slice(now.earliest, now.latest))
+            there = there.select(
+                *(F.col(c.removeprefix("_kafka_")).alias(c) for c in COORDINATES), F.lit(False).alias("_there")
+            )
+            rows = rows.join(there, list(COORDINATES), "left").select(F.when(F.col("_there").isNull(), 1).alias("_gone"))
+        found = rows.agg(F.count(F.lit(1)).alias("rows"), F.count("_gone").alias("gone")).collect()[0]
         counts += [int(found["rows"]), int(found["gone"])]
     return Expired(*counts)
 
 
-def topic_to_read(pipeline: Pipeline) -> TopicOffsets:
-    """The topic as it will be read: what is older than the starting time counts as gone."""
-    topic = pipeline.topic.offsets()
-    return replace(topic, earliest=all_there_is(pipeline, topic))
+def source_to_read(pipeline: Pipeline) -> Seen:
+    """The source as it will be read: what is older than the starting time counts as gone."""
+    now = pipeline.source.look()
+    return replace(now, earliest=all_there_is(pipeline, now))
 
 
-def _begins(topic: TopicOffsets) -> str:
-    """From where on Kafka has the topic."""
-    named = [f"[{p}] from offset {o:,}" for p, o in sorted(topic.earliest.items())]
+def _begins(now: Seen) -> str:
+    """From where on it has its lanes."""
+    if now.unit > 1:
+        return f"{sum(now.latest.values()) // now.unit:,} files"
+    named = [f"{p} from {'offset' if p.kind == KAFKA else 'batch'} {o:,}" for p, o in sorted(now.earliest.items())]
     rest = f" and {len(named) - PARTITIONS_NAMED} partitions more" if len(named) > PARTITIONS_NAMED else ""
     return ", ".join(named[:PARTITIONS_NAMED]) + rest

@@ -5,7 +5,7 @@ from __future__ import annotations
 from game_events.lakehouse.tables import QUARANTINE, game_of_silver
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.offset_loss import refuse_unless_recorded
-from game_events.sources.kafka import Gap, TopicOffsets
+from game_events.sources.source import KAFKA, Gap, Seen
 
 
 def is_gone(pipeline: Pipeline) -> bool:
@@ -13,7 +13,7 @@ def is_gone(pipeline: Pipeline) -> bool:
     return any(name == QUARANTINE or game_of_silver(name) is not None for name in pipeline.lakehouse.names())
 
 
-def not_there_any_more(pipeline: Pipeline, topic: TopicOffsets) -> tuple[Gap, ...]:
+def not_there_any_more(pipeline: Pipeline, now: Seen) -> tuple[Gap, ...]:
     """What the old bronze may have had and Kafka does not have any more.
 
     With a starting time nobody knows what is older than it and what has expired: then there is no gap to tell of.
@@ -23,9 +23,10 @@ def not_there_any_more(pipeline: Pipeline, topic: TopicOffsets) -> tuple[Gap, ..
     """
     if pipeline.settings.starting_timestamp is not None:
         return ()
-    gaps = tuple(Gap(topic.topic, topic.topic_id, p, 0, first) for p, first in sorted(topic.earliest.items()) if first)
+    first = {lane: at for lane, at in sorted(now.earliest.items()) if at and lane.kind == KAFKA}
+    gaps = tuple(Gap(lane.topic, lane.topic_id, lane.partition, 0, at) for lane, at in first.items())
     if gaps:
         refuse_unless_recorded(
-            pipeline.settings, gaps, topic, "bronze_events is gone (put the table back, if there is a copy), and so are records"
+            pipeline.settings, gaps, None, "bronze_events is gone (put the table back, if there is a copy), and so are records"
         )
     return gaps

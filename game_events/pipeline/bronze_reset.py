@@ -1,4 +1,4 @@
-"""Full refresh of bronze: all that Kafka still has of the topic is read and decoded anew, and replaces what bronze holds.
+"""Full refresh of bronze: all that Kafka still has of its topics is read and decoded anew, and replaces what bronze holds.
 
 Guarantee: readers see the old bronze or the new, nothing between; a crash before the one commit changes nothing, one behind it
 is finished by the next run. The table's id stays and batch numbers go on, `generation` says from which on these are other rows.
@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from deltalake import DeltaTable
 
@@ -21,19 +21,19 @@ from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, Landed, commit
 from game_events.lakehouse.staging import StagedFile, discard
 from game_events.pipeline.bronze import BATCH_APP, archive_schemas, column_map, stage_slice
-from game_events.pipeline.bronze_protection import Expired, count_expired, refuse_unless_allowed, topic_to_read
+from game_events.pipeline.bronze_protection import Expired, count_expired, refuse_unless_allowed, source_to_read
 from game_events.pipeline.bronze_stage import bronze_schema
 from game_events.pipeline.column_comments import documented
-from game_events.pipeline.commit_notes import OffsetRanges, slice_info
+from game_events.pipeline.commit_notes import slice_info
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.generations import ERASED_APP, GENERATION_APP
 from game_events.pipeline.quarantine_lost import QUARANTINED_APP
 from game_events.pipeline.quarantine_reset import RESET_APP, ResetList, finish_reset, forget, is_finished, keep, sweep
 from game_events.pipeline.replay_notes import REPLAY_APP, is_noted, note_replay
 from game_events.pipeline.report import RunReport
-from game_events.pipeline.topic_identity import identity, partition_app
-from game_events.sources.kafka import Offsets, TopicOffsets
+from game_events.pipeline.topic_identity import identity
 from game_events.sources.slices import plan_slice
+from game_events.sources.source import Positions, Seen
 
 
 @dataclass
@@ -43,8 +43,8 @@ class _Staged:
     columns: ColumnMap
     bronze: list[StagedFile] = field(default_factory=list)
     quarantine: list[StagedFile] = field(default_factory=list)
-    start: Offsets = field(default_factory=dict)
-    end: Offsets = field(default_factory=dict)
+    start: Positions = field(default_factory=dict)
+    end: Positions = field(default_factory=dict)
     types: set[TypeKey] = field(default_factory=set)
     reasons: Counter[str] = field(default_factory=Counter)
     suppressed: int = 0
@@ -68,24 +68,23 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
         return  # the first run reads all of the topic by itself
     if quarantine is not None and not (is_noted(bronze, quarantine) and is_finished(bronze, quarantine)):
         raise ConflictError("bronze_events: a rival run is at work on it. Nothing was changed: run again")
-    topic = topic_to_read(pipeline)
-    expired = count_expired(pipeline, topic)
+    now = source_to_read(pipeline)
+    expired = count_expired(pipeline, now)
     staged = _Staged(column_map(bronze))
     # Names the list of quarantine's files: of two full refreshes at once, each has a list of its own.
     ticket = max(int(bronze.transaction_version(RESET_APP) or 0) + 1, time.time_ns() // 1000)
     try:
         # All slices are one batch, as they are one commit.
         batch = int(bronze.transaction_version(BATCH_APP) or 0) + 1
-        _stage_topic(pipeline, bronze, topic, batch, staged)
-        apps = {p: partition_app(topic.topic, topic.topic_id, p) for p in staged.end}
-        keep(pipeline.quarantine, ticket, ResetList(topic.topic_id, staged.end, apps, staged.quarantine))
+        _stage_all(pipeline, bronze, now, batch, staged)
+        keep(pipeline.quarantine, ticket, ResetList(batch, staged.end, staged.quarantine))
         archive_schemas(pipeline, report, staged.types)
     except Exception:
         _drop(pipeline, staged, ticket)
         raise
     crash_points.reach("reset_staged")
     try:
-        landed = _commit(pipeline, bronze, topic, staged, batch, ticket)
+        landed = _commit(pipeline, bronze, staged, batch, ticket)
     except DataError:
         _drop(pipeline, staged, ticket)
         raise
@@ -99,12 +98,14 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
     report.seconds["bronze"] = report.seconds.get("bronze", 0.0) + time.monotonic() - began
 
 
-def _stage_topic(pipeline: Pipeline, bronze: DeltaTable, topic: TopicOffsets, batch: int, staged: _Staged) -> None:
-    """Decode and write the whole topic, slice by slice; fields keep the columns they have."""
-    staged.start, staged.end = dict(topic.earliest), dict(topic.earliest)
-    pipeline.catalog.ids_of(f"{topic.topic}-value")
-    while part := plan_slice(topic, staged.end, topic.latest, pipeline.settings.max_records_per_batch):
-        pipeline.on_progress(f"bronze is read anew: {part.records:,} records, {sum(part.lag.values()):,} behind them")
+def _stage_all(pipeline: Pipeline, bronze: DeltaTable, now: Seen, batch: int, staged: _Staged) -> None:
+    """Decode and write the whole source, slice by slice; fields keep the columns they have."""
+    staged.start, staged.end = dict(now.earliest), dict(now.earliest)
+    for subject in pipeline.source.subjects(now.latest):
+        pipeline.catalog.ids_of(subject)
+    while part := plan_slice(now, staged.end, now.latest, pipeline.source.room(staged.end)):
+        part = replace(part, gaps=(*part.gaps, *pipeline.files_gone(part)))  # counted as expired
+        pipeline.on_progress(f"bronze is read anew: {part.records:,} {pipeline.things}, {sum(part.lag.values()):,} behind them")
         found = stage_slice(pipeline, bronze, staged.columns, part, batch, {})
         staged.bronze += found.bronze
         staged.quarantine += found.quarantine
@@ -115,10 +116,9 @@ def _stage_topic(pipeline: Pipeline, bronze: DeltaTable, topic: TopicOffsets, ba
         staged.suppressed += found.suppressed
 
 
-def _commit(pipeline: Pipeline, bronze: DeltaTable, topic: TopicOffsets, staged: _Staged, batch: int, ticket: int) -> Landed:
-    apps = {p: partition_app(topic.topic, topic.topic_id, p) for p in staged.end}
-    compared = (BATCH_APP, GENERATION_APP, RESET_APP, REPLAY_APP, ERASED_APP, *apps.values())
-    read = OffsetRanges(topic.topic, topic.topic_id, {p: (staged.start[p], end) for p, end in staged.end.items()})
+def _commit(pipeline: Pipeline, bronze: DeltaTable, staged: _Staged, batch: int, ticket: int) -> Landed:
+    compared = (BATCH_APP, GENERATION_APP, RESET_APP, REPLAY_APP, ERASED_APP, *(p.app for p in staged.end))
+    read = {p: (staged.start[p], end) for p, end in staged.end.items()}
     note = slice_info(
         batch, sum(f.rows for f in staged.bronze), sum(f.rows for f in staged.quarantine), read, (), staged.suppressed
     )
@@ -128,8 +128,8 @@ def _commit(pipeline: Pipeline, bronze: DeltaTable, topic: TopicOffsets, staged:
             documented(pipeline, bronze_schema(staged.columns), staged.columns, staged.types),
             staged.bronze,
             expected={app: bronze.transaction_version(app) for app in compared},
-            advance={apps[p]: end for p, end in staged.end.items()}
-            | identity(topic.topic, topic.topic_id)
+            advance={p.app: end for p, end in staged.end.items()}
+            | identity(staged.end)
             | {QUARANTINED_APP: sum(f.rows for f in staged.quarantine)}
             | {BATCH_APP: batch, GENERATION_APP: batch, RESET_APP: ticket},
             table_id=str(bronze.metadata().id),

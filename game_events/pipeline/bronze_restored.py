@@ -10,6 +10,7 @@ as after any crash, and the commit lands only if nobody else has moved bronze.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 
 import pyarrow as pa
@@ -22,12 +23,13 @@ from game_events.lakehouse.commits import Commit, commit
 from game_events.lakehouse.looked_at import note_looked_at
 from game_events.lakehouse.newest_commit import BATCHES, before_restores, history, restored_lately, version_before_restores
 from game_events.lakehouse.reading import row_count
-from game_events.pipeline.commit_notes import BronzeCommit, OffsetRanges, bronze_commit, slice_info
+from game_events.pipeline.commit_notes import BronzeCommit, bronze_commit, slice_info
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure_undone import gamers_back
 from game_events.pipeline.generations import GENERATION_APP, erasures
 from game_events.pipeline.report import RunReport
-from game_events.pipeline.topic_identity import identity, offsets_of, partition_app, topic_id_read
+from game_events.pipeline.topic_identity import identity, next_offsets, offsets_of, topic_id_read
+from game_events.sources.source import KAFKA, Lane, Positions
 
 #: `txn` of bronze, as `bronze`, `replay_notes` and `quarantine_reset` name them.
 BATCH_APP, REPLAY_APP, RESET_APP = "batch", "replay", "reset"
@@ -67,24 +69,21 @@ def _mend(pipeline: Pipeline, handle: DeltaTable, report: RunReport, *, forgotte
     gone = [notes.get(batch) for batch in range(held + 1, now + 1)]
     rows = sum(found[0].rows for found in gone if found is not None)
     before = _version_of(pipeline, notes.get(held))
-    topic, topic_id = pipeline.settings.kafka_topic, topic_id_read(handle, pipeline.settings.kafka_topic)
-    if before is None or topic_id is None:
+    reached = _positions(handle, [note for note, _ in notes.values()])
+    if before is None or not reached:
         raise _only_undone(handle, rows, "its log does not reach back to where these rows were read")
-    ranges = [n.offsets for n, _ in notes.values() if n.offsets is not None and n.offsets.topic_id == topic_id]
-    known = {p for found in ranges for p in found.ranges}
-    reached, back = offsets_of(handle, topic, topic_id, known), offsets_of(before, topic, topic_id, known)
+    back = next_offsets(before, reached)
     if reached == back and not rows and not forgotten_again:
         note_looked_at(pipeline.bronze, handle)
         return
     for app, what in ((REPLAY_APP, "rows were replayed from quarantine"), (RESET_APP, "a full refresh")):
         if before.transaction_version(app) != handle.transaction_version(app):
             raise _only_undone(handle, rows, f"{what} came between")
-    if not back:
+    if any(topic_id_read(before, p.topic, p.kind) not in {None, p.topic_id} for p in reached):
         raise _only_undone(handle, rows, "the topic was made anew in between")
-    apps = {p: partition_app(topic, topic_id, p) for p in reached}
-    # A partition that was added since begins at its first offset.
-    to = {p: back.get(p, 0) for p in reached}
-    compared = (BATCH_APP, GENERATION_APP, *apps.values())
+    # A partition or a topic that came since begins where it was begun.
+    to = {p: back.get(p, _first(p, [note for note, _ in notes.values()])) for p in reached}
+    compared = (BATCH_APP, GENERATION_APP, *(p.app for p in reached))
     with suppress(ConflictError):  # a rival has done it
         commit(
             Commit(
@@ -92,18 +91,36 @@ def _mend(pipeline: Pipeline, handle: DeltaTable, report: RunReport, *, forgotte
                 pa.schema(handle.schema()),
                 [],
                 expected={app: handle.transaction_version(app) for app in compared},
-                advance={apps[p]: offset for p, offset in to.items()}
-                | identity(topic, topic_id)
+                advance={p.app: offset for p, offset in to.items()}
+                | identity(to)
                 | {BATCH_APP: now + 1, GENERATION_APP: now + 1},
                 table_id=str(handle.metadata().id),
                 seen=handle.version(),
-                info=slice_info(now + 1, 0, 0, OffsetRanges(topic, topic_id, {p: (o, o) for p, o in to.items()})),
+                info=slice_info(now + 1, 0, 0, {p: (o, o) for p, o in to.items()}),
             )
         )
         report.notices.append(
             f"bronze_events was restored to an older version: {rows:,} rows were gone and are read from Kafka again; silver, "
             "gold and the unified table are replaced"
         )
+
+
+def _positions(handle: DeltaTable, notes: Sequence[BronzeCommit]) -> Positions:
+    """Lane -> next position of every topic that bronze has read, as it has read it last, by its transactions."""
+    lanes = {lane for note in notes for lane in note.offsets or ()}
+    topics = {(lane.topic, lane.kind) for lane in lanes}
+    current = {(topic, kind): topic_id_read(handle, topic, kind) for topic, kind in topics}
+    found = next_offsets(handle, (lane for lane in lanes if current[lane.topic, lane.kind] == lane.topic_id))
+    for (topic, kind), topic_id in current.items():
+        if kind == KAFKA and topic_id is not None:
+            # Partitions of which no commit speaks any more.
+            found |= offsets_of(handle, topic, topic_id, (lane.partition for lane in lanes if lane.topic == topic))
+    return found
+
+
+def _first(lane: Lane, notes: Sequence[BronzeCommit]) -> int:
+    """Where a lane was begun, by the commits that have read it; a partition that was added begins at 0."""
+    return min((note.offsets[lane][0] for note in notes if note.offsets is not None and lane in note.offsets), default=0)
 
 
 def refuse_undone_erasures(pipeline: Pipeline, bronze: DeltaTable) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Protocol
@@ -18,10 +18,13 @@ from pyspark.sql import functions as F
 from game_events.decoding.columns import ColumnMap
 from game_events.decoding.decoder import BatchDecoder, DecodedBatch, DecodePlan, Rejected, TypeKey
 from game_events.decoding.frames import Rows, SchemaId
+from game_events.decoding.reasons import Reason
 from game_events.lakehouse.staging import StagedFile, StagedWriter, report
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.latency import Arrivals, count_arrivals
 from game_events.pipeline.suppressor import Suppression, Suppressor
+from game_events.sources.registry import RegistrySchema
+from game_events.sources.source import FILES, RAW_COLUMNS, Lane, Positions
 
 HEADERS = "_kafka_headers"
 _HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
@@ -41,8 +44,13 @@ OWN_COLUMNS = pa.schema(
         pa.field("_schema_guid", pa.string()),
         pa.field("_raw_value", pa.binary()),
         pa.field("_batch", pa.int64()),
+        # of files as the source (docs/sources.md), else NULL: which file, and the record's place in it from 0
+        pa.field("_file_path", pa.string()),
+        pa.field("_file_position", pa.int64()),
     ]
 )
+#: Columns that tell each record of the source from every other.
+COORDINATES = ("_kafka_topic_id", "_kafka_partition", "_kafka_offset")
 QUARANTINE_COLUMNS = pa.schema(
     [
         *OWN_COLUMNS,
@@ -63,18 +71,20 @@ QUARANTINE_DESCRIPTION = (
     "Every record that is not in bronze (layer bronze), and every row that a rule keeps out of silver (layer silver), with the "
     "reason; an append-only log that can be replayed"
 )
-#: Columns that Spark's Kafka source delivers and workers use.
-SOURCE_COLUMNS = ("partition", "offset", "timestamp", "key", "value", "headers")
+#: Columns that only files' records have -> columns of bronze.
+FILE_COLUMNS = {"file_path": "_file_path", "file_position": "_file_position"}
+#: Kind of a row of the workers' report that brings a schema which the driver does not know.
+SCHEMA_KIND = "schema"
 _HEADERS_SQL = "array<struct<key:string,value:binary>>"
 
 
-def source_columns() -> list[Column]:
-    """The columns as they travel to the workers.
+def source_columns(constants: Collection[str] = ()) -> list[Column]:
+    """The columns of a source as they travel to the workers: all but the constant ones.
 
     Records without headers travel with an empty list: a batch of NULL lists costs Spark's Arrow writer time quadratic in its
     rows (2 million records: 35 s of processor time, 7 s this way).
     """
-    return travelling(SOURCE_COLUMNS, "headers")
+    return travelling([name for name in RAW_COLUMNS if name not in constants], "headers")
 
 
 def travelling(names: Iterable[str], headers: str = HEADERS) -> list[Column]:
@@ -95,21 +105,21 @@ class BronzeTask:
     Attributes:
         bronze, quarantine: where files go.
         plan: how to decode.
-        topic, topic_id, batch, run_id: constants of the slice.
+        constants: columns of the source that are the same in all rows, and do not travel with them.
+        batch, run_id: the slice's batch; who reads it.
         keep_raw: whether bronze keeps the raw values.
-        decided: partition -> offsets that quarantine holds already (a crash came between its commit and bronze's).
+        decided: (topic id, partition) -> offsets that quarantine holds already (a crash came between its commit and bronze's).
         suppression: whose records are in neither table, but counted; None: nobody was forgotten.
     """
 
     bronze: Table
     quarantine: Table
     plan: DecodePlan
-    topic: str
-    topic_id: str
+    constants: Mapping[str, str]
     batch: int
     run_id: str
     keep_raw: bool
-    decided: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    decided: Mapping[tuple[str, int], frozenset[int]] = field(default_factory=dict)
     suppression: Suppression | None = None
 
     @property
@@ -119,7 +129,11 @@ class BronzeTask:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """For `mapInArrow`: consumes the records, yields the report (`REPORT_SCHEMA`)."""
-        yield report(iter(_Stage(self).run(batches)))
+        yield report(iter(self.stage(batches)))
+
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> list[tuple[str, str]]:
+        """Consumes the records; gives the report's rows."""
+        return _Stage(self).run(batches)
 
 
 class StageTask(Protocol):
@@ -148,6 +162,8 @@ class StageResult:
         arrivals: when the records were produced (only of records from Kafka).
         forgotten: worker by worker: rows of forgotten gamers, which are in no file.
         suppressed_records: of stored rows: (topic id, partition, offset, batch) of these.
+        schemas: that files brought and the plan does not know.
+        origins: of records from an archive: lane -> offset behind the last one.
     """
 
     bronze: list[StagedFile]
@@ -158,6 +174,8 @@ class StageResult:
     arrivals: Arrivals = field(default_factory=Counter)
     forgotten: list[int] = field(default_factory=list)
     suppressed_records: list[tuple[str, int, int, int]] = field(default_factory=list)
+    schemas: list[RegistrySchema] = field(default_factory=list)
+    origins: Positions = field(default_factory=dict)
 
     @property
     def suppressed(self) -> int:
@@ -173,6 +191,10 @@ class StageResult:
                 result.bronze.append(StagedFile.from_json(body))
             elif kind == "quarantine":
                 result.quarantine.append(StagedFile.from_json(body))
+            elif kind == SCHEMA_KIND:
+                schema = json.loads(body)
+                schema["references"] = tuple((name, text) for name, text in schema["references"])
+                result.schemas.append(RegistrySchema(**schema))
             else:
                 seen = json.loads(body)
                 result.types.update((i, tuple(p)) for i, p in seen["types"])
@@ -181,6 +203,9 @@ class StageResult:
                 result.arrivals.update(dict(seen.get("arrivals", ())))
                 result.suppressed_records.extend(map(tuple, seen.get("suppressed_records", ())))
                 result.forgotten.append(seen["suppressed"])
+                for topic, topic_id, partition, end in seen.get("origins", ()):
+                    lane = Lane(topic, topic_id, partition)
+                    result.origins[lane] = max(end, result.origins.get(lane, 0))
         return result
 
 
@@ -200,11 +225,13 @@ class _Stage:
         self._now = datetime.now(UTC)
         self._suppressor = Suppressor(task.suppression) if task.suppression is not None else None
         self._suppressed = 0
+        self._origins: Positions = {}
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> list[tuple[str, str]]:
         for batch in batches:
-            rows = self._undecided(batch)
-            decoded = self._decoder.decode(rows.column("value"), rows.column("headers"))
+            self._note_origins(batch)
+            rows = self._readable(self._undecided(batch))
+            decoded = self._decode(rows)
             self._types |= decoded.types
             self._unknown |= decoded.unknown
             # With an unknown type the driver plans again: go on only to find all of them.
@@ -222,6 +249,7 @@ class _Stage:
             "reasons": self._reasons,
             "arrivals": list(self._arrivals.items()),
             "suppressed": self._suppressed,
+            "origins": [[lane.topic, lane.topic_id, lane.partition, end] for lane, end in self._origins.items()],
         }
         return [*files, ("seen", json.dumps(seen))]
 
@@ -230,10 +258,40 @@ class _Stage:
         if not self._task.decided:
             return batch
         partitions, offsets = batch.column("partition").to_numpy(), batch.column("offset").to_numpy()
+        ids = self._column(batch, "topic_id", len(batch))
         keep = np.ones(len(batch), dtype=bool)
-        for partition, held in self._task.decided.items():
-            keep &= (partitions != partition) | ~np.isin(offsets, np.fromiter(held, dtype=np.int64))
+        for (topic_id, partition), held in self._task.decided.items():
+            mine = pc.fill_null(pc.equal(ids, topic_id), False).to_numpy(zero_copy_only=False) & (partitions == partition)
+            keep &= ~(mine & np.isin(offsets, np.fromiter(held, dtype=np.int64)))
         return batch.filter(pa.array(keep))
+
+    def _note_origins(self, batch: pa.RecordBatch) -> None:
+        """Of records from an archive, how far their topics have come: those that quarantine has decided on included."""
+        if "file_path" not in batch.schema.names:
+            return
+        rows = pa.Table.from_batches([batch.select(["topic", "topic_id", "partition", "offset"])])
+        rows = rows.filter(pc.not_equal(batch.column("topic"), FILES))
+        for row in rows.group_by(["topic", "topic_id", "partition"]).aggregate([("offset", "max")]).to_pylist():
+            lane = Lane(row["topic"], row["topic_id"], row["partition"])
+            self._origins[lane] = max(row["offset_max"] + 1, self._origins.get(lane, 0))
+
+    def _readable(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Without the rows that stand for what could not be read as records at all (of files); those go to quarantine."""
+        if "reason" not in batch.schema.names or batch.column("reason").null_count == len(batch):
+            return batch
+        refused = batch.filter(batch.column("reason").is_valid())
+        for row, (reason, detail) in enumerate(
+            zip(refused.column("reason").to_pylist(), refused.column("detail").to_pylist(), strict=True)
+        ):
+            if not self._unknown:
+                self._bad.write(self._quarantined(refused, Rejected(Reason(reason), detail, np.array([row]), None)))
+                self._reasons[reason] += 1
+        return batch.filter(batch.column("reason").is_null())
+
+    def _decode(self, rows: pa.RecordBatch) -> DecodedBatch:
+        if "columns" in rows.schema.names and len(rows):
+            return self._decoder.decode_columns(rows.column("schema_guid")[0].as_py(), rows.column("columns"))
+        return self._decoder.decode(rows.column("value"), rows.column("headers"))
 
     def _write(self, batch: pa.RecordBatch, decoded: DecodedBatch) -> None:
         decoded = decoded if self._suppressor is None else self._without_forgotten(batch, decoded, self._suppressor)
@@ -267,8 +325,8 @@ class _Stage:
         count = len(rows)
         taken = batch if count == len(batch) and _ascending(rows) else batch.take(pa.array(rows))
         own = {
-            "_kafka_topic": pa.repeat(pa.scalar(self._task.topic), count),
-            "_kafka_topic_id": pa.repeat(pa.scalar(self._task.topic_id), count),
+            "_kafka_topic": self._column(taken, "topic", count),
+            "_kafka_topic_id": self._column(taken, "topic_id", count),
             "_kafka_partition": taken.column("partition"),
             "_kafka_offset": taken.column("offset"),
             "_kafka_timestamp": taken.column("timestamp"),
@@ -276,8 +334,14 @@ class _Stage:
             "_kafka_headers": none_if_empty(taken.column("headers")),
             "_batch": pa.repeat(pa.scalar(self._task.batch, pa.int64()), count),
         }
+        own |= {own_name: taken.column(name) for name, own_name in FILE_COLUMNS.items() if name in taken.schema.names}
         own |= identity_columns(schema_id, count)
         return own | {"_raw_value": taken.column("value")} if raw else own
+
+    def _column(self, rows: pa.RecordBatch, name: str, count: int) -> pa.Array:
+        """A column of the source, whether it travelled with the rows or not."""
+        constant = self._task.constants.get(name)
+        return rows.column(name) if constant is None else pa.repeat(pa.scalar(constant), count)
 
     def _quarantined(self, batch: pa.RecordBatch, rejected: Rejected) -> pa.Table:
         count = len(rejected.rows)

@@ -18,6 +18,7 @@ from game_events.decoding.frames import SchemaId, ordered
 from game_events.decoding.payloads import CompiledSchema, PayloadDecoder
 from game_events.decoding.reasons import Reason
 from game_events.errors import DataError, TransientError
+from game_events.files.schemas import FileSchemas
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.schema_archive import SchemaArchive, require_same
 from game_events.sources.registry import RegistrySchema, SchemaRegistry
@@ -34,7 +35,7 @@ IDS_S, DOWN_S = 5.0, 30.0
 class SchemaCatalog:
     """What this process knows of schema ids; grows, never forgets."""
 
-    def __init__(self, registry: SchemaRegistry, lakehouse: Lakehouse) -> None:
+    def __init__(self, registry: SchemaRegistry | FileSchemas, lakehouse: Lakehouse) -> None:
         """Reads the archive; the registry is asked later, id by id."""
         self._registry, self._archive = registry, SchemaArchive(lakehouse)
         self._archived = self._archive.read()
@@ -77,9 +78,11 @@ class SchemaCatalog:
             log.info("registry_down=true subject=%s going_on_with=archive", subject)
         return list(self._ids.get(subject, {}))
 
-    def version_of(self, subject: str, schema_id: SchemaId) -> int | None:
-        """Version of a subject that has this id, as `ids_of` saw it last; nobody is asked."""
-        return self._ids.get(subject, {}).get(schema_id) if isinstance(schema_id, int) else None
+    def version_of(self, schema_id: SchemaId) -> tuple[str, int] | None:
+        """Subject and version that have this id, as `ids_of` saw them last; nobody is asked."""
+        if not isinstance(schema_id, int):
+            return None
+        return next(((subject, ids[schema_id]) for subject, ids in self._ids.items() if schema_id in ids), None)
 
     def plan(self, columns: ColumnMap, wanted: Iterable[TypeKey]) -> DecodePlan:
         """A plan that decodes the wanted pairs, each with its writer's schema.
@@ -115,6 +118,11 @@ class SchemaCatalog:
     def message_columns(self, columns: ColumnMap, seen: Iterable[TypeKey]) -> ColumnMap:
         """The map with only the message types that really occurred added to it."""
         return self.plan(columns, seen).columns
+
+    def offer(self, schemas: Iterable[RegistrySchema]) -> None:
+        """Schemas that came with the records themselves, as those of files do."""
+        if isinstance(self._registry, FileSchemas):
+            self._registry.offer(schemas)
 
     def knows(self, schema_id: SchemaId) -> bool:
         """Whether the registry, or the archive, has this id now: it is asked anew."""

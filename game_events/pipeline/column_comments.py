@@ -20,7 +20,7 @@ from game_events.decoding.frames import ordered
 from game_events.lakehouse.comments import with_comments
 from game_events.pipeline.context import Pipeline
 
-BRONZE_DESCRIPTION = "Every decodable record of the topic, once, decoded by its writer's schema"
+BRONZE_DESCRIPTION = "Every decodable record of the source, once, decoded by its writer's schema"
 #: What stands between a table's own description and the comment of its message type.
 MESSAGE = ". Message: "
 _OF = re.compile(r" \(schema id (\d+)\)$")

@@ -11,20 +11,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote, unquote
 
-from game_events.sources.kafka import Gap
+from game_events.sources.source import KAFKA, Gap, Lane
 
-_RANGE = re.compile(r"\[(\d+)\]@(\d+)\.\.(\d+)(?:, |$)")
+_RANGE = re.compile(r"([^,\[\s]+)\[(\d+)\]@(\d+)\.\.(\d+)(?:, |$)")
 _GAP = re.compile(r"([^,\[\s]+)\[(\d+)\]#([^@]+)@(\d+)\.\.(\d*)(?:, |$)")
 
-
-@dataclass(frozen=True)
-class OffsetRanges:
-    """Partition -> [from, to) of one topic; the topic's id tells a re-created topic from the one before it."""
-
-    topic: str
-    topic_id: str
-    ranges: Mapping[int, tuple[int, int]]
+#: Lane -> positions [from, to).
+Ranges = Mapping[Lane, tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -36,6 +31,7 @@ class BronzeCommit:
         rows: rows it added to bronze.
         quarantined: records of its offsets that it put into quarantine.
         offsets: what was read; None: nothing (a replay from quarantine).
+        known: topic -> a lane of it, of all topics (or the table) that the source had, whether anything was read or not.
         gaps: offsets it passed over, as they were gone before they were read.
         time_ms: milliseconds since 1970, UTC.
         suppressed: records of its offsets that are in no table, as their gamers were forgotten.
@@ -44,8 +40,9 @@ class BronzeCommit:
     batch: int
     rows: int
     quarantined: int
-    offsets: OffsetRanges | None = None
+    offsets: Ranges | None = None
     gaps: tuple[Gap, ...] = ()
+    known: Mapping[str, Lane] = field(default_factory=dict)
     time_ms: int = field(default=0, compare=False)
     suppressed: int = 0
 
@@ -58,20 +55,26 @@ def slice_info(
     batch: int,
     rows: int,
     quarantined: int = 0,
-    offsets: OffsetRanges | None = None,
+    offsets: Ranges | None = None,
     gaps: Sequence[Gap] = (),
     suppressed: int = 0,
+    lanes: Iterable[Lane] = (),
 ) -> dict[str, str]:
-    """The note of a commit, as Delta keeps it: texts."""
+    """The note of a commit, as Delta keeps it: texts. `lanes`: all that the source has, beside those that were read."""
     info = {"batch": str(batch), "rows": str(rows), "quarantined": str(quarantined)}
     if suppressed:
         info["suppressed"] = str(suppressed)
     if offsets is not None:
-        info["offsets"] = ", ".join(f"{offsets.topic}[{p}]@{a}..{b}" for p, (a, b) in sorted(offsets.ranges.items()))
-        info["topic"], info["topic_id"] = offsets.topic, offsets.topic_id
+        info["offsets"] = ", ".join(f"{_name(p.topic)}[{p.partition}]@{a}..{b}" for p, (a, b) in sorted(offsets.items()))
+        info["sources"] = json.dumps({p.topic: [p.kind, p.topic_id] for p in sorted({*lanes, *offsets})})
     if gaps:
         info["gaps"] = ", ".join(f"{g.topic}[{g.partition}]#{g.topic_id}@{g.start}..{_end(g)}" for g in gaps)
     return info
+
+
+def _name(topic: str) -> str:
+    """Topics' names stand as they are; a table's address may hold what separates the entries."""
+    return quote(topic, safe="/:")
 
 
 def _end(gap: Gap) -> str:
@@ -82,10 +85,16 @@ def bronze_commit(entry: Mapping[str, Any]) -> BronzeCommit | None:
     """The note in an entry of `DeltaTable.history`; None: no commit of a batch (redecode, maintenance, somebody else's)."""
     if "batch" not in entry or "rows" not in entry:
         return None
-    offsets = None
+    offsets: dict[Lane, tuple[int, int]] | None = None
+    known: Mapping[str, Sequence[str]] = {}
     if "offsets" in entry:
-        found = {int(p): (int(a), int(b)) for p, a, b in _RANGE.findall(str(entry["offsets"]))}
-        offsets = OffsetRanges(str(entry["topic"]), str(entry["topic_id"]), found)
+        # Of one topic, as notes were before a bronze could have several.
+        old = {entry["topic"]: (KAFKA, entry["topic_id"])} if "topic" in entry else {}
+        known = json.loads(str(entry["sources"])) if "sources" in entry else old
+        offsets = {}
+        for name, partition, start, end in _RANGE.findall(str(entry["offsets"])):
+            kind, topic_id = known[unquote(name)]
+            offsets[Lane(unquote(name), topic_id, int(partition), kind)] = (int(start), int(end))
     return BronzeCommit(
         int(entry["batch"]),
         int(entry["rows"]),
@@ -95,6 +104,7 @@ def bronze_commit(entry: Mapping[str, Any]) -> BronzeCommit | None:
             Gap(topic, topic_id, int(p), int(a), int(b) if b else None)
             for topic, p, topic_id, a, b in _GAP.findall(str(entry.get("gaps", "")))
         ),
+        {topic: Lane(topic, topic_id, 0, kind) for topic, (kind, topic_id) in known.items()},
         int(entry.get("timestamp") or 0),
         int(entry.get("suppressed") or 0),
     )

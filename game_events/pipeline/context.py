@@ -1,4 +1,4 @@
-"""What every layer works with: settings, tables, the topic, the schemas, and Spark when it is needed."""
+"""What every layer works with: settings, tables, the source, the schemas, and Spark when it is needed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ from functools import cached_property
 from pyspark.sql import SparkSession
 
 from game_events.extensions import Extensions, load_extensions
+from game_events.files.schemas import FileSchemas
+from game_events.files.source import FileSource
 from game_events.lakehouse.progress import ProgressTable
 from game_events.lakehouse.retention import Retention
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse, Table
 from game_events.pipeline.catalog import SchemaCatalog
+from game_events.pipeline.choose_source import make_source
+from game_events.pipeline.topic_identity import topic_id_read
 from game_events.rules import Rule, all_rules
 from game_events.settings import Settings
-from game_events.sources.kafka import KafkaTopic
 from game_events.sources.registry import SchemaRegistry
+from game_events.sources.source import FILES, Gap, Seen, Slice, Source
 
 #: Told what is under way, in words for a person: Dagster shows it in the run's log, the command line beside its spinner.
 PROGRESS_LOGGER = "game_events.progress"
@@ -83,14 +87,38 @@ class Pipeline:
         return self.lakehouse.table(QUARANTINE)
 
     @cached_property
-    def topic(self) -> KafkaTopic:
-        """The Kafka topic."""
-        return KafkaTopic(self.settings)
+    def source(self) -> Source:
+        """Where bronze's records come from."""
+        if self.settings.source == FILES:
+            return FileSource(self.settings, self.lakehouse, self.run_id, read_by=self._files_read_by)
+        return make_source(self.settings)
+
+    def look(self) -> Seen:
+        """The source as it is now; nothing is written."""
+        source = self.source
+        return source.look(take_in=False) if isinstance(source, FileSource) else source.look()
+
+    def files_gone(self, part: Slice) -> tuple[Gap, ...]:
+        """Files of a slice that are gone before they were read; nothing of another source."""
+        source = self.source
+        return source.gone(part) if isinstance(source, FileSource) else ()
+
+    @property
+    def things(self) -> str:
+        """What a slice counts, in a word."""
+        return "files" if self.settings.source == FILES else "records"
+
+    def _files_read_by(self) -> str | None:
+        bronze = self.bronze.open()
+        return None if bronze is None else topic_id_read(bronze, FILES, FILES)
 
     @cached_property
     def catalog(self) -> SchemaCatalog:
         """Schemas by id."""
-        return SchemaCatalog(SchemaRegistry(self.settings), self.lakehouse)
+        registry = SchemaRegistry(self.settings)
+        if self.settings.source != FILES:
+            return SchemaCatalog(registry, self.lakehouse)
+        return SchemaCatalog(FileSchemas(registry, framed=self.settings.files_framed), self.lakehouse)
 
     @property
     def retention(self) -> Retention:

@@ -14,6 +14,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure_scan import EraseTask, Found, look_at
 from game_events.pipeline.erasure_wanted import RECORDS, Wanted
 from game_events.pipeline.generations import ERASED_APP, erasures
+from game_events.pipeline.stored_stage import RECORD
 
 ATTEMPTS = 20
 #: Key in the information of an erasure's commit: how many rows went.
@@ -69,7 +70,7 @@ def erase_from_quarantine(pipeline: Pipeline, records: Sequence[tuple[str, int, 
     """
     if not records:
         return 0
-    columns = dict(zip(RECORDS.names, zip(*records, strict=True), strict=False))
+    columns = dict(zip(RECORD, zip(*records, strict=True), strict=True))
     arrays = [pa.array(columns[f.name], f.type) if f.name in columns else pa.nulls(len(records), f.type) for f in RECORDS]
     settings = pipeline.settings
     wanted = Wanted(settings.key_column, settings.entity_column, frozenset(), pa.Table.from_arrays(arrays, schema=RECORDS))

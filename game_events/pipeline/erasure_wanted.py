@@ -25,6 +25,7 @@ _SHORT = 128
 #: Which record a row is: NULLs are like nothing.
 RECORDS = pa.schema(
     [
+        pa.field("_kafka_topic", pa.string()),
         pa.field("_kafka_topic_id", pa.string()),
         pa.field("_kafka_partition", pa.int32()),
         pa.field("_kafka_offset", pa.int64()),
@@ -32,9 +33,10 @@ RECORDS = pa.schema(
         pa.field("game", pa.string()),
     ]
 )
-#: Quarantine holds a record under another batch than bronze once it was replayed; silver has no topic id, but a batch has one.
+#: Quarantine holds a record under another batch than bronze once it was replayed; silver has no topic id, but its name, and of
+#: one name a batch has one id.
 _IN_QUARANTINE = ["_kafka_topic_id", "_kafka_partition", "_kafka_offset"]
-_IN_SILVER = ["_kafka_partition", "_kafka_offset", "_batch"]
+_IN_SILVER = ["_kafka_topic", "_kafka_partition", "_kafka_offset", "_batch"]
 
 
 @dataclass(frozen=True)

@@ -50,15 +50,15 @@ def event_rows(report: RunReport, run: RunFacts, settings: Settings) -> Sequence
 def _facts(report: RunReport, settings: Settings) -> Iterator[dict[str, Any]]:
     for layer, seconds in report.seconds.items():
         yield {"kind": "layer", "layer": layer, "rows": report.rows(layer), "seconds": round(seconds, 3)}
-    if report.offsets:
-        lag = {p: report.lag.get(p, 0) for p in report.offsets}
+    for topic in report.topics:
+        read = {p: (a, b, report.lag.get(p, 0)) for p, (a, b) in sorted(report.offsets.items()) if p.topic == topic}
         yield {
             "kind": "read",
             "layer": "bronze",
-            "name": settings.kafka_topic,
-            "rows": sum(end - start for start, end in report.offsets.values()),
-            "lag": sum(report.lag.values()),
-            "detail": {"partitions": {str(p): [a, b, lag[p]] for p, (a, b) in sorted(report.offsets.items())}},
+            "name": topic,
+            "rows": sum(end - start for start, end, _ in read.values()),
+            "lag": sum(n for p, n in report.lag.items() if p.topic == topic),
+            "detail": {"partitions": {str(p.partition): list(found) for p, found in read.items()}},
         }
     for entry in report.tables:
         yield _table(entry, report, settings)
@@ -83,7 +83,7 @@ def _facts(report: RunReport, settings: Settings) -> Iterator[dict[str, Any]]:
     yield from _upkeep(report, settings)
     if report.erasure is not None:
         yield from report.erasure.event_rows()
-    yield from _schema_changes(report, settings)
+    yield from _schema_changes(report)
     for check in report.checks:
         yield {
             "kind": "check",
@@ -165,19 +165,18 @@ def _table(entry: TableReport, report: RunReport, settings: Settings) -> dict[st
         "delta_version": entry.version,
         "batch": entry.batch,
         "status": "new" if entry.new else "changed",
-        "detail": {"inputs": _inputs(entry, report, settings)},
+        "detail": {"inputs": _inputs(entry, report)},
     }
 
 
-def _inputs(entry: TableReport, report: RunReport, settings: Settings) -> list[dict[str, Any]]:
+def _inputs(entry: TableReport, report: RunReport) -> list[dict[str, Any]]:
     """Lineage: what the rows were made from, and up to which batch of bronze.
 
     Of tables that the same run wrote, the version is in their own row.
     """
     if entry.layer in ("bronze", "quarantine"):
-        topic = {"topic": settings.kafka_topic} if report.offsets else None
-        held = {"table": QUARANTINE} if report.replayed and entry.layer == "bronze" else None
-        return [source for source in (topic, held) if source]
+        held = [{"table": QUARANTINE}] if report.replayed and entry.layer == "bronze" else []
+        return [*({"topic": topic} for topic in report.topics), *held]
     if entry.layer == "silver":
         return [{"table": BRONZE, "batch": entry.batch}]
     if is_gold(entry.layer) and entry.game is not None:
@@ -186,9 +185,9 @@ def _inputs(entry: TableReport, report: RunReport, settings: Settings) -> list[d
     return [{"table": gold_name("{game}"), "games": len(changed), "batch": entry.batch}]
 
 
-def _schema_changes(report: RunReport, settings: Settings) -> Iterator[dict[str, Any]]:
-    for schema_id, version in sorted(report.new_schemas.items(), key=lambda item: ordered(item[0])):
-        subject = {"subject": f"{settings.kafka_topic}-value", "version": version} if version is not None else {}
+def _schema_changes(report: RunReport) -> Iterator[dict[str, Any]]:
+    for schema_id, known in sorted(report.new_schemas.items(), key=lambda item: ordered(item[0])):
+        subject = dict(zip(("subject", "version"), known, strict=True)) if known is not None else {}
         yield {
             "kind": "schema",
             "layer": "bronze",

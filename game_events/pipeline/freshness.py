@@ -13,7 +13,7 @@ from game_events.errors import GameEventsError
 from game_events.pipeline.check_result import CheckResult
 from game_events.pipeline.commit_notes import bronze_commit
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.offset_loss import next_offsets
+from game_events.pipeline.topic_identity import next_offsets
 
 FRESH = "fresh"
 #: Commits without records (redecode, maintenance) behind which the last one with some is still found.
@@ -38,9 +38,9 @@ def fresh(pipeline: Pipeline) -> CheckResult:
     if age <= allowed:
         return CheckResult(FRESH, "bronze", True, f"the last records came {age:,.0f} s ago", counts, version=handle.version())
     try:
-        topic = pipeline.topic.offsets()
-        read = next_offsets(handle, topic)
-        unread = sum(max(0, end - read.get(p, topic.earliest[p])) for p, end in topic.latest.items())
+        seen = pipeline.look()
+        read = next_offsets(handle, seen.latest)
+        unread = sum(max(0, end - read.get(p, seen.earliest[p])) for p, end in seen.latest.items()) // seen.unit
     except GameEventsError as error:
         why = f"the topic cannot be asked why: {error}"
     else:

@@ -111,7 +111,7 @@ class LineageRun:
     def _whole(self, state: RunState, at: datetime, facets: dict[str, RunFacet]) -> RunEvent:
         engine = processing_engine_run.ProcessingEngineRunFacet(pyspark.__version__, "Spark", version("game-events"))
         kind = "STREAMING" if self.streaming else "BATCH"
-        about = f"Brings the tables below {self.pipeline.lakehouse.root} up to topic {self.pipeline.settings.kafka_topic}"
+        about = f"Brings the tables below {self.pipeline.lakehouse.root} up to their source"
         job_facets = self._job_facets(kind, "JOB", about)
         return RunEvent(
             eventType=state,

@@ -29,6 +29,7 @@ from game_events.lakehouse.tables import BRONZE, Lakehouse, gold_name, silver_na
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.report import RunReport, TableReport
 from game_events.settings import Settings
+from game_events.sources.source import FILES
 
 #: Games whose tables the unified table's column lineage names: with thousands the event would be megabytes.
 COLUMN_INPUTS = 50
@@ -44,17 +45,29 @@ def place(uri: str) -> tuple[str, str]:
     return f"{parts.scheme}://{parts.netloc}", parts.path.strip("/")
 
 
-def topic_input(settings: Settings, report: RunReport) -> InputDataset:
-    """The topic, with the records that were read."""
+def source_inputs(settings: Settings, report: RunReport) -> list[InputDataset]:
+    """What was read, with its records: topics, folders of files, or another pipeline's table."""
+    found = []
+    for topic in report.topics:
+        namespace, name = _source(settings, topic)
+        rows = sum(end - start for lane, (start, end) in report.offsets.items() if lane.topic == topic)
+        found.append(
+            InputDataset(
+                namespace,
+                name,
+                facets={"dataSource": datasource_dataset.DatasourceDatasetFacet(namespace, namespace)},
+                inputFacets={"inputStatistics": input_statistics_input_dataset.InputStatisticsInputDatasetFacet(rowCount=rows)},
+            )
+        )
+    return found
+
+
+def _source(settings: Settings, topic: str) -> tuple[str, str]:
+    if settings.source == FILES or settings.source_table is not None:
+        return place(topic)
     host, _, port = settings.kafka_bootstrap_servers.split(",")[0].strip().rpartition("://")[2].rpartition(":")
-    named = Kafka(host or port, port if host else _PORT, settings.kafka_topic)
-    rows = sum(end - start for start, end in report.offsets.values())
-    return InputDataset(
-        named.get_namespace(),
-        named.get_name(),
-        facets={"dataSource": datasource_dataset.DatasourceDatasetFacet(named.get_namespace(), named.get_namespace())},
-        inputFacets={"inputStatistics": input_statistics_input_dataset.InputStatisticsInputDatasetFacet(rowCount=rows)},
-    )
+    named = Kafka(host or port, port if host else _PORT, topic)
+    return named.get_namespace(), named.get_name()
 
 
 def table_input(lakehouse: Lakehouse, name: str) -> InputDataset:
@@ -97,7 +110,7 @@ def inputs_of(pipeline: Pipeline, entry: TableReport, report: RunReport) -> list
     """What a table's new rows were made from; of the unified table the games whose gold changed in this run."""
     lakehouse = pipeline.lakehouse
     if entry.layer in ("bronze", "quarantine"):
-        found = [topic_input(pipeline.settings, report)] if report.offsets else []
+        found = source_inputs(pipeline.settings, report)
         replayed = entry.layer == "bronze" and report.replayed
         return [*found, table_input(lakehouse, "quarantine_events")] if replayed else found
     if entry.layer == SILVER:

@@ -28,7 +28,7 @@ from game_events.pipeline.process_memory import memory_mib
 from game_events.pipeline.refresh import cycle
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.upkeep import Upkeep
-from game_events.sources.kafka import Offsets, TopicOffsets
+from game_events.sources.source import Positions, Seen
 
 log = logging.getLogger(__name__)
 _progress = logging.getLogger(PROGRESS_LOGGER)
@@ -68,6 +68,7 @@ class Loop:
         wait_for: asked before each cycle: what goes first (work that changes rows), in words, or None.
         on_cycle: given the report of each cycle that committed something, in the loop's thread.
         duration_s: ends by itself after so long, with gold brought up to silver.
+        hand_over_s: the same, but another run is to go on (`report.handed_over`).
         report: what was done so far.
     """
 
@@ -76,10 +77,11 @@ class Loop:
     wait_for: Callable[[], str | None] = nothing_urgent
     on_cycle: Callable[[RunReport], None] = lambda _report: None
     duration_s: float | None = None
+    hand_over_s: float | None = None
     report: LoopReport = field(default_factory=LoopReport)
     upkeep: Upkeep = field(init=False)
     #: The topic's ends when bronze had everything up to them; None: it may lack something.
-    _read: Offsets | None = None
+    _read: Positions | None = None
     #: Silver has rows that gold may lack.
     _gold_owed: bool = True
     _gold_at: float = float("-inf")
@@ -101,12 +103,12 @@ class Loop:
         began = time.monotonic()
         try:
             self.pipeline.spark.addTag(TAG)
-            while not self.stop.is_set() and (self.duration_s is None or time.monotonic() - began < self.duration_s):
+            while not self.stop.is_set() and not self._over(time.monotonic() - began):
                 started = time.monotonic()
                 self._retrying(self._turn)
                 self.stop.wait(max(0.0, self.pipeline.settings.poll_interval_s - (time.monotonic() - started)))
             if not self.stop.is_set() and self._gold_owed:
-                self._retrying(lambda: self._cycle(self.pipeline.topic.offsets(), gold=True))
+                self._retrying(lambda: self._cycle(self.pipeline.source.look(), gold=True))
         except (TransientError, *FAULTS) as error:
             if not self.stop.is_set():
                 raise
@@ -114,6 +116,13 @@ class Loop:
         finally:
             self._set(STOPPED)
         return self.report
+
+    def _over(self, lasted_s: float) -> bool:
+        """Whether its time is over, and for whom."""
+        if self.duration_s is not None and lasted_s >= self.duration_s:
+            return True
+        self.report.handed_over = self.hand_over_s is not None and lasted_s >= self.hand_over_s
+        return self.report.handed_over
 
     def abandon(self) -> None:
         """Stop, and end the Spark job under way; called from another thread. The job's files are never committed."""
@@ -130,7 +139,7 @@ class Loop:
         if urgent is not None:
             self._set(PAUSED, urgent)
             return
-        now = self.pipeline.topic.offsets()
+        now = self.pipeline.source.look()
         around = clock - self._around_at >= LOOK_AROUND_S
         gold = clock - self._gold_at >= self.pipeline.settings.gold_interval_s
         if self._read == now.latest and not around and not (gold and self._gold_owed):
@@ -141,7 +150,7 @@ class Loop:
         self._around_at = clock if around else self._around_at
         self._cycle(now, gold=gold)
 
-    def _cycle(self, now: TopicOffsets, *, gold: bool) -> None:
+    def _cycle(self, now: Seen, *, gold: bool) -> None:
         """One cycle; what it did is noted even if it fails half-way."""
         clock = time.monotonic()
         if self.report.state != RUNNING:

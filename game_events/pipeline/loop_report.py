@@ -30,6 +30,7 @@ class LoopReport:
         retries: attempts that failed and were repeated.
         cycle_s: time of a cycle.
         memory: MiB by part.
+        handed_over: it ended because it had lasted long enough, and another run is to go on.
     """
 
     total: RunReport = field(default_factory=RunReport)
@@ -40,6 +41,7 @@ class LoopReport:
     retries: int = 0
     cycle_s: Histogram = field(default_factory=Histogram)
     memory: dict[str, float] = field(default_factory=dict)
+    handed_over: bool = False
     began_s: float = field(default_factory=time.time)
     _recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_CYCLES), repr=False)
 
@@ -71,6 +73,7 @@ class LoopReport:
             "retries": self.retries,
             "cycle_s": {"p50": cycles["p50_s"], "p95": cycles["p95_s"], "latest": None if recent is None else round(recent, 2)},
             "memory_mib": self.memory,
+            "handed_over": self.handed_over,
         }
 
     def to_dict(self) -> dict[str, object]:

@@ -12,6 +12,7 @@ from deltalake import DeltaTable
 from pyarrow.fs import FileType
 from pyspark.sql import functions as F
 
+from game_events.files.coordinates import FILE_ROWS
 from game_events.lakehouse.commits import paths
 from game_events.lakehouse.reading import read_files, row_count, spark_schema
 from game_events.lakehouse.staging import file_system
@@ -22,7 +23,7 @@ from game_events.pipeline.commit_notes import BronzeCommit, bronze_commit, erase
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.generations import generation
 from game_events.pipeline.replay_notes import COORDINATES, REPLAY_APP, is_noted
-from game_events.pipeline.topic_identity import partition_app
+from game_events.sources.source import FILES, KAFKA, Lane
 
 CONTINUOUS, UNIQUE = "offsets_continuous", "offsets_unique"
 #: Commits that a run looks back at: a small file each, read in milliseconds.
@@ -53,7 +54,9 @@ def offsets_continuous(pipeline: Pipeline, recent: int | None = None) -> CheckRe
         missing = missing_files(pipeline.bronze, handle)
         faults += [f"{len(missing)} files of the table are not there, among them {missing[0]}"] if missing else []
     whole = bool(commits) and commits[0].batch == first
-    read = sum(end - start for c in commits if c.offsets for start, end in c.offsets.ranges.values())
+    ranges = [item for c in commits if c.offsets for item in c.offsets.items()]
+    read = sum((end - start) // (FILE_ROWS if lane.kind == FILES else 1) for lane, (start, end) in ranges)
+    things = "files" if any(lane.kind == FILES for lane, _ in ranges) else "offsets"
     counts = {
         "commits": len(commits),
         "from_batch": commits[0].batch if commits else 0,
@@ -65,7 +68,7 @@ def offsets_continuous(pipeline: Pipeline, recent: int | None = None) -> CheckRe
         "faults": len(faults),
     }
     since = "the table's first" if whole else f"batch {counts['from_batch']}, older ones were not looked at"
-    good = f"{len(commits):,} commits since {since}: {read:,} offsets without a gap, every row in its place"
+    good = f"{len(commits):,} commits since {since}: {read:,} {things} without a gap, every row in its place"
     return CheckResult(
         CONTINUOUS,
         "bronze",
@@ -93,28 +96,26 @@ def _batches(handle: DeltaTable, commits: Sequence[BronzeCommit]) -> list[str]:
 def _ranges(handle: DeltaTable, commits: Sequence[BronzeCommit]) -> list[str]:
     """Each partition's ranges meet, end where the table's progress stands, and hold no more records than offsets."""
     faults = []
-    chains: dict[tuple[str, str, int], list[tuple[int, int, int]]] = defaultdict(list)
+    chains: dict[Lane, list[tuple[int, int, int]]] = defaultdict(list)
     # A gap that a commit tells of is no fault of the table; the check `offsets_lost` shows it.
     recorded = {(g.topic, g.topic_id, g.partition, g.start, g.end) for c in commits for g in c.gaps}
     for commit in commits:
         if commit.offsets is None:
             continue
-        offsets = sum(end - start for start, end in commit.offsets.ranges.values())
+        offsets = sum(end - start for start, end in commit.offsets.values())
         records = commit.rows + commit.quarantined + commit.suppressed
-        if records > offsets:
+        if records > offsets and all(lane.kind == KAFKA for lane in commit.offsets):
             faults.append(f"batch {commit.batch} has {records} records of {offsets} offsets")
-        for partition, (start, end) in commit.offsets.ranges.items():
-            chains[commit.offsets.topic, commit.offsets.topic_id, partition].append((commit.batch, start, end))
-    for (topic, topic_id, partition), chain in chains.items():
+        for lane, (start, end) in commit.offsets.items():
+            chains[lane].append((commit.batch, start, end))
+    for lane, chain in chains.items():
         for (_, _, reached), (batch, start, _) in pairwise(chain):
-            if start != reached and (topic, topic_id, partition, reached, start) not in recorded:
+            if start != reached and (lane.topic, lane.topic_id, lane.partition, reached, start) not in recorded:
                 what = "were left out" if start > reached else "were read twice"
-                faults.append(
-                    f"{topic}[{partition}]: offsets {min(start, reached)} to {max(start, reached)} {what} before batch {batch}"
-                )
-        now = handle.transaction_version(partition_app(topic, topic_id, partition))
+                faults.append(f"{lane}: offsets {min(start, reached)} to {max(start, reached)} {what} before batch {batch}")
+        now = handle.transaction_version(lane.app)
         if now != chain[-1][2]:
-            faults.append(f"{topic}[{partition}]: the commits end at {chain[-1][2]}, the table's transaction says {now}")
+            faults.append(f"{lane}: the commits end at {chain[-1][2]}, the table's transaction says {now}")
     return faults
 
 

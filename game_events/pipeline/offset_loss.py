@@ -6,71 +6,62 @@ them in its note, and lands only if bronze still stands where the gap begins.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from deltalake import DeltaTable
 
 from game_events.errors import DataError
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.topic_identity import offsets_of, partition_app, topic_id_read
+from game_events.pipeline.source_topics import changes
+from game_events.pipeline.topic_identity import next_offsets
 from game_events.settings import Settings
-from game_events.sources.kafka import Gap, Offsets, Slice, TopicOffsets
 from game_events.sources.slices import plan_slice
+from game_events.sources.source import Gap, Lane, Positions, Seen, Slice
 
 SETTING = "GAME_EVENTS_ON_DATA_LOSS"
 #: Gaps that a message names one by one.
 SHOWN = 8
 
 
-def next_offsets(handle: DeltaTable | None, topic: TopicOffsets) -> Offsets:
-    """Partition -> next offset, as a table's own progress has it; partitions it never saw are left out."""
-    found: Offsets = {}
-    if handle is not None:
-        for partition in topic.latest:
-            offset = handle.transaction_version(partition_app(topic.topic, topic.topic_id, partition))
-            if offset is not None:
-                found[partition] = offset
-    return found
-
-
-def next_slice(settings: Settings, handle: DeltaTable, now: TopicOffsets, until: Offsets, most: int) -> Slice | None:
-    """The next slice of the topic for bronze, past what is gone if the setting says so.
+def next_slice(
+    settings: Settings,
+    handle: DeltaTable,
+    now: Seen,
+    until: Positions,
+    most: int,
+    gone: Callable[[Slice], tuple[Gap, ...]] = lambda _part: (),
+) -> Slice | None:
+    """The next slice of the source for bronze, past what is gone if the setting says so.
 
     Args:
         settings: the settings.
         handle: bronze.
-        now: the topic as it is.
-        until: partition -> where the run is to stop.
-        most: records of the slice.
+        now: the source as it is.
+        until: lane -> where the run is to stop.
+        most: positions of the slice.
+        gone: what of a slice is gone that is not gone from its beginning: single files.
 
     Raises:
-        DataError: offsets are gone that bronze has not read, and the setting says `stop`; or the topic lost its newest records.
+        DataError: offsets are gone that bronze has not read, and the setting says `stop`; or a topic lost its newest records.
     """
-    reached = next_offsets(handle, now)
-    rest = () if reached else _rest_of_the_topic_before(handle, now)
-    part = plan_slice(now, reached, until, most)
-    if rest:
-        # Even if the new topic is empty: the commit that says so is what makes bronze know it.
-        part = part or Slice(now.topic, now.topic_id, dict(now.earliest), dict(now.earliest), now.latest)
-        part = replace(part, gaps=(*rest, *part.gaps))
+    reached = next_offsets(handle, now.latest)
+    found = changes(settings, handle, now, reached)
+    part = plan_slice(now, reached | found.start, until, most)
+    if found.anything:
+        # Even if there is nothing to read: the commit that says so is what makes bronze know of it.
+        part = part or Slice({}, {}, now.latest, (), now.earliest | reached | found.start, unit=now.unit)
+        settled = {lane: part.reached[lane] for lane in found.settle if lane not in part.end}
+        gaps = (*found.gaps, *part.gaps)
+        part = replace(part, start=part.start | settled, end=part.end | settled, gaps=gaps, joined=found.joined)
+    if part is not None:
+        part = replace(part, gaps=(*part.gaps, *gone(part)))
     if part is not None and part.gaps:
         refuse_unless_recorded(settings, part.gaps, now)
     return part
 
 
-def _rest_of_the_topic_before(handle: DeltaTable, now: TopicOffsets) -> tuple[Gap, ...]:
-    """What a topic of the same name may have had behind the offsets that bronze has read."""
-    before = topic_id_read(handle, now.topic)
-    if before is None or before == now.topic_id:
-        return ()
-    reached = offsets_of(handle, now.topic, before, now.latest)
-    return tuple(Gap(now.topic, before, p, offset, None) for p, offset in reached.items())
-
-
-def refuse_unless_recorded(
-    settings: Settings, gaps: tuple[Gap, ...], now: TopicOffsets, what: str = "records are gone"
-) -> None:
+def refuse_unless_recorded(settings: Settings, gaps: tuple[Gap, ...], now: Seen | None, what: str = "records are gone") -> None:
     """Stop before records are passed over, unless the setting says to go on.
 
     Raises:
@@ -79,7 +70,9 @@ def refuse_unless_recorded(
     if settings.on_data_loss == "record_gap":
         return
     named = "; ".join(str(gap) for gap in gaps[:SHOWN]) + (f"; and {len(gaps) - SHOWN} more" if len(gaps) > SHOWN else "")
-    again = f" It was made again, with id {now.topic_id}." if any(gap.end is None for gap in gaps) else ""
+    gone = {gap.topic for gap in gaps if gap.end is None}
+    ids = sorted({(lane.topic, lane.topic_id) for lane in (now.latest if now is not None else ()) if lane.topic in gone})
+    again = "".join(f" {topic} was made again, with id {topic_id}." for topic, topic_id in ids)
     raise DataError(
         f"{what} that Kafka does not have any more and bronze has not: {named}.{again} Nothing was read. To go on with what "
         f"there is and have the gap recorded, set {SETTING}=record_gap; so that it does not happen again, raise the topic's "
@@ -98,8 +91,10 @@ def went_meanwhile(pipeline: Pipeline, part: Slice) -> bool:
     Raises:
         ConfigurationError, TransientError: the topic is gone, or the broker does not answer.
     """
-    now = pipeline.topic.offsets()
-    if now.topic_id != part.topic_id:
+    if pipeline.source.changed(part) is not None:
         return True
-    read: Mapping[int, int] = {p: start for p, start in part.start.items() if part.end[p] > start}
-    return any(start < now.earliest[p] for p, start in read.items())
+    now = pipeline.source.look()
+    if len(pipeline.files_gone(part)) > len(part.gaps):
+        return True
+    read: Mapping[Lane, int] = {p: start for p, start in part.start.items() if part.end[p] > start}
+    return any(start < now.earliest[p] for p, start in read.items() if p in now.earliest)

@@ -42,6 +42,7 @@ def run_decode_job(
         work = task(pipeline.catalog.plan(columns, planned))
         rows = read().mapInArrow(work, REPORT_SCHEMA).collect()
         staged = StageResult.read((r["kind"], r["body"]) for r in rows)
+        pipeline.catalog.offer(staged.schemas)
         new = staged.unknown - planned
         if not new and _same_columns(work.plan.columns, pipeline.catalog.message_columns(columns, staged.types)):
             return staged

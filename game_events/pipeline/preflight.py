@@ -14,16 +14,18 @@ from pathlib import Path
 from deltalake.exceptions import DeltaError
 
 from game_events.errors import ConfigurationError, DataError, GameEventsError
+from game_events.files.source import FileSource
 from game_events.lakehouse.object_store import is_remote
 from game_events.lakehouse.store_probe import refuse_unsafe_store
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.backlog import backlog
 from game_events.pipeline.bronze_protection import ALLOW
+from game_events.pipeline.choose_source import make_source, subjects
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.selection import BRONZE, Parts, Selection
 from game_events.settings import Settings
-from game_events.sources.kafka import KafkaTopic
 from game_events.sources.registry import SchemaRegistry
+from game_events.sources.source import FILES
 from game_events.stack.jars import resolve
 from game_events.stack.java import find_java
 
@@ -80,11 +82,13 @@ def run_checks(checks: Mapping[str, Check], needs: Mapping[str, Collection[str]]
 
 def environment_checks(settings: Settings) -> dict[str, Check]:
     """What has to be there before any run."""
+    sources: dict[str, Check] = {"kafka": lambda: _kafka(settings), "schema registry": lambda: _registry(settings)}
+    if settings.source == FILES:
+        sources = {"files": lambda: _files(settings)}
     return {
         "java": lambda: str(find_java()),
         "java parts": lambda: f"{len(resolve().spark)} jars for Spark, broker and registry",
-        "kafka": lambda: _kafka(settings),
-        "schema registry": lambda: _registry(settings),
+        **sources,
         "lakehouse": lambda: _writable(settings),
         "tables": lambda: _tables(Lakehouse.of(settings)),
     }
@@ -119,15 +123,31 @@ def _said(parts: Parts) -> str:
 
 
 def _kafka(settings: Settings) -> str:
-    found = KafkaTopic(settings).offsets()
-    records = sum(found.latest[p] - found.earliest[p] for p in found.latest)
-    return f"{settings.kafka_bootstrap_servers}: topic {found.topic}, {len(found.latest)} partitions, {records:,} records"
+    found = make_source(settings).look()
+    if settings.source_table is not None:
+        return f"not used: {settings.source_table} is read, {max(found.latest.values()) - 1} batches"
+    said = []
+    for topic in sorted({lane.topic for lane in found.latest}):
+        lanes = [lane for lane in found.latest if lane.topic == topic]
+        records = sum(found.latest[p] - found.earliest[p] for p in lanes)
+        said.append(f"topic {topic}, {len(lanes)} partitions, {records:,} records")
+    return f"{settings.kafka_bootstrap_servers}: {'; '.join(said)}"
+
+
+def _files(settings: Settings) -> str:
+    source = FileSource(settings, Lakehouse.of(settings), look_only=True)
+    found = source.look()
+    named = ", ".join(s.format for s in source.schemas()) or "no schema of the settings"
+    return (
+        f"{source.place.root}: {sum(found.latest.values()) // found.unit:,} files to read or read before, "
+        f"{source.counts['waiting']:,} not finished yet; {named}"
+    )
 
 
 def _registry(settings: Settings) -> str:
-    subject = f"{settings.kafka_topic}-value"
-    versions = SchemaRegistry(settings).version_numbers(subject)
-    return f"{settings.schema_registry_url}: subject {subject}, {len(versions)} versions"
+    registry = SchemaRegistry(settings)
+    said = [f"subject {subject}, {len(registry.version_numbers(subject))} versions" for subject in subjects(settings)]
+    return f"{settings.schema_registry_url}: {'; '.join(said)}"
 
 
 def _writable(settings: Settings) -> str:

@@ -34,6 +34,7 @@ from game_events.pipeline.file_stage import FileStage, staged_files
 from game_events.pipeline.generations import generation
 from game_events.pipeline.quarantine_lost import refuse_restored_quarantine
 from game_events.pipeline.report import RunReport
+from game_events.sources.source import KAFKA, Lane
 
 #: `txn` of bronze with the ticket of its last full refresh; of quarantine, followed by bronze's id, with the last one finished.
 RESET_APP = "reset"
@@ -48,15 +49,13 @@ class ResetList:
     """What quarantine gets when bronze is replaced.
 
     Attributes:
-        topic_id: the topic that was read.
-        ends: partition -> offset behind the last record of it that is decided.
-        apps: partition -> name of the `txn` that holds that offset.
+        batch: of bronze, with which the refresh landed.
+        ends: lane -> position behind the last record of it that is decided.
         files: the new rows, not committed.
     """
 
-    topic_id: str
-    ends: Mapping[int, int]
-    apps: Mapping[int, str]
+    batch: int
+    ends: Mapping[Lane, int]
     files: list[StagedFile]
 
 
@@ -128,9 +127,8 @@ def keep(table: Table, ticket: int, listed: ResetList) -> None:
     """Write the list, where a later run finds it."""
     system, prefix = file_system(table)
     body = {
-        "topic_id": listed.topic_id,
-        "ends": {str(p): end for p, end in listed.ends.items()},
-        "apps": {str(p): app for p, app in listed.apps.items()},
+        "batch": listed.batch,
+        "ends": [[*lane, end] for lane, end in sorted(listed.ends.items())],
         "files": [f.to_json() for f in listed.files],
     }
     written = json.dumps(body).encode()
@@ -169,14 +167,15 @@ def listed_files(pipeline: Pipeline, older_than_s: float) -> list[str]:
     return names
 
 
-def since(topic_id: str, offsets: Mapping[int, int]) -> Column:
-    """Condition on rows of bronze and quarantine: of this topic, at or behind these offsets of its partitions."""
+def since(offsets: Mapping[Lane, int]) -> Column:
+    """Condition on rows of bronze and quarantine: of these topics, at or behind these offsets of their partitions."""
     if not offsets:
         return F.lit(False)
-    # One look-up, however many partitions there are.
-    firsts = F.create_map(*(F.lit(n).cast("long") for pair in sorted(offsets.items()) for n in pair))
-    behind = F.col("_kafka_offset") >= F.try_element_at(firsts, F.col("_kafka_partition").cast("long"))
-    return F.coalesce((F.col("_kafka_topic_id") == topic_id) & behind, F.lit(False))
+    # One look-up, however many topics and partitions there are.
+    pairs = ((F.lit(f"{lane.topic_id}:{lane.partition}"), F.lit(at).cast("long")) for lane, at in sorted(offsets.items()))
+    firsts = F.create_map(*(column for pair in pairs for column in pair))
+    place = F.concat_ws(":", F.col("_kafka_topic_id"), F.col("_kafka_partition").cast("string"))
+    return F.coalesce(F.col("_kafka_offset") >= F.try_element_at(firsts, place), F.lit(False))
 
 
 def _finish(
@@ -198,14 +197,14 @@ def _finish(
             quarantine = evolve(pipeline.quarantine, quarantine, QUARANTINE_COLUMNS)
             rewritten = frozenset(_may_hold(quarantine, LAYER))
             old = read_files(pipeline.spark, [f"{root}/{path}" for path in sorted(rewritten)], columns)
-            stays = old.where(~F.col("layer").eqNullSafe(LAYER) | since(listed.topic_id, listed.ends))
+            stays = old.where(~F.col("layer").eqNullSafe(LAYER) | _later(listed))
             rows = stays if rows is None else stays.unionByName(rows)
         if rows is not None:
             stage = FileStage(pipeline.quarantine, QUARANTINE_COLUMNS, HEADERS)
             moved = rows.select(travelling(QUARANTINE_COLUMNS.names)).coalesce(2).mapInArrow(stage, REPORT_SCHEMA)
             files = staged_files(moved.collect())
-        for partition, end in listed.ends.items():
-            name = listed.apps[partition]
+        for lane, end in listed.ends.items():
+            name = lane.app
             now = quarantine.transaction_version(name) if quarantine is not None else None
             expected[name] = now
             # Rows behind the end stay: a rival's slice may have decided on them already.
@@ -251,9 +250,16 @@ def _read(table: Table, ticket: int) -> ResetList | None:
             body = json.loads(source.read())
     except FileNotFoundError:
         return None
-    return ResetList(
-        body["topic_id"],
-        {int(p): int(end) for p, end in body["ends"].items()},
-        {int(p): app for p, app in body["apps"].items()},
-        [StagedFile.from_json(text) for text in body["files"]],
-    )
+    if "apps" in body:  # of a version that knew one topic only
+        topics = {p: app.split(":")[1:3] for p, app in body["apps"].items()}
+        body |= {"batch": 0, "ends": [[*topics[p], int(p), end] for p, end in body["ends"].items()]}
+    ends = {Lane(*lane): int(end) for *lane, end in body["ends"]}
+    return ResetList(int(body["batch"]), ends, [StagedFile.from_json(text) for text in body["files"]])
+
+
+def _later(listed: ResetList) -> Column:
+    """Condition on rows of quarantine: decided on behind what the full refresh came to."""
+    if any(lane.kind != KAFKA for lane in listed.ends):
+        # A position of another kind of lane is no record's offset; bronze's batch tells as well.
+        return F.col("_batch") > listed.batch
+    return since(listed.ends)

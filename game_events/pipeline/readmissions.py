@@ -11,9 +11,9 @@ from game_events.lakehouse.commits import paths
 from game_events.lakehouse.reading import files_with, read_files, spark_schema
 from game_events.lakehouse.staging import REPORT_SCHEMA
 from game_events.lakehouse.tables import silver_name
-from game_events.pipeline.bronze_stage import HEADERS, QUARANTINE_COLUMNS, travelling
+from game_events.pipeline.bronze_stage import COORDINATES, HEADERS, QUARANTINE_COLUMNS, travelling
 from game_events.pipeline.file_stage import FileStage, staged_files
-from game_events.pipeline.rejections import COORDINATES, Decisions, Rewritten
+from game_events.pipeline.rejections import Decisions, Rewritten
 from game_events.pipeline.rule_columns import FATE, READMIT
 from game_events.pipeline.silver_stage import Source, Start, rows_from, with_fate
 from game_events.pipeline.spark import forgiving

@@ -11,10 +11,11 @@ from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
 from game_events.lakehouse.reading import read_files, row_count, spark_schema
+from game_events.pipeline.bronze_stage import COORDINATES
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.game_commits import for_games
 from game_events.pipeline.generations import BronzeIdentity
-from game_events.pipeline.rejections import COORDINATES, Decisions
+from game_events.pipeline.rejections import Decisions
 from game_events.pipeline.silver_commit import DROPPED_APP, QUARANTINED_APP
 
 

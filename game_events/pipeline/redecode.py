@@ -79,7 +79,8 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
     def task(plan: DecodePlan) -> StoredTask:
         return StoredTask(pipeline.bronze, plan, None, keep_raw=True, keep_undecodable=True, suppression=whom)
 
-    ids = rows.select("_schema_id", "_schema_guid").distinct().where(F.expr("coalesce(_schema_id, _schema_guid) IS NOT NULL"))
+    ids = rows.select("_schema_id", "_schema_guid").distinct()
+    ids = ids.where(F.col("_schema_id").isNotNull() | F.col("_schema_guid").isNotNull())
     wanted: list[TypeKey] = [
         (r["_schema_id"] if r["_schema_id"] is not None else r["_schema_guid"], FIRST_MESSAGE) for r in ids.collect()
     ]

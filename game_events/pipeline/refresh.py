@@ -16,7 +16,7 @@ from game_events.pipeline.report import RunReport
 from game_events.pipeline.selection import BRONZE, EVERYTHING, GOLD, SILVER, UNIFIED_LAYER, Selection
 from game_events.pipeline.silver import refresh_silver
 from game_events.pipeline.unified import refresh_unified
-from game_events.sources.kafka import TopicOffsets
+from game_events.sources.source import Seen
 
 
 def refresh(
@@ -64,7 +64,7 @@ def cycle(
     pipeline: Pipeline,
     report: RunReport,
     *,
-    until: TopicOffsets | None = None,
+    until: Seen | None = None,
     slices: int | None = None,
     gold: bool = True,
     ignore_intervals: bool = False,
@@ -75,7 +75,7 @@ def cycle(
     Args:
         pipeline: the parts.
         report: gets what was done; as it is filled step by step it is right after an error, too.
-        until: the topic as it was seen just now; None: it is asked.
+        until: the source as it was seen just now; None: it is asked.
         slices: so many commits of bronze at most; None: up to `until`.
         gold: False leaves gold and the unified table for later.
         ignore_intervals: refresh aggregates of one's own whose interval has not passed yet, too.

@@ -24,7 +24,7 @@ from game_events.lakehouse.commits import Commit, Landed, commit
 from game_events.lakehouse.reading import read_arrow, read_files, spark_schema
 from game_events.lakehouse.staging import StagedFile, discard
 from game_events.lakehouse.tables import Table
-from game_events.pipeline.bronze_stage import QUARANTINE_COLUMNS, QUARANTINE_DESCRIPTION
+from game_events.pipeline.bronze_stage import COORDINATES, QUARANTINE_COLUMNS, QUARANTINE_DESCRIPTION
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.game_commits import for_games
 from game_events.pipeline.quarantine_lost import refuse_restored_quarantine
@@ -38,7 +38,6 @@ DECIDED_APP = "silver_decided"
 #: The same for decisions that were made anew: generation of the silver table they are for; without a game: how many commits
 #: made any. Each run looks whether silver has carried out those it does not know of.
 GENERATION_APP = "silver_generation"
-COORDINATES = ("_kafka_topic_id", "_kafka_partition", "_kafka_offset")
 
 
 @dataclass(frozen=True)

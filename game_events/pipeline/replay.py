@@ -80,6 +80,8 @@ class Selection:
         """As a condition on quarantine's rows."""
         waiting = F.col("replayed_table").isNull() | (F.col("replayed_table") != bronze_id)
         found = (F.col("layer") == "bronze") & F.col("_raw_value").isNotNull() & waiting
+        # What is left of a damaged file is no record, whatever its first bytes look like.
+        found &= F.col("reason") != str(Reason.UNREADABLE_FILE)
         if self.reasons:
             found &= F.col("reason").isin(*sorted(self.reasons))
         if self.schema_ids:

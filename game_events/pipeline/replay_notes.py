@@ -11,6 +11,7 @@ from game_events.lakehouse.commits import Commit, commit, evolve, paths
 from game_events.lakehouse.reading import files_with, read_files, spark_schema
 from game_events.lakehouse.staging import REPORT_SCHEMA
 from game_events.pipeline.bronze import RIVAL_ATTEMPTS
+from game_events.pipeline.bronze_stage import COORDINATES as RECORD_COORDINATES
 from game_events.pipeline.bronze_stage import HEADERS, QUARANTINE_COLUMNS, travelling
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.file_stage import FileStage, staged_files
@@ -18,7 +19,7 @@ from game_events.pipeline.quarantine_lost import refuse_restored_quarantine
 
 #: `txn` of bronze with the batch of the last replay; of quarantine, followed by bronze's id, with the last one noted.
 REPLAY_APP = "replay"
-COORDINATES = ["_kafka_topic_id", "_kafka_partition", "_kafka_offset"]
+COORDINATES = list(RECORD_COORDINATES)
 
 
 def is_noted(bronze: DeltaTable, quarantine: DeltaTable) -> bool:

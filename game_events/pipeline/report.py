@@ -13,6 +13,7 @@ from game_events.decoding.frames import ordered
 from game_events.lakehouse.comments import comments_of, described
 from game_events.lakehouse.commits import Landed
 from game_events.lakehouse.tables import Table
+from game_events.pipeline.archive_account import Archived
 from game_events.pipeline.check_result import CheckResult
 from game_events.pipeline.erasure_account import Erasure
 from game_events.pipeline.latency import Arrivals, Histogram
@@ -20,7 +21,7 @@ from game_events.pipeline.lineage_account import LineageAccount
 from game_events.pipeline.rule_split import RuleCounts
 from game_events.pipeline.upkeep_report import TableUpkeep
 from game_events.rules import Rule
-from game_events.sources.kafka import Gap
+from game_events.sources.source import Gap, Lane, Positions
 
 #: Layers that a record reaches after bronze.
 DOWNSTREAM = ("silver", "gold", "unified")
@@ -89,11 +90,11 @@ class RunReport:
 
     Attributes:
         tables: one entry for each table that changed or failed.
-        offsets: partition -> [from, to) read by this run.
-        lag: partition -> records left behind when it ended.
+        offsets: lane (a partition of a topic) -> [from, to) read by this run.
+        lag: lane -> records left behind when it ended.
         batches: bronze batches committed.
         schema_ids: ids that occurred.
-        new_schemas: id that was archived for the first time -> version of the topic's subject, where that is known.
+        new_schemas: id that was archived for the first time -> (subject, version) of it, where that is known.
         rejected: quarantine reason -> rows.
         replayed: rows that came from quarantine to bronze.
         readmitted: rows of quarantine that rules let into silver after all.
@@ -111,15 +112,17 @@ class RunReport:
         erasure: what `game-events forget` did.
         registered: tables that were registered in the catalog.
         lineage: what became of the OpenLineage events; None: nobody wants any.
+        files: of files as the source: how many were taken in, have changed since, wait until they are finished.
+        archive: what `game-events archive` did.
         notices: what a person should know besides: a protected table that was left out, a bronze that was replaced.
     """
 
     tables: list[TableReport] = field(default_factory=list)
-    offsets: dict[int, tuple[int, int]] = field(default_factory=dict)
-    lag: dict[int, int] = field(default_factory=dict)
+    offsets: dict[Lane, tuple[int, int]] = field(default_factory=dict)
+    lag: Positions = field(default_factory=dict)
     batches: list[int] = field(default_factory=list)
     schema_ids: set[int | str] = field(default_factory=set)
-    new_schemas: dict[int | str, int | None] = field(default_factory=dict)
+    new_schemas: dict[int | str, tuple[str, int] | None] = field(default_factory=dict)
     rejected: Counter[str] = field(default_factory=Counter)
     replayed: int = 0
     readmitted: int = 0
@@ -135,6 +138,8 @@ class RunReport:
     upkeep: dict[str, TableUpkeep] = field(default_factory=dict)
     suppressed: int = 0
     erasure: Erasure | None = None
+    files: Counter[str] = field(default_factory=Counter)
+    archive: Archived | None = None
     notices: list[str] = field(default_factory=list)
     registered: list[str] = field(default_factory=list)
     lineage: LineageAccount | None = None
@@ -205,11 +210,24 @@ class RunReport:
             for (layer, rule), entries in sorted(found.items())
         ]
 
-    def add_read(self, start: dict[int, int], end: dict[int, int]) -> None:
+    def add_read(self, start: Positions, end: Positions) -> None:
         """Note a slice that was committed."""
-        for partition, to in end.items():
-            begin = self.offsets.get(partition, (start[partition], to))[0]
-            self.offsets[partition] = (begin, to)
+        for lane, to in end.items():
+            begin = self.offsets.get(lane, (start[lane], to))[0]
+            self.offsets[lane] = (begin, to)
+
+    @property
+    def topics(self) -> list[str]:
+        """Topics of which something was read."""
+        return sorted({lane.topic for lane in self.offsets})
+
+    def add_files(self, counts: Counter[str]) -> None:
+        """Note what a source of files has seen since it was asked last, and tell what nobody would notice else."""
+        if counts["changed"]:
+            self.notices.append(f"{counts['changed']:,} files were written again after they were taken in: not read again")
+        before = Counter({k: n for k, n in self.files.items() if k != "waiting"})
+        self.files = before + counts
+        counts.clear()
 
     def arrived(self, arrivals: Arrivals) -> None:
         """Note records that are visible in bronze now."""
@@ -254,6 +272,7 @@ class RunReport:
             "upkeep": {name: entry.to_dict() for name, entry in sorted(self.upkeep.items())},
             "suppressed": self.suppressed,
             "notices": self.notices,
+            **({"files": dict(self.files)} if self.files else {}),
             "errors": [{"table": t.table, "game": t.game, "error": t.error} for t in self.errors],
             "seconds": {k: round(v, 3) for k, v in self.seconds.items()},
             "checks": {c.name: c.passed for c in self.checks},
@@ -261,5 +280,6 @@ class RunReport:
             "tables": {t.table: t.location for t in self.tables if t.error is None},
             "registered": self.registered,
             **({"lineage": asdict(self.lineage)} if self.lineage is not None else {}),
+            **({"archive": self.archive.to_dict()} if self.archive is not None else {}),
             **({"erasure": self.erasure.to_dict()} if self.erasure is not None else {}),
         }

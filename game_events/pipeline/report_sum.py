@@ -32,9 +32,10 @@ def report_sum(reports: Sequence[RunReport]) -> RunReport:
         for entry in report.tables:
             before = tables.get(entry.table)
             tables[entry.table] = _later(before, entry) if before is not None else replace(entry)
-        for partition, (start, end) in report.offsets.items():
-            whole.offsets[partition] = (whole.offsets.get(partition, (start, end))[0], end)
-        whole.lag |= report.lag
+        for lane, (start, end) in report.offsets.items():
+            whole.offsets[lane] = (whole.offsets.get(lane, (start, end))[0], end)
+        # Of a topic that was made anew, or is gone, nothing waits any more.
+        whole.lag = dict(report.lag or whole.lag)
         whole.batches += report.batches
         whole.schema_ids |= report.schema_ids
         whole.new_schemas |= report.new_schemas
@@ -48,6 +49,8 @@ def report_sum(reports: Sequence[RunReport]) -> RunReport:
             whole.rules[key] = replace(rule, rows=counts[0], violated=counts[1])
         whole.gaps += report.gaps
         whole.expired += report.expired
+        # What waits is as it was seen last.
+        whole.files = Counter({k: n for k, n in whole.files.items() if k != "waiting"}) + report.files
         whole.add_upkeep(report.upkeep.values())
         whole.suppressed += report.suppressed
         whole.registered += report.registered

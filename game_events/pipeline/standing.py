@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from game_events.lakehouse.progress import GOLD, SILVER, UNIFIED_LAYER, ProgressTable
 from game_events.lakehouse.tables import BRONZE, Lakehouse
 from game_events.pipeline.bronze import BATCH_APP
+from game_events.pipeline.choose_source import make_source
 from game_events.pipeline.generations import BronzeIdentity
-from game_events.pipeline.offset_loss import next_offsets
+from game_events.pipeline.source_topics import changes
+from game_events.pipeline.topic_identity import next_offsets
 from game_events.settings import Settings
-from game_events.sources.kafka import KafkaTopic, Offsets, TopicOffsets
+from game_events.sources.source import Lane, Positions, Seen
 
 #: Layers in the order in which rows pass them; each floor follows the one before.
 LAYERS = (SILVER, GOLD, UNIFIED_LAYER)
@@ -23,27 +25,29 @@ class Standing:
     """One moment.
 
     Attributes:
-        topic: the topic's offsets.
-        next: partition -> next offset, by bronze's own progress; of a partition it never read, the first one there is.
-        lag: partition -> records that bronze has not read.
-        made: bronze exists, so where it starts is settled.
-        ahead: partitions that end before bronze's next offset: the topic was truncated, and a run says so.
+        name: what is read, in words.
+        seen: the source's positions.
+        next: lane -> next position, by bronze's own progress; of a lane it never read, the first one there is.
+        lag: lane -> records that bronze has not read.
+        made: bronze exists and knows of every topic, so where it starts is settled.
+        ahead: lanes that end before bronze's next position: the topic was truncated, and a run says so.
         batch: bronze's last batch; `floors`: layer -> batch up to which it is complete.
         failed: games that a layer could not take, or has to look at again.
     """
 
-    topic: TopicOffsets
-    next: Offsets
-    lag: Offsets
+    name: str
+    seen: Seen
+    next: Positions
+    lag: Positions
     made: bool = True
-    ahead: tuple[int, ...] = ()
+    ahead: tuple[Lane, ...] = ()
     batch: int = 0
     floors: dict[str, int] = field(default_factory=dict)
     failed: tuple[str, ...] = ()
 
     @property
     def total_lag(self) -> int:
-        """Records that bronze has not read, all partitions together."""
+        """Records that bronze has not read, all lanes together."""
         return sum(self.lag.values())
 
     @property
@@ -62,8 +66,13 @@ class Standing:
         """Digest of everything that a run changes: the same again means that the runs between got nowhere."""
         # A table that is made, empty, moves nothing: no floor and a floor of 0 are the same.
         floors = sorted((layer, batch) for layer, batch in self.floors.items() if batch)
-        parts = [self.topic.topic_id, sorted(self.next.items()), self.made, self.batch, floors, self.failed]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+        parts = [sorted(self.next.items()), self.made, self.batch, floors, self.failed]
+        return digest(parts)
+
+
+def digest(parts: list[object]) -> str:
+    """Short text that differs if they do, however many topics there are."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 def look(settings: Settings, timeout_s: float) -> Standing:
@@ -72,22 +81,25 @@ def look(settings: Settings, timeout_s: float) -> Standing:
     Raises:
         GameEventsError: the broker does not answer, there is no such topic, a table cannot be read.
     """
-    topic = KafkaTopic(settings, timeout_s).offsets()
+    seen, name = make_source(settings, timeout_s).look(), settings.source_name
     lakehouse = Lakehouse.of(settings)
     bronze = lakehouse.table(BRONZE).open()
     if bronze is None:
         # The first run settles where it starts: only records that are there already can wait for it.
         earliest = settings.starting_offsets == "earliest"
-        lag = {p: topic.latest[p] - topic.earliest[p] if earliest else 0 for p in topic.latest}
-        return Standing(topic, topic.earliest, lag, made=earliest)
+        lag = {p: (seen.latest[p] - seen.earliest[p]) // seen.unit if earliest else 0 for p in seen.latest}
+        return Standing(name, seen, seen.earliest, lag, made=earliest)
     # A partition that bronze never read is read from its start: also one that was added, and all of a topic made anew.
-    reached = topic.earliest | next_offsets(bronze, topic)
+    known = next_offsets(bronze, seen.latest)
+    reached = seen.earliest | known
     state = ProgressTable(lakehouse).read(BronzeIdentity.of(bronze).key)
     return Standing(
-        topic,
+        name,
+        seen,
         reached,
-        lag={p: max(0, end - reached[p]) for p, end in topic.latest.items()},
-        ahead=tuple(p for p, at in sorted(reached.items()) if at > topic.latest[p]),
+        lag={p: max(0, end - reached[p]) // seen.unit for p, end in seen.latest.items()},
+        made=not changes(settings, bronze, seen, known).anything,
+        ahead=tuple(p for p, at in sorted(reached.items()) if at > seen.latest[p]),
         batch=int(bronze.transaction_version(BATCH_APP) or 0),
         floors={layer: state.floor(layer) for layer in LAYERS},
         failed=tuple(sorted({game for _, game in state.failed})),

@@ -1,23 +1,52 @@
-"""From where on a new bronze reads the topic."""
+"""From where on bronze reads a source: when it is new, and when a topic joins those that it reads."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from game_events.errors import ConfigurationError
 from game_events.pipeline.context import Pipeline
-from game_events.sources.kafka import Offsets, TopicOffsets
+from game_events.sources.source import Positions, Seen
+
+#: Offsets that stand for a place, as Spark's Kafka source has them.
+FIRST, END = -2, -1
 
 
-def starting_point(pipeline: Pipeline, topic: TopicOffsets) -> Offsets:
-    """Partition -> first offset of a new bronze: of the starting time, or where `starting_offsets` says."""
-    if pipeline.settings.starting_timestamp is not None or pipeline.settings.starting_offsets == "earliest":
-        return all_there_is(pipeline, topic)
-    return topic.latest
+def starting_point(pipeline: Pipeline, now: Seen) -> Positions:
+    """Lane -> first position of a new bronze: of the starting time, or where `starting_offsets` says.
+
+    Raises:
+        ConfigurationError: it names a topic, a partition or an offset that there is not.
+    """
+    wanted = pipeline.settings.starting_offsets
+    if pipeline.settings.starting_timestamp is not None or wanted == "earliest":
+        return all_there_is(pipeline, now)
+    return dict(now.latest) if wanted == "latest" else _named(wanted, now)
 
 
-def all_there_is(pipeline: Pipeline, topic: TopicOffsets) -> Offsets:
-    """Partition -> first offset that Kafka still has, of records that are not older than the starting time if there is one."""
+def all_there_is(pipeline: Pipeline, now: Seen) -> Positions:
+    """Lane -> first position that there still is, of records that are not older than the starting time if there is one."""
     when = pipeline.settings.starting_timestamp
     if when is None:
-        return topic.earliest
-    found = pipeline.topic.offsets_at(when)
-    # Records may come between the two questions: a partition without one since then has its end as it was.
-    return {p: min(max(found.get(p, end), topic.earliest[p]), end) for p, end in topic.latest.items()}
+        return dict(now.earliest)
+    found = pipeline.source.at(now.latest, when)
+    # Records may come between the two questions: a lane without one since then has its end as it was.
+    return {p: min(max(found.get(p, end), now.earliest[p]), end) for p, end in now.latest.items()}
+
+
+def _named(wanted: Mapping[str, Mapping[int, int]], now: Seen) -> Positions:
+    """Offsets that are named one by one; partitions that are not start at their first offset, so that nothing is missed."""
+    start = dict(now.earliest)
+    lanes = {(lane.topic, lane.partition): lane for lane in now.latest}
+    for topic, offsets in wanted.items():
+        for partition, offset in offsets.items():
+            lane = lanes.get((topic, partition))
+            if lane is None:
+                raise ConfigurationError(
+                    f"GAME_EVENTS_STARTING_OFFSETS names {topic}[{partition}], which is not among what is read: "
+                    f"{', '.join(map(str, sorted(now.latest)))}"
+                )
+            if offset > now.latest[lane]:
+                raise ConfigurationError(f"GAME_EVENTS_STARTING_OFFSETS: {lane} ends at {now.latest[lane]}, before {offset}")
+            start[lane] = {FIRST: now.earliest[lane], END: now.latest[lane]}.get(offset, offset)
+    return start

@@ -47,7 +47,7 @@ class KafkaWriter:
         Raises:
             ConfigurationError: an option that librdkafka does not take.
         """
-        self.topic = settings.kafka_topic
+        self.topic = settings.produced_topic
         self._memory = CauseMemory(settings.kafka_bootstrap_servers)
         self._failure: GameEventsError | None = None
         defaults = DEFAULTS | {key.replace("_", "."): value for key, value in tuning.items()}

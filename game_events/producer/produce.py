@@ -57,7 +57,7 @@ def produce(
                 _report(on_progress, sent)
                 pacer.pace(sent)
     _report(on_progress, sent)
-    return truth.build(settings.kafka_topic, simulation.seed, schema_ids)
+    return truth.build(settings.produced_topic, simulation.seed, schema_ids)
 
 
 def produce_bulk(
@@ -87,7 +87,7 @@ def produce_bulk(
     truth = ManifestBuilder()
     for record, times in zip(pool, simulation.times_sent(len(pool)), strict=True):
         truth.add(record, times)
-    return truth.build(settings.kafka_topic, simulation.seed, schema_ids)
+    return truth.build(settings.produced_topic, simulation.seed, schema_ids)
 
 
 def _prepare(settings: Settings, versions: tuple[int, ...], partitions: int) -> tuple[EventEncoder, dict[int, int]]:

@@ -11,6 +11,7 @@ from confluent_kafka.schema_registry.error import SchemaRegistryError
 from game_events.errors import ConfigurationError, TransientError
 from game_events.producer.schema_versions import schema_text
 from game_events.settings import Settings
+from game_events.sources.kafka import subject_of
 
 REFUSED_LOGIN = (401, 403)
 #: Past these, waiting may help; any other 4xx answer stays the same.
@@ -31,7 +32,7 @@ def register_versions(client: SchemaRegistryClient, settings: Settings, versions
         ConfigurationError: refused login, wrong address, or the subject's compatibility level forbids a version.
         TransientError: the registry cannot be reached, or answers with an error of its own.
     """
-    subject = f"{settings.kafka_topic}-value"
+    subject = subject_of(settings.produced_topic)
     return {version: _register(client, settings, subject, version) for version in sorted(versions)}
 
 

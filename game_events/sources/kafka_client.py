@@ -78,14 +78,16 @@ def bad_option(error: KafkaException) -> ConfigurationError:
     return ConfigurationError(f"GAME_EVENTS_KAFKA_OPTIONS: {_text(error.args[0])}")
 
 
-def ensure_topic(settings: Settings, partitions: int) -> None:
-    """Creates the topic with replication 1, unless it is there: then it stays as it is, partitions included.
+def ensure_topic(settings: Settings, partitions: int, name: str | None = None) -> None:
+    """Creates a topic (None: the one that the simulator writes to) with replication 1, unless it is there.
+
+    Then it stays as it is, partitions included.
 
     Raises:
         ConfigurationError: refused login, or not allowed to create it.
         TransientError: no broker answers.
     """
-    topic = settings.kafka_topic
+    topic = name or settings.produced_topic
     memory = CauseMemory(settings.kafka_bootstrap_servers)
     try:
         admin = AdminClient(client_options(settings, memory, {}))  # type: ignore[arg-type]

@@ -24,9 +24,9 @@ from game_events.pipeline.alerts import VERSION, Alert, send
 from game_events.pipeline.report import TableReport
 from game_events.pipeline.standing import Standing
 from game_events.settings import load_settings
-from game_events.sources.kafka import TopicOffsets
 from game_events_tests.assets.conftest import PROJECT
 from game_events_tests.assets.receiver import TOKEN, Receiver
+from game_events_tests.lanes import lanes, seen
 
 GAMER = "gamer-0042-secret"
 DOCUMENT = (PROJECT / "docs" / "alerts.md").read_text()
@@ -276,8 +276,8 @@ def test_without_a_webhook_nothing_is_remembered_and_nothing_is_sent_later(world
 
 
 def lagging(records, read=0):
-    topic = TopicOffsets("events", "one", {0: 0}, {0: records})
-    return Standing(topic, {0: read}, {0: records - read})
+    at, lag = (lanes("events", "one", {0: n}) for n in (read, records - read))
+    return Standing("events", seen("events", "one", {0: 0}, {0: records}), at, lag)
 
 
 def test_a_high_lag_is_told_once_and_once_more_when_it_is_gone(receiver):

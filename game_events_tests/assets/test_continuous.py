@@ -18,6 +18,7 @@ from game_events.assets.event_pacing import EVENT_S
 from game_events.assets.jobs import REPORT
 from game_events.assets.keys import BRONZE_KEY
 from game_events.assets.process_tag import PROCESS_TAG, is_gone
+from game_events.assets.run_tags import HANDED_OVER
 from game_events.pipeline.refresh import refresh
 from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
@@ -159,3 +160,16 @@ def test_a_loop_that_only_a_person_can_help_fails_with_the_reason_and_what_was_d
     assert data.description.startswith("ConfigurationError: ")
     assert "no topic 'no_such_topic'" in data.description
     assert data.metadata[REPORT].data["continuous"]["cycles"] == 0
+
+
+def test_a_run_that_has_lasted_long_enough_says_that_another_goes_on(runs, environment, instance, monkeypatch):
+    sent = produce(environment, wave("rummy"))
+    monkeypatch.setenv("GAME_EVENTS_CONTINUOUS_RUN_H", str(2 / 3600))
+    result = runs.job(JOB)
+    assert result.success
+    assert instance.get_run_by_id(result.run_id).tags[HANDED_OVER] == "true"
+    (output,) = [e for e in result.all_events if e.event_type == dg.DagsterEventType.STEP_OUTPUT]
+    report = output.step_output_data.metadata[REPORT].data
+    assert report["continuous"]["handed_over"] is True
+    assert report["rows"]["gold"] > 0
+    books.assert_books_balance(environment, sent)

@@ -6,15 +6,16 @@ import pytest
 
 from game_events.assets.sensors.lag_decision import GRACE_S, LONGEST_WAIT_S, Memory, decide, wait_s
 from game_events.pipeline.standing import Standing
-from game_events.sources.kafka import TopicOffsets
+from game_events.sources.source import Lane
+from game_events_tests.lanes import lanes, seen
 
 START = 1_000_000.0
 
 
 def standing(end=10, at=0, topic_id="one", **more):
     """A topic with one partition, and bronze `at` an offset of it."""
-    topic = TopicOffsets("events", topic_id, {0: 0}, {0: end})
-    return Standing(topic, {0: at}, {0: max(0, end - at)}, **more)
+    at, lag = (lanes("events", topic_id, {0: n}) for n in (at, max(0, end - at)))
+    return Standing("events", seen("events", topic_id, {0: 0}, {0: end}), at, lag, **more)
 
 
 def asked_at(standings, every=15.0, ticks=400):
@@ -102,9 +103,9 @@ def test_a_failed_game_does_not_make_new_records_wait():
 
 def test_a_start_that_is_not_settled_and_a_topic_that_was_truncated_ask_for_a_run_that_settles_it_or_says_so():
     assert decide(standing(end=10, at=10, made=False), Memory(), START).run_key
-    truncated = decide(standing(end=10, at=20, ahead=(0,)), Memory(), START)
+    truncated = decide(standing(end=10, at=20, ahead=(Lane("events", "one", 0),)), Memory(), START)
     assert truncated.run_key
-    assert "partitions 0 end before what bronze has read" in truncated.why
+    assert "events[0] end before what bronze has read" in truncated.why
 
 
 @pytest.mark.parametrize("cursor", [None, "", "not json", '{"attempts": "many"}', "[1, 2]"])

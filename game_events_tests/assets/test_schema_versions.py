@@ -57,8 +57,11 @@ def test_a_new_version_is_one_event_of_the_subject_and_one_run_and_then_nothing(
         table = event.metadata[f"changes_in_version_{version}"].value
         assert f"| game_events.v1.GameEvent | col_custom_{version - 1} | added |" in table
         assert f"column col_custom_{version - 1}; NULL in rows of older versions" in table
-    assert json.loads(cursor) == {"1": ids[1], "2": more[2], "3": more[3]}
+    versions = {"1": ids[1], "2": more[2], "3": more[3]}
+    assert json.loads(cursor) == {f"{environment.kafka_topic}-value": versions}
     assert isinstance(look(cursor)[0], dg.SkipReason)
+    # A cursor of when there was one topic only.
+    assert isinstance(look(json.dumps(versions))[0], dg.SkipReason)
 
 
 def test_each_version_has_a_run_key_of_its_own_and_the_same_look_has_the_same_one(register, look):
@@ -72,11 +75,11 @@ def test_each_version_has_a_run_key_of_its_own_and_the_same_look_has_the_same_on
     assert len(set(keys)) == 3
 
 
-def test_a_subject_that_is_not_there_yet_is_a_skip(look):
+def test_a_subject_that_is_not_there_yet_is_a_skip(look, environment):
     found, cursor = look()
     assert isinstance(found, dg.SkipReason)
     assert "no new version" in found.skip_message
-    assert json.loads(cursor) == {}
+    assert json.loads(cursor) == {f"{environment.kafka_topic}-value": {}}
 
 
 def test_a_registry_that_does_not_answer_is_a_skip_with_the_reason_and_the_cursor_stays(register, look, monkeypatch):

@@ -23,8 +23,9 @@ def test_it_says_what_was_sent_and_adds_it_to_the_manifest(cli, environment, tmp
     assert list(second.result["schema_ids"]) == ["2", "3"]
     assert Manifest.load(manifest).records_total == body["records"] + 20
 
-    bulk = cli("produce", "--bulk", "50", "--games", "3", "--hot-share", "0.5", "--json")
-    assert bulk.code == 0
+    other = f"{environment.kafka_topic}_2"
+    bulk = cli("produce", "--bulk", "50", "--games", "3", "--hot-share", "0.5", "--topic", other, "--json")
+    assert (bulk.code, bulk.result["topic"]) == (0, other)
     assert (bulk.result["records"], bulk.result["games"]) == (50, ["game_0001", "game_0002", "game_0003"])
     assert "50 records to topic" in bulk.err
 

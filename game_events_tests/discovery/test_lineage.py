@@ -13,6 +13,7 @@ from game_events.pipeline.event_log import RunLog, recorded
 from game_events.pipeline.lineage import LineageRun
 from game_events.pipeline.report import RunReport, TableReport
 from game_events.settings import load_settings
+from game_events.sources.source import Lane
 from game_events_tests.assets.receiver import Receiver
 from game_events_tests.discovery.openlineage_spec import check_event
 
@@ -20,6 +21,7 @@ KEY = "planted-lineage-key-7d1"
 RUN = "3b1f7a52-9c58-4a6e-8f0a-5f5a7c1b2d3e"
 COLUMNS = [("game_name", "string"), ("gamer_id", "string"), ("event_timestamp", "timestamp"), ("_batch", "int64")]
 GOLD = [("gamer_id", "string"), ("session_count", "int64"), ("min_timestamp", "t"), ("max_timestamp", "t")]
+OFFSETS = {Lane("events", "t1", 0): (10, 15), Lane("events", "t1", 1): (0, 4)}
 
 
 @pytest.fixture
@@ -59,7 +61,7 @@ def report_of(pipeline):
         entry("gold:devices", "gold_rummy_devices", "rummy", [("device", "string"), ("n", "int64")]),
         entry("unified", "gold_unified_player_agg", None, [("game_name", "string"), *GOLD]),
     ]
-    return RunReport(tables=tables, offsets={0: (10, 15), 1: (0, 4)}, rejected=Counter(MALFORMED=2))
+    return RunReport(tables=tables, offsets=OFFSETS, rejected=Counter(MALFORMED=2))
 
 
 def by_job(events):
@@ -73,7 +75,7 @@ def test_a_run_tells_what_each_table_was_made_of_in_events_that_the_specificatio
     pipeline = make(receiver)
     report = RunReport()
     with recorded(pipeline, report, "refresh"):
-        report.tables, report.offsets = report_of(pipeline).tables, {0: (10, 15), 1: (0, 4)}
+        report.tables, report.offsets = report_of(pipeline).tables, OFFSETS
     for event in receiver.bodies:
         check_event(event)
     jobs = by_job(receiver.bodies)

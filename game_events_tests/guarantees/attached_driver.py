@@ -18,6 +18,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from game_events.lakehouse import crash_points
+from game_events.pipeline.archive import archive
 from game_events.pipeline.bronze_reset import replace_bronze
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.event_log import recorded
@@ -109,6 +110,7 @@ WORK = {
     "replace_bronze": replace_bronze,
     "redecode": redecode,
     "replay": lambda pipeline, report: replay_and_refresh(pipeline, report, Selection()),
+    "archive": lambda pipeline, report: archive(pipeline, report, f"{pipeline.settings.state_dir}/archive"),
     "replace_silver": lambda pipeline, report: refresh_downstream(pipeline, report, full=True),
 }
 

@@ -27,6 +27,7 @@ from game_events_tests.guarantees.topics import (
     transaction,
 )
 from game_events_tests.guarantees.waves import assert_gold_follows_silver, at_point, versions
+from game_events_tests.lanes import by_partition
 from game_events_tests.pipeline.quality_world import Event
 
 pytestmark = pytest.mark.stack
@@ -69,7 +70,7 @@ def test_expired_offsets_stop_a_run_or_are_a_gap_that_every_account_tells_of(mak
     with pytest.raises(DataError, match=lost):
         backlog(make_pipeline(settings))
     assert versions(settings) == before, "a run that stops has changed nothing"
-    assert backlog(make_pipeline(going_on)).records == {0: 2}
+    assert by_partition(backlog(make_pipeline(going_on)).records) == {0: 2}
 
     report = refresh(make_pipeline(going_on))
     assert [(g.partition, g.start, g.end) for g in report.gaps] == [(0, 4, 7), (1, 2, 4)]
@@ -125,7 +126,7 @@ def test_a_topic_that_was_deleted_and_made_again_stops_a_run_or_is_read_from_its
     put(settings, ANN * 3, 0)
     put(settings, BAD, 1)
     refresh(make_pipeline(settings))
-    old = make_pipeline(settings).topic.topic_id()
+    old = min(make_pipeline(settings).source.look().latest).topic_id
     assert topic_id_read(make_pipeline(settings).bronze.open(), settings.kafka_topic) == old
 
     make_anew(settings, 1)
@@ -163,7 +164,7 @@ def test_a_topic_made_anew_while_it_is_read_gives_no_row_the_old_topics_coordina
     report = refresh(make_pipeline(settings))
     assert happened
     assert [(g.start, g.end) for g in report.gaps] == [(0, None)]
-    now = make_pipeline(settings).topic.topic_id()
+    now = min(make_pipeline(settings).source.look().latest).topic_id
     assert {r[0] for r in rows(settings, BRONZE, "SELECT DISTINCT _kafka_topic_id FROM t")} == {now}
     assert gold(settings, "chess")["bob"][0] == 4, "the run went on to the new topic's end"
     assert gold(settings, "uno") == {}
@@ -201,11 +202,11 @@ def test_aborted_transactions_leave_gaps_that_are_no_loss_and_an_open_one_is_rea
     producer = transaction(settings, ANN * 2)  # offsets 4 and 5
     put(settings, [Event("chess")] * 2)  # behind the open one: 6 and 7
     report = refresh(make_pipeline(settings))
-    assert (report.rows("bronze"), report.offsets, report.gaps) == (0, {0: (0, 4)}, [])
+    assert (report.rows("bronze"), by_partition(report.offsets), report.gaps) == (0, {0: (0, 4)}, [])
     assert refresh(make_pipeline(settings)).tables == [], "it waits for nothing, and reads nothing behind"
     producer.commit_transaction(30)
     report = refresh(make_pipeline(settings))
-    assert report.offsets == {0: (4, 9)}
+    assert by_partition(report.offsets) == {0: (4, 9)}
     assert held(settings) == [[(0, n) for n in (4, 5, 6, 7)]]
     assert offsets_continuous(make_pipeline(settings)).passed
     assert offsets_lost(make_pipeline(settings)).passed

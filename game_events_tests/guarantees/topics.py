@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from game_events.settings import Settings
-from game_events.sources.kafka import KafkaTopic
+from game_events.sources.kafka import KafkaSource
 from game_events_tests.pipeline.quality_world import SCHEMA, Event, encoded
 from game_events_tests.pipeline.topic import register
 from game_events_tests.waiting import until
@@ -90,7 +90,7 @@ def transaction(settings: Settings, events: Iterable[Event], partition: int = 0)
 def before_reading(monkeypatch: pytest.MonkeyPatch, action: Callable[[], None]) -> list[str]:
     """Do something once, when a slice is planned and Spark is about to read it; the list then is not empty."""
     happened: list[str] = []
-    read = KafkaTopic.read
+    read = KafkaSource.read
 
     def late(self, spark, part):
         if not happened:
@@ -98,5 +98,5 @@ def before_reading(monkeypatch: pytest.MonkeyPatch, action: Callable[[], None]) 
             action()
         return read(self, spark, part)
 
-    monkeypatch.setattr(KafkaTopic, "read", late)
+    monkeypatch.setattr(KafkaSource, "read", late)
     return happened

@@ -38,6 +38,7 @@ from game_events_tests.guarantees.waves import (
     versions,
     wait_all,
 )
+from game_events_tests.lanes import by_partition
 from game_events_tests.pipeline.quality_world import Event, assert_sound, in_silver, rejected, rule, send_events
 from game_events_tests.registry_proxy import registry_proxy
 
@@ -72,7 +73,7 @@ def assert_nothing_to_do(settings, make_pipeline):
 def test_bronze_is_protected_and_the_refusal_names_the_setting_and_what_would_be_lost(settings, make_settings, make_pipeline):
     sent = send(settings, version=2)
     refresh(make_pipeline(settings))
-    low = {p: end - 3 for p, end in make_pipeline(settings).topic.offsets().latest.items()}
+    low = {p.partition: end - 3 for p, end in make_pipeline(settings).source.look().latest.items()}
     expire(settings, low)
     gone = {table: sum(o < low[p] for _, p, o in coordinates(settings, table)) for table in (BRONZE, QUARANTINE)}
     protected = make_settings()
@@ -250,7 +251,7 @@ def test_a_run_whose_bronze_is_replaced_under_it_brings_nothing_of_the_old_one_b
 ):
     send(settings)
     refresh(make_pipeline(settings))
-    end = make_pipeline(settings).topic.offsets().latest
+    end = by_partition(make_pipeline(settings).source.look().latest)
     send(settings, version=2)
     load_bronze(make_pipeline(settings), RunReport())
 

@@ -57,13 +57,16 @@ def records(values, partition=0, start=0):
     )
 
 
+CONSTANTS = {"topic": "games", "topic_id": "topic-id"}
+
+
 class Staged:
     """A task's result, read back from disk."""
 
     def __init__(self, root, batches, *, plan=PLAN, keep_raw=True, decided=None):
         lakehouse = Lakehouse(str(root))
         bronze, quarantine = lakehouse.table(BRONZE), lakehouse.table(QUARANTINE)
-        self.task = BronzeTask(bronze, quarantine, plan, "games", "topic-id", 9, "run 1", keep_raw, decided or {})
+        self.task = BronzeTask(bronze, quarantine, plan, CONSTANTS, 9, "run 1", keep_raw, decided or {})
         (report,) = list(pickle.loads(pickle.dumps(self.task))(iter(batches)))  # noqa: S301 - our own bytes
         self.result = StageResult.read((r["kind"], r["body"]) for r in report.to_pylist())
         self.bronze = self._rows(bronze, self.result.bronze)
@@ -108,6 +111,8 @@ def test_good_rows_go_to_bronze_with_their_coordinates_and_columns(tmp_path):
         "_schema_guid": None,
         "_raw_value": values[0],
         "_batch": 9,
+        "_file_path": None,
+        "_file_position": None,
         "game": "uno",
         "n": 1,
         "device": "d",
@@ -148,7 +153,9 @@ def test_good_and_bad_are_all_rows_but_those_decided_before(batches, held, tmp_p
         contents = [good(i, OLD if k == "old" else NEW) if k in ("old", "new") else k for i, k in enumerate(kinds_of_batch)]
         made.append(records(contents, start=start))
         kinds += kinds_of_batch
-    staged = Staged(tmp_path_factory.mktemp("stage"), made, decided={0: frozenset(held), 1: frozenset({0})})
+    staged = Staged(
+        tmp_path_factory.mktemp("stage"), made, decided={("topic-id", 0): frozenset(held), ("topic-id", 1): frozenset({0})}
+    )
     left = [offset for offset in range(len(kinds)) if offset not in held]
     assert sorted([*staged.good, *staged.bad]) == left
     assert staged.bad == {offset: BAD[kinds[offset]] for offset in left if kinds[offset] in BAD}
@@ -157,16 +164,16 @@ def test_good_and_bad_are_all_rows_but_those_decided_before(batches, held, tmp_p
 
 def test_offsets_that_quarantine_holds_are_skipped_in_their_own_partition_only(tmp_path):
     batches = [records([None, good(1)], partition=p) for p in (0, 1)]
-    staged = Staged(tmp_path, batches, decided={0: frozenset({0, 7}), 5: frozenset({0})})
+    staged = Staged(tmp_path, batches, decided={("topic-id", 0): frozenset({0, 7}), ("topic-id", 5): frozenset({0})})
     assert [(r["_kafka_partition"], r["_kafka_offset"]) for r in staged.quarantine] == [(1, 0)]
     assert [(r["_kafka_partition"], r["_kafka_offset"]) for r in staged.bronze] == [(0, 1), (1, 1)]
 
 
-@pytest.mark.parametrize("decided", [{}, {0: frozenset()}, {0: frozenset(range(10))}])
+@pytest.mark.parametrize("decided", [{}, {("topic-id", 0): frozenset()}, {("topic-id", 0): frozenset(range(10))}])
 @pytest.mark.parametrize("values", [[], [None], [good(1)]])
 def test_small_and_wholly_decided_batches_are_no_fault(tmp_path, values, decided):
     staged = Staged(tmp_path, [records(values)], decided=decided)
-    held = set() if not decided else decided[0]
+    held = set() if not decided else decided["topic-id", 0]
     assert len(staged.good) + len(staged.bad) == (0 if held else len(values))
 
 

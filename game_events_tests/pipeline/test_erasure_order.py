@@ -21,7 +21,8 @@ from game_events.pipeline.generations import ERASED_APP
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.suppression import suppression
 from game_events.settings import load_settings
-from game_events.sources.kafka import Slice, TopicOffsets
+from game_events.sources.source import Slice
+from game_events_tests.lanes import lanes, seen
 
 KEY = "a key of the tests, long enough"
 TOPIC, ID = "games", "5cB9Bc9QRbCeqUM/tZO+tg"
@@ -56,7 +57,7 @@ def test_a_slice_that_was_staged_before_an_erasure_commits_nothing_to_quarantine
         return StageResult(*files, set(), set(), Counter())
 
     monkeypatch.setattr(bronze_module, "stage_slice", stage)
-    now, part = TopicOffsets(TOPIC, ID, {0: 0}, {0: 2}), Slice(TOPIC, ID, {0: 0}, {0: 2})
+    now, part = seen(TOPIC, ID, {0: 0}, {0: 2}), Slice(lanes(TOPIC, ID, {0: 0}), lanes(TOPIC, ID, {0: 2}))
     with pytest.raises(ConflictError, match="erased since this slice was planned"):
         bronze_module._load_slice(pipeline, handle, None, now, part, RunReport())
     assert pipeline.quarantine.open() is None

@@ -21,7 +21,7 @@ from game_events.pipeline.erasure_account import Erasure
 from game_events.pipeline.erasure_files import remove_old_files
 from game_events.pipeline.erasure_scan import EraseTask
 from game_events.pipeline.erasure_tables import without
-from game_events.pipeline.erasure_wanted import Wanted
+from game_events.pipeline.erasure_wanted import RECORDS, Wanted
 from game_events.pipeline.erasure_work import Work, find_what_is_gone
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.suppression import erasure_key
@@ -98,6 +98,15 @@ def test_bytes_that_nobody_can_decode_tell_an_id_that_stands_in_them_as_a_whole_
     assert not wanted.mask("quarantine_events", decoded).any()
     # By chance in anybody's bytes.
     assert not Wanted("gamer_id", "game_name", frozenset({"7"})).mask("quarantine_events", quarantined([b"\x017"])).any()
+
+
+def test_a_record_of_another_topic_at_the_same_place_of_the_same_batch_is_not_theirs():
+    place = {"_kafka_partition": [0, 0], "_kafka_offset": [4, 4], "_batch": [1, 1], "game": ["x", "x"]}
+    records = pa.table({"_kafka_topic": ["a", "b"], "_kafka_topic_id": ["one", "two"]} | place).cast(RECORDS)
+    wanted = Wanted("gamer_id", "game_name", frozenset({WHOM}), records.slice(0, 1))
+    # Without the column that names them, as a transformation may have left it.
+    silver = records.drop_columns(["_kafka_topic_id", "game"])
+    assert wanted.mask("silver_x_events", silver).tolist() == [True, False]
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from game_events.pipeline.event_rows import RunFacts, event_rows
 from game_events.pipeline.report import RunReport, TableReport
 from game_events.pipeline.report_sum import NOTICES_KEPT, report_sum
 from game_events.settings import load_settings
+from game_events_tests.lanes import lanes
 
 SECRETS = ("planted-registry-1", "planted-kafka-22", "planted-store-333")
 
@@ -59,11 +60,11 @@ def a_report():
             table("gold", "gold_rummy_player_agg", "rummy", rows=4),
             table("silver", "silver_uno_events", "uno", error=f"cannot log in with {SECRETS[1]}"),
         ],
-        offsets={0: (5, 15), 1: (0, 3)},
-        lag={0: 2, 1: 0},
+        offsets=lanes("game_events", "id", {0: (5, 15), 1: (0, 3)}),
+        lag=lanes("game_events", "id", {0: 2, 1: 0}),
         batches=[2],
         schema_ids={7},
-        new_schemas={7: 3},
+        new_schemas={7: ("game_events-value", 3)},
         rejected=Counter(EMPTY=3),
         unrouted=Counter(invalid=1),
         replayed=2,
@@ -181,7 +182,7 @@ def test_of_a_run_without_an_end_cycles_are_added_up_idle_ones_leave_nothing_and
     log = RunLog(pipeline, "continuous", interval_s=3600)
     log.add(RunReport())
     first, second = a_report(), a_report()
-    second.offsets, second.lag = {0: (15, 20)}, {0: 0}
+    second.offsets, second.lag = (lanes("game_events", "id", {0: at}) for at in ((15, 20), 0))
     log.add(first)
     log.add(second)
     assert events(pipeline) == [], "not due yet"

@@ -34,7 +34,7 @@ class FailingTopic:
     def __init__(self, error, times, stop):
         self.error, self.left, self.stop = error, times, stop
 
-    def offsets(self):
+    def look(self):
         if self.left:
             self.left -= 1
             raise self.error
@@ -54,7 +54,7 @@ def make_loop(monkeypatch):
         settings = Settings.model_construct(poll_interval_s=0.001, gold_interval_s=0, lakehouse="here")
         pipeline = SimpleNamespace(
             spark=QuietSession(),
-            topic=FailingTopic(error, times, stop),
+            source=FailingTopic(error, times, stop),
             settings=settings,
             lakehouse=Lakehouse("here"),
             retention=Retention(),
@@ -108,8 +108,8 @@ def test_an_abandoned_spark_job_is_the_loops_end_and_no_failure(make_loop):
     loop.abandon()
     loop.run()
     loop.stop.clear()
-    loop.pipeline.topic.offsets = lambda: (loop.abandon(), loop.pipeline.topic.fail())
-    loop.pipeline.topic.fail = lambda: (_ for _ in ()).throw(PySparkException("cancelled"))
+    loop.pipeline.source.look = lambda: (loop.abandon(), loop.pipeline.source.fail())
+    loop.pipeline.source.fail = lambda: (_ for _ in ()).throw(PySparkException("cancelled"))
     assert loop.run().state == "stopped"
     assert loop.pipeline.spark.interrupted == loop.pipeline.spark.tag
 
@@ -122,7 +122,7 @@ def test_a_full_slice_is_followed_by_the_next_cycle_without_new_records(make_loo
         report.lag = {0: max(0, 3 - len(seen))}
 
     monkeypatch.setattr(loop_module, "cycle", one_slice)
-    loop.pipeline.topic.offsets = lambda: SimpleNamespace(latest={0: 30})
+    loop.pipeline.source.look = lambda: SimpleNamespace(latest={0: 30})
     loop.wait_for = lambda: loop.stop.set() if loop.report.looks else None
     loop.run()
     assert len(seen) == 3

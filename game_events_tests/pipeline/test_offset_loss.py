@@ -9,22 +9,23 @@ from game_events.errors import DataError, TransientError
 from game_events.lakehouse.commits import Commit, commit
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.bronze_stage import OWN_COLUMNS
-from game_events.pipeline.commit_notes import OffsetRanges, slice_info
+from game_events.pipeline.commit_notes import slice_info
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gap_check import offsets_lost
 from game_events.pipeline.offset_checks import offsets_continuous
 from game_events.pipeline.offset_loss import next_slice
 from game_events.pipeline.refresh import refresh
-from game_events.pipeline.topic_identity import identity, partition_app
+from game_events.pipeline.topic_identity import identity
 from game_events.settings import load_settings
-from game_events.sources.kafka import Gap, TopicOffsets
+from game_events.sources.source import Gap, Lane
+from game_events_tests.lanes import by_partition, lanes, seen
 
 OLD, NEW = "5cB9Bc9QRbCeqUM/tZO+tg", "AAAAAAAAAAAAAAAAAAAAAQ"
 STOP, GO_ON = load_settings(), load_settings(on_data_loss="record_gap")
 
 
 def topic(earliest, latest, topic_id=OLD):
-    return TopicOffsets("games", topic_id, earliest, latest)
+    return seen("games", topic_id, earliest, latest)
 
 
 @pytest.fixture
@@ -39,10 +40,10 @@ def table(tmp_path):
 def add(bronze, batch, ranges, gaps=(), topic_id=OLD):
     """A commit of bronze with no rows, as of a slice of tombstones."""
     handle = bronze.open()
-    apps = {partition_app("games", topic_id, p): end for p, (_, end) in ranges.items()}
-    info = slice_info(batch, 0, 0, OffsetRanges("games", topic_id, ranges), gaps)
+    ranges = lanes("games", topic_id, ranges)
+    info = slice_info(batch, 0, 0, ranges, gaps)
     table_id = str(handle.metadata().id) if handle is not None else None
-    advance = apps | identity("games", topic_id) | {"batch": batch}
+    advance = {lane.app: end for lane, (_, end) in ranges.items()} | identity(ranges) | {"batch": batch}
     commit(Commit(bronze, pa.schema(OWN_COLUMNS), [], {}, advance, table_id, info=info))
 
 
@@ -64,7 +65,7 @@ def test_expired_offsets_stop_or_become_a_gap_that_the_commits_tell_of(table, tm
     with pytest.raises(DataError, match=r"games\[0\]: offsets 9 to 11\. Nothing was read.*GAME_EVENTS_ON_DATA_LOSS=record_gap"):
         plan(STOP, table, now)
     part = plan(GO_ON, table, now)
-    assert (part.start, part.end, part.gaps) == ({0: 12}, {0: 15}, (Gap("games", OLD, 0, 9, 12),))
+    assert (by_partition(part.start), by_partition(part.end), part.gaps) == ({0: 12}, {0: 15}, (Gap("games", OLD, 0, 9, 12),))
     add(table, 2, {0: (12, 15)}, part.gaps)
     continuous, lost = checks(tmp_path)
     assert continuous.passed, continuous.summary
@@ -82,7 +83,7 @@ def test_a_topic_made_anew_stops_or_is_read_from_its_start_behind_a_gap_of_unkno
     with pytest.raises(DataError, match=rf"\(id {OLD.replace('+', '.')}\): everything from offset 9 on.*again, with id {NEW}"):
         plan(STOP, table, now)
     part = plan(GO_ON, table, now)
-    assert (part.topic_id, part.start, part.end) == (NEW, {0: 0}, {0: records})
+    assert (part.start, part.end) == (lanes("games", NEW, {0: 0}), lanes("games", NEW, {0: records}))
     assert [(g.topic_id, g.partition, g.start, g.end) for g in part.gaps] == [(OLD, 0, 9, None), (OLD, 1, 4, None)]
     add(table, 2, {0: (0, records)}, part.gaps, NEW)
     assert plan(STOP, table, now) is None, "from then on it is the topic"
@@ -92,9 +93,9 @@ def test_a_topic_made_anew_stops_or_is_read_from_its_start_behind_a_gap_of_unkno
 
 
 def test_another_topic_by_setting_is_no_loss(table):
-    now = TopicOffsets("others", NEW, {0: 0}, {0: 2})
+    now = seen("others", NEW, {0: 0}, {0: 2})
     part = next_slice(STOP, table.open(), now, now.latest, 10)
-    assert (part.topic, part.start, part.gaps) == ("others", {0: 0}, ())
+    assert (part.start, part.gaps) == ({Lane("others", NEW, 0): 0}, ())
 
 
 def test_many_gaps_are_named_up_to_some(table):
@@ -104,7 +105,7 @@ def test_many_gaps_are_named_up_to_some(table):
 
 
 def test_a_broker_that_is_down_at_the_start_is_named_and_nothing_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr("game_events.sources.kafka.TIMEOUT_S", 0.5)
+    monkeypatch.setattr("game_events.sources.kafka_admin.TIMEOUT_S", 0.5)
     settings = load_settings(lakehouse=str(tmp_path / "lakehouse"), kafka_bootstrap_servers="127.0.0.1:1")
     with pytest.raises(TransientError, match=r"Kafka at 127\.0\.0\.1:1: .*is it up"):
         refresh(Pipeline(settings, lambda: pytest.fail("no Spark is needed")))

@@ -43,7 +43,7 @@ def test_lost_columns_come_back_from_the_raw_values_and_rows_batches_and_progres
     spoil(pipeline)
     assert everything(settings) != before
 
-    monkeypatch.setattr(Pipeline, "topic", property(lambda _: pytest.fail("redecode asked Kafka")))
+    monkeypatch.setattr(Pipeline, "source", property(lambda _: pytest.fail("redecode asked Kafka")))
     done = redecode(make_pipeline(settings), RunReport())
     assert (done.rows, dict(done.kept)) == (sent.decodable, {})
     assert everything(settings) == before

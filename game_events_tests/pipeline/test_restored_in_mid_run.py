@@ -28,7 +28,7 @@ from game_events.pipeline.silver_commit import settle
 from game_events.pipeline.silver_stage import Source, Start
 from game_events.pipeline.topic_identity import offsets_of
 from game_events.settings import load_settings
-from game_events.sources.kafka import TopicOffsets
+from game_events_tests.lanes import by_partition, seen
 
 TOPIC, ID = "games", "5cB9Bc9QRbCeqUM/tZO+tg"
 COORDINATES = ["_kafka_partition", "_kafka_offset"]
@@ -40,8 +40,14 @@ class Topic:
     def __init__(self):
         self.latest = {0: 10}
 
-    def offsets(self):
-        return TopicOffsets(TOPIC, ID, dict.fromkeys(self.latest, 0), dict(self.latest))
+    def look(self):
+        return seen(TOPIC, ID, dict.fromkeys(self.latest, 0), dict(self.latest))
+
+    def subjects(self, _):
+        return ()
+
+    def room(self, _):
+        return 5
 
 
 def write(table, schema, rows):
@@ -66,15 +72,15 @@ class World:
         settings = load_settings(lakehouse=str(self.root), kafka_topic=TOPIC, max_records_per_batch=5, **more)
         made = Pipeline(settings, lambda: pytest.fail("no Spark is needed"))
         catalog = SimpleNamespace(ids_of=lambda _: [], archive=lambda _: [], message_columns=lambda columns, _: columns)
-        made.__dict__.update(topic=self.topic, catalog=catalog)
+        made.__dict__.update(source=self.topic, catalog=catalog)
         return made
 
     def stage(self, pipeline, *planned):
         columns, part, batch, decided = planned[-4:]
-        offsets = [(p, o) for p in part.end for o in range(part.start[p], part.end[p])]
-        rows = [dict(zip(COORDINATES, at, strict=True)) | {"_kafka_topic_id": part.topic_id, "_batch": batch} for at in offsets]
+        offsets = [(p.partition, o) for p in part.end for o in range(part.start[p], part.end[p])]
+        rows = [dict(zip(COORDINATES, at, strict=True)) | {"_kafka_topic_id": ID, "_batch": batch} for at in offsets]
         bad = [r for r in rows if r["_kafka_offset"] % 3 == 0]
-        new = [r | {"layer": "bronze"} for r in bad if r["_kafka_offset"] not in decided.get(r["_kafka_partition"], ())]
+        new = [r | {"layer": "bronze"} for r in bad if r["_kafka_offset"] not in decided.get((ID, r["_kafka_partition"]), ())]
         staged = StageResult(
             write(pipeline.bronze, bronze_schema(columns), [r for r in rows if r not in bad]),
             write(pipeline.quarantine, QUARANTINE_COLUMNS, new),
@@ -146,16 +152,16 @@ def test_maintenance_that_comes_while_a_slice_is_read_is_no_restore(world):
 
 
 def test_a_rival_that_has_read_on_since_the_topic_was_asked_is_no_loss_of_the_brokers(world):
-    seen = world.topic.offsets()
+    seen = world.topic.look()
     world.topic.latest = {0: 15}
     world.run()
     report = RunReport()
     load_bronze(world.pipeline(), report, until=seen)
-    assert (report.batches, report.lag) == ([], {0: 0})
+    assert (report.batches, by_partition(report.lag)) == ([], {0: 0})
     # What the broker has really lost is still told.
     world.topic.latest = {0: 9}
     with pytest.raises(DataError, match="the broker has lost records"):
-        load_bronze(world.pipeline(), RunReport(), until=world.topic.offsets())
+        load_bronze(world.pipeline(), RunReport(), until=world.topic.look())
 
 
 def test_a_partition_without_records_has_a_place_too(world):
@@ -165,7 +171,7 @@ def test_a_partition_without_records_has_a_place_too(world):
     assert [handle.transaction_version(f"kafka:{TOPIC}:{ID}:{p}") for p in range(3)] == [10, 0, 3]
     world.topic.latest = {0: 10, 1: 2, 2: 3}
     world.run()
-    assert offsets_of(world.pipeline().bronze.open(), TOPIC, ID) == {0: 10, 1: 2, 2: 3}
+    assert by_partition(offsets_of(world.pipeline().bronze.open(), TOPIC, ID)) == {0: 10, 1: 2, 2: 3}
     world.assert_every_record_once()
 
 

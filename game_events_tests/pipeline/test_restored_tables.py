@@ -19,7 +19,7 @@ from game_events.lakehouse.tables import QUARANTINE, UNIFIED, Table
 from game_events.pipeline import bronze_restored
 from game_events.pipeline.bronze_rebuilt import is_gone, not_there_any_more
 from game_events.pipeline.bronze_restored import mend_restored_bronze
-from game_events.pipeline.commit_notes import OffsetRanges, slice_info
+from game_events.pipeline.commit_notes import slice_info
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure import forget
 from game_events.pipeline.erasure_tables import ERASED_ROWS
@@ -29,10 +29,11 @@ from game_events.pipeline.maintain import maintain
 from game_events.pipeline.quarantine_lost import QUARANTINED_APP, refuse_lost_quarantine
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.silver import refresh_silver
-from game_events.pipeline.topic_identity import identity, offsets_of, partition_app
+from game_events.pipeline.topic_identity import identity, offsets_of
 from game_events.pipeline.upkeep import COMMITS, Upkeep
 from game_events.settings import load_settings
-from game_events.sources.kafka import TopicOffsets
+from game_events.sources.source import Lane
+from game_events_tests.lanes import by_partition, seen
 
 ROWS = pa.schema([pa.field("_batch", pa.int64())])
 TOPIC, ID = "games", "5cB9Bc9QRbCeqUM/tZO+tg"
@@ -65,8 +66,8 @@ def put(table, rows=(), advance=None, info=None, **options):
 
 def slice_(pipeline, batch, start, end, rows=1, **txns):
     """A commit of bronze, as runs make them; returns its version."""
-    ranges = OffsetRanges(TOPIC, ID, {p: (start.get(p, 0), to) for p, to in end.items()})
-    apps = {partition_app(TOPIC, ID, p): to for p, to in end.items()} | identity(TOPIC, ID) | {"batch": batch} | txns
+    ranges = {Lane(TOPIC, ID, p): (start.get(p, 0), to) for p, to in end.items()}
+    apps = {lane.app: to for lane, (_, to) in ranges.items()} | identity(ranges) | {"batch": batch} | txns
     return put(pipeline.bronze, [batch] * rows, apps, slice_info(batch, rows, 0, ranges))
 
 
@@ -85,7 +86,7 @@ def test_offsets_go_back_to_those_of_the_rows_that_are_there_and_a_new_generatio
     pipeline.bronze.open().restore(first)
     assert "2 rows were gone" in mended(pipeline)[0]
     handle = pipeline.bronze.open()
-    assert offsets_of(handle, TOPIC, ID) == {0: 9, 1: 0}
+    assert by_partition(offsets_of(handle, TOPIC, ID)) == {0: 9, 1: 0}
     assert BronzeIdentity.of(handle).generation == handle.transaction_version("batch") == 3
     assert mended(pipeline) == [], "once"
     assert oldest_batch(handle) == 1, "rows of older batches than its generation are there"
@@ -93,7 +94,7 @@ def test_offsets_go_back_to_those_of_the_rows_that_are_there_and_a_new_generatio
     handle.restore(whole)
     put(pipeline.bronze, info={MAINTENANCE_INFO: "compaction"})
     assert mended(pipeline)
-    assert offsets_of(pipeline.bronze.open(), TOPIC, ID) == {0: 12, 1: 3}
+    assert by_partition(offsets_of(pipeline.bronze.open(), TOPIC, ID)) == {0: 12, 1: 3}
     assert pipeline.bronze.open().transaction_version(GENERATION_APP) == 4
 
 
@@ -107,7 +108,7 @@ def test_a_restore_that_takes_no_row_away_changes_nothing(pipeline):
     assert LOOKED_AT in pipeline.bronze.open().history(1)[0]
     assert mended(pipeline) == []
     assert pipeline.bronze.open().version() == before + 1
-    assert offsets_of(pipeline.bronze.open(), TOPIC, ID) == {0: 9}
+    assert by_partition(offsets_of(pipeline.bronze.open(), TOPIC, ID)) == {0: 9}
 
 
 def test_a_restore_to_before_a_redecode_loses_nothing_although_no_entry_tells_of_the_batches_any_more(pipeline, monkeypatch):
@@ -135,7 +136,7 @@ def test_a_restore_is_looked_at_again_if_the_table_is_restored_once_more_in_the_
 
     monkeypatch.setattr(bronze_restored, "note_looked_at", beaten)
     assert "1 rows were gone" in mended(pipeline)[0]
-    assert offsets_of(pipeline.bronze.open(), TOPIC, ID) == {0: 9}
+    assert by_partition(offsets_of(pipeline.bronze.open(), TOPIC, ID)) == {0: 9}
 
 
 def test_a_restore_finds_partitions_behind_one_without_progress(pipeline):
@@ -144,7 +145,7 @@ def test_a_restore_finds_partitions_behind_one_without_progress(pipeline):
     pipeline.bronze.open().restore(first)
     assert "1 rows were gone" in mended(pipeline)[0]
     handle = pipeline.bronze.open()
-    assert [handle.transaction_version(partition_app(TOPIC, ID, p)) for p in (0, 1, 70)] == [None, 9, 0]
+    assert [handle.transaction_version(Lane(TOPIC, ID, p).app) for p in (0, 1, 70)] == [None, 9, 0]
 
 
 def test_a_restore_to_the_empty_table_reads_everything_again(pipeline):
@@ -152,7 +153,7 @@ def test_a_restore_to_the_empty_table_reads_everything_again(pipeline):
     slice_(pipeline, 1, {0: 5}, {0: 9})
     pipeline.bronze.open().restore(empty)
     assert mended(pipeline)
-    assert offsets_of(pipeline.bronze.open(), TOPIC, ID) == {0: 5}
+    assert by_partition(offsets_of(pipeline.bronze.open(), TOPIC, ID)) == {0: 5}
 
 
 @pytest.mark.parametrize(("app", "why"), [("replay", "rows were replayed"), ("reset", "a full refresh")])
@@ -206,7 +207,7 @@ def test_a_restore_that_brings_forgotten_gamers_back_is_refused_until_they_are_f
         mended(pipeline)
     erased(pipeline, 3, "bob")
     assert "1 rows were gone" in mended(pipeline)[0]
-    assert offsets_of(pipeline.bronze.open(), TOPIC, ID) == {0: 9}
+    assert by_partition(offsets_of(pipeline.bronze.open(), TOPIC, ID)) == {0: 9}
 
 
 def test_the_same_where_nothing_else_came_since_the_erasure(pipeline):
@@ -329,7 +330,7 @@ def test_a_table_that_is_not_there_was_not_restored_and_no_folder_is_made_for_th
 
 
 def test_a_bronze_that_is_made_again_tells_of_what_kafka_has_forgotten(pipeline, make):
-    now = TopicOffsets(TOPIC, ID, {0: 7, 1: 0}, {0: 9, 1: 3})
+    now = seen(TOPIC, ID, {0: 7, 1: 0}, {0: 9, 1: 3})
     assert not is_gone(pipeline)
     put(pipeline.lakehouse.table(QUARANTINE), [1])
     assert is_gone(pipeline)

@@ -17,14 +17,13 @@ from game_events.lakehouse.tables import BRONZE, UNIFIED, Lakehouse
 from game_events.pipeline import whole_checks
 from game_events.pipeline.bronze import BATCH_APP
 from game_events.pipeline.bronze_stage import QUARANTINE_COLUMNS
-from game_events.pipeline.commit_notes import OffsetRanges, slice_info
+from game_events.pipeline.commit_notes import slice_info
 from game_events.pipeline.freshness import fresh
 from game_events.pipeline.gold_recompute import gold_equals_recompute
 from game_events.pipeline.offset_checks import offsets_continuous, offsets_unique
 from game_events.pipeline.redecode import redecode
 from game_events.pipeline.refresh import refresh
 from game_events.pipeline.report import RunReport
-from game_events.pipeline.topic_identity import partition_app
 from game_events.pipeline.whole_checks import check_after_run
 from game_events_tests.guarantees.waves import power_cut_at, send
 from game_events_tests.registry_proxy import registry_proxy
@@ -230,12 +229,11 @@ def assert_sound(pipeline):
 
 def commit_slice(pipeline, skipped, records=10, rows=0):
     """A commit of bronze as a faulty writer would make it: it begins `skipped` offsets behind where the last one ended."""
-    handle, topic = pipeline.bronze.open(), pipeline.topic.offsets()
+    handle, lane = pipeline.bronze.open(), min(pipeline.source.look().latest)
     batch = handle.transaction_version(BATCH_APP)
-    app = partition_app(topic.topic, topic.topic_id, 0)
-    start = handle.transaction_version(app) + skipped
-    info = slice_info(batch + 1, rows, 0, OffsetRanges(topic.topic, topic.topic_id, {0: (start, start + records)}))
-    advance = {BATCH_APP: batch + 1, app: start + records}
+    start = handle.transaction_version(lane.app) + skipped
+    info = slice_info(batch + 1, rows, 0, {lane: (start, start + records)})
+    advance = {BATCH_APP: batch + 1, lane.app: start + records}
     plan = Commit(pipeline.bronze, pa.schema([]), [], {}, advance, str(handle.metadata().id), info=info)
     commit(plan)
 

@@ -8,8 +8,9 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from game_events.errors import ConfigurationError, TransientError
 from game_events.producer.kafka_writer import KafkaWriter, Pacer
 from game_events.settings import Settings
-from game_events.sources.kafka import KafkaTopic
+from game_events.sources.kafka import KafkaSource
 from game_events.sources.kafka_client import CauseMemory, client_options, ensure_topic
+from game_events.sources.source import Lane, Slice
 
 DOWN = KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down")
 REFUSED = KafkaError(KafkaError._AUTHENTICATION, "bad password")
@@ -94,12 +95,12 @@ def test_a_topic_that_was_there_may_come_back_and_one_that_never_was_is_a_wrong_
         describe_topics=lambda _, **__: {"games": described},
         list_offsets=lambda _, **__: {TopicPartition("games", 0): listed},
     )
-    monkeypatch.setattr("game_events.sources.kafka.AdminClient", lambda *_: admin)
-    topic = KafkaTopic(Settings(kafka_topic="games"))
+    monkeypatch.setattr("game_events.sources.kafka_admin.AdminClient", lambda *_: admin)
+    topic = KafkaSource(Settings(kafka_topic="games"))
     with pytest.raises(ConfigurationError, match="has no topic 'games'"):
-        topic.offsets()
+        topic.look()
     # A new partition's leader does not know it yet; then the topic is being made anew; then it is there again.
     for _ in range(2):
         with pytest.raises(TransientError, match="does not know topic 'games', or one of its partitions"):
-            topic.offsets()
-    assert topic.topic_id() == "id"
+            topic.look()
+    assert topic.changed(Slice({}, {Lane("games", "id", 0): 1})) is None

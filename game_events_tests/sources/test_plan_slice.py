@@ -1,6 +1,7 @@
 """The next slice of a topic: contiguous, bounded, fair, and never past what exists."""
 
 from collections import Counter
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import assume, given
@@ -8,18 +9,45 @@ from hypothesis import strategies as st
 
 from game_events.errors import ConfigurationError, DataError
 from game_events.settings import Settings
-from game_events.sources.kafka import Gap, KafkaTopic, Slice, TopicOffsets
+from game_events.sources import slices
+from game_events.sources.kafka import KafkaSource
 from game_events.sources.kafka_options import MANAGED
-from game_events.sources.slices import plan_slice
+from game_events.sources.source import Gap, Lane, Seen, Slice
+from game_events_tests.lanes import by_partition
+
+
+def lane(number):
+    """Partitions by their number: those with an even one are of one topic, the others of another."""
+    return Lane("games", "id", number) if number % 2 == 0 else Lane("others", "other id", number)
+
+
+def lanes(offsets):
+    return {lane(number): at for number, at in offsets.items()}
+
+
+@dataclass
+class Planned:
+    """A slice, by the partitions' numbers."""
+
+    part: Slice
+
+    def __getattr__(self, name):
+        found = getattr(self.part, name)
+        return by_partition(found) if isinstance(found, dict) else found
 
 
 def topic(earliest, latest):
-    return TopicOffsets("games", "id", earliest, latest)
+    return Seen(lanes(earliest), lanes(latest))
+
+
+def plan_slice(now, start, until, cap):
+    part = slices.plan_slice(now, lanes(start), lanes(until), cap)
+    return None if part is None else Planned(part)
 
 
 def test_a_slice_goes_on_where_the_last_one_ended():
     part = plan_slice(topic({0: 0, 1: 0}, {0: 10, 1: 5}), {0: 4, 1: 5}, {0: 10, 1: 5}, 100)
-    assert (part.start, part.end, part.records, part.topic_id) == ({0: 4}, {0: 10}, 6, "id")
+    assert (part.start, part.end, part.records) == ({0: 4}, {0: 10}, 6)
     assert part.lag == {0: 0, 1: 0}
 
 
@@ -34,7 +62,7 @@ def test_a_partition_that_was_added_is_read_from_its_start_whatever_end_was_seen
     assert (part.start, part.end, part.gaps) == ({1: 0}, {1: 9}, ())
     # Its first records expired before anybody read them.
     part = plan_slice(topic({0: 0, 1: 7}, {0: 5, 1: 9}), {0: 5}, {0: 5}, 100)
-    assert (part.start, part.end, part.gaps) == ({1: 7}, {1: 9}, (Gap("games", "id", 1, 0, 7),))
+    assert (part.start, part.end, part.gaps) == ({1: 7}, {1: 9}, (Gap("others", "other id", 1, 0, 7),))
 
 
 def test_what_arrives_after_the_target_was_seen_is_left_for_the_next_run():
@@ -63,7 +91,7 @@ def test_partitions_that_are_left_out_of_a_slice_lag_as_far_as_they_are_behind()
 def test_with_a_cap_below_the_number_of_partitions_they_take_turns():
     now, start, moved = topic(dict.fromkeys(range(5), 0), dict.fromkeys(range(5), 100)), {}, Counter()
     for _ in range(5):
-        part = plan_slice(now, start, now.latest, 2)
+        part = plan_slice(now, start, dict.fromkeys(range(5), 100), 2)
         moved.update(part.end)
         start |= part.end
     assert set(moved) == set(range(5)), "no partition starves"
@@ -100,7 +128,7 @@ partitions = st.dictionaries(st.integers(0, 5), st.tuples(offsets, offsets, offs
 @given(partitions, st.sets(st.integers(0, 5)), st.integers(1, 3_000))
 def test_any_slice_is_contiguous_and_bounded(ranges, new, cap):
     now = topic({p: r[0] for p, r in ranges.items()}, {p: r[3] for p, r in ranges.items()})
-    start = {p: now.earliest[p] if p in new else r[1] for p, r in ranges.items()}
+    start = {p: r[0] if p in new else r[1] for p, r in ranges.items()}
     until = {p: r[2] for p, r in ranges.items()}
     part = plan_slice(now, start, until, cap)
     begin = start
@@ -121,22 +149,23 @@ def test_any_slice_is_contiguous_and_bounded(ranges, new, cap):
 @given(partitions, st.integers(1, 50))
 def test_slice_after_slice_reads_every_offset_once(ranges, cap):
     now = topic({p: r[0] for p, r in ranges.items()}, {p: min(r[3], r[0] + 200) for p, r in ranges.items()})
-    assume(sum(now.latest[p] - now.earliest[p] for p in ranges) <= 20 * cap)
-    start, read = dict(now.earliest), {p: [] for p in ranges}
-    while (part := plan_slice(now, start, now.latest, cap)) is not None:
+    earliest, latest = by_partition(now.earliest), by_partition(now.latest)
+    assume(sum(latest[p] - earliest[p] for p in ranges) <= 20 * cap)
+    start, read = dict(earliest), {p: [] for p in ranges}
+    while (part := plan_slice(now, start, latest, cap)) is not None:
         for p, end in part.end.items():
             read[p] += range(part.start[p], end)
         start |= part.end
-    assert read == {p: list(range(now.earliest[p], now.latest[p])) for p in ranges}
+    assert read == {p: list(range(earliest[p], latest[p])) for p in ranges}
 
 
 def test_records_and_lag_of_a_slice():
-    part = Slice("games", "id", {0: 5, 1: 0}, {0: 8, 1: 1}, {0: 10, 1: 1, 2: 4})
+    part = Planned(Slice(lanes({0: 5, 1: 0}), lanes({0: 8, 1: 1}), lanes({0: 10, 1: 1, 2: 4})))
     assert (part.records, part.lag) == (4, {0: 2, 1: 0, 2: 0})
 
 
 @pytest.mark.parametrize("option", MANAGED)
 def test_options_that_exactly_once_depends_on_are_refused(option):
     with pytest.raises(ConfigurationError, match=option) as caught:
-        KafkaTopic(Settings(kafka_options={option: "hunter2"}))
+        KafkaSource(Settings(kafka_options={option: "hunter2"}))
     assert "hunter2" not in str(caught.value)

@@ -9,9 +9,11 @@ from pyspark.errors import PySparkException
 
 from game_events.errors import ConfigurationError
 from game_events.pipeline.refresh import refresh
-from game_events.sources.kafka import KafkaTopic, Slice
+from game_events.sources.kafka import KafkaSource
+from game_events.sources.source import Slice
 from game_events_tests.books import count
 from game_events_tests.guarantees.topics import framed, make_topic
+from game_events_tests.lanes import by_partition, lanes
 from game_events_tests.pipeline.quality_world import Event
 from game_events_tests.sources.secured_broker import MECHANISMS, PASSWORD, secured_broker
 
@@ -47,10 +49,10 @@ def test_every_mechanism_serves_the_driver_and_sparks_consumers_and_no_plan_show
 ):
     for mechanism in MECHANISMS:
         settings = topic(broker.tls if tls else broker.sasl, broker.options(mechanism, tls=tls))
-        found = KafkaTopic(settings)
-        now = found.offsets()
-        assert now.latest == {0: 3}
-        rows = found.read(spark, Slice(now.topic, now.topic_id, {0: 0}, {0: 3}))
+        found = KafkaSource(settings)
+        now = found.look()
+        assert by_partition(now.latest) == {0: 3}
+        rows = found.read(spark, Slice(now.earliest, now.latest))
         assert rows.count() == 3
         rows.explain(True)
     said = capsys.readouterr()
@@ -68,7 +70,7 @@ def test_a_whole_run_over_scram_and_tls(broker, topic, make_pipeline):
 def test_a_wrong_password_is_a_configuration_error_that_does_not_repeat_it(broker, topic, mechanism):
     settings = topic(broker.sasl, broker.options(mechanism, tls=False, **WRONG))
     with pytest.raises(ConfigurationError, match=r"(?i)authentication.*check GAME_EVENTS_KAFKA_OPTIONS") as caught:
-        KafkaTopic(settings).offsets()
+        KafkaSource(settings).look()
     assert "wr0ng-one" not in str(caught.value)
 
 
@@ -79,7 +81,7 @@ def test_a_broker_whose_certificate_nobody_trusts_or_that_has_another_name_is_re
     del options["ssl.ca.location"]
     for settings in (strange, by_number, topic(broker.tls, options)):
         with pytest.raises(ConfigurationError, match=r"(?i)ssl.*certificate.*check GAME_EVENTS_KAFKA_OPTIONS"):
-            KafkaTopic(settings, timeout_s=5).offsets()
+            KafkaSource(settings, timeout_s=5).look()
 
 
 @pytest.mark.parametrize("wrong", ["password", "authority", "name"])
@@ -87,10 +89,10 @@ def test_sparks_consumers_refuse_too_by_themselves_and_say_no_password(broker, t
     more = {"password": WRONG, "authority": {"authority": broker.stranger}, "name": {}}[wrong]
     where = f"127.0.0.1:{broker.tls_port}" if wrong == "name" else broker.tls
     settings = topic(where, broker.options("PLAIN", tls=True, **more))
-    part = Slice(settings.kafka_topic, "any", {0: 0}, {0: 3})
+    part = Slice(*(lanes(settings.kafka_topic, "any", {0: at}) for at in (0, 3)))
     with pytest.raises(
         (PySparkException, Py4JJavaError), match=r"(?s)(SslAuthentication|SaslAuthentication|SSLHandshake)"
     ) as caught:
-        KafkaTopic(settings).read(spark, part).count()
+        KafkaSource(settings).read(spark, part).count()
     assert "wr0ng-one" not in str(caught.value)
     assert PASSWORD not in str(caught.value)

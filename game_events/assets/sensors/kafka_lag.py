@@ -1,21 +1,23 @@
 """The sensor that reads the topic when there is something to read."""
 
-import json
 import time
+from collections import defaultdict
+from collections.abc import Sequence
 
 import dagster as dg
 from dagster import DagsterInstance, DagsterRun
 from deltalake.exceptions import DeltaError
 
-from game_events.assets.keys import BRONZE_KEY, topic_key
+from game_events.assets.keys import BRONZE_KEY, source_key
 from game_events.assets.run_hygiene import unfinished_runs
 from game_events.assets.run_tags import REASON
 from game_events.assets.sensors.lag_alerts import alert_on_lag
 from game_events.assets.sensors.lag_decision import TELL_EVERY_S, Memory, decide
 from game_events.assets.sensors.run_keys import unused_run_key
 from game_events.errors import GameEventsError
-from game_events.pipeline.standing import Standing, look
-from game_events.settings import load_settings
+from game_events.pipeline.standing import Standing, digest, look
+from game_events.settings import Settings, load_settings
+from game_events.sources.source import Lane
 
 #: Longest wait for one answer of the broker; a tick asks three times, and Dagster ends it after 60 s.
 TIMEOUT_S = 5.0
@@ -31,26 +33,43 @@ def writer_of_bronze(instance: DagsterInstance) -> DagsterRun | None:
     return None
 
 
-def lag_event(standing: Standing, memory: Memory, now: float) -> tuple[list[dg.AssetObservation], Memory]:
-    """The topic's offsets and lag as an event of its asset, if they changed and the last one is not just now."""
-    offsets = json.dumps([standing.topic.topic_id, sorted(standing.topic.latest.items()), sorted(standing.next.items())])
+def lag_event(settings: Settings, standing: Standing, memory: Memory, now: float) -> tuple[list[dg.AssetObservation], Memory]:
+    """Offsets and lag as an event of each topic's asset, if they changed and the last one is not just now."""
+    offsets = digest([sorted(standing.seen.latest.items()), sorted(standing.next.items())])
     if offsets == memory.told or (standing.total_lag and now < memory.told_at + TELL_EVERY_S):
         return [], memory
+    assets: dict[dg.AssetKey, list[Lane]] = defaultdict(list)
+    for lane in sorted(standing.seen.latest):
+        assets[source_key(settings, lane.topic)].append(lane)
+    events = [_event(standing, key, lanes) for key, lanes in assets.items()]
+    return events, memory.model_copy(update={"told": offsets, "told_at": now})
+
+
+def _event(standing: Standing, key: dg.AssetKey, lanes: Sequence[Lane]) -> dg.AssetObservation:
+    """With a pattern one event tells of several topics."""
     rows = [
-        dg.TableRecord({"partition": p, "bronze": standing.next[p], "end": end, "lag": standing.lag[p]})
-        for p, end in sorted(standing.topic.latest.items())
+        dg.TableRecord(
+            {
+                "topic": p.topic,
+                "partition": p.partition,
+                "bronze": standing.next[p],
+                "end": standing.seen.latest[p],
+                "lag": standing.lag[p],
+            }
+        )
+        for p in lanes
     ]
-    columns = dg.TableSchema([dg.TableColumn(c, type="int") for c in ("partition", "bronze", "end", "lag")])
-    event = dg.AssetObservation(
-        topic_key(standing.topic.topic),
+    columns = [dg.TableColumn("topic", type="string")]
+    columns += [dg.TableColumn(c, type="int") for c in ("partition", "bronze", "end", "lag")]
+    return dg.AssetObservation(
+        key,
         metadata={
-            "lag": standing.total_lag,
-            "partitions": len(standing.topic.latest),
-            "topic_id": standing.topic.topic_id,
-            "offsets": dg.MetadataValue.table(rows, schema=columns),
+            "lag": sum(standing.lag[p] for p in lanes),
+            "partitions": len(lanes),
+            "topic_id": ", ".join(dict.fromkeys(p.topic_id for p in lanes)),
+            "offsets": dg.MetadataValue.table(rows, schema=dg.TableSchema(columns)),
         },
     )
-    return [event], memory.model_copy(update={"told": offsets, "told_at": now})
 
 
 @dg.sensor(
@@ -70,7 +89,7 @@ def kafka_lag(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipR
         standing = look(settings, TIMEOUT_S)
     except (GameEventsError, DeltaError, OSError) as error:
         return dg.SkipReason(str(error))
-    events, memory = lag_event(standing, memory, now)
+    events, memory = lag_event(settings, standing, memory, now)
     memory = alert_on_lag(settings, standing, memory)
     writer = writer_of_bronze(context.instance)
     if writer is not None:

@@ -14,11 +14,13 @@ def alert_on_lag(settings: Settings, standing: Standing, memory: Memory) -> Memo
     Returns:
         the memory that knows of it; unchanged if the receiver did not take it, so that the next tick tries again.
     """
-    threshold, lag, topic = settings.alert_lag_records, standing.total_lag, standing.topic.topic
+    threshold, lag, topic = settings.alert_lag_records, standing.total_lag, standing.name
     if not threshold or settings.alert_webhook_url is None:
         return memory.model_copy(update={"lag_is_high": False})
-    at = f"{standing.topic.topic_id}:{sum(standing.topic.latest.values())}"
-    counts = {"lag": lag, "threshold": threshold, "partitions": len(standing.topic.latest)}
+    # Of the same alert, sent again, the receiver gets the same id.
+    ids = sorted({lane.topic_id for lane in standing.seen.latest})
+    at = f"{'+'.join(ids[:1])}:{sum(standing.seen.latest.values())}"
+    counts = {"lag": lag, "threshold": threshold, "partitions": len(standing.seen.latest)}
     if not memory.lag_is_high and lag >= threshold:
         text = f"{topic}: {lag:,} records are not read yet (alert at {threshold:,})"
         alert = Alert(id=f"lag_high:{at}", event="lag_high", summary=text, counts=counts)

@@ -72,7 +72,7 @@ def decide(standing: Standing, memory: Memory, now: float) -> Decision:
         memory = memory.model_copy(update={"seen": position, "seen_at": now})
     why = reason(standing)
     if why is None:
-        return Decision(f"nothing to do: bronze has every record of {standing.topic.topic}", None, memory)
+        return Decision(f"nothing to do: bronze has every record of {standing.name}", None, memory)
     attempts = memory.attempts if memory.asked == position else 0
     due = memory.asked_at + wait_s(attempts) if attempts else 0.0
     if not standing.to_read:
@@ -80,19 +80,18 @@ def decide(standing: Standing, memory: Memory, now: float) -> Decision:
     if now < due:
         tried = f"; {attempts} runs for it got nowhere" if attempts else ""
         return Decision(f"{why}{tried}; the next run is due in {due - now:.0f} s", None, memory)
-    key = f"{standing.topic.topic_id}-{position}-{attempts + 1}"
+    key = f"{position}-{attempts + 1}"
     return Decision(why, key, memory.model_copy(update={"asked": position, "attempts": attempts + 1, "asked_at": now}))
 
 
 def reason(standing: Standing) -> str | None:
     """What there is to do, in words."""
-    topic = standing.topic.topic
     if standing.ahead:
-        return f"{topic}: partitions {', '.join(map(str, standing.ahead))} end before what bronze has read"
+        return f"{', '.join(map(str, standing.ahead))} end before what bronze has read"
     if standing.total_lag:
-        return f"{topic}: {standing.total_lag:,} records to read"
+        return f"{standing.name}: {standing.total_lag:,} records to read"
     if not standing.made:
-        return f"{topic}: where bronze starts is not settled yet"
+        return f"{standing.name}: where bronze starts is not settled yet"
     if standing.failed:
         shown = ", ".join(standing.failed[:10])
         more = f" and {len(standing.failed) - 10} more" if len(standing.failed) > 10 else ""

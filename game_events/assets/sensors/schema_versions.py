@@ -1,45 +1,46 @@
 """The sensor that tells of new schema versions, and starts a run for them."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import dagster as dg
 from deltalake.exceptions import DeltaError
 
-from game_events.assets.keys import subject_key
+from game_events.assets.keys import schema_key
 from game_events.assets.run_tags import REASON
 from game_events.assets.sensors.run_keys import unused_run_key
 from game_events.errors import DataError, GameEventsError
 from game_events.lakehouse.tables import Lakehouse
+from game_events.pipeline.choose_source import subjects
 from game_events.pipeline.schema_history import SchemaHistory, as_markdown
 from game_events.settings import load_settings
 from game_events.sources.registry import SchemaRegistry, SubjectVersion
 
 #: Versions whose changes one event shows: a tick has to stay short.
 MAX_DIFFS = 10
+#: Longest wait for one answer of the broker, which is asked if a pattern names the topics.
+TIMEOUT_S = 5.0
 
 
-@dataclass(frozen=True)
-class VersionNews:
-    """What a look at the subject has found: versions that are new since the cursor, and the next cursor."""
-
-    new: list[SubjectVersion]
-    cursor: str
+#: Subject -> version number -> schema id.
+Cursor = dict[str, dict[int, int]]
 
 
-def seen_versions(cursor: str | None) -> dict[int, int]:
-    """A cursor's versions: number -> schema id."""
+def read_cursor(cursor: str | None, subjects: Sequence[str]) -> Cursor:
+    """What was seen. A cursor of when there was one subject only had its versions."""
     found = json.loads(cursor) if cursor else {}
-    return {int(number): schema_id for number, schema_id in found.items()} if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        return {}
+    if found and not any(isinstance(versions, dict) for versions in found.values()):
+        found = {subjects[0]: found} if subjects else {}
+    return {name: {int(number): i for number, i in versions.items()} for name, versions in found.items()}
 
 
-def version_news(cursor: str | None, versions: list[SubjectVersion]) -> VersionNews:
-    """Compare a subject's versions with the cursor; a number with another schema (a registry made anew) is new."""
-    seen = seen_versions(cursor)
-    new = [v for v in versions if seen.get(v.version) != v.schema_id]
-    return VersionNews(new, json.dumps({v.version: v.schema_id for v in versions}))
+def new_versions(seen: Mapping[int, int], versions: list[SubjectVersion]) -> list[SubjectVersion]:
+    """Those of a subject that were not seen; a number with another schema (a registry made anew) is new."""
+    return [v for v in versions if seen.get(v.version) != v.schema_id]
 
 
 def changes_by_version(history: SchemaHistory, versions: list[SubjectVersion], new: list[SubjectVersion]) -> dict[int, str]:
@@ -57,47 +58,50 @@ def changes_by_version(history: SchemaHistory, versions: list[SubjectVersion], n
 
 @dg.sensor(
     name="schema_versions",
-    description="A new version of the topic's subject becomes an event of its asset, and starts the job `refresh`.",
+    description="A new version of a topic's subject becomes an event of its asset, and starts the job `refresh`.",
     job_name="refresh",
     minimum_interval_seconds=30,
     default_status=dg.DefaultSensorStatus.RUNNING,
 )
 def schema_versions(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-    """Ask the registry once."""
+    """Ask the registry once for each subject."""
+    events, told, keys = [], [], []
     try:
         settings = load_settings()
-        subject = f"{settings.kafka_topic}-value"
+        names = subjects(settings, TIMEOUT_S)
+        seen = read_cursor(context.cursor, names)
         registry = SchemaRegistry(settings)
-        seen = seen_versions(context.cursor)
-        newest_now = registry.newest(subject)
-        if context.cursor and newest_now == max(seen.items(), default=None):
-            return dg.SkipReason(f"subject {subject} still has {len(seen)} versions")
-        versions = registry.versions(subject)
-        news = version_news(context.cursor, versions)
-        changes = changes_by_version(SchemaHistory(registry, Lakehouse.of(settings), subject), versions, news.new)
+        for subject in names:
+            if subject in seen and registry.newest(subject) == max(seen[subject].items(), default=None):
+                continue
+            versions = registry.versions(subject)
+            new = new_versions(seen.get(subject, {}), versions)
+            seen[subject] = {v.version: v.schema_id for v in versions}
+            if new:
+                changes = changes_by_version(SchemaHistory(registry, Lakehouse.of(settings), subject), versions, new)
+                events.append(_event(schema_key(settings, subject), new, changes, registry.url))
+                told.append(f"{subject} version {new[-1].version}")
+                keys.append(f"{subject}-{'-'.join(str(v.schema_id) for v in new)}-{new[-1].version}")
     except (GameEventsError, DeltaError, OSError) as error:
         return dg.SkipReason(str(error))
-    if not news.new:
-        context.update_cursor(news.cursor)
-        return dg.SkipReason(f"subject {subject} has no new version")
-    newest = news.new[-1]
+    cursor = json.dumps({subject: seen[subject] for subject in names})
+    if not events:
+        context.update_cursor(cursor)
+        return dg.SkipReason(f"no new version: {', '.join(f'subject {s} still has {len(seen[s])} versions' for s in names)}")
+    key = "+".join(keys)
+    request = dg.RunRequest(run_key=unused_run_key(context.instance, key), tags={REASON: f"schema: {', '.join(told)}"[:200]})
+    return dg.SensorResult(asset_events=events, run_requests=[request], cursor=cursor)
+
+
+def _event(key: dg.AssetKey, new: list[SubjectVersion], changes: Mapping[int, str], registry: str) -> dg.AssetMaterialization:
+    newest = new[-1]
     metadata: dict[str, Any] = {
-        "subject": subject,
-        "versions": [v.version for v in news.new],
-        "schema_ids": [v.schema_id for v in news.new],
-        "registry": registry.url,
+        "subject": newest.subject,
+        "versions": [v.version for v in new],
+        "schema_ids": [v.schema_id for v in new],
+        "registry": registry,
     }
     metadata |= {f"changes_in_version_{number}": dg.MetadataValue.md(text) for number, text in changes.items()}
-    event = dg.AssetMaterialization(
-        subject_key(settings.kafka_topic),
-        metadata=metadata,
-        tags={"dagster/data_version": f"{newest.version}-{newest.schema_id}"},
-    )
-    key = f"{subject}-{'-'.join(str(v.schema_id) for v in news.new)}-{newest.version}"
-    return dg.SensorResult(
-        asset_events=[event],
-        run_requests=[
-            dg.RunRequest(run_key=unused_run_key(context.instance, key), tags={REASON: f"schema version {newest.version}"})
-        ],
-        cursor=news.cursor,
+    return dg.AssetMaterialization(
+        key, metadata=metadata, tags={"dagster/data_version": f"{newest.version}-{newest.schema_id}"}
     )

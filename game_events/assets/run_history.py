@@ -1,0 +1,73 @@
+"""Runs that ended long ago leave Dagster's storage, so that it does not grow for ever.
+
+What they did stays in the table `event_log`. A run stays as long as it has the newest event of an asset or of one of its
+partitions: without it Dagster would take them for never materialized, and automation would make them again.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from dagster import AssetRecordsFilter, DagsterEventType, DagsterInstance, DagsterRunStatus, RunsFilter
+from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
+
+log = logging.getLogger(__name__)
+#: Runs looked at, and deleted, at a time: a sensor's tick has to stay short.
+AT_ONCE = 25
+#: Storage ids asked for in one query.
+IDS_AT_ONCE = 500
+ENDED = [DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED]
+
+
+def drop_old_runs(instance: DagsterInstance, keep_h: float) -> int:
+    """Delete runs that ended more than `keep_h` hours ago, their events and their output, the oldest first.
+
+    Guarantee: the newest materialization of each asset and partition stays, and the newest run of each job.
+
+    Returns:
+        how many were deleted, `AT_ONCE` at most.
+    """
+    before = datetime.now(UTC) - timedelta(hours=keep_h)
+    old = instance.get_runs(RunsFilter(statuses=ENDED, updated_before=before), limit=10 * AT_ONCE, ascending=True)
+    if not old:
+        return 0
+    needed = _with_newest_events(instance) | _newest_of_each_job(instance, {run.job_name for run in old})
+    dropped = [run.run_id for run in old if run.run_id not in needed][:AT_ONCE]
+    for run_id in dropped:
+        instance.compute_log_manager.delete_logs(prefix=[run_id])
+        instance.delete_run(run_id)
+        _delete_file(instance, run_id)
+    if dropped:
+        log.info("old_runs_deleted=%d before=%s", len(dropped), before.isoformat(timespec="seconds"))
+    return len(dropped)
+
+
+def _with_newest_events(instance: DagsterInstance) -> set[str]:
+    """Runs with the newest materialization of an asset or a partition."""
+    found: set[str] = set()
+    storage = instance.event_log_storage
+    for record in instance.get_asset_records():
+        newest = record.asset_entry.last_materialization_record
+        if newest is not None:
+            found.add(newest.run_id)
+        key = record.asset_entry.asset_key
+        ids = list(storage.get_latest_storage_id_by_partition(key, DagsterEventType.ASSET_MATERIALIZATION).values())
+        for start in range(0, len(ids), IDS_AT_ONCE):
+            wanted = AssetRecordsFilter(key, storage_ids=ids[start : start + IDS_AT_ONCE])
+            found.update(r.run_id for r in instance.fetch_materializations(wanted, limit=IDS_AT_ONCE).records)
+    return found
+
+
+def _newest_of_each_job(instance: DagsterInstance, jobs: set[str]) -> set[str]:
+    """Whether continuous mode is on, for one, is read from its newest run."""
+    return {run.run_id for job in jobs for run in instance.get_runs(RunsFilter(job_name=job), limit=1)}
+
+
+def _delete_file(instance: DagsterInstance, run_id: str) -> None:
+    """With SQLite each run has a file of its own, which Dagster empties and does not delete."""
+    storage = instance.event_log_storage
+    if isinstance(storage, SqliteEventLogStorage):
+        for suffix in ("", "-wal", "-shm"):
+            Path(storage.path_for_shard(run_id) + suffix).unlink(missing_ok=True)

@@ -1,0 +1,78 @@
+"""Protobuf messages one behind the other, each after its length as a varint.
+
+Format: what protobuf's own `writeDelimitedTo` (Java), `SerializeDelimitedToOstream` (C++) and `serialize_length_prefixed`
+(Python) write. Positions count the messages from 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from game_events.files.rows import BATCH_BYTES, BATCH_ROWS, FilePart, records, refused, slices
+
+#: A length has no more bytes than this.
+_LENGTH_BYTES = 5
+#: Longer messages than protobuf itself allows are damage.
+MAX_MESSAGE = 2**31 - 1
+#: Bytes of what is left of a damaged file that its row in quarantine keeps.
+KEPT_BYTES = 1024 * 1024
+
+
+def read_delimited(source: pa.NativeFile, file: FilePart, identity: bytes | None) -> Iterator[pa.RecordBatch]:
+    """Batches of a file's messages, then a row for what is left behind a length that cannot be right."""
+    held, position = b"", 0
+    while True:
+        chunk = source.read(BATCH_BYTES)
+        buffer = held + chunk
+        starts, ends, at, needed = _lengths(buffer)
+        if starts:
+            first = np.asarray(starts, dtype=np.int64)
+            last = np.asarray(ends, dtype=np.int64)
+            for begin in range(0, len(first), BATCH_ROWS):
+                part = slice(begin, begin + BATCH_ROWS)
+                positions = position + np.arange(begin, begin + len(first[part]), dtype=np.int64)
+                yield records(file, positions, slices(buffer, first[part], last[part]), identity)
+            position += len(first)
+        held = buffer[at:]
+        if needed is None or not chunk or needed > file.size:
+            break
+        # One message larger than a batch: read as much as it wants at once, not chunk by chunk.
+        if needed > len(held) + BATCH_BYTES:
+            held += source.read(needed - len(held) - BATCH_BYTES)
+    if held:
+        wrong = "no length" if needed is None else f"a message of {needed:,} bytes is announced"
+        rest = len(held) + (source.size() - source.tell() if source.seekable() else 0)
+        yield refused(file, position, f"record {position:,}: {wrong}, {rest:,} bytes are left of the file", held[:KEPT_BYTES])
+
+
+def _lengths(buffer: bytes) -> tuple[list[int], list[int], int, int | None]:
+    """Where the whole messages of a buffer begin and end, where they stop, and how many bytes the next one wants.
+
+    None: what stands there is no length. A loop, as where a message begins is only known from the one before.
+    """
+    starts: list[int] = []
+    ends: list[int] = []
+    at, size = 0, len(buffer)
+    while at < size:
+        octet = buffer[at]
+        begin, length = at + 1, octet & 0x7F
+        shift = 7
+        while octet > 0x7F:
+            if begin == size:
+                return starts, ends, at, begin - at + 1
+            if begin - at == _LENGTH_BYTES:
+                return starts, ends, at, None
+            octet = buffer[begin]
+            length |= (octet & 0x7F) << shift
+            begin, shift = begin + 1, shift + 7
+        if length > MAX_MESSAGE:
+            return starts, ends, at, None
+        if begin + length > size:
+            return starts, ends, at, begin - at + length
+        starts.append(begin)
+        ends.append(begin + length)
+        at = begin + length
+    return starts, ends, at, 1

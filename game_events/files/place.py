@@ -1,0 +1,129 @@
+"""The folder or prefix of an object store that files are read from: listing it and opening its files."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+from deltalake import DeltaTable
+from deltalake.fs import DeltaStorageHandler
+
+from game_events.errors import ConfigurationError
+from game_events.files.archive_format import RECORDS
+from game_events.lakehouse.object_store import delta_options, is_remote
+from game_events.lakehouse.store_errors import store_errors_named
+from game_events.lakehouse.tables import Table
+from game_events.settings import Settings
+
+
+@dataclass(frozen=True)
+class Found:
+    """One file as a listing has it.
+
+    Attributes:
+        path: its full path or URI.
+        size: bytes.
+        modified_us: when it was last written, in microseconds since 1970.
+    """
+
+    path: str
+    size: int
+    modified_us: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the files are; picklable, workers open files by it.
+
+    Attributes:
+        root: folder or URI, without a slash at its end.
+        options: of the object store; no credential is among them.
+    """
+
+    root: str
+    options: dict[str, str] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, settings: Settings, root: str) -> Place:
+        """The place of a path or URI, with what its object store needs.
+
+        Raises:
+            ConfigurationError: an object store that is not known, or not named as a whole.
+        """
+        if is_remote(root):
+            root = root.replace("s3a://", "s3://", 1).rstrip("/")
+            return cls(root, delta_options(settings.model_copy(update={"lakehouse": root})))
+        return cls(str(Path(root.removeprefix("file://")).expanduser().resolve()))
+
+    @property
+    def local(self) -> bool:
+        """Whether it is a folder of a file system."""
+        return "://" not in self.root
+
+    def listing(self, pattern: str = "*") -> list[Found]:
+        """All files below it whose path below it matches, older ones first.
+
+        A name that begins with `_` or `.`, of a file or of a folder on the way, is nobody's: writers hide there what is not
+        finished.
+
+        Args:
+            pattern: as for a shell; a `*` stands for slashes, too.
+
+        Of an archive only the files that its log names: others were left there by a crash.
+
+        Raises:
+            ConfigurationError: there is no such folder, it is a table and no archive, or the object store refuses us.
+            TransientError: the object store does not answer.
+        """
+        if self.local and not Path(self.root).is_dir():
+            raise ConfigurationError(f"GAME_EVENTS_FILES_PATH: {self.root} is not a folder: make it, or name another")
+        archive = Table("archive", self.root, self.options).open()
+        if archive is not None:
+            return self._named_by(archive)
+        system, prefix = self._system()
+        with store_errors_named(self.root):
+            infos = system.get_file_info(pafs.FileSelector(prefix.rstrip("/"), recursive=True))
+        found = []
+        for info in infos:
+            below = info.path.removeprefix(prefix)
+            if info.type == pafs.FileType.File and not _hidden(below) and fnmatch.fnmatchcase(below, pattern):
+                found.append(Found(f"{self.root}/{below}", info.size, (info.mtime_ns or 0) // 1000))
+        return sorted(found, key=lambda f: (f.modified_us, f.path))
+
+    def _named_by(self, archive: DeltaTable) -> list[Found]:
+        if [f.name for f in archive.schema().fields] != RECORDS.names:
+            raise ConfigurationError(
+                f"GAME_EVENTS_FILES_PATH: {self.root} is a Delta table: its files are rewritten, so they are no source"
+            )
+        actions = pa.table(archive.get_add_actions())
+        times = actions.column("modification_time").cast(pa.int64()).to_pylist()
+        columns = zip(actions.column("path").to_pylist(), actions.column("size_bytes").to_pylist(), times, strict=True)
+        # delta-rs gives times of its log in milliseconds.
+        found = [Found(f"{self.root}/{path}", size, ms * 1000) for path, size, ms in columns]
+        return sorted(found, key=lambda f: (f.modified_us, f.path))
+
+    @contextmanager
+    def open(self, path: str) -> Iterator[pa.NativeFile]:
+        """One of its files, for random access.
+
+        Raises:
+            FileNotFoundError: it is gone.
+        """
+        system, prefix = self._system()
+        with system.open_input_file(prefix + path.removeprefix(f"{self.root}/")) as source:
+            yield source
+
+    def _system(self) -> tuple[pafs.FileSystem, str]:
+        """A file system, and what stands in it before the paths below the root."""
+        if self.local:
+            return pafs.LocalFileSystem(), self.root + "/"
+        return pafs.PyFileSystem(DeltaStorageHandler(self.root, self.options)), ""
+
+
+def _hidden(below: str) -> bool:
+    return any(part.startswith(("_", ".")) for part in PurePosixPath(below).parts)

@@ -1,0 +1,148 @@
+"""Workers' part: files -> batches of records, each file opened where it is read, never more of it in memory than a batch.
+
+Guarantee: a file is read to its end, or what of it cannot be read is in a row that says so; nothing is left out in silence. A
+storage that is away is an error and no damage: the task fails, and is tried again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+import pyarrow as pa
+
+from game_events.errors import GameEventsError
+from game_events.files.avro_container import read_container
+from game_events.files.delimited import read_delimited
+from game_events.files.lines import read_lines
+from game_events.files.parquet_rows import read_parquet
+from game_events.files.place import Place
+from game_events.files.rows import FilePart, refused, together
+from game_events.files.schemas import NamedSchema
+from game_events.lakehouse.store_errors import explain, store_errors_named
+from game_events.sources.registry import RegistrySchema
+
+AVRO, JSONL, PARQUET, PROTOBUF = "avro", "jsonl", "parquet", "protobuf"
+#: Ending of a name -> format, for `auto`; behind it may stand that of a compression.
+ENDINGS = {
+    ".avro": AVRO,
+    ".jsonl": JSONL,
+    ".ndjson": JSONL,
+    ".json": JSONL,
+    ".parquet": PARQUET,
+    ".pb": PROTOBUF,
+    ".binpb": PROTOBUF,
+    ".protobuf": PROTOBUF,
+    ".delimited": PROTOBUF,
+}
+#: Endings of compressed files (of formats that do not compress by themselves).
+COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+
+#: Columns of the DataFrame of files.
+FILES_SCHEMA = "number long, path string, size long, modified_us long, part int, parts int"
+
+
+@dataclass(frozen=True)
+class FileReading:
+    """What a worker needs to read files; picklable.
+
+    Attributes:
+        place: where they are.
+        log_id: the file log's id.
+        format: of the setting: a format, or `auto`.
+        schema: of records whose files do not hold one.
+        framed: protobuf records begin with a registry frame.
+    """
+
+    place: Place
+    log_id: str
+    format: str = "auto"
+    schema: NamedSchema | None = None
+    framed: bool = False
+
+
+@dataclass
+class FileReader:
+    """One worker's pass.
+
+    Attributes:
+        schemas: those that files brought, by GUID or id: the driver does not know them yet.
+    """
+
+    reading: FileReading
+    schemas: dict[int | str, RegistrySchema] = field(default_factory=dict)
+
+    def batches(self, files: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Batches of records of the files whose rows (`FILES_SCHEMA`) come in."""
+        return together(batch for file in self._parts(files) for batch in self._read(file))
+
+    def _parts(self, files: Iterable[pa.RecordBatch]) -> Iterator[FilePart]:
+        for batch in files:
+            for row in batch.to_pylist():
+                yield FilePart(log_id=self.reading.log_id, **row)
+
+    def _read(self, file: FilePart) -> Iterator[pa.RecordBatch]:
+        """One file.
+
+        Raises:
+            OSError, GameEventsError: it is gone, may not be read, or the storage is away.
+        """
+        place = self.reading.place
+        with store_errors_named(place.root), place.open(file.path) as source:
+            kind, codec = format_of(file.path, self.reading.format)
+            try:
+                if codec is None:
+                    yield from self._records(source, file, kind)
+                else:
+                    with pa.CompressedInputStream(source, codec) as unpacked:
+                        yield from self._records(unpacked, file, kind)
+            except (pa.ArrowException, OSError) as error:
+                if not self._is_damage(error):
+                    raise
+                yield refused(file, self._position_behind(file), f"it cannot be read to its end: {error}")
+
+    def _records(self, source: pa.NativeFile, file: FilePart, kind: str | None) -> Iterator[pa.RecordBatch]:
+        named = self.reading.schema
+        match kind:
+            case "parquet":
+                found = read_parquet(source, file, self._offer, self._is_damage)
+            case "avro":
+                found = read_container(source, file, self._offer)
+            case "protobuf" if self.reading.framed or (named is not None and named.kind == "PROTOBUF"):
+                found = read_delimited(source, file, None if self.reading.framed or named is None else named.identity)
+            case "jsonl" if named is not None and named.kind == "JSON":
+                found = read_lines(source, file, named.identity)
+            case None:
+                found = iter([refused(file, 0, "its name does not tell its format: set GAME_EVENTS_FILES_FORMAT")])
+            case other:
+                detail = f"{other} records need a schema: set GAME_EVENTS_FILES_SCHEMA to one of their format"
+                found = iter([refused(file, 0, detail)])
+        for batch in found:
+            self._reached = (file.number, int(batch.column("file_position")[-1].as_py()) + 1 if len(batch) else 0)
+            yield batch
+
+    #: (File, position) behind the last record that was read.
+    _reached: tuple[int, int] = (-1, 0)
+
+    def _position_behind(self, file: FilePart) -> int:
+        number, position = self._reached
+        return position if number == file.number else 0
+
+    def _offer(self, schema: RegistrySchema) -> None:
+        self.schemas[schema.schema_id] = schema
+
+    def _is_damage(self, error: BaseException) -> bool:
+        """Whether an error is one of the file's content, and not of the storage that holds it."""
+        if isinstance(error, GameEventsError) or (isinstance(error, OSError) and error.errno is not None):
+            return False
+        return explain(error, self.reading.place.root) is None
+
+
+def format_of(path: str, wanted: str) -> tuple[str | None, str | None]:
+    """Format and compression of a file, by the setting and its name; None: its name does not tell, it is not compressed."""
+    name = PurePosixPath(path)
+    codec = COMPRESSED.get(name.suffix.lower())
+    if codec is not None:
+        name = name.with_suffix("")
+    return (ENDINGS.get(name.suffix.lower()) if wanted == "auto" else wanted), codec

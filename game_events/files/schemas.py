@@ -1,0 +1,202 @@
+"""Schemas of records in files: from the file's own header, from a file that a setting names, or from the registry.
+
+What no registry has an id for gets a GUID made of the schema itself. Records carry it as Confluent's serializers carry theirs,
+in the header `__value_schema_id`, and the archive (table `schemas`) keeps the text: so replay, redecode and erasure, which know
+records and schema ids, know records of files.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from google.protobuf import descriptor_pb2
+
+from game_events.decoding.decoder import TypeKey
+from game_events.decoding.descriptors import ProtobufSchema
+from game_events.decoding.formats import compile_schema
+from game_events.decoding.frames import IndexPath, SchemaId
+from game_events.errors import ConfigurationError, DataError
+from game_events.files.archive_format import UNKNOWN
+from game_events.settings import Settings
+from game_events.sources.registry import RegistrySchema, SchemaRegistry, SubjectVersion
+
+#: GUIDs of schemas are made below this one.
+_SPACE = uuid.UUID("6a0ce6a6-5b0f-4c0e-9d6c-8d6b0f0f51a7")
+#: Ending of the schema's file -> its format.
+_KINDS = {".proto": "PROTOBUF", ".json": "JSON", ".avsc": "AVRO"}
+_SUBJECT = "subject:"
+SETTING = "GAME_EVENTS_FILES_SCHEMA"
+
+
+def schema_guid(kind: str, text: str, references: tuple[tuple[str, str], ...] = ()) -> str:
+    """The GUID of a schema that no registry holds: the same for the same text, everywhere."""
+    return str(uuid.uuid5(_SPACE, RegistrySchema("", kind, text, references).digest))
+
+
+def identity_bytes(schema_id: SchemaId, path: IndexPath, *, indexed: bool) -> bytes:
+    """What a record's header `__value_schema_id` holds: magic byte, id or GUID, and of protobuf the message's indexes."""
+    head = b"\0" + schema_id.to_bytes(4, "big") if isinstance(schema_id, int) else b"\1" + uuid.UUID(schema_id).bytes
+    if not indexed:
+        return head
+    if path == (0,):
+        return head + b"\0"
+    return head + b"".join(_zigzag(n) for n in (len(path), *path))
+
+
+def _zigzag(number: int) -> bytes:
+    value, found = number << 1, bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes((*found, value))
+
+
+@dataclass(frozen=True)
+class NamedSchema:
+    """The schema that the settings name, for records whose files do not hold one.
+
+    Attributes:
+        schema: the schema, with an id of the registry or a GUID of its own.
+        key: the type of the records.
+        identity: what stands in their header.
+    """
+
+    schema: RegistrySchema
+    key: TypeKey
+    identity: bytes
+
+    @property
+    def kind(self) -> str:
+        """Its format."""
+        return self.schema.format
+
+
+def named_schema(settings: Settings, registry: SchemaRegistry) -> NamedSchema | None:
+    """The schema of the settings; None: they name none.
+
+    Raises:
+        ConfigurationError: there is no such file, subject or message type, or the text does not compile.
+        TransientError: the registry does not answer.
+    """
+    if settings.files_schema is None:
+        return None
+    schema = (
+        _from_subject(settings.files_schema, registry) if settings.files_schema.startswith(_SUBJECT) else _from_file(settings)
+    )
+    try:
+        compiled = compile_schema(schema)
+    except DataError as error:
+        raise ConfigurationError(f"{SETTING}: {settings.files_schema}: {error}") from None
+    path: IndexPath = ()
+    if isinstance(compiled, ProtobufSchema):
+        path = _path_of(compiled, settings.files_message_type)
+    return NamedSchema(schema, (schema.schema_id, path), identity_bytes(schema.schema_id, path, indexed=compiled.indexed))
+
+
+def _from_subject(name: str, registry: SchemaRegistry) -> RegistrySchema:
+    subject = name.removeprefix(_SUBJECT)
+    newest = registry.newest(subject)
+    schema = registry.fetch(newest[1]) if newest is not None else None
+    if schema is None:
+        raise ConfigurationError(f"{SETTING}: the registry {registry.url} has no subject {subject!r}")
+    return schema
+
+
+def _from_file(settings: Settings) -> RegistrySchema:
+    path = Path(str(settings.files_schema)).expanduser()
+    kind = _KINDS.get(path.suffix)
+    if kind is None:
+        raise ConfigurationError(f"{SETTING}: {path} ends in none of {', '.join(_KINDS)}, and is no `{_SUBJECT}NAME`")
+    try:
+        text = path.read_text("utf-8")
+        references = _imports(path, text) if kind == "PROTOBUF" else ()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{SETTING}: {path} cannot be read: {error}") from None
+    return RegistrySchema(schema_guid(kind, text, references), kind, text, references)
+
+
+def _imports(path: Path, text: str) -> tuple[tuple[str, str], ...]:
+    """(Name, text) of the files beside it that a .proto file imports, dependencies first; others are protoc's own."""
+    found: dict[str, str] = {}
+
+    def visit(body: str) -> None:
+        for line in body.splitlines():
+            words = line.split("//")[0].split()
+            if words[:1] != ["import"]:
+                continue
+            name = words[-1].strip('";')
+            beside = path.parent / name
+            if name not in found and beside.is_file() and not {"..", "/"} & set(Path(name).parts):
+                inner = beside.read_text("utf-8")
+                visit(inner)
+                found.setdefault(name, inner)
+
+    visit(text)
+    return tuple(found.items())
+
+
+def _path_of(schema: ProtobufSchema, name: str | None) -> IndexPath:
+    """Index path of a message type by its full name."""
+    if name is None:
+        return (0,)
+    names: dict[str, IndexPath] = {}
+
+    def visit(types: Iterable[descriptor_pb2.DescriptorProto], above: str, path: IndexPath) -> None:
+        for index, item in enumerate(types):
+            full = f"{above}.{item.name}" if above else item.name
+            names[full] = (*path, index)
+            visit(item.nested_type, full, names[full])
+
+    file = schema.main_file()
+    visit(file.message_type, file.package, ())
+    if name not in names:
+        raise ConfigurationError(
+            f"GAME_EVENTS_FILES_MESSAGE_TYPE: the schema has no message {name!r}; it has {', '.join(sorted(names))}"
+        )
+    return names[name]
+
+
+class FileSchemas:
+    """What the catalog asks instead of the registry while files are the source: schemas found in files, then the registry."""
+
+    def __init__(self, registry: SchemaRegistry, *, framed: bool) -> None:
+        """Wraps the registry.
+
+        Args:
+            registry: asked for ids that no file brought.
+            framed: whether records name schemas of the registry; else it is asked for none.
+        """
+        self.url = registry.url
+        self._registry, self._framed = registry, framed
+        self._offered: dict[SchemaId, RegistrySchema] = {}
+
+    def offer(self, schemas: Iterable[RegistrySchema]) -> None:
+        """Schemas that came with files."""
+        for schema in schemas:
+            self._offered.setdefault(schema.schema_id, replace(schema))
+
+    def fetch(self, schema_id: SchemaId) -> RegistrySchema | None:
+        """The schema of an id or GUID; None: nobody knows it.
+
+        Raises:
+            TransientError, ConfigurationError: the registry does not answer, or refuses us.
+        """
+        found = self._offered.get(schema_id)
+        if found is not None and found.format == UNKNOWN:
+            return None  # so it was when the archive was written; `quarantine replay` of then is one of now
+        if found is None and (self._framed or isinstance(schema_id, int)):
+            return self._registry.fetch(schema_id)
+        return found
+
+    def version_numbers(self, subject: str) -> list[int]:
+        """Files have no subject."""
+        del subject
+        return []
+
+    def versions(self, subject: str) -> list[SubjectVersion]:
+        """Files have no subject."""
+        del subject
+        return []

@@ -1,0 +1,197 @@
+"""Bronze's and quarantine's raw records -> an archive: Parquet files that the files source reads back as the records they were.
+
+Guarantee: each record is in the archive once, however often it is run, wherever it crashes, and beside whatever else runs. The
+archive is a Delta table of its own (so any Parquet reader reads its files, and its log says which of them count): a commit
+carries the bronze batch that it has come to, and lands only if the archive still stands where it was planned from.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable, Schema
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from game_events.decoding.frames import SchemaId
+from game_events.decoding.reasons import Reason
+from game_events.errors import ConfigurationError, DataError
+from game_events.files.archive_format import RECORDS, UNKNOWN, marked_records
+from game_events.files.place import Place
+from game_events.lakehouse import crash_points
+from game_events.lakehouse.commits import Commit, commit
+from game_events.lakehouse.reading import files_with, read_files, row_count, spark_schema
+from game_events.lakehouse.staging import REPORT_SCHEMA, discard
+from game_events.lakehouse.tables import Table
+from game_events.pipeline.archive_account import Archived
+from game_events.pipeline.bronze import BATCH_APP
+from game_events.pipeline.bronze_restored import mend_restored_bronze
+from game_events.pipeline.bronze_stage import no_headers
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.file_stage import FileStage, staged_files
+from game_events.pipeline.generations import BronzeIdentity
+from game_events.pipeline.quarantine_lost import refuse_lost_quarantine
+from game_events.pipeline.replay_notes import COORDINATES
+from game_events.pipeline.report import RunReport
+from game_events.pipeline.schema_archive import SchemaArchive
+from game_events.sources.registry import RegistrySchema
+
+#: Column of bronze and quarantine -> column of the archive, where the names differ by more than `_kafka_`.
+_COLUMNS = {"value": "_raw_value"}
+#: Records of one task.
+TASK_RECORDS = 500_000
+
+
+def archive(pipeline: Pipeline, report: RunReport, to: str) -> None:
+    """Add what came to bronze and quarantine since the archive was written last; reads the new rows twice, writes them once.
+
+    Args:
+        pipeline: the parts.
+        report: gets what was done.
+        to: folder, or prefix of an object store; made if it is not there.
+
+    Raises:
+        ConfigurationError: bronze keeps no raw values; or the place holds something else, or the archive of another bronze.
+        ConflictError: a rival wrote to the archive; run it again.
+    """
+    began = time.monotonic()
+    report.archive = _archive(pipeline, report, to)
+    report.seconds["archive"] = report.seconds.get("archive", 0.0) + time.monotonic() - began
+    if report.archive.without_raw:
+        report.notices.append(f"{report.archive.without_raw:,} rows of bronze have no raw value, and are not in the archive")
+
+
+def _archive(pipeline: Pipeline, report: RunReport, to: str) -> Archived:
+    if pipeline.settings.keep_raw != "all":
+        raise ConfigurationError("bronze keeps no raw values (GAME_EVENTS_KEEP_RAW is failures): there is nothing to archive")
+    place = Place.of(pipeline.settings, to)
+    table = Table("archive", place.root, place.options)
+    bronze = mend_restored_bronze(pipeline, report)
+    if bronze is None:
+        return Archived(place.root)
+    quarantine = refuse_lost_quarantine(pipeline, bronze, report)
+    held, app = _open(table), _app(bronze)
+    batch = int(bronze.transaction_version(BATCH_APP) or 0)
+    since = held.transaction_version(app) if held is not None else None
+    if held is not None and since is None:
+        raise ConfigurationError(
+            f"{place.root} is the archive of another bronze_events, or of what it was before a full refresh or a restore: "
+            "records would be in it twice. Archive to another folder"
+        )
+    if quarantine is None and since == batch:
+        return Archived(place.root, batch=batch)
+    rows, without_raw = _records(pipeline, bronze, quarantine, place if held is not None else None, int(since or 0))
+    pipeline.on_progress(f"archive: batches {int(since or 0) + 1} to {batch} of bronze_events")
+    ids = [r[0] if r[0] is not None else r[1] for r in rows.select("_schema_id", "_schema_guid").distinct().collect() if any(r)]
+    schema = marked_records(_schemas(pipeline, ids))
+    records = rows.select(*_as_records()).coalesce(max(1, -(-_new_rows(bronze, since) // TASK_RECORDS)))
+    files = staged_files(records.mapInArrow(FileStage(table, schema, "headers"), REPORT_SCHEMA).collect())
+    crash_points.reach("archive_staged")
+    if not files and since == batch:
+        return Archived(place.root, batch=batch)
+    try:
+        landed = commit(
+            Commit(
+                table,
+                schema,
+                files,
+                expected={app: since},
+                advance={app: batch},
+                table_id=str(held.metadata().id) if held is not None else None,
+                info={"archive_of": pipeline.bronze.name, "run_id": pipeline.run_id},
+                description="Raw records of bronze_events and quarantine_events, each once, as Kafka had them",
+            )
+        )
+    except DataError:
+        discard(table, files)
+        raise
+    return Archived(place.root, landed.rows, landed.files, landed.bytes, without_raw, batch)
+
+
+def _app(bronze: DeltaTable) -> str:
+    """`txn` of the archive with the bronze batch it has come to: of this content of this table, no other."""
+    return f"archive:{BronzeIdentity.of(bronze).key}"
+
+
+def _open(table: Table) -> DeltaTable | None:
+    """The archive; None: it is to be made.
+
+    Raises:
+        ConfigurationError: something else is there.
+    """
+    held = table.open()
+    if held is None:
+        folder = table.local_path
+        if folder is not None and folder.is_dir() and any(_others(folder)):
+            raise ConfigurationError(f"{table.uri} is not empty, and no archive: name a folder of its own")
+        return None
+    if [f.name for f in held.schema().fields] != RECORDS.names:
+        raise ConfigurationError(f"{table.uri} is a table, and no archive: name a folder of its own")
+    return held
+
+
+def _others(folder: Path) -> list[Path]:
+    """What is in a folder besides files that an archive left there when it crashed before its first commit."""
+    return [f for f in folder.iterdir() if not (f.name.startswith("part-") and f.name.endswith(".parquet"))]
+
+
+def _records(
+    pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable | None, archived: Place | None, since: int
+) -> tuple[DataFrame, int]:
+    """Rows that the archive lacks, with bronze's own columns, and how many rows of bronze have no raw value."""
+    uris = files_with(bronze, "_batch", since)
+    rows = read_files(pipeline.spark, uris, spark_schema(bronze.schema())).where(F.col("_batch") > since)
+    without_raw = rows.where(F.col("_raw_value").isNull()).count() if uris else 0
+    own = _own_columns(rows)
+    rows = rows.where(F.col("_raw_value").isNotNull()).select(*own)
+    if quarantine is None or not row_count(quarantine):
+        return rows, without_raw
+    held = read_files(pipeline.spark, quarantine.file_uris(), spark_schema(quarantine.schema()))
+    held = held.where((F.col("layer") == "bronze") & (F.col("reason") != str(Reason.UNREADABLE_FILE))).select(*own)
+    # What was replayed to bronze is archived as quarantine's, where it stays.
+    rows = rows.join(held.select(*COORDINATES), COORDINATES, "left_anti").select(*own)
+    if archived is not None:
+        # By their coordinates, as no number orders them: a slice's rows may come to quarantine long before it is bronze's.
+        files = [f.path for f in archived.listing()]
+        there = read_files(pipeline.spark, files, _coordinates()).select(
+            F.col("topic_id").alias("_kafka_topic_id"),
+            F.col("partition").alias("_kafka_partition"),
+            F.col("offset").alias("_kafka_offset"),
+        )
+        held = held.join(there, COORDINATES, "left_anti").select(*own)
+    return rows.unionByName(held), without_raw
+
+
+def _coordinates() -> StructType:
+    return spark_schema(Schema.from_arrow(pa.schema([RECORDS.field(n) for n in ("topic_id", "partition", "offset")])))
+
+
+def _own_columns(rows: DataFrame) -> list[str]:
+    wanted = [_COLUMNS.get(name, f"_kafka_{name}") for name in RECORDS.names]
+    return [*wanted, "_schema_id", *(["_schema_guid"] if "_schema_guid" in rows.columns else [])]
+
+
+def _as_records() -> list[Column]:
+    columns = []
+    for name in RECORDS.names:
+        column = F.col(_COLUMNS.get(name, f"_kafka_{name}"))
+        columns.append((F.coalesce(column, no_headers()) if name == "headers" else column).alias(name))
+    return columns
+
+
+def _new_rows(bronze: DeltaTable, since: int | None) -> int:
+    """Rows of the files that hold what came since."""
+    actions = pa.table(bronze.get_add_actions(flatten=True))
+    if since and "max._batch" in actions.column_names:
+        actions = actions.filter(pc.fill_null(pc.greater(actions.column("max._batch"), since), True))
+    return int(pc.sum(actions.column("num_records")).as_py() or 0)
+
+
+def _schemas(pipeline: Pipeline, ids: list[SchemaId]) -> list[RegistrySchema]:
+    """Texts of these ids; of one that nobody knew, that."""
+    known = SchemaArchive(pipeline.lakehouse).read()
+    return [known.get(i) or RegistrySchema(i, UNKNOWN, "") for i in ids]

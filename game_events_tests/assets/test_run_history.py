@@ -1,0 +1,103 @@
+"""Dagster's storage does not grow for ever: old runs go, what anybody still needs of them stays."""
+
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from dagster import DagsterRunStatus
+
+from game_events.assets.continuous import HANDED_OVER, JOB
+from game_events.assets.continuous_mode import HAND_OVER_S, PastRun, continuous_mode, decide
+from game_events.assets.run_history import drop_old_runs
+from game_events.assets.run_tags import ENDED_BY_ITSELF
+from game_events.assets.sensors.dead_runs import dead_runs
+
+PARTITIONS = dg.StaticPartitionsDefinition(["rummy", "spades"])
+NOW = 1_700_000_000.0
+
+
+@dg.asset(partitions_def=PARTITIONS)
+def silver() -> None:
+    """A table of one game."""
+    print("some output")
+
+
+@dg.asset
+def bronze() -> None:
+    """A table of all games."""
+
+
+@dg.op(config_schema={"fails": dg.Field(bool, default_value=False)})
+def anything(context):
+    if context.op_config["fails"]:
+        raise dg.Failure("as told")
+
+
+@dg.job
+def refresh():
+    anything()
+
+
+def shard(instance, run_id):
+    return Path(instance.event_log_storage.path_for_shard(run_id))
+
+
+def test_old_runs_go_but_for_those_with_the_newest_event_of_an_asset_or_a_partition(instance):
+    def materialized(asset, partition=None):
+        return dg.materialize([asset], instance=instance, partition_key=partition).run_id
+
+    gone = [materialized(silver, "rummy"), materialized(bronze), refresh.execute_in_process(instance=instance).run_id]
+    failing = {"ops": {"anything": {"config": {"fails": True}}}}
+    gone.append(refresh.execute_in_process(instance=instance, raise_on_error=False, run_config=failing).run_id)
+    kept = [materialized(silver, "spades"), materialized(silver, "rummy"), materialized(bronze)]
+    kept.append(refresh.execute_in_process(instance=instance).run_id)  # the newest of its job
+    assert shard(instance, gone[0]).is_file()
+
+    assert drop_old_runs(instance, keep_h=1) == 0
+    assert drop_old_runs(instance, keep_h=0) == len(gone)
+    assert {run.run_id for run in instance.get_runs()} == set(kept)
+    assert drop_old_runs(instance, keep_h=0) == 0
+    root = Path(instance.root_directory)
+    for run_id in gone:
+        assert not shard(instance, run_id).exists()
+        assert not [path for path in root.rglob("*") if run_id in path.name], "its output is gone, too"
+    assert instance.get_materialized_partitions(silver.key) == {"rummy", "spades"}
+    assert instance.get_latest_materialization_event(bronze.key).run_id == kept[2]
+
+
+def test_runs_that_wait_or_work_stay_however_old(instance):
+    for status in (DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING):
+        instance.create_run_for_job(refresh, status=status)
+    assert drop_old_runs(instance, keep_h=0) == 0
+    assert len(instance.get_runs()) == 2
+
+
+def test_the_sensor_deletes_what_the_setting_calls_old(instance, monkeypatch):
+    for _ in range(2):
+        refresh.execute_in_process(instance=instance)
+    assert "deleted" not in dead_runs(dg.build_sensor_context(instance=instance)).skip_message
+    monkeypatch.setenv("GAME_EVENTS_RUN_HISTORY_H", "0.0000001")
+    assert "deleted 1 that ended long ago" in dead_runs(dg.build_sensor_context(instance=instance)).skip_message
+    assert len(instance.get_runs()) == 1
+
+
+def past(status, *, handed_over, ended=NOW):
+    return PastRun("a", status, ended - 5, ended, handed_over)
+
+
+def test_a_run_that_has_lasted_long_enough_is_followed_by_another():
+    newest = past(DagsterRunStatus.SUCCESS, handed_over=True)
+    assert not decide([newest], NOW + HAND_OVER_S - 1).start, "the command line begins the next one by itself"
+    decision = decide([newest], NOW + HAND_OVER_S)
+    assert decision.start
+    assert decision.run_key == "continuous-after-a"
+    assert not decide([past(DagsterRunStatus.SUCCESS, handed_over=False)], NOW + HAND_OVER_S).start
+
+
+@pytest.mark.parametrize("status", [DagsterRunStatus.CANCELED, DagsterRunStatus.FAILURE])
+def test_a_user_who_ends_a_run_that_repeats_one_with_the_tag_has_ended_it(instance, status):
+    """The UI's "Re-execute" takes over all tags."""
+    run = instance.add_run(dg.DagsterRun(job_name=JOB, status=status, tags={HANDED_OVER: "true"}))
+    found = continuous_mode(dg.build_sensor_context(instance=instance))
+    assert isinstance(found, dg.SkipReason)
+    assert ENDED_BY_ITSELF not in run.tags

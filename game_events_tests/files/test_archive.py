@@ -1,0 +1,123 @@
+"""Kafka -> archive -> files: a bronze that is rebuilt from its archive, without broker and registry, is the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from game_events.errors import ConfigurationError
+from game_events.pipeline.archive import archive
+from game_events.pipeline.bronze_reset import replace_bronze
+from game_events.pipeline.refresh import refresh
+from game_events.pipeline.report import RunReport
+from game_events.settings import Settings
+from game_events_tests.books import assert_books_balance, rows
+from game_events_tests.cli.conftest import Cli, cli, environment  # noqa: F401 - fixtures
+from game_events_tests.conftest import MakePipeline
+from game_events_tests.files.test_guarantees import kill
+from game_events_tests.files.test_pipeline import failed_checks
+from game_events_tests.guarantees.waves import send
+from game_events_tests.pipeline.topic import send_values
+
+pytestmark = pytest.mark.stack
+#: What is another in a bronze that was read in another order, from other places (`detail` names the registry that was asked).
+OTHER = {"_batch", "_file_path", "_file_position", "quarantined_at", "run_id", "detail"}
+
+
+def content(settings: Settings, table: str) -> list[tuple[Any, ...]]:
+    """All rows of a table but for those columns, sorted."""
+    names = {name for (name, *_) in rows(settings, table, "DESCRIBE SELECT * FROM t")} - OTHER
+    listed = ", ".join(f'"{name}"' for name in sorted(names))
+    return rows(settings, table, f"SELECT '{listed}', {listed} FROM t ORDER BY _kafka_partition, _kafka_offset")
+
+
+def write(settings: Settings, make_pipeline: MakePipeline, to: Path) -> RunReport:
+    report = RunReport()
+    archive(make_pipeline(settings), report, str(to))
+    return report
+
+
+def test_a_bronze_rebuilt_from_its_archive_equals_it_and_goes_on_with_the_topic(
+    settings: Settings, make_pipeline: MakePipeline, spark: SparkSession, tmp_path: Path
+) -> None:
+    to = settings.state_dir / "archive"
+    sent = send(settings, version=2)
+    refresh(make_pipeline(settings))
+    first = write(settings, make_pipeline, to)
+    assert first.archive is not None
+    assert first.archive.rows == sent.records_total
+    again = write(settings, make_pipeline, to)
+    assert again.archive is not None
+    assert (again.archive.rows, again.archive.files) == (0, 0)
+    sent = sent.merge(send(settings, version=3))
+    # A tombstone, and an id that no registry knows, with a key and headers.
+    send_values(settings, [None, b"\0\x7f\0\0\0\0x"], headers=[("h", b"1"), ("h", None)], key=b"k")
+    refresh(make_pipeline(settings))
+    kill_archive(settings, spark, tmp_path)
+    second = write(settings, make_pipeline, to)
+    assert second.archive is not None
+    assert first.archive.rows + second.archive.rows == sent.records_total + 2
+
+    rebuilt = settings.model_copy(
+        update={
+            "source": "files",
+            "files_path": str(to),
+            "files_settle_s": 0,
+            "lakehouse": str(tmp_path / "rebuilt"),
+            "kafka_bootstrap_servers": "127.0.0.1:9",
+            "schema_registry_url": "http://127.0.0.1:9",
+        }
+    )
+    report = refresh(make_pipeline(rebuilt))
+    assert report.success, report.errors
+    for table in ("bronze_events", "quarantine_events"):
+        assert content(rebuilt, table) == content(settings, table)
+    for game in sent.records:
+        assert content(rebuilt, f"silver_{game}_events") == content(settings, f"silver_{game}_events")
+    assert failed_checks(make_pipeline(rebuilt)) == []
+
+    # The topic goes on where the archive ends.
+    live = settings.model_copy(update={"lakehouse": rebuilt.lakehouse})
+    sent = sent.merge(send(settings, version=1))
+    for one in (live, settings):
+        report = refresh(make_pipeline(one))
+        assert report.success, report.errors
+    assert content(live, "bronze_events") == content(settings, "bronze_events")
+    assert failed_checks(make_pipeline(live)) == []
+
+
+def kill_archive(settings: Settings, spark: SparkSession, tmp_path: Path) -> None:
+    """The archive's run is killed when its files are written: none of them may be read."""
+    kill(settings, spark, tmp_path / "log", "archive_staged", "archive")
+
+
+# Dagster 1.13 calls its own deprecated property for every nested resource.
+@pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated:DeprecationWarning")
+def test_the_command_writes_an_archive_of_one_bronze_and_refuses_another(
+    cli: Cli,  # noqa: F811 - the fixture
+    environment: Settings,  # noqa: F811 - the fixture
+    make_pipeline: MakePipeline,
+    tmp_path: Path,
+) -> None:
+    settings = environment
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    sent = send(settings, version=1)
+    refresh(make_pipeline(settings))
+    assert_books_balance(settings, sent)
+    with pytest.raises(ConfigurationError, match="not empty"):
+        write(settings, make_pipeline, tmp_path / "full")
+    with pytest.raises(ConfigurationError, match="no archive"):
+        write(settings, make_pipeline, Path(settings.lakehouse) / "bronze_events")
+    with pytest.raises(ConfigurationError, match="KEEP_RAW"):
+        write(settings.model_copy(update={"keep_raw": "failures"}), make_pipeline, tmp_path / "archive")
+    said = cli("archive", "--to", str(tmp_path / "archive"))
+    assert said.code == 0, said.everything
+    assert f"{sent.records_total:,} records in 1 files" in said.out
+    assert cli("archive", "--to", str(tmp_path / "archive"), "--json").result["archive"]["rows"] == 0
+    replace_bronze(make_pipeline(settings.model_copy(update={"allow_bronze_full_refresh": True})), RunReport())
+    with pytest.raises(ConfigurationError, match="another bronze_events"):
+        write(settings, make_pipeline, tmp_path / "archive")

@@ -1,0 +1,87 @@
+"""What the source of files says of itself: which files there are, how many a slice may have, from where on."""
+
+from __future__ import annotations
+
+import pickle
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from game_events.errors import ConfigurationError, DataError
+from game_events.files.coordinates import FILE_ROWS
+from game_events.files.place import Place
+from game_events.files.source import FileGap, FileSource
+from game_events.lakehouse.tables import Lakehouse
+from game_events.settings import Settings, load_settings
+from game_events_tests.files.samples import put
+
+
+def source(settings: Settings, **other: object) -> FileSource:
+    settings = settings.model_copy(update=other)
+    return FileSource(settings, Lakehouse.of(settings))
+
+
+def test_a_slice_has_as_many_files_and_bytes_as_the_settings_say_and_one_at_least(
+    landing: Path, file_settings: Settings
+) -> None:
+    for n, size in enumerate((10, 20, 30, 500, 1)):
+        put(landing, f"{n}.pb", b"x" * size, age_s=100 - n)
+    for files, size, rooms in ((2, 1000, (2, 2)), (10, 60, (3, 2)), (10, 1, (1, 1))):
+        one = source(file_settings, files_per_batch=files, files_bytes_per_batch=size)
+        (lane,) = one.look().latest
+        assert (one.room({lane: 0}) // FILE_ROWS, one.room({lane: 1 * FILE_ROWS}) // FILE_ROWS) == rooms
+        assert one.room({lane: 5 * FILE_ROWS}) == FILE_ROWS
+
+
+def test_a_new_bronze_may_start_with_the_files_of_a_time(landing: Path, file_settings: Settings) -> None:
+    for n in range(3):
+        put(landing, f"{n}.pb", b"x", age_s=3600 * (3 - n))
+    one = source(file_settings)
+    seen = one.look()
+    now = datetime.now(UTC)
+    assert list(one.at(seen.latest, now - timedelta(hours=2.5)).values()) == [FILE_ROWS]
+    assert one.at(seen.latest, now) == {}
+
+
+def test_only_files_that_match_and_are_nobodys_own_are_listed(landing: Path) -> None:
+    for name in ("a.pb", "x/b.pb", "x/y/c.avro", "_d.pb", ".e.pb", "_f/g.pb", "x/.h/i.pb"):
+        put(landing, name, b"x")
+
+    def names(pattern: str) -> set[str]:
+        return {f.path.removeprefix(f"{landing}/") for f in Place(str(landing)).listing(pattern)}
+
+    assert names("*") == {"a.pb", "x/b.pb", "x/y/c.avro"}
+    assert names("x/*") == {"x/b.pb", "x/y/c.avro"}
+    assert names("*.pb") == {"a.pb", "x/b.pb"}
+
+
+def test_a_restored_log_stops_the_run(landing: Path, file_settings: Settings) -> None:
+    put(landing, "a.pb", b"x")
+    source(file_settings).look()
+    put(landing, "b.pb", b"x")
+    source(file_settings).look()
+    DeltaTable(f"{file_settings.lakehouse}/source_files").restore(0)
+    with pytest.raises(DataError, match="restored"):
+        source(file_settings).look()
+
+
+def test_a_folder_that_is_a_table_is_no_source(landing: Path, file_settings: Settings) -> None:
+    put(landing, "a.pb", b"x")
+    source(file_settings).look()
+    with pytest.raises(ConfigurationError, match="Delta table"):
+        source(file_settings, files_path=f"{file_settings.lakehouse}/source_files").look()
+
+
+def test_a_place_that_holds_a_password_is_refused_and_one_source_is_enough() -> None:
+    with pytest.raises(ConfigurationError, match="password"):
+        load_settings(source="files", files_path="s3://key:secret@bucket/landing")
+    with pytest.raises(ConfigurationError, match="exclude each other"):
+        load_settings(source="files", files_path="/landing", source_table="/other/bronze_events")
+
+
+def test_the_gap_of_a_file_names_it_and_travels() -> None:
+    gap = FileGap("files", "id", 0, FILE_ROWS, 2 * FILE_ROWS, "/landing/a.pb")
+    assert (str(gap), gap.offsets) == ("file /landing/a.pb", None)
+    assert str(pickle.loads(pickle.dumps(gap))) == str(gap)  # noqa: S301 - our own bytes

@@ -1,0 +1,165 @@
+"""Topics that come, grow and are made anew, beside rivals and crashes; bronze and quarantine are real, the rest is not.
+
+Of the records every third does not decode. Partitions of different topics have the same numbers and offsets.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+
+from game_events.lakehouse import crash_points
+from game_events.lakehouse.reading import read_arrow
+from game_events.lakehouse.staging import StagedWriter
+from game_events.pipeline import bronze as bronze_module
+from game_events.pipeline.bronze import load_bronze
+from game_events.pipeline.bronze_stage import COORDINATES, QUARANTINE_COLUMNS, StageResult, bronze_schema
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.offset_checks import offsets_continuous
+from game_events.pipeline.report import RunReport
+from game_events.settings import load_settings
+from game_events.sources.source import Lane, Seen
+
+IDS = [f"{letter * 21}A" for letter in "ABCDEFGH"]
+POINTS = ("bronze_staged", "quarantine_committed", "bronze_committed")
+
+
+class Killed(Exception):  # noqa: N818 - what SIGKILL would be
+    """The run ended here."""
+
+
+class Broker:
+    """Lane -> its end; lanes of topics that were deleted are gone."""
+
+    def __init__(self):
+        self.ends, self.ids = {}, iter(IDS)
+
+    def make(self, topic, partitions):
+        topic_id = next(self.ids)
+        self.ends |= {Lane(topic, topic_id, number): 0 for number in range(partitions)}
+
+    def look(self):
+        return Seen(dict.fromkeys(self.ends, 0), dict(self.ends))
+
+    def subjects(self, _):
+        return ()
+
+    def room(self, _):
+        return 7
+
+
+class World:
+    """A pipeline by a pattern, without Spark, Kafka and registry."""
+
+    def __init__(self, root, monkeypatch, seed):
+        self.root, self.broker, self.random = root, Broker(), random.Random(seed)  # noqa: S311 - not a secret
+        self.meanwhile, self.dies_at = [], None
+        monkeypatch.setattr(bronze_module, "stage_slice", self.stage)
+        monkeypatch.setattr(crash_points, "reach", self.reach)
+        self.broker.make("t.a", 2)
+
+    def reach(self, point, *_):
+        if point == self.dies_at:
+            self.dies_at = None
+            raise Killed
+
+    def pipeline(self):
+        settings = load_settings(lakehouse=str(self.root), kafka_topic_pattern=r"t\..", on_data_loss="record_gap")
+        made = Pipeline(settings, lambda: pytest.fail("no Spark is needed"))
+        catalog = SimpleNamespace(ids_of=lambda _: [], archive=lambda _: [], message_columns=lambda columns, _: columns)
+        made.__dict__.update(source=self.broker, catalog=catalog)
+        return made
+
+    def stage(self, pipeline, _handle, columns, part, batch, decided):
+        if self.meanwhile:
+            self.meanwhile.pop()()
+        good, bad = [], []
+        for lane, end in part.end.items():
+            for offset in range(part.start[lane], end):
+                row = dict(zip(COORDINATES, (lane.topic_id, lane.partition, offset), strict=True)) | {"_batch": batch}
+                if offset % 3:
+                    good.append(row)
+                elif offset not in decided.get((lane.topic_id, lane.partition), ()):
+                    bad.append(row | {"layer": "bronze"})
+        files = []
+        for table, schema, rows in (
+            (pipeline.bronze, bronze_schema(columns), good),
+            (pipeline.quarantine, QUARANTINE_COLUMNS, bad),
+        ):
+            writer = StagedWriter(table, schema)
+            if rows:
+                writer.write(pa.Table.from_pylist(rows, schema=schema))
+            files.append(writer.close())
+        return StageResult(*files, set(), set(), Counter())
+
+    def run(self):
+        report = RunReport()
+        load_bronze(self.pipeline(), report)
+        return report
+
+    def grow(self):
+        for lane in self.broker.ends:
+            self.broker.ends[lane] += self.random.randint(0, 5)
+
+    def join(self):
+        self.broker.make(f"t.{len(self.broker.ends)}", self.random.randint(1, 3))
+        self.grow()
+
+    def rival(self):
+        self.grow()
+        self.run()
+
+    def joining_rival(self):
+        self.join()
+        self.rival()
+
+    def step(self):
+        self.grow()
+        kind = self.random.choice(["plain", "rival", "joining", "crash", "crash"])
+        if kind == "joining" and len(self.broker.ends) > 10:
+            kind = "rival"
+        if kind == "crash":
+            self.dies_at = self.random.choice(POINTS)
+        elif kind != "plain":
+            self.meanwhile.append(self.rival if kind == "rival" else self.joining_rival)
+        try:
+            self.run()
+        except Killed:
+            self.grow()
+
+    def held(self):
+        """Each row of bronze and quarantine."""
+        found = Counter()
+        for table in (self.pipeline().bronze, self.pipeline().quarantine):
+            rows = read_arrow(table, table.open(), list(COORDINATES))
+            found.update(zip(*(rows[name].to_pylist() for name in COORDINATES), strict=True))
+        return found
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_happens_between_topics_every_record_is_there_once(tmp_path, monkeypatch, seed):
+    world = World(tmp_path / "lakehouse", monkeypatch, seed)
+    world.meanwhile = [world.joining_rival]
+    for _ in range(8):
+        world.step()
+    world.meanwhile, world.dies_at = [], None
+    report = world.run()
+    ends = world.broker.ends
+    assert world.held() == Counter((lane.topic_id, lane.partition, o) for lane, end in ends.items() for o in range(end))
+    assert sum(report.lag.values()) == 0
+    continuous = offsets_continuous(world.pipeline())
+    assert continuous.passed, continuous.summary
+    # One of them is made anew: only it begins again.
+    kept = {lane: end for lane, end in ends.items() if lane.topic != "t.a"}
+    before = world.held()
+    world.broker.ends = kept
+    world.broker.make("t.a", 1)
+    world.broker.ends[min(lane for lane in world.broker.ends if lane.topic == "t.a")] = 4
+    report = world.run()
+    assert {gap.topic for gap in report.gaps} == {"t.a"}
+    assert sum((world.held() - before).values()) == 4
+    assert not before - world.held()

@@ -1,0 +1,115 @@
+"""Which topics and partitions the settings mean; the broker's answers are made by hand."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from types import SimpleNamespace
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from game_events.errors import ConfigurationError, TransientError
+from game_events.settings import Settings, load_settings
+from game_events.sources.kafka import KafkaSource
+from game_events.sources.source import Lane, Slice
+
+
+def settled(answer):
+    found = Future()
+    (found.set_exception if isinstance(answer, Exception) else found.set_result)(answer)
+    return found
+
+
+class Broker:
+    """Topics: name -> number of partitions; `listed`: names that it told of before some were deleted."""
+
+    def __init__(self, listed=(), **topics):
+        self.topics, self.listed = topics, listed
+
+    def list_topics(self, timeout):  # noqa: ARG002
+        names = ["__consumer_offsets", "__transaction_state", *self.listed, *self.topics]
+        return SimpleNamespace(topics=dict.fromkeys(names))
+
+    def describe_topics(self, asked, request_timeout):  # noqa: ARG002
+        return {name: settled(self.describe(name)) for name in self.names}
+
+    def describe(self, name):
+        if name not in self.topics:
+            return KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, "no such topic"))
+        return SimpleNamespace(topic_id=f"id of {name}", partitions=[SimpleNamespace(id=n) for n in range(self.topics[name])])
+
+    def list_offsets(self, asked, **_):
+        return {place: settled(SimpleNamespace(offset=place.partition)) for place in asked}
+
+
+@pytest.fixture
+def source(monkeypatch):
+    def make(broker, **settings):
+        monkeypatch.setattr("game_events.sources.kafka_admin.AdminClient", lambda *_: broker)
+        collection = "game_events.sources.kafka_admin.TopicCollection"
+        monkeypatch.setattr(collection, lambda names: setattr(broker, "names", list(names)))
+        return KafkaSource(Settings(**settings))
+
+    return make
+
+
+def places(found):
+    return sorted((lane.topic, lane.topic_id, lane.partition) for lane in found.latest)
+
+
+def test_a_list_is_these_topics_with_all_their_partitions(source):
+    found = source(Broker(a=2, b=1, c=1), kafka_topic="a, b").look()
+    assert places(found) == [("a", "id of a", 0), ("a", "id of a", 1), ("b", "id of b", 0)]
+    with pytest.raises(ConfigurationError, match="has no topic 'x', 'y': create it, or set GAME_EVENTS_KAFKA_TOPIC"):
+        source(Broker(a=1), kafka_topic="a,x,y").look()
+
+
+def test_a_pattern_matches_whole_names_and_never_kafkas_own_and_a_topic_that_goes_meanwhile_is_left_out(source):
+    broker = Broker(listed=["ab"], a=1, aa=1, ba=1)
+    watching = source(broker, kafka_topic_pattern="a.*|.*offsets")
+    assert [topic for topic, *_ in places(watching.look())] == ["a", "aa"]
+    broker.topics["ac"] = 1
+    assert [topic for topic, *_ in places(watching.look())] == ["a", "aa", "ac"]
+    # It may be made later, so a loop waits for it.
+    with pytest.raises(
+        TransientError, match=r"no topic that matches 'z\.\*': create one, or correct GAME_EVENTS_KAFKA_TOPIC_PATTERN"
+    ):
+        source(broker, kafka_topic_pattern="z.*").look()
+
+
+def test_partitions_that_are_assigned_are_these_and_one_that_is_not_there_is_named(source):
+    found = source(Broker(a=3, b=1), kafka_assign={"a": [2, 0]}).look()
+    assert places(found) == [("a", "id of a", 0), ("a", "id of a", 2)]
+    with pytest.raises(ConfigurationError, match=r"has no partition a\[3\], b\[1\]: correct GAME_EVENTS_KAFKA_ASSIGN"):
+        source(Broker(a=3, b=1), kafka_assign={"a": [0, 3], "b": [1]}).look()
+
+
+def test_names_travel_with_the_rows_only_if_a_slice_is_of_several_topics(source):
+    reading = source(Broker(a=1, b=1), kafka_topic="a,b")
+    a, b = Lane("a", "id of a", 0), Lane("b", "other", 0)
+    assert reading.constants(Slice({a: 0}, {a: 1})) == {"topic": "a", "topic_id": "id of a"}
+    assert reading.constants(Slice({a: 0, b: 0}, {a: 1, b: 1})) == {}
+    assert reading.changed(Slice({a: 0}, {a: 1})) is None
+    assert reading.changed(Slice({a: 0, b: 0}, {a: 1, b: 1})) == "topic b was deleted and made again while it was read"
+    assert reading.subjects([b, a, a]) == ("a-value", "b-value")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"kafka_topic": "a,a"}, "KAFKA_TOPIC: .*each once"),
+        ({"kafka_topic": "a b"}, "KAFKA_TOPIC: .*letters, digits"),
+        ({"kafka_topic_pattern": "("}, "KAFKA_TOPIC_PATTERN: .*not a regular expression"),
+        ({"kafka_assign": {"a": []}}, "KAFKA_ASSIGN: .*its partitions"),
+        (
+            {"kafka_assign": {"a": [0]}, "source_table": "/lake/bronze_events"},
+            "KAFKA_ASSIGN and SOURCE_TABLE exclude each other",
+        ),
+        ({"starting_offsets": '{"a": {"0": -3}}'}, "STARTING_OFFSETS.*greater than or equal to -2"),
+        ({"source_table": "s3://key:secret@bucket/bronze_events"}, "SOURCE_TABLE: .*no key or password"),
+    ],
+)
+def test_settings_of_the_source_that_mean_nothing_are_named(given, says):
+    with pytest.raises(ConfigurationError, match=says) as caught:
+        load_settings(**given)
+    assert "secret@" not in str(caught.value)
