@@ -124,7 +124,7 @@ def _tables(lakehouse: Lakehouse) -> set[str]:
 def _cause(pipeline: Pipeline, error: Exception) -> str:
     """The first line: a catalog's errors are pages of stack."""
     first = str(error).strip().partition("\n")[0] if isinstance(error, GameEventsError) else _spark_words(error)
-    return without_secrets(f"{type(error).__name__}: {first[:300]}", pipeline.settings)
+    return without_secrets(f"{type(error).__name__}: {first[:600]}", pipeline.settings)
 
 
 def _spark_words(error: Exception) -> str:
