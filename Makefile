@@ -23,8 +23,8 @@ $(READY): requirements.lock pyproject.toml
 
 setup: prerequisites $(READY)  ## Make .venv and fetch the Java parts (every other target does this by itself)
 
-demo: setup  ## The main job on real parts: broker, registry, producer, Spark, Delta, Dagster
-	@$(BIN)/game-events demo
+demo: setup  ## The main job on real parts: broker, registry, producer, Spark, Delta, Dagster; EXAMPLE=iot: of another domain
+	@$(BIN)/game-events demo $(if $(EXAMPLE),--example $(EXAMPLE))
 
 test: setup  ## All tests (they start their own broker and registry)
 	@$(BIN)/python -m pytest

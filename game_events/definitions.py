@@ -7,6 +7,7 @@ from game_events.assets.checks import build_check_schedule, build_checks
 from game_events.assets.continuous import continuous
 from game_events.assets.continuous_mode import continuous_mode
 from game_events.assets.jobs import redecode, refresh, replay
+from game_events.assets.keys import Keys
 from game_events.assets.labels import labelled
 from game_events.assets.maintenance import hourly_maintenance, maintain
 from game_events.assets.resources import LakehouseResource, SparkResource
@@ -14,17 +15,18 @@ from game_events.assets.rule_checks import build_rule_checks, declared_rules
 from game_events.assets.sensors import SENSORS
 from game_events.assets.tables import build_tables
 from game_events.assets.validate import build_validate
-from game_events.extensions import load_extensions
+from game_events.extensions import extensions_of
 from game_events.settings import Settings, load_settings
 
 
 def build_defs(settings: Settings | None = None) -> dg.Definitions:
     """The definitions for some settings (default: those of the environment)."""
     settings = settings or load_settings()
-    checks = build_checks()
+    keys = Keys.of(settings)
+    checks = build_checks(keys)
     return dg.Definitions(
-        assets=labelled(settings, build_tables(settings, load_extensions(settings.extensions).aggregates)),
-        asset_checks=[*checks, *build_rule_checks(declared_rules(settings))],
+        assets=labelled(settings, build_tables(settings, extensions_of(settings).aggregates, keys)),
+        asset_checks=[*checks, *build_rule_checks(declared_rules(settings), keys)],
         jobs=[refresh, replay, redecode, maintain, archive, continuous, build_validate(build_defs)],
         schedules=[build_check_schedule(checks), hourly_maintenance],
         sensors=[*SENSORS, continuous_mode],

@@ -129,6 +129,7 @@ class GoldAggregate:
         description: of the tables and the asset.
         definition: hash of what decides the values; another one makes the tables be made anew from all of silver.
         where: file and line of the declaration.
+        asset_name: name of the Dagster asset, where the setting `names` gives it another one.
     """
 
     name: str
@@ -141,6 +142,7 @@ class GoldAggregate:
     description: str = ""
     definition: str = ""
     where: str = "shipped"
+    asset_name: str = ""
 
     def __str__(self) -> str:
         return f"gold aggregate {self.name} ({self.where})"
@@ -153,7 +155,7 @@ class GoldAggregate:
     @property
     def asset(self) -> str:
         """Name of its Dagster asset."""
-        return f"gold_{self.name}"
+        return self.asset_name or f"gold_{self.name}"
 
     def applies_to(self, game: str) -> bool:
         """Whether a game has its table."""

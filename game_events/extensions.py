@@ -9,7 +9,7 @@ import inspect
 import sys
 import traceback
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +18,8 @@ from pyspark import cloudpickle
 
 from game_events.errors import ConfigurationError, GameEventsError
 from game_events.extending import DECLARATION, PLAYER_AGG, GoldAggregate, SilverTransformation
+from game_events.names import AGGREGATE
+from game_events.settings import Settings
 
 #: A module's list of quality rules.
 RULES = "RULES"
@@ -53,6 +55,18 @@ def load_extensions(names: Iterable[str]) -> Extensions:
         ConfigurationError: one cannot be loaded, or declares what cannot be: names module, file and line.
     """
     return _load(tuple(str(Path(n).expanduser().resolve()) if n.endswith(".py") else n for n in names))
+
+
+def extensions_of(settings: Settings) -> Extensions:
+    """What the settings name, each aggregate with the name of its asset.
+
+    Raises:
+        ConfigurationError: as for `load_extensions`; or a name of the setting `names` would be an aggregate's, too.
+    """
+    found, names = load_extensions(settings.extensions), settings.names
+    names.refuse_clashes(aggregate.name for aggregate in found.aggregates)
+    assets = {a.name: names.asset(names.own_gold_asset.replace(AGGREGATE, a.name)) for a in found.aggregates}
+    return replace(found, aggregates=tuple(replace(a, asset_name=assets[a.name]) for a in found.aggregates))
 
 
 @lru_cache

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AwareDatetime, Field, SecretStr, ValidationError, field_validator
+from pydantic import AwareDatetime, Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -26,7 +26,10 @@ from pydantic_settings import (
 from yaml import YAMLError
 
 from game_events.errors import ConfigurationError
+from game_events.gold_columns import problem
+from game_events.names import Names, Words
 from game_events.rules import Rule, require_unique
+from game_events.sample import SampleData
 from game_events.source_settings import SourceSettings, refuse_credentials, split_names
 
 ENV_PREFIX = "GAME_EVENTS_"
@@ -139,6 +142,12 @@ class Settings(SourceSettings):
     entity_column: str = Field("game_name", description="column that names the game: one silver and gold table for each")
     key_column: str = Field("gamer_id", description="column that gold aggregates by")
     time_column: str = Field("event_timestamp", description="column whose minimum and maximum gold keeps")
+    gold_columns: dict[str, str] = Field(
+        default_factory=dict, description="gold's columns beside the key: name -> SQL aggregate; empty: sessions, first, last"
+    )
+    names: Names = Field(default_factory=Names, description="names of tables and assets, as templates, and their prefix")
+    words: Words = Field(default_factory=Words, description="what people call an entity and a key, in texts")
+    producer: SampleData = Field(default_factory=SampleData, description="what `produce` and `demo` make up")
 
     # --- checks on the whole
     freshness_s: int = Field(0, ge=0, description="bronze's last commit may be so many seconds old; 0: not checked")
@@ -206,6 +215,24 @@ class Settings(SourceSettings):
     @classmethod
     def _empty_is_none(cls, value: object) -> object:
         return value or None
+
+    @field_validator("producer")
+    @classmethod
+    def _proto(cls, value: SampleData) -> SampleData:
+        if value.proto is None:
+            return value
+        found = (Path(os.environ.get(ENV_PREFIX + "CONFIG") or "game_events.yaml").parent / value.proto).resolve()
+        if not found.is_file():
+            raise ValueError(f"proto: {found} is not a file (paths are relative to the settings file's folder)")
+        return value.model_copy(update={"proto": found})
+
+    @field_validator("gold_columns")
+    @classmethod
+    def _gold_columns(cls, value: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+        wrong = problem(value, (info.data.get("key_column", ""), info.data.get("entity_column", "")))
+        if wrong is not None:
+            raise ValueError(wrong)
+        return value
 
     @field_validator("alert_webhook_url")
     @classmethod

@@ -16,6 +16,7 @@ from game_events.pipeline.spark import spark_config
 from game_events.settings import Settings, load_settings
 from game_events.stack import local_stack
 from game_events.stack.stack_state import StackState
+from game_events_tests.guarantees.conftest import crash  # noqa: F401 - a fixture for every folder
 from game_events_tests.object_store.client import KEY, SECRET, ObjectStore
 
 _numbers = itertools.count(1)

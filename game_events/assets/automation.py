@@ -9,14 +9,13 @@ from typing import Any
 
 import dagster as dg
 
-from game_events.assets.keys import BRONZE_KEY, GOLD_KEY, SILVER_KEY
+from game_events.assets.keys import DEFAULT, Keys
 from game_events.assets.run_tags import CARRIES_ALL, REASON
 
 Condition = dg.AutomationCondition[Any]
-UPSTREAM = (BRONZE_KEY, SILVER_KEY, GOLD_KEY)
 
 
-def carry_condition() -> Condition:
+def carry_condition(keys: Keys = DEFAULT) -> Condition:
     """True when a layer above was updated by a run that did not itself carry on, until a run that does is requested.
 
     Held back while a layer is being written, and while a blocking check of one fails.
@@ -26,14 +25,18 @@ def carry_condition() -> Condition:
     # is never true on the first tick after an empty event log: a fresh `make up` would start a run too many.)
     by_carrier = condition.executed_with_tags(tag_values=CARRIES_ALL)
     by_hand = condition.newly_updated() & ~by_carrier
+
+    def any_of(wanted: Condition) -> Condition:
+        return _any_of(wanted, keys)
+
     blocked = condition.any_checks_match(condition.check_failed(), blocking_only=True)
     carried = condition.newly_requested() | (condition.newly_updated() & by_carrier)
-    return _any_of(by_hand).since(carried) & ~_any_of(condition.in_progress()) & ~condition.in_progress() & ~_any_of(blocked)
+    return any_of(by_hand).since(carried) & ~any_of(condition.in_progress()) & ~condition.in_progress() & ~any_of(blocked)
 
 
-def _any_of(wanted: Condition) -> Condition:
+def _any_of(wanted: Condition, keys: Keys) -> Condition:
     """True if it is for any layer above."""
-    bronze, silver, gold = (dg.AutomationCondition.asset_matches(key, wanted) for key in UPSTREAM)
+    bronze, silver, gold = (dg.AutomationCondition.asset_matches(key, wanted) for key in (keys.bronze, keys.silver, keys.gold))
     return bronze | silver | gold
 
 

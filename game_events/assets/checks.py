@@ -9,7 +9,7 @@ from typing import Any
 import dagster as dg
 
 from game_events.assets.failures import errors_decide
-from game_events.assets.keys import LAYER_KEYS
+from game_events.assets.keys import DEFAULT, Keys
 from game_events.assets.resources import LakehouseResource
 from game_events.pipeline.check_result import CheckResult
 from game_events.pipeline.event_log import recorded
@@ -17,9 +17,9 @@ from game_events.pipeline.report import RunReport
 from game_events.pipeline.whole_checks import CHECKS, WholeCheck
 
 
-def build_checks() -> list[dg.AssetChecksDefinition]:
+def build_checks(keys: Keys = DEFAULT) -> list[dg.AssetChecksDefinition]:
     """One asset check for each of `pipeline.whole_checks.CHECKS`."""
-    return [_asset_check(check) for check in CHECKS]
+    return [_asset_check(check, keys) for check in CHECKS]
 
 
 def build_check_schedule(checks: Sequence[dg.AssetChecksDefinition]) -> dg.ScheduleDefinition:
@@ -40,9 +40,9 @@ def build_check_schedule(checks: Sequence[dg.AssetChecksDefinition]) -> dg.Sched
     )
 
 
-def _asset_check(check: WholeCheck) -> dg.AssetChecksDefinition:
+def _asset_check(check: WholeCheck, keys: Keys) -> dg.AssetChecksDefinition:
     @dg.asset_check(
-        asset=LAYER_KEYS[check.layer],
+        asset=keys.by_layer[check.layer],
         name=check.name,
         description=check.description,
         blocking=check.blocking,
@@ -60,10 +60,10 @@ def _asset_check(check: WholeCheck) -> dg.AssetChecksDefinition:
     return look
 
 
-def check_evaluation(found: CheckResult) -> dg.AssetCheckEvaluation:
+def check_evaluation(found: CheckResult, keys: Keys = DEFAULT) -> dg.AssetCheckEvaluation:
     """A result as an event of a run that is not the check's own."""
     return dg.AssetCheckEvaluation(
-        asset_key=LAYER_KEYS[found.layer],
+        asset_key=keys.by_layer[found.layer],
         check_name=found.name,
         passed=found.passed,
         metadata=metadata(found),

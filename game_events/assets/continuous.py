@@ -21,7 +21,7 @@ from game_events.assets.checks import check_evaluation
 from game_events.assets.event_pacing import EventPacing
 from game_events.assets.events import report_events
 from game_events.assets.jobs import REPORT, Event
-from game_events.assets.keys import BRONZE_KEY
+from game_events.assets.keys import DEFAULT, Keys
 from game_events.assets.metadata import latency_metadata, latency_table
 from game_events.assets.process_tag import PROCESS_TAG, this_process, worker_is_gone
 from game_events.assets.resources import LakehouseResource
@@ -124,6 +124,7 @@ def run_continuously(context: dg.OpExecutionContext, config: ContinuousConfig, l
     instance.add_run_tags(context.run_id, {PROCESS_TAG: this_process(), ENDED_BY_ITSELF: "false", HANDED_OVER: "false"})
     pacing = EventPacing()
     pipeline = replace(lakehouse.pipeline(context.run_id), quiet=True)
+    keys = Keys.of(pipeline.settings)
     run_log = RunLog(pipeline, JOB, context.retry_number)
 
     def note(report: RunReport) -> None:
@@ -144,7 +145,7 @@ def run_continuously(context: dg.OpExecutionContext, config: ContinuousConfig, l
     _switches.add(loop.stop)
     worker.start()
     try:
-        yield from _tell_while(context, worker, pacing)
+        yield from _tell_while(context, worker, pacing, keys)
         by_itself = worker.error is None
         if by_itself:
             tags = {ENDED_BY_ITSELF: "true"} | ({HANDED_OVER: "true"} if loop.report.handed_over else {})
@@ -161,45 +162,47 @@ def run_continuously(context: dg.OpExecutionContext, config: ContinuousConfig, l
         if ended:
             run_log.close(worker.error or interrupted)
             loop.report.total = report_sum([loop.report.total, run_log.told])
-    yield from _tell(context, pacing, everything=True)
+    yield from _tell(context, pacing, keys, everything=True)
     context.log.info(f"continuous: {loop.report.summary()}")
     if not ended:
         context.log.warning("continuous=abandoned: a step did not end in time; nothing of it is committed half")
     if interrupted is not None:
-        yield _observation(loop.report)
+        yield _observation(loop.report, keys)
         raise interrupted
-    yield from _result(loop, worker)
+    yield from _result(loop, worker, keys)
 
 
-def _tell_while(context: dg.OpExecutionContext, worker: LoopThread, pacing: EventPacing) -> Iterator[Event]:
+def _tell_while(
+    context: dg.OpExecutionContext, worker: LoopThread, pacing: EventPacing, keys: Keys = DEFAULT
+) -> Iterator[Event]:
     """What becomes due while the loop works; and its state, while that keeps it from working."""
     report, told_at = worker.loop.report, float("-inf")
     while not worker.done.wait(LOOK_S):
-        events = list(_tell(context, pacing))
+        events = list(_tell(context, pacing, keys))
         yield from events
         stuck = report.state in (PAUSED, WAITING) and time.monotonic() - told_at >= STATE_S
-        if stuck or any(_is_bronze(event) for event in events):
+        if stuck or any(_is_bronze(event, keys) for event in events):
             told_at = time.monotonic()
-            yield _observation(report)
+            yield _observation(report, keys)
 
 
-def _is_bronze(event: Event) -> bool:
-    return isinstance(event, dg.AssetMaterialization) and event.asset_key == BRONZE_KEY
+def _is_bronze(event: Event, keys: Keys) -> bool:
+    return isinstance(event, dg.AssetMaterialization) and event.asset_key == keys.bronze
 
 
-def _tell(context: dg.OpExecutionContext, pacing: EventPacing, *, everything: bool = False) -> Iterator[Event]:
+def _tell(context: dg.OpExecutionContext, pacing: EventPacing, keys: Keys, *, everything: bool = False) -> Iterator[Event]:
     report = pacing.due(everything=everything)
     if report is None:
         return
     try:
-        events: list[Event] = [*report_events(context, report), *rule_evaluations(report)]
+        events: list[Event] = [*report_events(context, report, keys), *rule_evaluations(report, keys)]
     except BaseException:  # an interrupt among others: what ends the run tells it
         pacing.give_back(report)
         raise
     yield from events
 
 
-def _observation(report: LoopReport) -> dg.AssetObservation:
+def _observation(report: LoopReport, keys: Keys) -> dg.AssetObservation:
     """How the loop fares, on bronze's page."""
     metadata: dict[str, Any] = {
         "continuous": dg.MetadataValue.json(report.loop_dict()),
@@ -211,10 +214,10 @@ def _observation(report: LoopReport) -> dg.AssetObservation:
     if report.recent_cycle_s is not None:
         metadata["cycle_s"] = round(report.recent_cycle_s, 2)
     metadata |= {f"{part}_mib": mib for part, mib in report.memory.items()}
-    return dg.AssetObservation(BRONZE_KEY, metadata=metadata)
+    return dg.AssetObservation(keys.bronze, metadata=metadata)
 
 
-def _result(loop: Loop, worker: LoopThread) -> Iterator[Event]:
+def _result(loop: Loop, worker: LoopThread, keys: Keys) -> Iterator[Event]:
     """The books and the whole report of a loop that ended by itself or by the command line's Ctrl-C."""
     report = loop.report
     whole: dict[str, Any] = {
@@ -224,7 +227,7 @@ def _result(loop: Loop, worker: LoopThread) -> Iterator[Event]:
     }
     if worker.error is not None:
         raise dg.Failure(f"{type(worker.error).__name__}: {first_line(worker.error)}", metadata=whole) from worker.error
-    yield from map(check_evaluation, report.total.checks)
+    yield from (check_evaluation(found, keys) for found in report.total.checks)
     if report.total.errors:
         failed = "; ".join(f"{t.table}: {t.error}" for t in report.total.errors[:10])
         raise dg.Failure(f"{len(report.total.errors)} tables failed: {failed}", metadata=whole)

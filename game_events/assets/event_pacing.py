@@ -68,4 +68,4 @@ class EventPacing:
 
 def _group(entry: TableReport) -> str:
     """Tables whose events go together: quarantine's with bronze's."""
-    return BRONZE if entry.layer == "quarantine" else entry.table
+    return BRONZE if entry.layer in ("bronze", "quarantine") else entry.table

@@ -6,36 +6,36 @@ from collections.abc import Iterator
 
 import dagster as dg
 
-from game_events.assets.keys import GAMES, QUARANTINE_KEY, layer_key
+from game_events.assets.keys import DEFAULT, Keys
 from game_events.assets.metadata import table_metadata
 from game_events.pipeline.report import RunReport
 
 
-def add_games(instance: dg.DagsterInstance, report: RunReport) -> list[str]:
+def add_games(instance: dg.DagsterInstance, report: RunReport, keys: Keys = DEFAULT) -> list[str]:
     """Make partitions of the report's games that are none yet; returns the new ones."""
     games = sorted({t.game for t in report.tables if t.game and t.error is None})
-    known = set(instance.get_dynamic_partitions(str(GAMES.name))) if games else set()
+    known = set(instance.get_dynamic_partitions(str(keys.partitions.name))) if games else set()
     new = [g for g in games if g not in known]
     if new:
-        instance.add_dynamic_partitions(str(GAMES.name), new)
+        instance.add_dynamic_partitions(str(keys.partitions.name), new)
     return new
 
 
 def report_events(
-    context: dg.OpExecutionContext | dg.AssetExecutionContext, report: RunReport
+    context: dg.OpExecutionContext | dg.AssetExecutionContext, report: RunReport, keys: Keys = DEFAULT
 ) -> Iterator[dg.AssetMaterialization | dg.AssetObservation]:
     """What a whole run did, for the assets and partitions that changed and no others.
 
     An op has to yield these: what it logs instead (`log_event`) is kept back until it ends, and lost if it fails.
     """
-    new = add_games(context.instance, report)
+    new = add_games(context.instance, report, keys)
     if new:
         context.log.info("new_games=%s", ",".join(new))
     for notice in report.notices:
         context.log.warning(notice)
     for entry in report.tables:
         if entry.error is None:
-            yield dg.AssetMaterialization(layer_key(entry.layer), partition=entry.game, metadata=table_metadata(entry, report))
+            yield dg.AssetMaterialization(keys.layer(entry.layer), partition=entry.game, metadata=table_metadata(entry, report))
     if report.replayed:
         # The table holds the same rows as before, and says of these that they are in bronze now.
-        yield dg.AssetObservation(QUARANTINE_KEY, metadata={"replayed_rows": report.replayed})
+        yield dg.AssetObservation(keys.quarantine, metadata={"replayed_rows": report.replayed})

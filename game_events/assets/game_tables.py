@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import dagster as dg
 
 from game_events.assets.failures import errors_decide
-from game_events.assets.keys import GAMES
+from game_events.assets.keys import Keys
 from game_events.assets.partitions import Event, partition_events
 from game_events.assets.refresh_config import RefreshConfig
 from game_events.assets.resources import LakehouseResource
@@ -19,13 +19,14 @@ from game_events.pipeline.report import RunReport
 Refresh = Callable[[Pipeline, RunReport, frozenset[str], bool], None]
 
 
-def game_asset(spec: dg.AssetSpec, pool: str, layer: str, refresh: Refresh) -> dg.AssetsDefinition:
+def game_asset(spec: dg.AssetSpec, pool: str, layer: str, keys: Keys, refresh: Refresh) -> dg.AssetsDefinition:
     """An asset whose partitions are games.
 
     Args:
         spec: the asset.
         pool: runs with the same pool wait for each other.
         layer: the report's entries of its tables.
+        keys: what the assets are called.
         refresh: what materializing some games means; the job `refresh` does all games that have news.
     """
     name = spec.key.path[-1]
@@ -37,7 +38,7 @@ def game_asset(spec: dg.AssetSpec, pool: str, layer: str, refresh: Refresh) -> d
         @dg.multi_asset(
             name=name,
             specs=[spec],
-            partitions_def=GAMES,
+            partitions_def=keys.partitions,
             backfill_policy=dg.BackfillPolicy.single_run(),
             pool=pool,
         )
@@ -47,7 +48,7 @@ def game_asset(spec: dg.AssetSpec, pool: str, layer: str, refresh: Refresh) -> d
             report, pipeline = RunReport(), lakehouse.pipeline(context.run.run_id)
             with errors_decide(context, pipeline.settings), recorded(pipeline, report, name, context.retry_number):
                 refresh(pipeline, report, frozenset(context.partition_keys), config.full_refresh)
-            yield from rule_evaluations(report)
-            yield from partition_events(context, report, spec.key, layer)
+            yield from rule_evaluations(report, keys)
+            yield from partition_events(context, report, spec.key, layer, keys)
 
     return tables_of_games

@@ -7,6 +7,7 @@ import dagster as dg
 from game_events.assets.checks import check_evaluation
 from game_events.assets.events import report_events
 from game_events.assets.failures import errors_decide
+from game_events.assets.keys import Keys
 from game_events.assets.refresh_config import RunConfig
 from game_events.assets.resources import LakehouseResource
 from game_events.assets.rule_checks import rule_evaluations
@@ -110,17 +111,18 @@ def _run(
     context: dg.OpExecutionContext, pipeline: Pipeline, report: RunReport, work: Callable[[], Mapping[str, object]]
 ) -> Iterator[Event]:
     """Do the work and tell what came of it; then its failure, if it stopped or a table failed."""
+    keys = Keys.of(pipeline.settings)
     with errors_decide(context, pipeline.settings):
         try:
             more = work()
         except Exception:
             # What was committed before the error stays, so it is told; a retry reports only what it adds.
-            yield from report_events(context, report)
-            yield from rule_evaluations(report)
+            yield from report_events(context, report, keys)
+            yield from rule_evaluations(report, keys)
             raise
-    yield from report_events(context, report)
-    yield from rule_evaluations(report)
-    yield from map(check_evaluation, report.checks)
+    yield from report_events(context, report, keys)
+    yield from rule_evaluations(report, keys)
+    yield from (check_evaluation(found, keys) for found in report.checks)
     whole = {REPORT: dg.MetadataValue.json(report.to_dict() | dict(more))}
     if report.errors:
         # Not retried here: one game's failure would hold up everybody's next run. The sensor `kafka_lag` tries it again.

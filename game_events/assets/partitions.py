@@ -6,18 +6,21 @@ import dagster as dg
 
 from game_events.assets.events import add_games
 from game_events.assets.jobs import REPORT
+from game_events.assets.keys import DEFAULT, Keys
 from game_events.assets.metadata import table_metadata
 from game_events.pipeline.report import RunReport, TableReport
 
 Event = dg.MaterializeResult[None] | dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation
 
 
-def partition_events(context: dg.AssetExecutionContext, report: RunReport, key: dg.AssetKey, layer: str) -> Iterator[Event]:
+def partition_events(
+    context: dg.AssetExecutionContext, report: RunReport, key: dg.AssetKey, layer: str, keys: Keys = DEFAULT
+) -> Iterator[Event]:
     """Each requested game's own event, with metadata if it changed; a failed game has none and fails the run at the end.
 
     So a backfill counts exactly the failed games as failed, and the UI offers exactly them for a retry.
     """
-    add_games(context.instance, report)
+    add_games(context.instance, report, keys)
     done = {t.game: table_metadata(t, report) for t in report.of(layer) if t.error is None and t.game is not None}
     failed = [t for t in report.of(layer) if t.error is not None]
     if not failed:

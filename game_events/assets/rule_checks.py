@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 import dagster as dg
 
-from game_events.assets.keys import GOLD_KEY, SILVER_KEY
+from game_events.assets.keys import DEFAULT, Keys
 from game_events.assets.resources import LakehouseResource
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.report import RuleReport, RunReport
@@ -12,7 +12,6 @@ from game_events.pipeline.rule_audit import audit_rules
 from game_events.rules import Rule
 from game_events.settings import Settings
 
-_ASSETS = {"silver": SILVER_KEY, "gold": GOLD_KEY}
 #: Games that a check's metadata names, those with most violations first.
 GAMES_SHOWN = 50
 
@@ -31,9 +30,9 @@ def declared_rules(settings: Settings) -> tuple[Rule, ...]:
     return Pipeline(settings, no_spark).rules  # type: ignore[arg-type]
 
 
-def build_rule_checks(rules: Iterable[Rule]) -> list[dg.AssetChecksDefinition]:
+def build_rule_checks(rules: Iterable[Rule], keys: Keys = DEFAULT) -> list[dg.AssetChecksDefinition]:
     """The checks of these rules, to be run by themselves: any of them, in one Spark job for each layer."""
-    by_name = {(_ASSETS[rule.layer], check_name(rule.name)): rule for rule in rules}
+    by_name = {(keys.by_layer[rule.layer], check_name(rule.name)): rule for rule in rules}
     if not by_name:
         return []
     specs = [
@@ -51,7 +50,7 @@ def build_rule_checks(rules: Iterable[Rule]) -> list[dg.AssetChecksDefinition]:
     def rules_hold(context: dg.AssetCheckExecutionContext, lakehouse: LakehouseResource) -> Iterable[dg.AssetCheckResult]:
         chosen = [by_name[(key.asset_key, key.name)] for key in context.selected_asset_check_keys]
         report = RunReport(rules=audit_rules(lakehouse.pipeline(context.run.run_id), chosen))
-        for found in rule_evaluations(report):
+        for found in rule_evaluations(report, keys):
             yield dg.AssetCheckResult(
                 passed=found.passed,
                 asset_key=found.asset_key,
@@ -64,20 +63,20 @@ def build_rule_checks(rules: Iterable[Rule]) -> list[dg.AssetChecksDefinition]:
     return [rules_hold]
 
 
-def rule_evaluations(report: RunReport) -> Iterator[dg.AssetCheckEvaluation]:
+def rule_evaluations(report: RunReport, keys: Keys = DEFAULT) -> Iterator[dg.AssetCheckEvaluation]:
     """A check result for each rule that the report speaks of, over all games."""
     by_rule: dict[tuple[str, str], list[RuleReport]] = {}
     for entry in report.rules.values():
         by_rule.setdefault((entry.layer, entry.rule), []).append(entry)
     for found in by_rule.values():
-        yield _evaluation(found[0], found)
+        yield _evaluation(found[0], found, keys)
 
 
-def _evaluation(rule: RuleReport, found: list[RuleReport]) -> dg.AssetCheckEvaluation:
+def _evaluation(rule: RuleReport, found: list[RuleReport], keys: Keys) -> dg.AssetCheckEvaluation:
     rows, violated = sum(r.rows for r in found), sum(r.violated for r in found)
     worst = sorted((r for r in found if r.violated), key=lambda r: (-r.violated, r.game))
     return dg.AssetCheckEvaluation(
-        asset_key=_ASSETS[rule.layer],
+        asset_key=keys.by_layer[rule.layer],
         check_name=check_name(rule.rule),
         passed=not violated,
         metadata={

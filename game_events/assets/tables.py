@@ -9,15 +9,7 @@ from game_events.assets.checks import check_evaluation
 from game_events.assets.events import report_events
 from game_events.assets.failures import errors_decide
 from game_events.assets.game_tables import game_asset
-from game_events.assets.keys import (
-    BRONZE_KEY,
-    GAMES,
-    GOLD_KEY,
-    OWNERS,
-    QUARANTINE_KEY,
-    SILVER_KEY,
-    UNIFIED_KEY,
-)
+from game_events.assets.keys import DEFAULT, OWNERS, Keys
 from game_events.assets.metadata import table_metadata
 from game_events.assets.own_gold import build_own_gold
 from game_events.assets.partitions import Event, fail_for
@@ -38,25 +30,27 @@ from game_events.pipeline.whole_checks import check_after_run
 from game_events.settings import Settings
 
 
-def build_tables(settings: Settings, own: Iterable[GoldAggregate] = ()) -> list[dg.AssetsDefinition | dg.AssetSpec]:
+def build_tables(
+    settings: Settings, own: Iterable[GoldAggregate] = (), keys: Keys = DEFAULT
+) -> list[dg.AssetsDefinition | dg.AssetSpec]:
     """All assets for the source of the settings, external ones included, and those of the user's own aggregates."""
     external = source_assets(settings)
     return [
         *external,
-        _bronze([asset.key for asset in external]),
-        _silver(),
-        _gold(),
-        gold_unified_player_agg,
-        *build_own_gold(own),
+        _bronze([asset.key for asset in external], keys),
+        _silver(keys),
+        _gold(keys),
+        _unified(keys),
+        *build_own_gold(own, keys),
     ]
 
 
-def _bronze(sources: Sequence[dg.AssetKey]) -> dg.AssetsDefinition:
+def _bronze(sources: Sequence[dg.AssetKey], keys: Keys) -> dg.AssetsDefinition:
     @dg.multi_asset(
-        name="bronze_events",
+        name=keys.bronze.path[-1],
         specs=[
             dg.AssetSpec(
-                BRONZE_KEY,
+                keys.bronze,
                 deps=list(sources),
                 description="Every decodable record of the source, once: columns decoded by its writer's schema, Kafka "
                 "metadata, schema id, raw value. Append-only.",
@@ -65,7 +59,7 @@ def _bronze(sources: Sequence[dg.AssetKey]) -> dg.AssetsDefinition:
                 owners=OWNERS,
             ),
             dg.AssetSpec(
-                QUARANTINE_KEY,
+                keys.quarantine,
                 deps=list(sources),
                 description="Every other record, once, with the reason: written in the same pass as bronze.",
                 group_name="bronze",
@@ -79,78 +73,83 @@ def _bronze(sources: Sequence[dg.AssetKey]) -> dg.AssetsDefinition:
     def bronze_events(context: dg.AssetExecutionContext, lakehouse: LakehouseResource) -> Iterator[dg.MaterializeResult[None]]:
         pipeline = lakehouse.pipeline(context.run.run_id)
         report = RunReport()
-        with errors_decide(context, pipeline.settings), recorded(pipeline, report, "bronze_events", context.retry_number):
+        with errors_decide(context, pipeline.settings), recorded(pipeline, report, keys.bronze.path[-1], context.retry_number):
             load_bronze(pipeline, report)
             names = new_games(pipeline)
         if names:
-            context.instance.add_dynamic_partitions(str(GAMES.name), names)
+            context.instance.add_dynamic_partitions(str(keys.partitions.name), names)
         entries = {t.layer: t for t in report.tables}
         if "quarantine" in entries:
-            yield dg.MaterializeResult(QUARANTINE_KEY, metadata=table_metadata(entries["quarantine"], report))
+            yield dg.MaterializeResult(keys.quarantine, metadata=table_metadata(entries["quarantine"], report))
         metadata = table_metadata(entries["bronze"], report) if "bronze" in entries else {"dagster/row_count": 0}
-        yield dg.MaterializeResult(BRONZE_KEY, metadata=metadata)
+        yield dg.MaterializeResult(keys.bronze, metadata=metadata)
 
     return bronze_events
 
 
-def _silver() -> dg.AssetsDefinition:
+def _silver(keys: Keys) -> dg.AssetsDefinition:
     spec = dg.AssetSpec(
-        SILVER_KEY,
-        deps=[BRONZE_KEY],
+        keys.silver,
+        deps=[keys.bronze],
         description="One append-only table for each game with its rows of bronze; all requested games in one Spark job.",
         group_name="silver",
         kinds={"spark", "deltalake", "silver"},
         owners=OWNERS,
     )
-    return game_asset(spec, "silver", "silver", lambda p, report, games, full: refresh_silver(p, report, games, full=full))
+    return game_asset(
+        spec, "silver", "silver", keys, lambda p, report, games, full: refresh_silver(p, report, games, full=full)
+    )
 
 
-def _gold() -> dg.AssetsDefinition:
+def _gold(keys: Keys) -> dg.AssetsDefinition:
     spec = dg.AssetSpec(
-        GOLD_KEY,
-        deps=[SILVER_KEY],
+        keys.gold,
+        deps=[keys.silver],
         description="One table for each game with one row per player: sessions, first and last event. Incremental; equal to a "
         "full recompute, always.",
         group_name="gold",
         kinds={"spark", "deltalake", "gold"},
         owners=OWNERS,
     )
-    return game_asset(spec, "gold", "gold", lambda p, report, games, full: refresh_gold(p, report, games, full=full))
+    return game_asset(spec, "gold", "gold", keys, lambda p, report, games, full: refresh_gold(p, report, games, full=full))
 
 
-@dg.multi_asset(
-    name="gold_unified_player_agg",
-    specs=[
-        dg.AssetSpec(
-            UNIFIED_KEY,
-            deps=[dg.AssetDep(GOLD_KEY, partition_mapping=dg.AllPartitionMapping())],
-            automation_condition=carry_condition(),
-            description="All games' aggregates in one table, for dashboards. A run of it that automation starts brings silver "
-            "and gold up to date first.",
-            group_name="gold",
-            kinds={"spark", "deltalake", "gold"},
-            owners=OWNERS,
-        )
-    ],
-    pool="gold",
-)
-def gold_unified_player_agg(
-    context: dg.AssetExecutionContext, config: RefreshConfig, lakehouse: LakehouseResource
-) -> Iterator[Event]:
-    """Bring the unified table up to the games' gold tables."""
-    report, pipeline = RunReport(), lakehouse.pipeline(context.run.run_id)
-    with errors_decide(context, pipeline.settings), recorded(pipeline, report, "gold_unified_player_agg", context.retry_number):
-        if context.run.tags.get(CARRIES) == ALL_LAYERS:
-            refresh_downstream(pipeline, report)
-            check_after_run(pipeline, report)
-        else:
-            refresh_unified(pipeline, report, full=config.full_refresh)
-    unified = [t for t in report.of("unified") if t.error is None]
-    # Its own materialization is the output; the layers above are told of game by game.
-    report.tables = [t for t in report.tables if t not in unified]
-    yield from report_events(context, report)
-    yield from rule_evaluations(report)
-    yield from map(check_evaluation, report.checks)
-    metadata = table_metadata(unified[0], report) if unified else {"note": "nothing has changed"}
-    yield dg.MaterializeResult(UNIFIED_KEY, metadata=metadata)
-    fail_for(report.errors)
+def _unified(keys: Keys) -> dg.AssetsDefinition:
+    @dg.multi_asset(
+        name=keys.unified.path[-1],
+        specs=[
+            dg.AssetSpec(
+                keys.unified,
+                deps=[dg.AssetDep(keys.gold, partition_mapping=dg.AllPartitionMapping())],
+                automation_condition=carry_condition(keys),
+                description="All games' aggregates in one table, for dashboards. A run of it that automation starts brings "
+                "silver and gold up to date first.",
+                group_name="gold",
+                kinds={"spark", "deltalake", "gold"},
+                owners=OWNERS,
+            )
+        ],
+        pool="gold",
+    )
+    def gold_unified_player_agg(
+        context: dg.AssetExecutionContext, config: RefreshConfig, lakehouse: LakehouseResource
+    ) -> Iterator[Event]:
+        """Bring the unified table up to the games' gold tables."""
+        report, pipeline = RunReport(), lakehouse.pipeline(context.run.run_id)
+        with errors_decide(context, pipeline.settings), recorded(pipeline, report, keys.unified.path[-1], context.retry_number):
+            if context.run.tags.get(CARRIES) == ALL_LAYERS:
+                refresh_downstream(pipeline, report)
+                check_after_run(pipeline, report)
+            else:
+                refresh_unified(pipeline, report, full=config.full_refresh)
+        unified = [t for t in report.of("unified") if t.error is None]
+        # Its own materialization is the output; the layers above are told of game by game.
+        report.tables = [t for t in report.tables if t not in unified]
+        yield from report_events(context, report, keys)
+        yield from rule_evaluations(report, keys)
+        yield from (check_evaluation(found, keys) for found in report.checks)
+        metadata = table_metadata(unified[0], report) if unified else {"note": "nothing has changed"}
+        yield dg.MaterializeResult(keys.unified, metadata=metadata)
+        fail_for(report.errors)
+
+    return gold_unified_player_agg

@@ -6,7 +6,7 @@ import dagster as dg
 
 from game_events.assets.refresh_config import RunConfig
 from game_events.assets.resources import LakehouseResource
-from game_events.pipeline.check_rules import check_rules
+from game_events.pipeline.check_rules import sql_checks
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.preflight import CheckResult, environment_checks, run_checks, run_plan_checks
 from game_events.pipeline.selection import selection_of
@@ -36,7 +36,7 @@ def validation(
         return f"{len(found.get_all_asset_keys())} assets, {len(found.asset_check_keys)} checks"
 
     # Spark starts only if there are rules to analyze.
-    checks = environment_checks(pipeline.settings) | {"rules": lambda: check_rules(pipeline), "graph": graph}
+    checks = environment_checks(pipeline.settings) | sql_checks(pipeline) | {"graph": graph}
     checks |= run_plan_checks(pipeline, lambda: selection_of(pipeline, select, games, full_refresh))
     return run_checks(checks, {"plan": ("kafka", "tables")})
 

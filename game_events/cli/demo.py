@@ -5,31 +5,37 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
+from game_events.cli.examples import CONFIG, use_example
+from game_events.cli.gold_truth import differences, truths
 from game_events.cli.options import Json
 from game_events.cli.output import Output
 from game_events.cli.run import run_and_show
 from game_events.errors import DataError
 from game_events.lakehouse.reading import read_arrow
-from game_events.lakehouse.tables import Lakehouse
-from game_events.producer.manifest import Manifest
+from game_events.lakehouse.tables import BRONZE, QUARANTINE, UNIFIED, Lakehouse
 from game_events.producer.produce import produce
-from game_events.producer.simulator import DEFAULT_GAMES, Simulation
+from game_events.producer.simulator import Simulation
 from game_events.settings import ENV_PREFIX, Settings, load_settings
 from game_events.stack import local_stack
 from game_events.stack.stack_state import StackState
 
 #: Below the state folder; made anew by each demo and left for looking at.
 FOLDER = "demo"
-TOPIC = "game_events_demo"
-NEW_GAME = "chess"
+
+Example = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Another domain: games or iot; default: what the settings describe.")
+]
 
 
-def demo(as_json: Json = False) -> None:
+def demo(example: Example = None, as_json: Json = False) -> None:
     """Broker, registry, producer, Spark, Delta and Dagster from nothing to checked tables; leaves nothing running."""
     output = Output(as_json=as_json)
+    if example is not None:
+        use_example(example)
     folder = (load_settings().state_dir / FOLDER).resolve()
     local_stack.down(folder)
     shutil.rmtree(folder, ignore_errors=True)
@@ -48,10 +54,11 @@ def demo(as_json: Json = False) -> None:
 
 def _use(folder: Path, state: StackState) -> Settings:
     """Point this process, and the Dagster run in it, at the demo's own parts."""
+    settings = load_settings()
     chosen = {
         "STATE_DIR": str(folder),
         "LAKEHOUSE": str(folder / "lakehouse"),
-        "KAFKA_TOPIC": TOPIC,
+        "KAFKA_TOPIC": f"{settings.kafka_topic}_demo",
         "KAFKA_BOOTSTRAP_SERVERS": state.kafka_bootstrap_servers,
         "SCHEMA_REGISTRY_URL": state.schema_registry_url,
         "GAMES": "",
@@ -62,16 +69,23 @@ def _use(folder: Path, state: StackState) -> Settings:
 
 
 def _waves(output: Output, settings: Settings) -> dict[str, object]:
-    output.step("2. first wave", ": 7 games, schema versions 1 and 2 interleaved; some poison, some late, some twice")
-    first = produce(settings, Simulation(poison_share=0.02, late_share=0.05, duplicate_share=0.01))
+    words, sample = settings.words, settings.producer
+    output.step(
+        "2. first wave",
+        f": {len(sample.entities)} {words.entities}, schema versions 1 and 2 interleaved; some poison, some late, some twice",
+    )
+    usual = Simulation(games=sample.entities, gamers_per_game=sample.keys_per_entity)
+    first = produce(settings, usual.model_copy(update={"poison_share": 0.02, "late_share": 0.05, "duplicate_share": 0.01}))
     output.say(f"{first.records_total:,} records sent, {sum(first.poison.values())} of them undecodable")
     one = run_and_show(output, settings)
     if not one.success:
         return {"success": False, "error": one.error}
-    before = _columns(settings, "bronze_events")
+    before = _columns(settings, BRONZE)
 
-    output.step("3. second wave", f": a NEW schema version (3) and a NEW game ({NEW_GAME}), nothing configured")
-    second = produce(settings, Simulation(versions=(2, 3), games=(*DEFAULT_GAMES, NEW_GAME), seed=1, poison_share=0.01))
+    new = f"a NEW schema version (3) and a NEW {words.entity} ({sample.new_entity})"
+    output.step("3. second wave", f": {new}, nothing configured")
+    more = {"versions": (2, 3), "games": (*sample.entities, sample.new_entity), "seed": 1, "poison_share": 0.01}
+    second = produce(settings, usual.model_copy(update=more))
     output.say(f"{second.records_total:,} records sent, {sum(second.poison.values())} of them undecodable")
     two = run_and_show(output, settings)
     if not two.success:
@@ -79,58 +93,46 @@ def _waves(output: Output, settings: Settings) -> dict[str, object]:
 
     output.step("4. what came of it")
     truth = first.merge(second)
-    appeared = [c for c in _columns(settings, "bronze_events") if c not in before]
+    appeared = [c for c in _columns(settings, BRONZE) if c not in before]
     poison = sum(truth.poison.values())
-    bronze, held = _rows(settings, "bronze_events"), _rows(settings, "quarantine_events")
+    bronze, held = _rows(settings, BRONZE), _rows(settings, QUARANTINE)
     output.say(f"schema versions seen: {', '.join(map(str, truth.schema_ids))}; columns that appeared: {', '.join(appeared)}")
     output.say(f"Kafka {truth.records_total:,} records = bronze {bronze:,} + quarantine {held:,} (poison kept: {poison})")
     _top(output, settings)
     wrong = differences(settings, truth)
     exact = not wrong and bronze + held == truth.records_total and held == poison
     output.say(
-        f"gold of {sum(map(len, truth.truth.values()))} gamers in {len(truth.truth)} games equals what the producer sent: "
-        + ("yes" if exact else f"NO: {wrong[:5]}")
+        f"gold of {sum(map(len, truth.truth.values()))} {words.keys} in {len(truth.truth)} {words.entities} equals what the "
+        "producer sent: " + ("yes" if exact else f"NO: {wrong[:5]}")
     )
+    compared = truths(settings)
+    unknown = [column for column, known in compared.items() if known is None]
+    if unknown:
+        output.say(f"columns that the producer keeps no account of: {', '.join(unknown)}")
     root = Lakehouse.of(settings).root
     output.step("next")
-    output.say(f"  look at the tables:    GAME_EVENTS_LAKEHOUSE={root} .venv/bin/game-events tables")
+    config = f"{CONFIG}={os.environ[CONFIG]} " if os.environ.get(CONFIG) else ""
+    output.say(f"  look at the tables:    {config}GAME_EVENTS_LAKEHOUSE={root} .venv/bin/game-events tables")
     output.say("  browse the lineage:    make up   (then open the address it prints)")
     return {
         "success": exact,
         "rows": {"kafka": truth.records_total, "bronze": bronze, "quarantine": held},
         "schema_versions": sorted(truth.schema_ids),
         "columns_appeared": appeared,
+        "columns_compared": [column for column, known in compared.items() if known is not None],
         "games": sorted(truth.truth),
         "lakehouse": root,
     }
 
 
-def differences(settings: Settings, manifest: Manifest) -> list[str]:
-    """Where gold differs from the producer's own account; empty if nowhere."""
-    wrong: list[str] = []
-    lakehouse = Lakehouse.of(settings)
-    for game, gamers in manifest.truth.items():
-        table = lakehouse.gold(game)
-        handle = table.open()
-        rows = read_arrow(table, handle).to_pylist() if handle is not None else []
-        held = {r["gamer_id"]: (r["session_count"], r["min_timestamp"], r["max_timestamp"]) for r in rows}
-        sent = {g: (t.session_count, t.min_timestamp, t.max_timestamp) for g, t in gamers.items()}
-        wrong += [
-            f"{game}/{g}: {held.get(g)} is not {sent.get(g)}"
-            for g in sorted(held.keys() | sent.keys())
-            if held.get(g) != sent.get(g)
-        ]
-    return wrong
-
-
 def _top(output: Output, settings: Settings) -> None:
-    table = Lakehouse.of(settings).table("gold_unified_player_agg")
+    table = Lakehouse.of(settings).table(UNIFIED)
     handle = table.open()
     if handle is None:
         raise DataError(f"{table.uri} is not there")
-    rows = sorted(read_arrow(table, handle).to_pylist(), key=lambda r: (-r["session_count"], r["gamer_id"]))[:5]
-    columns = ("game_name", "gamer_id", "session_count", "min_timestamp", "max_timestamp")
-    output.table("top gamers (gold_unified_player_agg)", columns, [[r[c] for c in columns] for r in rows])
+    entity, key, first, *_ = columns = [f.name for f in handle.schema().fields]
+    found = read_arrow(table, handle).sort_by([(first, "descending"), (key, "ascending"), (entity, "ascending")]).to_pylist()
+    output.table(f"top {settings.words.keys} ({table.name})", columns, [[row[c] for c in columns] for row in found[:5]])
 
 
 def _columns(settings: Settings, name: str) -> list[str]:

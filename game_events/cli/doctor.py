@@ -6,7 +6,7 @@ from game_events.assets.resources import SparkResource
 from game_events.cli.checks import show_checks
 from game_events.cli.options import Json
 from game_events.cli.output import Output
-from game_events.pipeline.check_rules import check_rules
+from game_events.pipeline.check_rules import sql_checks
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.preflight import environment_checks, run_checks
 from game_events.settings import load_settings
@@ -16,7 +16,7 @@ def doctor(as_json: Json = False) -> None:
     """Check Java, the Java parts, Kafka, the registry and the lakehouse; exit code 1 if one of them fails."""
     output = Output(as_json=as_json)
     settings = load_settings()
-    # Spark starts only if there are rules to analyze.
+    # Spark starts only if there is SQL to analyze.
     pipeline = Pipeline(settings, lambda: SparkResource().spark_session)
-    checks = environment_checks(settings) | {"rules": lambda: check_rules(pipeline)}
+    checks = environment_checks(settings) | sql_checks(pipeline)
     show_checks(output, "doctor", run_checks(checks))

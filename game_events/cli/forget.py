@@ -19,30 +19,45 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure import forget as forget_gamers
 from game_events.pipeline.erasure_account import Erasure
 from game_events.pipeline.erasure_files import remove_old_files
+from game_events.pipeline.erasure_resume import resume as resume_erasure
 from game_events.pipeline.event_log import recorded
 from game_events.pipeline.report import RunReport
 from game_events.settings import load_settings
 
-Ids = Annotated[list[str] | None, typer.Option("--gamer-id", metavar="ID", help="Whom to forget; may be repeated.")]
+Ids = Annotated[list[str] | None, typer.Option("--gamer-id", "--key", metavar="ID", help="Whom to forget; may be repeated.")]
 File = Annotated[
     str | None,
     typer.Option(metavar="FILE", help="A file with one id a line; `-`: standard input, which no process list shows."),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Count what would go; change nothing.")]
 Vacuum = Annotated[bool, typer.Option("--vacuum", help="Remove, now, the files of older versions with rows of theirs, too.")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Finish the erasure that was interrupted; its ids are found by their hashes.")
+]
 
 
 def forget(
-    gamer_id: Ids = None, file: File = None, dry_run: DryRun = False, vacuum: Vacuum = False, as_json: Json = False
+    gamer_id: Ids = None,
+    file: File = None,
+    dry_run: DryRun = False,
+    vacuum: Vacuum = False,
+    resume: Resume = False,
+    as_json: Json = False,
 ) -> None:
     """Erase gamers from every table; what still comes of them, from Kafka or a replay, is counted and kept out."""
     if dry_run and vacuum:
         raise typer.BadParameter("a dry run removes nothing", param_hint="--vacuum")
-    ids = _ids(gamer_id or [], file)
+    if resume and (gamer_id or file):
+        raise typer.BadParameter("it is about those who are on the list already", param_hint="--resume")
+    ids = frozenset() if resume else _ids(gamer_id or [], file)
     output, settings = Output(as_json=as_json), load_settings()
     pipeline, report = Pipeline(settings, lambda: SparkResource().spark_session), RunReport()
     with output.working("forgetting"), recorded(pipeline, report, "forget"):
-        wanted = forget_gamers(pipeline, report, ids, dry_run=dry_run)
+        wanted = (
+            resume_erasure(pipeline, report, dry_run=dry_run)
+            if resume
+            else forget_gamers(pipeline, report, ids, dry_run=dry_run)
+        )
         if vacuum and report.erasure is not None and report.erasure.finished:
             remove_old_files(pipeline, report.erasure, wanted)
     account = report.erasure or Erasure()
@@ -70,7 +85,7 @@ def _ids(given: list[str], file: str | None) -> frozenset[str]:
             raise ConfigurationError(f"--file: {file} cannot be read ({type(error).__name__}): one id a line, UTF-8") from None
         lines += [line.rstrip("\r") for line in text.split("\n") if line.rstrip("\r")]
     if not lines:
-        raise ConfigurationError("whom to forget? Name ids with --gamer-id, or a file of them with --file")
+        raise ConfigurationError("whom to forget? Name ids with --gamer-id (or --key), or a file of them with --file")
     if not all(lines):
         raise ConfigurationError("--gamer-id: an id is empty")
     return frozenset(lines)
@@ -87,6 +102,11 @@ def _show(output: Output, account: Erasure) -> None:
         output.say(
             f"{account.unsearchable:,} rows of quarantine decode under nothing: nobody can say whose they are. Once they "
             "decode, a replay keeps out those of forgotten gamers"
+        )
+    if account.lost_ids:
+        output.say(
+            f"{account.lost_ids:,} of the ids are in no row any more. If one stands in the bytes of a record that decodes "
+            "under nothing, only `game-events forget` with the id itself would find it"
         )
     if account.dry_run:
         output.say("dry run: nothing was changed")

@@ -15,6 +15,7 @@ from game_events.cli import (
     doctor,
     forget,
     history,
+    init,
     log,
     maintain,
     produce,
@@ -43,6 +44,7 @@ app.add_typer(stack.app, name="stack")
 app.add_typer(quarantine.app, name="quarantine")
 app.add_typer(schema.app, name="schema")
 app.command("demo")(demo.demo)
+app.command("init")(init.init)
 app.command("produce")(produce.produce_events)
 app.command("run", cls=run.RunCommand)(run.run)
 app.command("redecode")(redecode.redecode)

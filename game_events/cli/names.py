@@ -16,10 +16,10 @@ def existing_table(lakehouse: Lakehouse, name: str) -> tuple[Table, DeltaTable]:
     Raises:
         ConfigurationError: there is none of that name; the message has those that are like it.
     """
-    names = lakehouse.names()
-    table = lakehouse.table(name)
-    handle = table.open() if name in names else None
-    if handle is None:
+    tables = {table.name: table for table in map(lakehouse.table, lakehouse.names())}
+    names, table = list(tables), tables.get(name)
+    handle = table.open() if table is not None else None
+    if table is None or handle is None:
         near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
         raise ConfigurationError(f"there is no table {name!r} below {lakehouse.root}{hint} (`game-events tables`)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,12 +17,15 @@ from game_events.errors import ConfigurationError
 from game_events.producer.bulk import BulkSimulation
 from game_events.producer.manifest import Manifest
 from game_events.producer.produce import produce, produce_bulk
-from game_events.producer.simulator import DEFAULT_GAMES, Simulation
+from game_events.producer.simulator import Simulation
 from game_events.settings import load_settings
 
 
 def produce_events(  # noqa: PLR0913, PLR0917 - each option of the command is a parameter
-    games: Annotated[str, typer.Option(help="Names, comma separated, or a number of games.")] = ",".join(DEFAULT_GAMES),
+    games: Annotated[
+        str | None,
+        typer.Option("--games", "--entities", help="Names, comma separated, or a number of games; default: the settings'."),
+    ] = None,
     records: Annotated[int, typer.Option(min=1, help="Records for each game and version.")] = 100,
     versions: Annotated[str, typer.Option(help="How many schema versions (2 means 1 and 2), or a list: 2,5.")] = "2",
     seed: Annotated[int, typer.Option(help="The same seed gives the same records.")] = 0,
@@ -42,7 +46,7 @@ def produce_events(  # noqa: PLR0913, PLR0917 - each option of the command is a 
     settings = load_settings()
     if topic is not None:
         settings = load_settings(kafka_topic=topic, kafka_topic_pattern=None, kafka_assign={}, source_table=None)
-    names = _names(games)
+    names = settings.producer.entities if games is None else _names(games, settings.words.entity)
     wanted = _numbers("--versions", versions)
     chosen = wanted[0] if "," not in versions else wanted
     before = _manifest(manifest)
@@ -59,6 +63,7 @@ def produce_events(  # noqa: PLR0913, PLR0917 - each option of the command is a 
                 late_share=late_share,
                 duplicate_share=duplicate_share,
                 poison_share=poison_share,
+                gamers_per_game=settings.producer.keys_per_entity,
                 interleaving=_numbers("--interleaving", interleaving) if interleaving else None,
             )
             sent = produce(settings, few, partitions=partitions, rate=rate)
@@ -66,7 +71,7 @@ def produce_events(  # noqa: PLR0913, PLR0917 - each option of the command is a 
         (before.merge(sent) if before is not None else sent).save(manifest)
     poison = sum(sent.poison.values())
     output.say(
-        f"{sent.records_total:,} records to topic {sent.topic}: {len(sent.records)} games, "
+        f"{sent.records_total:,} records to topic {sent.topic}: {len(sent.records)} {settings.words.entities}, "
         f"schema versions {', '.join(map(str, sent.schema_ids))}, {poison:,} of them undecodable"
     )
     output.result(
@@ -81,9 +86,10 @@ def produce_events(  # noqa: PLR0913, PLR0917 - each option of the command is a 
     )
 
 
-def _names(text: str) -> tuple[str, ...]:
+def _names(text: str, word: str) -> tuple[str, ...]:
     if text.isdigit():
-        return tuple(f"game_{number:04d}" for number in range(1, int(text) + 1))
+        begin = re.sub(r"[^a-z0-9]+", "_", word.lower()).strip("_") or "entity"
+        return tuple(f"{begin}_{number:04d}" for number in range(1, int(text) + 1))
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 

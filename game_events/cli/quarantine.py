@@ -63,7 +63,7 @@ def list_rows(reason: Reasons = None, schema_id: SchemaIds = None, rows: Rows = 
             single = _records(connection.execute(_SINGLE, {"rows": rows}))
     if groups:
         columns = ("layer", "reason", "schema_id", "rows", "replayed")
-        output.table(f"{QUARANTINE}: rows by reason and schema id", columns, [[g[c] for c in columns] for g in groups])
+        output.table(f"{table.name}: rows by reason and schema id", columns, [[g[c] for c in columns] for g in groups])
         for why, detail in {g["reason"]: g["example"] for g in groups}.items():
             output.say(f"{why}, for example: {detail}")
         output.say("replay what passes by now: `game-events quarantine replay [--reason R] [--schema-id I]`")
@@ -92,7 +92,7 @@ def replay(reason: Reasons = None, schema_id: SchemaIds = None, as_json: Json = 
         result = run_job(settings, "replay", "replay_quarantined_rows", config)
     if result.report:
         left = result.report["left_by_reason"]
-        show_run(output, result.report)
+        show_run(output, result.report, settings.words)
         if not result.report["replayed_rows"] and not result.report["readmitted"]:
             output.say("no row can be decoded, or satisfies the rules, that could or did not before")
         if left:

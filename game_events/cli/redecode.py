@@ -19,11 +19,11 @@ Downstream = Annotated[
 
 def redecode(downstream: Downstream = False, as_json: Json = False) -> None:
     """Decode every row of bronze again, without Kafka, in one atomic commit; rows, batches and progress stay."""
-    output = Output(as_json=as_json)
+    output, settings = Output(as_json=as_json), load_settings()
     with output.working("redecoding"):
-        result = run_job(load_settings(), "redecode", "redecode_bronze", {"refresh_silver_and_gold": downstream})
+        result = run_job(settings, "redecode", "redecode_bronze", {"refresh_silver_and_gold": downstream})
     if result.report:
-        show_run(output, result.report)
+        show_run(output, result.report, settings.words)
         new, kept = result.report["new_columns"], result.report["kept_by_reason"]
         output.say(f"redecoded: {result.report['redecoded_rows']:,} rows; new columns: {', '.join(new) or 'none'}")
         if kept:

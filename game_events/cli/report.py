@@ -26,10 +26,11 @@ def report(
 ) -> None:
     """One HTML page, which loads nothing from anywhere: throughput, lag, games, rejections, durations, tables, errors."""
     output = Output(as_json=as_json)
-    lakehouse = Lakehouse.of(load_settings())
+    settings = load_settings()
+    lakehouse = Lakehouse.of(settings)
     data = report_data(read_events(lakehouse, since_of(since)))
     try:
-        out.write_text(page(data, lakehouse.root, datetime.now(UTC)), encoding="utf-8")
+        out.write_text(page(data, lakehouse.root, datetime.now(UTC), settings.words), encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(f"--out: {out} cannot be written: {error.strerror}") from error
     if data.head["last"] is None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from game_events.cli.report_data import OTHERS, ReportData, Rows
+from game_events.names import Words
 
 #: One colour for each layer wherever it appears.
 LAYER_COLOURS = {
@@ -22,16 +23,24 @@ OTHERS_COLOUR = "#8a8f98"
 HEIGHT_PX = 320
 
 
-def charts(data: ReportData) -> list[tuple[str, str, go.Figure | None]]:
+def charts(data: ReportData, words: Words) -> list[tuple[str, str, go.Figure | None]]:
     """(title with its unit, what it says, figure or None if there is nothing to show), in the page's order."""
     each = f"each point: {data.bucket}"
     bars = f"each bar: {data.bucket}"
     return [
         ("Throughput (rows per second)", f"rows of a layer by the seconds it took; {each}", _throughput(data.layers)),
         ("Lag (records)", f"records left in the topic when a run ended, the most of {data.bucket}", _lag(data.lag)),
-        ("Rows by game (rows)", f"rows that came to the games' silver tables; {bars}", _bars(data.games, "rows")),
-        ("Records not in bronze (records)", f"by reason, and rows of no game; {bars}", _bars(data.rejected, "records")),
-        ("Violations of rules (rows)", f"by game and rule; {bars}", _bars(data.rules, "rows")),
+        (
+            f"Rows by {words.entity} (rows)",
+            f"rows that came to the {words.entities}' silver tables; {bars}",
+            _bars(data.games, "rows"),
+        ),
+        (
+            "Records not in bronze (records)",
+            f"by reason, and rows of no {words.entity}; {bars}",
+            _bars(data.rejected, "records"),
+        ),
+        ("Violations of rules (rows)", f"by {words.entity} and rule; {bars}", _bars(data.rules, "rows")),
         ("Durations (seconds)", f"seconds that the layers took; {bars}", _durations(data.layers)),
     ]
 

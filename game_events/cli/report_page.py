@@ -13,6 +13,7 @@ from plotly.offline import get_plotlyjs
 
 from game_events.cli.report_charts import charts
 from game_events.cli.report_data import ReportData, Rows
+from game_events.names import Words
 
 EMPTY = (
     "There are no events in this time. Every <code>game-events run</code> leaves some: run it, or ask for a longer time with "
@@ -66,16 +67,17 @@ paint(); matchMedia("(prefers-color-scheme: dark)").addEventListener("change", p
 """)
 
 
-def page(data: ReportData, root: str, made: datetime) -> str:
+def page(data: ReportData, root: str, made: datetime, words: Words) -> str:
     """The whole file.
 
     Args:
         data: what it shows.
         root: where the tables are.
         made: now.
+        words: what people call an entity.
     """
     head = data.head
-    body = f'<section><p class="none">{EMPTY}</p></section>' if head["last"] is None else _body(data)
+    body = f'<section><p class="none">{EMPTY}</p></section>' if head["last"] is None else _body(data, words)
     times = f"{head['first']:%Y-%m-%d %H:%M} to {head['last']:%Y-%m-%d %H:%M} UTC" if head["last"] else "no events"
     return _PAGE.substitute(
         title=escape(times),
@@ -85,9 +87,9 @@ def page(data: ReportData, root: str, made: datetime) -> str:
     )
 
 
-def _body(data: ReportData) -> str:
+def _body(data: ReportData, words: Words) -> str:
     shown = []
-    for title, note, figure in charts(data):
+    for title, note, figure in charts(data, words):
         inside = (
             pio.to_html(figure, include_plotlyjs=False, full_html=False, config={"displayModeBar": False, "responsive": True})
             if figure is not None
@@ -96,7 +98,7 @@ def _body(data: ReportData) -> str:
         shown.append(f'<section><h2>{escape(title)}</h2><p class="note">{escape(note)}</p>{inside}</section>')
     return "\n".join(
         [
-            _tiles(data.head),
+            _tiles(data.head, words),
             _errors(data.errors),
             f'<div class="charts">{"".join(shown)}</div><br>',
             _checks(data.checks),
@@ -105,7 +107,7 @@ def _body(data: ReportData) -> str:
     )
 
 
-def _tiles(head: dict[str, Any]) -> str:
+def _tiles(head: dict[str, Any], words: Words) -> str:
     shown = [
         ("runs", head["runs"]),
         ("failed runs", head["failed_runs"]),
@@ -113,7 +115,7 @@ def _tiles(head: dict[str, Any]) -> str:
         ("records rejected", head["rejected_rows"]),
         ("violations of rules", head["rule_rows"]),
         ("records behind (newest run)", head["lag"] if head["lag"] is not None else "-"),
-        ("games", head["games"]),
+        (words.entities, head["games"]),
     ]
     tiles = (
         f'<div class="tile"><b class="{"failed" if name == "failed runs" and value else ""}">{_text(value)}</b>'

@@ -48,7 +48,9 @@ Select = Annotated[
     list[str] | None,
     typer.Option(metavar="NAMES", help="Only these: layers (bronze, silver, gold, unified), asset keys or tables."),
 ]
-Games = Annotated[list[str] | None, typer.Option(metavar="NAMES", help="Only these games, in silver and gold.")]
+Games = Annotated[
+    list[str] | None, typer.Option("--games", "--entities", metavar="NAMES", help="Only these games, in silver and gold.")
+]
 FullRefresh = Annotated[
     list[str] | None,
     typer.Option(
@@ -114,7 +116,7 @@ def run_and_show(output: Output, settings: Settings, asked: Mapping[str, object]
     with output.working("running"):
         result = run_job(settings, "refresh", OP, asked)
     if result.report:
-        show_run(output, result.report)
+        show_run(output, result.report, settings.words)
         output.say(f"tables: {Lakehouse.of(settings).root}")
     if result.error:
         output.say(f"the run failed: {result.error}")

@@ -137,7 +137,7 @@ def columns(
     schema = pa.schema(handle.schema())
     comments = comments_of(schema)
     by_column: dict[str, list[Origin]] = {}
-    for origin in origins(lakehouse) if table.startswith(("bronze_", "silver_")) else []:
+    for origin in origins(lakehouse) if chosen.key.startswith(("bronze_", "silver_")) else []:
         by_column.setdefault(origin.column, []).append(origin)
     nested = {
         name: [o for column, found in by_column.items() if column.startswith(f"{name}.") for o in found]

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from game_events.cli.output import Output
+from game_events.names import Words
 
 LAYERS = ("bronze", "quarantine", "silver", "gold", "unified")
+#: What they are called without the setting.
+USUAL = Words()
 #: More games than this are summed up in one line.
 GAMES_SHOWN = 20
 #: Counts that are seldom there, and what they mean.
@@ -17,7 +20,7 @@ _SINGLE = {
 }
 
 
-def show_run(output: Output, report: dict[str, Any]) -> None:
+def show_run(output: Output, report: dict[str, Any], words: Words = USUAL) -> None:
     """Rows by layer and game, throughput, lag, where the tables are."""
     for notice in report["notices"]:
         output.say(notice)
@@ -41,12 +44,13 @@ def show_run(output: Output, report: dict[str, Any]) -> None:
         shown = shown[:GAMES_SHOWN]
         if rest:
             shown.append((f"{len(rest)} more", sum(s for _, s, _ in rest), sum(g for _, _, g in rest)))
-        output.table("by game", ("game", "silver rows added", "players in gold"), shown)
+        keys = "players" if words == USUAL else words.keys
+        output.table(f"by {words.entity}", (words.entity, "silver rows added", f"{keys} in gold"), shown)
     for what in ("rejected", "unrouted"):
         if report[what]:
             output.say(f"{what}: " + ", ".join(f"{why} {n:,}" for why, n in sorted(report[what].items())))
     if report["rules"]:
-        show_rules(output, report)
+        show_rules(output, report, words)
     for what, means in _SINGLE.items():
         if report[what]:
             output.say(f"{what}: {report[what]:,} {means}")
@@ -61,7 +65,7 @@ def show_files(output: Output, report: dict[str, Any]) -> None:
         output.say("files: " + ", ".join(f"{count:,} {what}" for what, count in report["files"].items()))
 
 
-def show_rules(output: Output, report: dict[str, Any]) -> None:
+def show_rules(output: Output, report: dict[str, Any], words: Words = USUAL) -> None:
     """Each rule that was violated: by how many rows of how many games, and what became of them."""
     rules = report["rules"]
     violated = [
@@ -72,6 +76,6 @@ def show_rules(output: Output, report: dict[str, Any]) -> None:
     if not violated:
         output.say(f"rules: all {len(rules)} hold")
         return
-    output.table("rules that were violated", ("layer", "rule", "action", "rows", "violated", "games"), violated)
+    output.table("rules that were violated", ("layer", "rule", "action", "rows", "violated", words.entities), violated)
     out = {"dropped": report["dropped"], "in quarantine": report["quarantined_by_rules"]}
     output.say("rows kept out of silver by rules: " + ", ".join(f"{what} {rows:,}" for what, rows in out.items()))

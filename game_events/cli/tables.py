@@ -18,13 +18,14 @@ def tables(as_json: Json = False) -> None:
     lakehouse = Lakehouse.of(load_settings())
     found = []
     for name in lakehouse.names():
-        handle = lakehouse.table(name).open()
+        table = lakehouse.table(name)
+        handle = table.open()
         if handle is None:
             continue
         actions = pa.table(handle.get_add_actions())
         found.append(
             {
-                "table": name,
+                "table": table.name,
                 "rows": int(pc.sum(actions.column("num_records")).as_py() or 0),
                 "version": handle.version(),
                 "files": actions.num_rows,
@@ -33,7 +34,7 @@ def tables(as_json: Json = False) -> None:
                 "owners": owners_of(handle),
                 "tags": tags_of(handle),
                 "description": handle.metadata().description,
-                "location": lakehouse.table(name).uri,
+                "location": table.uri,
             }
         )
     if found:

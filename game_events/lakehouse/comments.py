@@ -45,7 +45,7 @@ def with_comments(schema: pa.Schema, comments: Mapping[str, tuple[str, int]]) ->
 
 def described(table: Table, schema: pa.Schema) -> pa.Schema:
     """A table's schema with all that is known of its columns: comments it has, else those of this project; owners and tags."""
-    own = own_comments(table.name, table.person)
+    own = own_comments(table.key, table.person)
     fields = []
     for index, item in enumerate(schema):
         # Owners and tags of the table that the columns come from are not this one's.

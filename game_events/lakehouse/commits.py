@@ -130,7 +130,7 @@ def _properties(table: Table) -> Mapping[str, str]:
     """Delta's own properties of a new table."""
     interval = CHECKPOINT_COMMITS if table.local_path is not None else REMOTE_CHECKPOINT_COMMITS
     own = {"delta.checkpointInterval": str(interval), "delta.dataSkippingNumIndexedCols": "32"}
-    return own | dict(Retention().properties(table.name))
+    return own | dict(Retention().properties(table.key))
 
 
 def _write(plan: Commit, attempt: _Attempt) -> None:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
+from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, Landed, commit
 from game_events.lakehouse.newest_commit import MAINTENANCE_INFO
 from game_events.lakehouse.staging import StagedWriter, file_system
@@ -52,7 +53,7 @@ def small_files(table: Table, handle: DeltaTable, goal: Goal) -> list[list[str]]
     """Groups of paths that are worth joining, each into about one file, oldest batches first."""
     actions = pa.table(handle.get_add_actions(flatten=True))
     order = [("min._batch", "ascending")] if "min._batch" in actions.column_names else [("modification_time", "ascending")]
-    bounds = [f"{end}.{column}" for column in KEPT_APART.get(table.name, ()) for end in ("min", "max")]
+    bounds = [f"{end}.{column}" for column in KEPT_APART.get(table.key, ()) for end in ("min", "max")]
     bounds = [name for name in bounds if name in actions.column_names]
     classes: dict[tuple[object, ...], list[tuple[str, int]]] = defaultdict(list)
     for file in actions.sort_by(order).select(["path", "size_bytes", *bounds]).to_pylist():
@@ -98,7 +99,8 @@ def join_files(table: Table, handle: DeltaTable, group: list[str]) -> Landed:
     except BaseException:
         writer.abort()
         raise
-    return commit(
+    crash_points.reach("joined_staged", table.name)
+    landed = commit(
         Commit(
             table,
             # No column comes with them, and the columns' metadata (bronze's column map) is not touched.
@@ -112,6 +114,8 @@ def join_files(table: Table, handle: DeltaTable, group: list[str]) -> Landed:
             info={MAINTENANCE_INFO: "compaction"},
         )
     )
+    crash_points.reach("joined_committed", table.name)
+    return landed
 
 
 def _rows(table: Table, schema: pa.Schema, group: list[str]) -> Iterator[pa.Table]:

@@ -49,6 +49,10 @@ CRASH_POINTS = {
     "unified_staged": "files of the unified table are written, not committed",
     "unified_committed": "the unified table is committed, its floor has not moved",
     "progress_moved": "a floor or a note of `progress` is committed, what it is about may go on",
+    "joined_staged": "small files are written as one, they are still the table (detail: the table)",
+    "joined_committed": "the joined file is the table, those that it stands for still lie beside it (detail: the table)",
+    "file_deleted": "an old file is deleted, others that are to go with it are still there (detail: the table)",
+    "checkpoint_written": "maintenance has written a checkpoint, no old entry of the log has gone (detail: the table)",
     "events_due": "a run has done its work, the event log does not have it",
 }
 

@@ -65,9 +65,9 @@ def waits_for_a_look(table: Table, handle: DeltaTable) -> str | None:
     It would delete the files that an undo needs, put others in their places, and in time drop the log's entry that tells of the
     restore. Tables that no run compares with others (`event_log`, `schemas`, `progress`) are as they are.
     """
-    if table.name == QUARANTINE:
+    if table.key == QUARANTINE:
         marks = ANY_COMMIT
-    elif table.name == BRONZE or table.name.startswith(("silver_", "gold_")):
+    elif table.key == BRONZE or table.key.startswith(("silver_", "gold_")):
         marks = BATCHES
     else:
         return None

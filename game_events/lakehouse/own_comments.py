@@ -86,7 +86,7 @@ _AGGREGATE = {
 
 @cache
 def own_comments(table: str, person: str | None = None) -> dict[str, str]:
-    """Column -> comment of a table's columns that no schema describes; `person`: the column that gold aggregates by."""
+    """Comments of a table's own columns, by its key; `person`: the column that gold aggregates by."""
     found = _EVERYWHERE | _BY_TABLE.get(table, {})
     if table.startswith("gold_"):
         found |= _AGGREGATE | ({person: "Whom the row is about"} if person is not None else {})

@@ -13,6 +13,7 @@ from itertools import takewhile
 
 from deltalake import DeltaTable
 
+from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import paths
 from game_events.lakehouse.staging import file_system
 from game_events.lakehouse.table_log import Removed, TableLog
@@ -76,4 +77,5 @@ def delete_files(table: Table, names: list[str]) -> int:
         except FileNotFoundError:
             continue
         deleted += 1
+        crash_points.reach("file_deleted", table.name)
     return deleted

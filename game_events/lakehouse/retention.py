@@ -24,9 +24,9 @@ CHECKPOINT_COMMITS = 50
 REMOTE_CHECKPOINT_COMMITS = 10
 
 
-def is_derived(name: str) -> bool:
-    """Whether a table's rows can be made again from others, and are replaced as a whole."""
-    return name.startswith("gold_") or name == PROGRESS
+def is_derived(key: str) -> bool:
+    """Whether rows of the table of this key can be made again from others, and are replaced as a whole."""
+    return key.startswith("gold_") or key == PROGRESS
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,8 @@ class TablesSql:
             as_of: as they were then; None: as they are.
         """
         self._lakehouse, self._as_of = lakehouse, as_of
-        self._names = lakehouse.names()
+        self._tables = {table.name: table for table in map(lakehouse.table, lakehouse.names())}
+        self._names = list(self._tables)
         self._opened: set[str] = set()
         # Names in a query are tables, never variables of this program.
         self._connection = duckdb.connect(config={"python_enable_replacements": False})
@@ -133,7 +134,7 @@ class TablesSql:
         if name in self._opened:
             return
         self._opened.add(name)
-        table = self._lakehouse.table(name)
+        table = self._tables[name]
         handle = table.open()
         if handle is None or (self._as_of is not None and not _travel(table, handle, self._as_of)):
             return

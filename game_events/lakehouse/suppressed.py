@@ -27,6 +27,7 @@ HASH_CHARS = 12
 #: Hashes that a message names.
 HASHES_SHOWN = 5
 TIME = pa.timestamp("us", tz="UTC")
+_RECORD = [pa.field("topic_id", pa.string()), pa.field("partition", pa.int32()), pa.field("offset", pa.int64())]
 SCHEMA = pa.schema(
     [
         pa.field("hash", pa.string()),
@@ -34,8 +35,11 @@ SCHEMA = pa.schema(
         pa.field("listed_at", TIME),
         pa.field("finished_at", TIME),
         pa.field("run_id", pa.string()),
+        pa.field("records", pa.list_(pa.struct(_RECORD))),
     ]
 )
+#: Which record of Kafka: topic id, partition, offset.
+Record = tuple[str, int, int]
 
 
 def entity_hash(key: bytes, entity: bytes) -> bytes:
@@ -65,6 +69,12 @@ class Listed:
     def unfinished(self) -> frozenset[str]:
         """Hashes of those whose rows may not be gone yet."""
         return frozenset(h for h, row in self.entries.items() if row["finished_at"] is None)
+
+    @property
+    def records(self) -> frozenset[Record]:
+        """Records of theirs that do not decode: only their bytes told whose they are, and the list has no id to look for."""
+        held = (row.get("records") or () for row in self.entries.values())
+        return frozenset((r["topic_id"], r["partition"], r["offset"]) for rows in held for r in rows)  # type: ignore[attr-defined]
 
     def require_key(self, key: bytes) -> None:
         """Keep a run with another key from letting in whom it cannot recognise.
@@ -106,7 +116,8 @@ def add_suppressed(lakehouse: Lakehouse, key: bytes, hashes: Collection[str], ru
             shown = ", ".join(sorted(h[:HASH_CHARS] for h in listed.unfinished)[:HASHES_SHOWN])
             raise DataError(
                 f"an erasure of {len(listed.unfinished):,} gamers (hashes: {shown}) is not finished, and nobody new was "
-                "forgotten: wait if it is still at work, else repeat `game-events forget` for exactly these first"
+                "forgotten: wait if it is still at work, else repeat `game-events forget` for exactly these first, or, without "
+                "their ids, `game-events forget --resume`"
             )
         new = {"key_check": key_check(key), "listed_at": now, "finished_at": None, "run_id": run_id}
         # Also of one that was finished: its rows are looked for once more.
@@ -115,6 +126,25 @@ def add_suppressed(lakehouse: Lakehouse, key: bytes, hashes: Collection[str], ru
         }
 
     return _change(lakehouse, added)
+
+
+def add_records(lakehouse: Lakehouse, hashes: Collection[str], records: Collection[Record]) -> None:
+    """Note records of these gamers that do not decode; of which of them each is, nobody needs to know.
+
+    Raises:
+        ConflictError: rivals won every attempt.
+    """
+    if not records:
+        return
+    bearer = min(hashes)
+
+    def added(listed: Listed) -> dict[str, Mapping[str, object]]:
+        row = dict(listed.entries[bearer])
+        known = Listed({bearer: row}).records
+        row["records"] = [dict(zip(("topic_id", "partition", "offset"), r, strict=True)) for r in sorted({*known, *records})]
+        return dict(listed.entries) | {bearer: row}
+
+    _change(lakehouse, added)
 
 
 def finish_suppressed(lakehouse: Lakehouse, hashes: Collection[str]) -> None:

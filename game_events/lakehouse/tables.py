@@ -1,4 +1,8 @@
-"""Names and places of the tables, and opening them."""
+"""Keys and places of the tables, and opening them.
+
+A table's key is what code knows it by; its name, which people and folders see, is made from it by the templates of the setting
+`names`. By default the two are the same.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,7 @@ from game_events.lakehouse.format_version import refuse_newer
 from game_events.lakehouse.labels import Labels
 from game_events.lakehouse.object_store import delta_options
 from game_events.lakehouse.store_errors import store_errors_named
+from game_events.names import GAME_PATTERN, RESERVED_GAMES, Names
 from game_events.settings import Settings
 
 BRONZE = "bronze_events"
@@ -30,28 +35,23 @@ SOURCE_FILES = "source_files"
 #: All tables but those of games.
 OWN_TABLES = frozenset({BRONZE, QUARANTINE, UNIFIED, SCHEMAS, PROGRESS, EVENT_LOG, SUPPRESSED, SOURCE_FILES})
 
-#: What a game may be called: it becomes part of a table's name, so nothing is normalised and nothing else is let in.
-GAME_PATTERN = r"^[a-z0-9][a-z0-9_]{0,62}$"
-#: `gold_unified_player_agg` would otherwise be a game's table.
-RESERVED_GAMES = ("unified",)
-
 _SILVER = re.compile(r"^silver_(?P<game>.+)_events$")
 #: Table features that readers of single files would get wrong.
 _UNREADABLE = {"deletionVectors", "columnMapping"}
 
 
 def silver_name(game: str) -> str:
-    """Name of a game's silver table."""
+    """Key of a game's silver table."""
     return f"silver_{game}_events"
 
 
 def gold_name(game: str, aggregate: str = PLAYER_AGG) -> str:
-    """Name of a game's gold table."""
+    """Key of a game's gold table."""
     return f"gold_{game}_{aggregate}"
 
 
 def game_of_silver(name: str) -> str | None:
-    """The game of a silver table's name, or None for any other table."""
+    """The game of a silver table's key, or None for any other table."""
     match = _SILVER.match(name)
     return match["game"] if match else None
 
@@ -63,7 +63,7 @@ def game_of_gold(name: str, aggregate: str = PLAYER_AGG) -> str | None:
 
 
 def layer_of(name: str) -> str:
-    """The layer of a table's name: bronze, silver, gold, or `own` for the pipeline's books."""
+    """The layer of a table's key: bronze, silver, gold, or `own` for the pipeline's books."""
     first = name.partition("_")[0]
     return {"quarantine": "bronze", "bronze": "bronze", "silver": "silver", "gold": "gold"}.get(first, "own")
 
@@ -84,6 +84,7 @@ class Table:
 
     Attributes:
         name, uri, options: where it is.
+        key: what code knows it by, whatever it is called; its name, if none is given.
         person: name of the columns that say whom a row is about: no value of theirs may stand in the table's log, which
             outlives the rows. So does `{person}__{type}`, where it came with another kind.
         owners, tags: what the settings say of it.
@@ -93,8 +94,13 @@ class Table:
     uri: str
     options: dict[str, str] = field(default_factory=dict, repr=False)
     person: str | None = None
+    key: str = ""
     owners: tuple[str, ...] = ()
     tags: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.key:
+            object.__setattr__(self, "key", self.name)
 
     @property
     def local_path(self) -> Path | None:
@@ -134,9 +140,21 @@ class Lakehouse:
     """All tables below one root path or URI."""
 
     def __init__(
-        self, root: str, options: dict[str, str] | None = None, person: str | None = None, labels: Labels | None = None
+        self,
+        root: str,
+        options: dict[str, str] | None = None,
+        person: str | None = None,
+        called: Names | None = None,
+        labels: Labels | None = None,
     ) -> None:
-        """Local roots become absolute, so that Spark's workers find them; `person` as for `Table`, `labels`: whose tables.
+        """Local roots become absolute, so that Spark's workers find them.
+
+        Args:
+            root: path or URI.
+            options: what the object store needs.
+            person: as for `Table`.
+            called: the names.
+            labels: whose tables they are.
 
         Raises:
             ConfigurationError: the root is an existing file.
@@ -144,6 +162,7 @@ class Lakehouse:
         self.options = dict(options or {})
         self.person = person
         self.labels = labels or Labels()
+        self.called = called or Names()
         if root.startswith("file://"):
             root = root.removeprefix("file://")
         if "://" not in root:
@@ -161,12 +180,17 @@ class Lakehouse:
         Raises:
             ConfigurationError: the root is an existing file, or an object store that is not safe to write to.
         """
-        return cls(settings.lakehouse, delta_options(settings), settings.key_column, Labels.of(settings))
+        return cls(settings.lakehouse, delta_options(settings), settings.key_column, settings.names, Labels.of(settings))
 
-    def table(self, name: str) -> Table:
-        """The table of that name, existing or not."""
-        owners, tags = self.labels.of_layer(layer_of(name))
-        return Table(name, f"{self.root}/{name}", self.options, self.person, owners, tags)
+    def table(self, key: str) -> Table:
+        """The table of that key, existing or not."""
+        name = self.called.name_of(key)
+        owners, tags = self.labels.of_layer(layer_of(key))
+        return Table(name, f"{self.root}/{name}", self.options, self.person, key, owners, tags)
+
+    def key(self, name: str) -> str:
+        """The key of the table of a name: what `table` takes."""
+        return next(iter(self.called.keys_of([name])), name)
 
     def silver(self, game: str) -> Table:
         """A game's silver table."""
@@ -177,14 +201,16 @@ class Lakehouse:
         return self.table(gold_name(game, aggregate))
 
     def names(self) -> list[str]:
-        """Names of the Delta tables below the root, sorted; one listing, nothing is opened.
+        """Keys of the Delta tables below the root, sorted by name; one listing, nothing is opened.
+
+        Tables of pipelines with another prefix are not among them, nor what is called as one of this pipeline's is not.
 
         In an object store a table whose first commit has not landed yet may be among them: opened, it is None.
         """
         if "://" not in self.root:
             root = Path(self.root)
-            return sorted(f.name for f in root.iterdir() if (f / "_delta_log").is_dir()) if root.is_dir() else []
+            return self.called.keys_of(f.name for f in root.iterdir() if (f / "_delta_log").is_dir()) if root.is_dir() else []
         system = pafs.PyFileSystem(DeltaStorageHandler(self.root, self.options))
         with store_errors_named(self.root):
             found = system.get_file_info(pafs.FileSelector("", recursive=False))
-        return sorted(f.base_name for f in found if f.type == pafs.FileType.Directory)
+        return self.called.keys_of(f.base_name for f in found if f.type == pafs.FileType.Directory)

@@ -2,35 +2,82 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
+from collections.abc import Mapping
 
-import pyarrow as pa
+from deltalake import DeltaTable
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
+from game_events.errors import ConfigurationError
 from game_events.extending import PLAYER_AGG, GoldAggregate, count, max_of, min_of
+from game_events.gold_columns import expression, measures
 from game_events.lakehouse.progress import Mark, Progress
 from game_events.pipeline.spark_types import quoted
 from game_events.settings import Settings
 
+#: The definition of a table that has the default columns again; others are hashes.
+DEFAULT_DEFINITION = 0
 COUNT, FIRST, LAST = "session_count", "min_timestamp", "max_timestamp"
 
 
 def player_agg(settings: Settings) -> GoldAggregate:
-    """`gold_{game}_player_agg`: sessions, first and last event of each player."""
-    when = quoted(settings.time_column)
+    """`gold_{game}_player_agg`: sessions, first and last event of each player, or what `GOLD_COLUMNS` says of each key."""
+    keys = (settings.key_column,)
+    if not settings.gold_columns:
+        when = quoted(settings.time_column)
+        return GoldAggregate(
+            PLAYER_AGG,
+            "merge",
+            keys=keys,
+            measures={COUNT: count(), FIRST: min_of(when), LAST: max_of(when)},
+            description="One row per player: sessions, first and last event",
+            asset_name=settings.names.asset(settings.names.gold_asset),
+        )
+    columns = expressions(settings)
+    merging = measures(settings.gold_columns)
+    parts = ["merge" if merging else "recompute", keys, list(columns.items())]
     return GoldAggregate(
         PLAYER_AGG,
-        "merge",
-        keys=(settings.key_column,),
-        measures={COUNT: count(), FIRST: min_of(when), LAST: max_of(when)},
-        description="One row per player: sessions, first and last event",
+        "merge" if merging else "recompute",
+        keys=keys,
+        measures=merging or {},
+        function=None if merging else lambda silver: _aggregated(silver, ("_game", *keys), columns),
+        description=f"One row per {settings.words.key}: {', '.join(settings.gold_columns)}",
+        definition=hashlib.sha256(json.dumps(parts).encode()).hexdigest(),
+        where="GAME_EVENTS_GOLD_COLUMNS",
+        asset_name=settings.names.asset(settings.names.gold_asset),
     )
 
 
-def player_agg_schema(settings: Settings, silver: pa.Schema) -> pa.Schema:
-    """Its columns, where silver has these."""
-    when = silver.field(settings.time_column).type
-    key = pa.field(settings.key_column, silver.field(settings.key_column).type)
-    return pa.schema([key, pa.field(COUNT, pa.int64()), pa.field(FIRST, when), pa.field(LAST, when)])
+def expressions(settings: Settings) -> dict[str, str]:
+    """The shipped aggregate's columns beside the key: name -> SQL aggregate over silver's rows."""
+    if not settings.gold_columns:
+        return {column: measure.sql for column, measure in player_agg(settings).measures.items()}
+    return {column: expression(sql, settings.time_column) for column, sql in settings.gold_columns.items()}
+
+
+def player_agg_columns(spark: SparkSession, settings: Settings, silver: StructType) -> StructType:
+    """Its columns, where silver has these; one's own expressions are analyzed, not run.
+
+    Raises:
+        ConfigurationError: an expression does not fit silver's columns.
+    """
+    empty = spark.createDataFrame([], silver)
+    try:
+        return _aggregated(empty, (settings.key_column,), expressions(settings)).schema
+    except AnalysisException as error:
+        reason = next((line for line in str(error).splitlines() if line.strip()), "").partition(" SQLSTATE")[0]
+        names = ", ".join(name for name in silver.names if not name.startswith("_"))
+        raise ConfigurationError(f"GAME_EVENTS_GOLD_COLUMNS: {reason} Silver has: {names}") from error
+
+
+def _aggregated(silver: DataFrame, keys: tuple[str, ...], columns: Mapping[str, str]) -> DataFrame:
+    return silver.groupBy(*(F.col(quoted(k)) for k in keys)).agg(*(F.expr(sql).alias(c) for c, sql in columns.items()))
 
 
 def is_due(committed_at: float | None, interval_s: float | None, now: float) -> bool:
@@ -45,12 +92,32 @@ def due(aggregate: GoldAggregate, state: Progress) -> bool:
 
 
 def scope(aggregate: GoldAggregate) -> str:
-    """What an aggregate's floor speaks of: its definition and its games; none for the shipped one, which never changes."""
-    if aggregate.name == PLAYER_AGG:
+    """What an aggregate's floor speaks of: its definition and its games; none for the shipped one as it is by default."""
+    if not aggregate.definition:
         return ""
     return f"{aggregate.definition[:16]}:{','.join(sorted(aggregate.games))}"
 
 
-def definition_number(aggregate: GoldAggregate) -> int | None:
-    """The definition as the value of a `txn`; None for the shipped one."""
-    return int(aggregate.definition[:15], 16) if aggregate.definition else None
+def definition_app(aggregate: str) -> str:
+    """Name of the `txn` that holds the definition which an aggregate's table was made with."""
+    return f"aggregate:{aggregate}"
+
+
+def declared_in(table: DeltaTable | None, aggregate: GoldAggregate) -> int | None:
+    """The definition that a table says it was made with; None: the shipped one as it is by default."""
+    return table.transaction_version(definition_app(aggregate.name)) if table is not None else None
+
+
+def definition_for(table: DeltaTable | None, aggregate: GoldAggregate) -> int | None:
+    """What a table made with this definition says; None: nothing, as always for the shipped one by default.
+
+    A table that had other columns for a time, and has those of the default again, says so: a `txn` cannot be taken back.
+    """
+    if aggregate.definition:
+        return int(aggregate.definition[:15], 16)
+    return None if declared_in(table, aggregate) is None else DEFAULT_DEFINITION
+
+
+def is_current(table: DeltaTable, aggregate: GoldAggregate) -> bool:
+    """Whether a table's rows were made with this definition."""
+    return declared_in(table, aggregate) == definition_for(table, aggregate)

@@ -85,7 +85,7 @@ def _archive(pipeline: Pipeline, report: RunReport, to: str) -> Archived:
     if quarantine is None and since == batch:
         return Archived(place.root, batch=batch)
     rows, without_raw = _records(pipeline, bronze, quarantine, place if held is not None else None, int(since or 0))
-    pipeline.on_progress(f"archive: batches {int(since or 0) + 1} to {batch} of bronze_events")
+    pipeline.on_progress(f"archive: batches {int(since or 0) + 1} to {batch} of {pipeline.bronze.name}")
     ids = [r[0] if r[0] is not None else r[1] for r in rows.select("_schema_id", "_schema_guid").distinct().collect() if any(r)]
     schema = marked_records(_schemas(pipeline, ids))
     records = rows.select(*_as_records()).coalesce(max(1, -(-_new_rows(bronze, since) // TASK_RECORDS)))

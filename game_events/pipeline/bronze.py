@@ -148,7 +148,7 @@ def _open_or_create(pipeline: Pipeline, now: Seen, report: RunReport) -> DeltaTa
     if is_gone(pipeline):
         start, gaps = all_there_is(pipeline, now), not_there_any_more(pipeline, now)
         report.gaps += gaps
-        report.notices += ["bronze_events is gone: it is made again from what Kafka has", *told(gaps)]
+        report.notices += [f"{pipeline.bronze.name} is gone: it is made again from what Kafka has", *told(gaps)]
     plan = Commit(
         pipeline.bronze,
         OWN_COLUMNS,
@@ -333,7 +333,7 @@ def _refuse_if_erased_meanwhile(pipeline: Pipeline, handle: DeltaTable, staged: 
     if bronze is None or erasures(bronze) != erasures(handle):
         discard(pipeline.bronze, staged.bronze)
         discard(pipeline.quarantine, staged.quarantine)
-        raise ConflictError("bronze_events: gamers were erased since this slice was planned")
+        raise ConflictError(f"{pipeline.bronze.name}: gamers were erased since this slice was planned")
 
 
 def _commit_quarantine(

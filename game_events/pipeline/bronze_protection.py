@@ -9,6 +9,7 @@ from pyspark.sql import functions as F
 from game_events.errors import ConfigurationError, TransientError
 from game_events.files.source import FileSource
 from game_events.lakehouse.reading import read_files, row_count, spark_schema
+from game_events.lakehouse.tables import BRONZE, QUARANTINE
 from game_events.pipeline.bronze_stage import COORDINATES
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine_reset import LAYER, since
@@ -29,18 +30,21 @@ class Expired:
         expired: those of them whose records Kafka does not have any more.
         undecodable: undecodable rows that quarantine holds.
         undecodable_expired: those of them whose records Kafka does not have any more.
+        bronze, quarantine: what the tables are called.
     """
 
     rows: int = 0
     expired: int = 0
     undecodable: int = 0
     undecodable_expired: int = 0
+    bronze: str = BRONZE
+    quarantine: str = QUARANTINE
 
     def __str__(self) -> str:
         """For messages."""
         return (
-            f"{self.expired:,} of the {self.rows:,} rows of bronze_events and {self.undecodable_expired:,} of the "
-            f"{self.undecodable:,} undecodable rows of quarantine_events"
+            f"{self.expired:,} of the {self.rows:,} rows of {self.bronze} and {self.undecodable_expired:,} of the "
+            f"{self.undecodable:,} undecodable rows of {self.quarantine}"
         )
 
 
@@ -59,8 +63,8 @@ def refuse_unless_allowed(pipeline: Pipeline) -> None:
     except TransientError as error:
         lost = f"What has expired in Kafka would be lost, and Kafka does not say what that is ({error})"
     raise ConfigurationError(
-        f"bronze_events is protected from a full refresh. {lost}. Nothing was changed. To replace it all the same, set "
-        f"{ALLOW}=true"
+        f"{pipeline.bronze.name} is protected from a full refresh. {lost}. Nothing was changed. To replace it all the same, "
+        f"set {ALLOW}=true"
     )
 
 
@@ -89,7 +93,7 @@ def count_expired(pipeline: Pipeline, now: Seen) -> Expired:
             rows = rows.join(there, list(COORDINATES), "left").select(F.when(F.col("_there").isNull(), 1).alias("_gone"))
         found = rows.agg(F.count(F.lit(1)).alias("rows"), F.count("_gone").alias("gone")).collect()[0]
         counts += [int(found["rows"]), int(found["gone"])]
-    return Expired(*counts)
+    return Expired(counts[0], counts[1], counts[2], counts[3], pipeline.bronze.name, pipeline.quarantine.name)
 
 
 def source_to_read(pipeline: Pipeline) -> Seen:

@@ -26,7 +26,6 @@ def not_there_any_more(pipeline: Pipeline, now: Seen) -> tuple[Gap, ...]:
     first = {lane: at for lane, at in sorted(now.earliest.items()) if at and lane.kind == KAFKA}
     gaps = tuple(Gap(lane.topic, lane.topic_id, lane.partition, 0, at) for lane, at in first.items())
     if gaps:
-        refuse_unless_recorded(
-            pipeline.settings, gaps, None, "bronze_events is gone (put the table back, if there is a copy), and so are records"
-        )
+        what = f"{pipeline.bronze.name} is gone (put the table back, if there is a copy), and so are records"
+        refuse_unless_recorded(pipeline.settings, gaps, None, what)
     return gaps

@@ -67,7 +67,7 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
     if bronze is None:
         return  # the first run reads all of the topic by itself
     if quarantine is not None and not (is_noted(bronze, quarantine) and is_finished(bronze, quarantine)):
-        raise ConflictError("bronze_events: a rival run is at work on it. Nothing was changed: run again")
+        raise ConflictError(f"{pipeline.bronze.name}: a rival run is at work on it. Nothing was changed: run again")
     now = source_to_read(pipeline)
     expired = count_expired(pipeline, now)
     staged = _Staged(column_map(bronze))
@@ -160,4 +160,6 @@ def _record(
     report.rejected += staged.reasons
     report.suppressed += staged.suppressed
     report.expired = expired.expired + expired.undecodable_expired
-    report.notices.append(f"bronze_events was replaced by what Kafka has; lost with it, as it has expired there: {expired}")
+    report.notices.append(
+        f"{pipeline.bronze.name} was replaced by what Kafka has; lost with it, as it has expired there: {expired}"
+    )

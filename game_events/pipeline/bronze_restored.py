@@ -100,8 +100,8 @@ def _mend(pipeline: Pipeline, handle: DeltaTable, report: RunReport, *, forgotte
             )
         )
         report.notices.append(
-            f"bronze_events was restored to an older version: {rows:,} rows were gone and are read from Kafka again; silver, "
-            "gold and the unified table are replaced"
+            f"{pipeline.bronze.name} was restored to an older version: {rows:,} rows were gone and are read from Kafka again; "
+            "silver, gold and the unified table are replaced"
         )
 
 
@@ -133,9 +133,9 @@ def refuse_undone_erasures(pipeline: Pipeline, bronze: DeltaTable) -> bool:
     if not gamers:
         return gamers is not None
     raise DataError(
-        f"bronze_events was restored to a version from before an erasure: rows of forgotten gamers ({gamers:,} at most) are "
-        f"back. Nothing was done: {undo(bronze, 'bronze_events')}; or forget them once more (`game-events forget`; "
-        "`game-events log --kind erased` says when each was)"
+        f"{pipeline.bronze.name} was restored to a version from before an erasure: rows of forgotten gamers ({gamers:,} at "
+        f"most) are back. Nothing was done: {undo(bronze, pipeline.bronze.name)}; or forget them once more "
+        "(`game-events forget`; `game-events log --kind erased` says when each was)"
     )
 
 
@@ -174,7 +174,8 @@ def undo(handle: DeltaTable, table: str, marks: frozenset[str] = BATCHES) -> str
 
 
 def _only_undone(handle: DeltaTable, rows: int, why: str) -> DataError:
+    name = handle.table_uri.rstrip("/").rpartition("/")[2]
     return DataError(
-        f"bronze_events was restored to an older version: {rows:,} rows are gone, and they cannot simply be read again, as "
-        f"{why}. Nothing was read: {undo(handle, 'bronze_events')}"
+        f"{name} was restored to an older version: {rows:,} rows are gone, and they cannot simply be read again, as "
+        f"{why}. Nothing was read: {undo(handle, name)}"
     )

@@ -304,7 +304,7 @@ class _Stage:
             self._reasons[rejected.reason] += len(rejected.rows)
 
     def _without_forgotten(self, batch: pa.RecordBatch, decoded: DecodedBatch, suppressor: Suppressor) -> DecodedBatch:
-        """Rows of forgotten gamers are counted and go nowhere; of those that do not decode, the record's key may tell."""
+        """Rows of forgotten gamers are counted and go nowhere; of those that do not decode, key or coordinates may tell."""
         kept = DecodedBatch()
         for rows, schema_id, columns in decoded.good:
             gone = suppressor.decoded(columns)
@@ -313,9 +313,9 @@ class _Stage:
                 kept.good.append(
                     (rows[~gone], schema_id, columns.filter(pa.array(~gone))) if gone.any() else (rows, schema_id, columns)
                 )
-        by_key = suppressor.values(batch.column("key")) if decoded.rejected else np.zeros(0, dtype=bool)
+        theirs = suppressor.undecodable(batch, self._task.topic_id) if decoded.rejected else np.zeros(0, dtype=bool)
         for item in decoded.rejected:
-            gone = by_key[item.rows]
+            gone = theirs[item.rows]
             self._suppressed += int(gone.sum())
             if not gone.all():
                 kept.rejected.append(replace(item, rows=item.rows[~gone]))

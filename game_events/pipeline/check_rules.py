@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
-from deltalake import Schema
+from collections.abc import Callable
+
 from pyspark.sql.types import StructType
 
-from game_events.lakehouse.reading import row_count, spark_schema
-from game_events.pipeline.aggregates import player_agg_schema
+from game_events.gold_columns import measures
+from game_events.lakehouse.reading import row_count
+from game_events.pipeline.aggregates import player_agg_columns
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.rule_check import problems, refuse
 from game_events.pipeline.silver_stage import Source
@@ -29,16 +30,38 @@ def check_rules(pipeline: Pipeline) -> str:
     gold: StructType | None = None
     if bronze is not None and row_count(bronze):
         source = Source.of(pipeline, bronze)
-        silver, gold = source.columns, _gold(pipeline, source.schema)
+        silver, gold = source.columns, _gold(pipeline, source.columns)
     found: dict[str, str] = {}
     for layer, columns in (("silver", silver), ("gold", gold)):
         found |= problems(pipeline.spark, [r for r in pipeline.rules if r.layer == layer], columns)
     refuse(found, silver.names if silver is not None else [])
-    against = "they fit the columns of bronze_events" if silver is not None else "they parse (there are no rows yet)"
+    against = f"they fit the columns of {pipeline.bronze.name}" if silver is not None else "they parse (there are no rows yet)"
     return f"{len(pipeline.rules)} rules: {against}"
 
 
-def _gold(pipeline: Pipeline, silver: pa.Schema) -> StructType | None:
-    if not {pipeline.settings.key_column, pipeline.settings.time_column} <= set(silver.names):
+def check_gold_columns(pipeline: Pipeline) -> str:
+    """Analyze the expressions of the setting `gold_columns` against the columns that bronze gives silver.
+
+    Raises:
+        ConfigurationError: one does not fit them.
+    """
+    bronze = pipeline.bronze.open()
+    count = len(pipeline.settings.gold_columns)
+    if bronze is None or not row_count(bronze):
+        return f"{count} columns; not compared with silver's: there are no rows yet"
+    player_agg_columns(pipeline.spark, pipeline.settings, Source.of(pipeline, bronze).columns)
+    way = "merged with the old" if measures(pipeline.settings.gold_columns) else "computed anew where rows are new"
+    return f"{count} columns fit those of silver; {way}"
+
+
+def sql_checks(pipeline: Pipeline) -> dict[str, Callable[[], str]]:
+    """Checks of the SQL in the settings; Spark starts only if there is any."""
+    checks: dict[str, Callable[[], str]] = {"rules": lambda: check_rules(pipeline)}
+    return checks | ({"gold columns": lambda: check_gold_columns(pipeline)} if pipeline.settings.gold_columns else {})
+
+
+def _gold(pipeline: Pipeline, silver: StructType) -> StructType | None:
+    settings = pipeline.settings
+    if not {settings.key_column, *(() if settings.gold_columns else (settings.time_column,))} <= set(silver.names):
         return None  # gold says so itself
-    return spark_schema(Schema.from_arrow(player_agg_schema(pipeline.settings, silver)))
+    return player_agg_columns(pipeline.spark, pipeline.settings, silver)

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from pyspark.sql import SparkSession
 
-from game_events.extensions import Extensions, load_extensions
+from game_events.extensions import Extensions, extensions_of
 from game_events.files.schemas import FileSchemas
 from game_events.files.source import FileSource
 from game_events.lakehouse.progress import ProgressTable
@@ -128,7 +128,7 @@ class Pipeline:
     @cached_property
     def extensions(self) -> Extensions:
         """What the modules named by the setting `extensions` declare."""
-        return load_extensions(self.settings.extensions)
+        return extensions_of(self.settings)
 
     @cached_property
     def progress(self) -> ProgressTable:

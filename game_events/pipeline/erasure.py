@@ -50,7 +50,14 @@ PASSES = 30
 _OWN = (SCHEMAS, PROGRESS, EVENT_LOG, SUPPRESSED)
 
 
-def forget(pipeline: Pipeline, report: RunReport, ids: frozenset[str], *, dry_run: bool = False) -> Wanted:
+def forget(
+    pipeline: Pipeline,
+    report: RunReport,
+    ids: frozenset[str],
+    *,
+    dry_run: bool = False,
+    hashes: frozenset[str] = frozenset(),
+) -> Wanted:
     """Erase gamers.
 
     Args:
@@ -58,6 +65,7 @@ def forget(pipeline: Pipeline, report: RunReport, ids: frozenset[str], *, dry_ru
         report: gets the account (`erasure`), and entries of the gold tables that follow.
         ids: who, as texts.
         dry_run: count only.
+        hashes: of them all, where not every id is known any more.
 
     Returns:
         whom, and which records, to look for in files of older versions (`erasure_files`).
@@ -70,9 +78,9 @@ def forget(pipeline: Pipeline, report: RunReport, ids: frozenset[str], *, dry_ru
     began = time.monotonic()
     settings = pipeline.settings
     key = required_key(settings)
-    hashes = hashes_of(key, ids)
+    hashes = hashes or hashes_of(key, ids)
     account = report.erasure = Erasure(sorted(h[:HASH_CHARS] for h in hashes), dry_run)
-    work = Work(pipeline, report, account, Wanted(settings.key_column, settings.entity_column, ids))
+    work = Work(pipeline, report, account, Wanted(settings.key_column, settings.entity_column, ids), hashes)
     if dry_run:
         read_suppressed(pipeline.lakehouse).require_key(key)
     else:

@@ -17,6 +17,7 @@ class Erasure:
         dry_run: nothing was changed: rows are those that would go.
         rows: table -> rows of theirs that went; gold and unified: rows of the aggregates.
         unsearchable: rows of quarantine that decode under nothing: nobody can say whose they are.
+        lost_ids: gamers of an erasure that was resumed whose id no row has: nothing but undecodable bytes may be left of them.
         finished: every table was looked at, and holds nothing of them any more.
         vacuumed: old files were looked at, too.
         removed_files: table -> files of older versions that held rows of theirs, removed from the storage.
@@ -28,6 +29,7 @@ class Erasure:
     dry_run: bool = False
     rows: Counter[str] = field(default_factory=Counter)
     unsearchable: int = 0
+    lost_ids: int = 0
     finished: bool = False
     vacuumed: bool = False
     kept_files: Counter[str] = field(default_factory=Counter)
@@ -41,6 +43,7 @@ class Erasure:
             "dry_run": self.dry_run,
             "rows": dict(sorted(self.rows.items())),
             "unsearchable": self.unsearchable,
+            "lost_ids": self.lost_ids,
             "finished": self.finished,
             "vacuumed": self.vacuumed,
             "removed_files": dict(sorted(self.removed_files.items())),

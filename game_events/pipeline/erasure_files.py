@@ -55,7 +55,7 @@ def remove_old_files(pipeline: Pipeline, account: Erasure, wanted: Wanted) -> No
     _remove(pipeline, account, bronze, in_bronze)
     for name, handle in handles.items():
         if _clean_log(lakehouse.table(name), handle, wanted):
-            account.cleaned_logs.append(name)
+            account.cleaned_logs.append(lakehouse.table(name).name)
     account.vacuumed = True
 
 

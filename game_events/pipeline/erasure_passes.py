@@ -13,6 +13,7 @@ from deltalake import DeltaTable
 from game_events.errors import ConflictError
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, commit, paths
+from game_events.lakehouse.suppressed import add_records
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, game_of_silver, silver_name
 from game_events.pipeline.commit_notes import ERASED_BY_BATCH
 from game_events.pipeline.context import note
@@ -38,7 +39,7 @@ def erase_events(work: Work) -> bool:
     games = [game for game in map(game_of_silver, pipeline.lakehouse.names()) if game is not None]
     opened = {silver_name(g): h for g, h in for_games(games, lambda g: pipeline.lakehouse.silver(g).open()).items()}
     tables = {name: h for name, h in {**opened, QUARANTINE: pipeline.quarantine.open()}.items() if h is not None}
-    pipeline.on_progress(f"erasure: quarantine and {len(games)} games")
+    pipeline.on_progress(f"erasure: quarantine and {len(games)} {pipeline.settings.words.entities}")
     hits |= work.look(tables)
     if work.account.dry_run:
         for name, found in hits.items():
@@ -65,6 +66,8 @@ def erase_events(work: Work) -> bool:
 
 def _commit_quarantine(work: Work, hits: list[Found], tables: Mapping[str, DeltaTable]) -> None:
     if hits:
+        # Before they go: nothing else would tell whose they are if a full refresh met them again.
+        add_records(work.pipeline.lakehouse, work.hashes, work.undecodable(hits))
         commit(without(work.pipeline.quarantine, tables[QUARANTINE], hits, work.pipeline.run_id))
         work.erased(QUARANTINE, hits)
         work.held = pa.concat_tables([work.held, *(f.records for f in hits)])
@@ -83,7 +86,7 @@ def _commit_bronze(work: Work, hits: list[Found], bronze: DeltaTable) -> DeltaTa
     work.erased(BRONZE, hits)
     after = work.pipeline.bronze.open()
     if after is None:
-        raise ConflictError("bronze_events was removed during an erasure")
+        raise ConflictError(f"{work.pipeline.bronze.name} was removed during an erasure")
     return after
 
 
@@ -112,15 +115,15 @@ def _silver_plan(work: Work, bronze: DeltaTable, game: str, hits: list[Found]) -
     handle = table.open()
     if handle is None:
         return None
-    known = work.clean[table.name] | {found.path for found in hits}
-    task = EraseTask({table.name: table}, work.wanted, rewrite=True)
+    known = work.clean[table.key] | {found.path for found in hits}
+    task = EraseTask({table.key: table}, work.wanted, rewrite=True)
     for path in paths(handle):
         if path not in known:
-            found = task.look(table.name, path)
+            found = task.look(table.key, path)
             if found.rows:
                 hits.append(found)
             else:
-                work.clean[table.name].add(path)
+                work.clean[table.key].add(path)
     advance = {identity.erased_app: erasures(bronze)}
     if (taken := handle.transaction_version(identity.app)) is not None:
         # As it is: of two commits that name it, Delta lets one land, however close they come.

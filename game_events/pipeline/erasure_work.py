@@ -12,6 +12,7 @@ from deltalake import DeltaTable
 
 from game_events.lakehouse.commits import paths
 from game_events.lakehouse.staging import discard
+from game_events.lakehouse.suppressed import Record
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure_account import Erasure
@@ -29,6 +30,8 @@ class Work:
     report: RunReport
     account: Erasure
     wanted: Wanted
+    #: Of the gamers, as the list has them.
+    hashes: frozenset[str] = frozenset()
     #: Bronze's count when an attempt that was interrupted ended: silver tables that have it were done by that.
     done_before: int | None = None
     #: table -> files without rows of theirs.
@@ -64,10 +67,20 @@ class Work:
             for name in [n for n in self.clean if n != BRONZE]:
                 del self.clean[name]
 
+    def undecodable(self, hits: Iterable[Found]) -> set[Record]:
+        """Those of quarantine's rows that have no row of bronze: only their key or bytes tell whose they are."""
+        columns = ["_kafka_topic_id", "_kafka_partition", "_kafka_offset"]
+
+        def records(found: pa.Table) -> set[Record]:
+            known = found.select(columns).drop_null()
+            return set(zip(*(known.column(name).to_pylist() for name in columns), strict=True))
+
+        return records(pa.concat_tables([RECORDS.empty_table(), *(f.records for f in hits)])) - records(self.wanted.records)
+
     def erased(self, table: str, hits: Iterable[Found]) -> None:
         """Note what landed, or would."""
         for found in hits:
-            self.account.rows[table] += found.rows
+            self.account.rows[self.pipeline.lakehouse.table(table).name] += found.rows
             self.clean[table] |= {file.path for file in found.files}
 
     def drop(self, hits: Mapping[str, list[Found]]) -> None:

@@ -12,6 +12,7 @@ from game_events.decoding.frames import ordered
 from game_events.lakehouse.event_log import Event
 from game_events.lakehouse.progress import is_gold
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, gold_name, silver_name
+from game_events.names import Names
 from game_events.pipeline.audit import masked, who, without_secrets
 from game_events.pipeline.report import RunReport, TableReport
 from game_events.settings import Settings
@@ -66,7 +67,7 @@ def _facts(report: RunReport, settings: Settings) -> Iterator[dict[str, Any]]:
         layer = "quarantine" if kind == "rejected" else "silver"
         for why, rows in sorted(counts.items()):
             yield {"kind": kind, "layer": layer, "name": why, "rows": rows}
-    yield from _single_counts(report)
+    yield from _single_counts(report, settings.names)
     for rule in report.rules.values():
         if not rule.violated:
             continue  # rules x games, in every run
@@ -79,7 +80,7 @@ def _facts(report: RunReport, settings: Settings) -> Iterator[dict[str, Any]]:
             "status": rule.action,
             "detail": {"rows_checked": rule.rows},
         }
-    yield from _gaps(report)
+    yield from _gaps(report, settings.names)
     yield from _upkeep(report, settings)
     if report.erasure is not None:
         yield from report.erasure.event_rows()
@@ -98,12 +99,12 @@ def _facts(report: RunReport, settings: Settings) -> Iterator[dict[str, Any]]:
         }
 
 
-def _gaps(report: RunReport) -> Iterator[dict[str, Any]]:
+def _gaps(report: RunReport, names: Names) -> Iterator[dict[str, Any]]:
     for gap in report.gaps:
         yield {
             "kind": "gap",
             "layer": "bronze",
-            "table": BRONZE,
+            "table": names.name_of(BRONZE),
             "name": f"{gap.topic}[{gap.partition}]",
             "rows": gap.offsets,
             "detail": {"from": gap.start, "to": gap.end, "topic_id": gap.topic_id},
@@ -118,7 +119,7 @@ def _upkeep(report: RunReport, settings: Settings) -> Iterator[dict[str, Any]]:
             yield {"kind": "upkeep", "table": entry.table, "status": status, "detail": entry.to_dict() | words}
 
 
-def _single_counts(report: RunReport) -> Iterator[dict[str, Any]]:
+def _single_counts(report: RunReport, names: Names) -> Iterator[dict[str, Any]]:
     """Counts that are seldom there, a row for each."""
     for kind, layer, table, rows in (
         ("replayed", "bronze", BRONZE, report.replayed),
@@ -127,7 +128,7 @@ def _single_counts(report: RunReport) -> Iterator[dict[str, Any]]:
         ("suppressed", "bronze", BRONZE, report.suppressed),
     ):
         if rows:
-            yield {"kind": kind, "layer": layer, "table": table, "rows": rows}
+            yield {"kind": kind, "layer": layer, "table": names.name_of(table), "rows": rows}
 
 
 def _run(report: RunReport, run: RunFacts, settings: Settings) -> dict[str, Any]:
@@ -165,24 +166,24 @@ def _table(entry: TableReport, report: RunReport, settings: Settings) -> dict[st
         "delta_version": entry.version,
         "batch": entry.batch,
         "status": "new" if entry.new else "changed",
-        "detail": {"inputs": _inputs(entry, report)},
+        "detail": {"inputs": _inputs(entry, report, settings.names)},
     }
 
 
-def _inputs(entry: TableReport, report: RunReport) -> list[dict[str, Any]]:
+def _inputs(entry: TableReport, report: RunReport, names: Names) -> list[dict[str, Any]]:
     """Lineage: what the rows were made from, and up to which batch of bronze.
 
     Of tables that the same run wrote, the version is in their own row.
     """
     if entry.layer in ("bronze", "quarantine"):
-        held = [{"table": QUARANTINE}] if report.replayed and entry.layer == "bronze" else []
+        held = [{"table": names.name_of(QUARANTINE)}] if report.replayed and entry.layer == "bronze" else []
         return [*({"topic": topic} for topic in report.topics), *held]
     if entry.layer == "silver":
-        return [{"table": BRONZE, "batch": entry.batch}]
+        return [{"table": names.name_of(BRONZE), "batch": entry.batch}]
     if is_gold(entry.layer) and entry.game is not None:
-        return [{"table": silver_name(entry.game), "batch": entry.batch}]
+        return [{"table": names.name_of(silver_name(entry.game)), "batch": entry.batch}]
     changed = [t.game for t in report.of("gold") if t.error is None]
-    return [{"table": gold_name("{game}"), "games": len(changed), "batch": entry.batch}]
+    return [{"table": names.name_of(gold_name("{game}")), "games": len(changed), "batch": entry.batch}]
 
 
 def _schema_changes(report: RunReport) -> Iterator[dict[str, Any]]:

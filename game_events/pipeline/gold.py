@@ -26,7 +26,7 @@ from game_events.lakehouse.commits import Commit, changed_types
 from game_events.lakehouse.progress import GOLD, SILVER, UNIFIED_LAYER, Mark, Progress
 from game_events.lakehouse.reading import BATCH_INFO, Selection, restored, selection, spark_schema
 from game_events.lakehouse.staging import discard
-from game_events.pipeline.aggregates import definition_number, due, player_agg, scope
+from game_events.pipeline.aggregates import declared_in, definition_app, definition_for, due, player_agg, scope
 from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.fan_out import FanOut, FanOutResult, stage
 from game_events.pipeline.game_commits import commit_games, for_games
@@ -78,11 +78,6 @@ class _Game:
     above: int
     new: Selection
     old: Selection
-
-
-def definition_app(aggregate: str) -> str:
-    """Name of the `txn` that holds the definition which a table of one's own aggregate was made with."""
-    return f"aggregate:{aggregate}"
 
 
 def refresh_gold(
@@ -180,7 +175,7 @@ def _all(
     own = {game: why for game, why in failed.items() if aggregate.applies_to(game)}
     if now.floor(layer) < seen.floor(layer):
         target = 0  # it is gone, and with it what it did not speak for
-    if aggregate.name == PLAYER_AGG:
+    if mark.definition == scope(aggregate) == "":
         return now.done(layer, target, failed=own, seen=seen)
     if mark.definition != scope(aggregate):
         # A rival with another declaration was at work meanwhile: nobody knows which of the two a table has.
@@ -220,7 +215,7 @@ def _pass(
         # The unified table looks at games above its floor, and at these.
         why = note(pipeline, "its gold table was replaced")
         pipeline.progress.update(identity.key, lambda now: now.pending(UNIFIED_LAYER, replaced, why))
-    pipeline.on_progress(f"{aggregate.asset}: {len(plans)} games")
+    pipeline.on_progress(f"{aggregate.asset}: {len(plans)} {pipeline.settings.words.entities}")
     missing = _missing_columns(pipeline, aggregate, plans)
     if missing:
         failed |= dict.fromkeys(plans, missing)
@@ -259,8 +254,8 @@ def _pass(
 
 
 def _missing_columns(pipeline: Pipeline, aggregate: GoldAggregate, plans: Mapping[str, _Game]) -> str | None:
-    """Why the shipped aggregate cannot be made; one's own say so by themselves."""
-    if aggregate.name != PLAYER_AGG:
+    """Why the shipped aggregate cannot be made; one's own, and columns by settings, say so by themselves."""
+    if aggregate.name != PLAYER_AGG or aggregate.definition:
         return None
     names = (pipeline.settings.key_column, pipeline.settings.time_column)
     known = {f.name for f in next(iter(plans.values())).silver.schema().fields}
@@ -282,9 +277,9 @@ def _plan(
         return None  # no table, or another bronze's rows: silver is replaced first
     app = silver_app(silver)
     taken = gold.transaction_version(app) if gold is not None else None
-    definition, mine = definition_number(aggregate), definition_app(aggregate.name)
-    declared = gold.transaction_version(mine) if gold is not None else None
-    if gold is not None and definition is not None and declared is None:
+    mine, declared = definition_app(aggregate.name), declared_in(gold, aggregate)
+    definition = definition_for(gold, aggregate)
+    if gold is not None and definition is not None and declared is None and aggregate.name != PLAYER_AGG:
         table = pipeline.lakehouse.gold(game, aggregate.name)
         return DataError(
             f"{table.uri} is there, but {aggregate} did not make it: move that table away, or rename the aggregate"
@@ -307,7 +302,9 @@ def _stage(
     count = sum(plan.new.rows for plan in plans.values())
     # A shuffle costs some 100 ms whatever its size: few rows are aggregated in one task without any.
     small = count + sum(plan.old.rows for plan in plans.values()) <= SMALL_ROWS
-    rows, schema = aggregated(pipeline.spark, aggregate, parts, pipeline.settings.entity_column, small=small)
+    rows, schema = aggregated(
+        pipeline.spark, aggregate, parts, pipeline.settings.entity_column, pipeline.lakehouse.called, small=small
+    )
     # Aggregates of one's own have no rules: what they are is up to whoever declares them.
     rules = RuleColumns.of(pipeline.rules if aggregate.name == PLAYER_AGG else (), "gold", GAME)
     split = RuleSplit(rules.rules, tuple(rules.names)) if rules.rules else None
@@ -319,7 +316,7 @@ def _stage(
         with forgiving(pipeline.spark) if rules.rules else nullcontext():
             result = stage(rows.select("*", *rules.violated()) if rules.rules else rows, task, 1, 1)
     except (PySparkException, Py4JJavaError) as error:
-        if aggregate.name == PLAYER_AGG:
+        if not aggregate.definition:
             raise
         raise run_time_failure(aggregate, error) from error
     strange = (set(result.files) - set(plans)) | {n or "NULL" for names in result.refused.values() for n in names}
@@ -338,7 +335,9 @@ def _commit(
     pipeline: Pipeline, aggregate: GoldAggregate, plan: _Game, schema: pa.Schema, result: FanOutResult, *, full: bool
 ) -> Commit:
     table, files = pipeline.lakehouse.gold(plan.game, aggregate.name), result.files.get(plan.game, [])
-    if plan.gold is not None and aggregate.name != PLAYER_AGG and not full:
+    # Whoever changes the setting wants other columns; a declaration in code may give other types without anybody's knowing.
+    redefined = aggregate.name == PLAYER_AGG and plan.declared != plan.definition
+    if plan.gold is not None and (aggregate.definition or plan.definition is not None) and not full and not redefined:
         other = changed_types(plan.gold, schema)
         if other:
             discard(table, files)
@@ -353,6 +352,7 @@ def _commit(
         # Of two runs with different declarations one must not merge into what the other has made.
         expected[plan.mine] = plan.declared
         advance[plan.mine] = plan.definition
+    word = pipeline.settings.words.entity.capitalize()
     return Commit(
         table,
         schema,
@@ -365,5 +365,5 @@ def _commit(
         reshape=plan.full,
         info={BATCH_INFO: str(plan.batch), "run_id": pipeline.run_id}
         | ({"definition": aggregate.definition} if aggregate.definition else {}),
-        description=f"Game {plan.game}: {aggregate.description}"[:1_000],
+        description=f"{word} {plan.game}: {aggregate.description}"[:1_000],
     )

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 
 import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, DoubleType, FloatType, StructType
 
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse.reading import files_with, path_column, read_files, spark_schema
 from game_events.lakehouse.tables import UNIFIED
-from game_events.pipeline.aggregates import COUNT, FIRST, LAST
+from game_events.pipeline.aggregates import expressions, is_current, player_agg
 from game_events.pipeline.check_result import CheckResult
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.game_commits import for_games
 from game_events.pipeline.generations import BronzeIdentity
 from game_events.pipeline.gold import silver_app
 from game_events.pipeline.gold_rows import game_in_path
+from game_events.pipeline.spark_types import quoted, united
 from game_events.pipeline.unified import gold_app
 
 RECOMPUTED = "gold_equals_recompute"
 #: Games of one look; another look takes others.
 SAMPLE_GAMES = 10
-_SILVER_GAME_IN_PATH = r"/silver_([a-z0-9_]+)_events/[^/]+$"
+#: Floating point numbers whose difference is this share of them are the same.
+CLOSE = 1e-9
 _SOURCES = ("silver", "gold", "unified")
 
 
@@ -41,9 +44,14 @@ def gold_equals_recompute(pipeline: Pipeline, sample_games: int = SAMPLE_GAMES) 
     unified = pipeline.lakehouse.table(UNIFIED).open()
     gold = for_games(chosen, lambda game: pipeline.lakehouse.gold(game).open())
     silver = for_games(chosen, lambda game: pipeline.lakehouse.silver(game).open())
+    aggregate = player_agg(pipeline.settings)
+    if unified is not None and not is_current(unified, aggregate):
+        unified = None
     taken = {}
     for game in chosen:
         made, source = gold[game], silver[game]
+        if made is not None and not is_current(made, aggregate):
+            continue  # the setting has other columns by now: that is pending, too
         batch = made.transaction_version(silver_app(source)) if made is not None and source is not None else None
         if batch is not None:
             taken[game] = batch
@@ -53,7 +61,7 @@ def gold_equals_recompute(pipeline: Pipeline, sample_games: int = SAMPLE_GAMES) 
     rows = _all_rows(pipeline, taken, silver, gold, unified, current)
     wrong: dict[str, tuple[int, int]] = {}
     players = 0
-    for line in _compared(rows, pipeline.settings.key_column, current).collect():
+    for line in _compared(rows, pipeline.settings.key_column, list(expressions(pipeline.settings)), current).collect():
         players += line["players"]
         if line["gold"] or line["unified"]:
             wrong[line["_game"]] = (line["gold"], line["unified"])
@@ -85,17 +93,16 @@ def _all_rows(
     unified: DeltaTable | None,
     current: list[str],
 ) -> DataFrame:
-    """(_game, key, session count, first, last, _source) of the recompute, of gold and of the unified table."""
+    """(_game, key, gold's columns, _source) of the recompute, of gold and of the unified table."""
     settings, spark = pipeline.settings, pipeline.spark
-    key, time_column = settings.key_column, settings.time_column
-    columns = ["_game", key, COUNT, FIRST, LAST]
-    events = _files(pipeline, silver, taken, (key, time_column, "_batch"), _SILVER_GAME_IN_PATH)
+    key, made = settings.key_column, expressions(settings)
+    columns = ["_game", key, *made]
+    wanted = None if settings.gold_columns else (key, settings.time_column, "_batch")
+    events = _files(pipeline, silver, taken, wanted, pipeline.lakehouse.called.silver_path())
     limits = spark.createDataFrame(pa.table({"_game": list(taken), "_taken": pa.array(taken.values(), pa.int64())}))
     events = events.join(F.broadcast(limits), "_game").where(F.col("_batch") <= F.col("_taken"))
-    anew = events.groupBy("_game", key).agg(
-        F.count(F.lit(1)).alias(COUNT), F.min(time_column).alias(FIRST), F.max(time_column).alias(LAST)
-    )
-    held = _files(pipeline, gold, taken, (key, COUNT, FIRST, LAST), game_in_path(PLAYER_AGG))
+    anew = events.groupBy("_game", key).agg(*(F.expr(sql).alias(column) for column, sql in made.items()))
+    held = _files(pipeline, gold, taken, (key, *made), game_in_path(pipeline.lakehouse.called, PLAYER_AGG))
     rows = anew.select(*columns, F.lit("silver").alias("_source")).unionByName(
         held.select(*columns, F.lit("gold").alias("_source"))
     )
@@ -107,38 +114,49 @@ def _all_rows(
 
 
 def _files(
-    pipeline: Pipeline, tables: dict[str, DeltaTable | None], games: dict[str, int], wanted: tuple[str, ...], pattern: str
+    pipeline: Pipeline,
+    tables: dict[str, DeltaTable | None],
+    games: dict[str, int],
+    wanted: tuple[str, ...] | None,
+    pattern: str,
 ) -> DataFrame:
-    """Rows of several games' tables, the game taken from the folder, so that a row in a wrong table is found."""
+    """Rows of several games' tables, the game taken from the folder, so that a row in a wrong table is found.
+
+    `wanted` are columns; None: all that any of the tables has.
+    """
     opened = [table for game in games if (table := tables[game]) is not None]
-    schema = spark_schema(opened[0].schema())
+    schema, _ = united(spark_schema(table.schema()) for table in (opened if wanted is None else opened[:1]))
+    wanted = wanted or tuple(schema.names)
     read = StructType([f for f in schema.fields if f.name in wanted])
     uris = [uri for table in opened for uri in files_with(table)]
     rows = read_files(pipeline.spark, uris, read)
-    return rows.select(F.regexp_extract(path_column(uris), pattern, 1).alias("_game"), *wanted)
+    return rows.select(F.regexp_extract(path_column(uris), pattern, 1).alias("_game"), *(F.col(quoted(c)) for c in wanted))
 
 
-def _compared(rows: DataFrame, key: str, current: list[str]) -> DataFrame:
+def _compared(rows: DataFrame, key: str, columns: list[str], current: list[str]) -> DataFrame:
     """Game -> players, and how many of them differ between silver and gold, gold and unified."""
     of = {source: F.col("_source") == source for source in _SOURCES}
-    values = F.struct(COUNT, FIRST, LAST)
+    kinds = {f.name: f.dataType for f in rows.schema.fields if f.name in columns}
+    # There is one row of each, or the counts tell.
     counted = rows.groupBy("_game", key).agg(
         *(F.sum(which.cast("int")).alias(f"n_{source}") for source, which in of.items()),
-        *(F.max(F.when(which, values)).alias(f"v_{source}") for source, which in of.items()),
+        *(F.first(F.when(which, F.struct(*columns)), ignorenulls=True).alias(f"v_{source}") for source, which in of.items()),
     )
+    silver_gold, gold_unified = _same("silver", "gold", kinds), _same("gold", "unified", kinds)
     return counted.groupBy("_game").agg(
         F.count(F.lit(1)).alias("players"),
-        _differ("silver", "gold").alias("gold"),
-        F.sum(F.when(F.col("_game").isin(*current) & ~_same("gold", "unified"), 1).otherwise(0) if current else F.lit(0)).alias(
-            "unified"
-        ),
+        F.sum(F.when(silver_gold, 0).otherwise(1)).alias("gold"),
+        F.sum(F.when(F.col("_game").isin(*current) & ~gold_unified, 1).otherwise(0) if current else F.lit(0)).alias("unified"),
     )
 
 
-def _same(one: str, other: str) -> Column:
-    once = (F.col(f"n_{one}") == 1) & (F.col(f"n_{other}") == 1)
-    return once & F.col(f"v_{one}").eqNullSafe(F.col(f"v_{other}"))
-
-
-def _differ(one: str, other: str) -> Column:
-    return F.sum(F.when(_same(one, other), 0).otherwise(1))
+def _same(one: str, other: str, kinds: Mapping[str, DataType]) -> Column:
+    same = (F.coalesce(f"n_{one}", F.lit(0)) == 1) & (F.coalesce(f"n_{other}", F.lit(0)) == 1)
+    for name, kind in kinds.items():
+        mine, theirs = F.col(f"v_{one}")[name], F.col(f"v_{other}")[name]
+        equal = mine.eqNullSafe(theirs)
+        if isinstance(kind, DoubleType | FloatType):
+            # A sum of floating point numbers depends on the order in which they come.
+            equal |= F.coalesce(F.abs(mine - theirs) <= CLOSE * F.greatest(F.abs(mine), F.abs(theirs)), F.lit(False))
+        same &= equal
+    return same

@@ -14,8 +14,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from game_events.errors import ExtensionError
-from game_events.extending import COLUMN_PATTERN, GoldAggregate
+from game_events.extending import COLUMN_PATTERN, PLAYER_AGG, GoldAggregate
 from game_events.lakehouse.reading import Selection, read_files
+from game_events.names import Names
 from game_events.pipeline.spark_types import arrow_schema, quoted, united
 
 #: The column that names the game while rows of several games are in one plan.
@@ -42,13 +43,13 @@ class GameRows:
     old: Selection
 
 
-def game_in_path(aggregate: str) -> str:
+def game_in_path(called: Names, aggregate: str) -> str:
     """Where Spark says which file a row came from: the folder's name holds the game."""
-    return rf"/gold_([a-z0-9_]+)_{aggregate}/[^/]+$"
+    return called.gold_path(None if aggregate == PLAYER_AGG else aggregate)
 
 
 def aggregated(
-    spark: SparkSession, aggregate: GoldAggregate, games: Mapping[str, GameRows], entity: str, *, small: bool
+    spark: SparkSession, aggregate: GoldAggregate, games: Mapping[str, GameRows], entity: str, called: Names, *, small: bool
 ) -> tuple[DataFrame, pa.Schema]:
     """The aggregate's new rows of some games.
 
@@ -57,6 +58,7 @@ def aggregated(
         aggregate: what to make.
         games: what of.
         entity: silver's column that names the game.
+        called: names of the tables.
         small: so few rows that one task takes them all: what groups them needs no shuffle then.
 
     Returns:
@@ -76,7 +78,7 @@ def aggregated(
     try:
         if aggregate.mode == "recompute":
             return _recomputed(aggregate, silver)
-        return _merged(spark, aggregate, games, silver, small=small)
+        return _merged(spark, aggregate, games, silver, called, small=small)
     except ExtensionError:
         raise
     except Exception as error:
@@ -89,7 +91,13 @@ def aggregated(
 
 
 def _merged(
-    spark: SparkSession, aggregate: GoldAggregate, games: Mapping[str, GameRows], silver: DataFrame, *, small: bool
+    spark: SparkSession,
+    aggregate: GoldAggregate,
+    games: Mapping[str, GameRows],
+    silver: DataFrame,
+    called: Names,
+    *,
+    small: bool,
 ) -> tuple[DataFrame, pa.Schema]:
     """New rows aggregated, and merged with what the games' tables hold."""
     keys = [F.col(quoted(k)) for k in aggregate.keys]
@@ -101,7 +109,7 @@ def _merged(
         return fresh, schema
     stored, _ = _columns(rows.gold for rows in games.values() if rows.gold is not None and rows.old.files)
     old = read_files(spark, uris, stored).select(
-        F.regexp_extract("_metadata.file_path", game_in_path(aggregate.name), 1).alias(GAME),
+        F.regexp_extract("_metadata.file_path", game_in_path(called, aggregate.name), 1).alias(GAME),
         *(F.col(quoted(c)) for c in schema.names),
     )
     types = {f.name: f.dataType for f in fresh.schema.fields}

@@ -77,7 +77,7 @@ def table_input(lakehouse: Lakehouse, name: str) -> InputDataset:
 
 def output(pipeline: Pipeline, entry: TableReport, inputs: list[InputDataset]) -> OutputDataset:
     """A table that changed."""
-    table = pipeline.lakehouse.table(entry.table)
+    table = pipeline.lakehouse.table(pipeline.lakehouse.key(entry.table))
     namespace, name = place(table.uri)
     root = pipeline.lakehouse.root
     facets: dict[str, DatasetFacet] = {

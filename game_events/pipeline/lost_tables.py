@@ -80,7 +80,7 @@ def _lost(games: Iterable[str], there: set[str], tables: dict[str, Table]) -> di
 
 def _what(there: set[str], tables: dict[str, Table], game: str) -> str:
     table = tables[game]
-    if table.name not in there:
+    if table.key not in there:
         return f"{table.name} (deleted)"
     try:
         return f"{table.name} (restored)" if restored_lately(table) else ""

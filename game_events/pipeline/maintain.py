@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 
 from game_events.errors import ConfigurationError, ConflictError
 from game_events.extending import PLAYER_AGG
+from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import paths
 from game_events.lakehouse.compaction import FULL_GOAL, small_files
 from game_events.lakehouse.newest_commit import waits_for_a_look
@@ -47,12 +48,13 @@ def maintain(pipeline: Pipeline, report: RunReport, only: Collection[str] = (), 
     """
     began = time.monotonic()
     names = pipeline.lakehouse.names()
-    unknown = sorted(set(only) - set(names))
+    chosen = {name: pipeline.lakehouse.key(name) for name in only}
+    unknown = sorted(name for name, key in chosen.items() if key not in names)
     if unknown:
         raise ConfigurationError(
             f"no table {', '.join(unknown)} below {pipeline.lakehouse.root}: `game-events tables` names those that are there"
         )
-    wanted = [name for name in names if (name in only if only else is_ours(pipeline, name))]
+    wanted = [name for name in names if (name in chosen.values() if only else is_ours(pipeline, name))]
     pipeline.on_progress(f"maintenance: {len(wanted)} tables")
     with ThreadPoolExecutor(TABLES_AT_ONCE) as pool:
         report.add_upkeep(pool.map(lambda name: _look_after(pipeline, name, dry_run=dry_run), wanted))
@@ -60,7 +62,8 @@ def maintain(pipeline: Pipeline, report: RunReport, only: Collection[str] = (), 
 
 
 def _look_after(pipeline: Pipeline, name: str, *, dry_run: bool) -> TableUpkeep:
-    table, done = pipeline.lakehouse.table(name), TableUpkeep(name)
+    table = pipeline.lakehouse.table(name)
+    done = TableUpkeep(table.name)
     try:
         if dry_run:
             _count(pipeline, table, done)
@@ -95,18 +98,19 @@ def _work(pipeline: Pipeline, table: Table, done: TableUpkeep) -> None:
     done.skipped = waits_for_a_look(table, handle)
     if done.skipped:
         return
-    if pipeline.retention.apply(table.name, handle):
+    if pipeline.retention.apply(table.key, handle):
         handle = table.open() or handle
     handle = join_small_files(table, handle, FULL_GOAL, done)
     known = ReplacedFiles(table)
-    delete_replaced(known, handle, pipeline.retention.seconds(table.name), done)
+    delete_replaced(known, handle, pipeline.retention.seconds(table.key), done)
     age = pipeline.settings.orphan_retention_h * 3600
-    found = orphans(table, age, known, listed_files(pipeline, age) if table.name == QUARANTINE else ())
+    found = orphans(table, age, known, listed_files(pipeline, age) if table.key == QUARANTINE else ())
     done.orphan_bytes += found.bytes
     done.orphans += delete_orphans(table, found)
     # Writers make checkpoints as they go; a table that is seldom written has entries that none stands for.
     if known.entries > LOG_ENTRIES:
         handle.create_checkpoint()
+        crash_points.reach("checkpoint_written", table.name)
     handle.cleanup_metadata()
 
 
@@ -119,11 +123,11 @@ def _count(pipeline: Pipeline, table: Table, done: TableUpkeep) -> None:
     done.skipped = waits_for_a_look(table, handle)
     if done.skipped:
         return
-    groups = [] if is_derived(table.name) else small_files(table, handle, FULL_GOAL)
+    groups = [] if is_derived(table.key) else small_files(table, handle, FULL_GOAL)
     done.joined, done.into = sum(len(group) for group in groups), len(groups)
     known = ReplacedFiles(table)
     known.look(handle)
-    before = time.time() * 1000 - pipeline.retention.seconds(table.name) * 1000
+    before = time.time() * 1000 - pipeline.retention.seconds(table.key) * 1000
     done.replaced = sum(removed.at_ms <= before for removed in known.waiting)
     done.waiting, done.files = len(known.waiting) - done.replaced, len(paths(handle))
     found = orphans(table, pipeline.settings.orphan_retention_h * 3600, known)

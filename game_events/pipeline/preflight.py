@@ -17,12 +17,14 @@ from game_events.errors import ConfigurationError, DataError, GameEventsError
 from game_events.files.source import FileSource
 from game_events.lakehouse.object_store import is_remote
 from game_events.lakehouse.store_probe import refuse_unsafe_store
+from game_events.lakehouse.tables import BRONZE as BRONZE_TABLE
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.backlog import backlog
 from game_events.pipeline.bronze_protection import ALLOW
 from game_events.pipeline.choose_source import make_source, subjects
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.selection import BRONZE, Parts, Selection
+from game_events.pipeline.suppression import recognised
 from game_events.settings import Settings
 from game_events.sources.registry import SchemaRegistry
 from game_events.sources.source import FILES
@@ -91,6 +93,7 @@ def environment_checks(settings: Settings) -> dict[str, Check]:
         **sources,
         "lakehouse": lambda: _writable(settings),
         "tables": lambda: _tables(Lakehouse.of(settings)),
+        "forgotten gamers": lambda: _forgotten(settings),
     }
 
 
@@ -105,7 +108,7 @@ def run_plan_checks(pipeline: Pipeline, selected: Callable[[], Selection]) -> di
     def selection() -> str:
         found = selected()
         if BRONZE in found.full and not pipeline.settings.allow_bronze_full_refresh:
-            raise ConfigurationError(f"bronze_events is protected from a full refresh: {ALLOW}=true allows it")
+            raise ConfigurationError(f"{pipeline.bronze.name} is protected from a full refresh: {ALLOW}=true allows it")
         said = [f"brought up to date: {_said(found.update)}"]
         said += [f"replaced: {_said(found.full)}"] if found.full else []
         return "; ".join([*said, *found.notices])
@@ -171,7 +174,19 @@ def _tables(lakehouse: Lakehouse) -> str:
         try:
             lakehouse.table(name).open()
         except (GameEventsError, DeltaError, OSError) as error:
-            broken.append(f"{name}: {error}")
+            broken.append(f"{lakehouse.table(name).name}: {error}")
     if broken:
         raise DataError(f"{len(broken)} of {len(names)} tables cannot be opened: " + "; ".join(broken))
     return f"{len(names)} tables, each can be opened"
+
+
+def _forgotten(settings: Settings) -> str:
+    lakehouse = Lakehouse.of(settings)
+    found = recognised(settings, lakehouse, lakehouse.table(BRONZE_TABLE).open())
+    if found is None:
+        return "none"
+    listed, _ = found
+    said = f"{len(listed.entries):,} are kept out, recognised by the key that is set"
+    if listed.unfinished:
+        said += f"; of {len(listed.unfinished):,} the erasure is not finished: repeat `game-events forget`, or use --resume"
+    return said

@@ -39,9 +39,9 @@ def refuse_restored_quarantine(pipeline: Pipeline, quarantine: DeltaTable | None
     if is_undone(table, quarantine, ANY_COMMIT):
         return True
     raise DataError(
-        "quarantine_events was restored to an older version: rows that came since are gone, bronze has passed their "
+        f"{table.name} was restored to an older version: rows that came since are gone, bronze has passed their "
         f"records, and what was replayed since would be replayed again. Nothing was done: "
-        f"{undo(quarantine, 'quarantine_events', ANY_COMMIT)}"
+        f"{undo(quarantine, table.name, ANY_COMMIT)}"
     )
 
 
@@ -70,13 +70,13 @@ def refuse_lost_quarantine(pipeline: Pipeline, bronze: DeltaTable, report: RunRe
     if not rows:
         return None
     if pipeline.settings.on_data_loss == "record_gap":
-        report.notices.append(f"quarantine_events is gone, and with it the {rows:,} records that it was given")
+        report.notices.append(f"{pipeline.quarantine.name} is gone, and with it the {rows:,} records that it was given")
         _told(pipeline, bronze, rows)
         return None
     raise DataError(
-        f"quarantine_events is gone, and with it {rows:,} records that bronze has passed: no run reads them again. Nothing was "
-        f"done. Put the table back; or make it anew with bronze, of what Kafka still has (`game-events run --full-refresh "
-        f"bronze`); or set {SETTING}=record_gap to go on without these records"
+        f"{pipeline.quarantine.name} is gone, and with it {rows:,} records that bronze has passed: no run reads them again. "
+        f"Nothing was done. Put the table back; or make it anew with bronze, of what Kafka still has (`game-events run "
+        f"--full-refresh bronze`); or set {SETTING}=record_gap to go on without these records"
     )
 
 

@@ -156,10 +156,10 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Repl
         return Replayed()
     if not is_finished(bronze, quarantine):
         # A rival replaced bronze since the look above: it may hold the rows that quarantine still has.
-        raise ConflictError("quarantine_events: a rival's full refresh of bronze is not finished yet")
+        raise ConflictError(f"{pipeline.quarantine.name}: a rival's full refresh of bronze is not finished yet")
     if not is_noted(bronze, quarantine):
         # A rival replayed since the look above, and these rows of quarantine do not say so: they would be in bronze twice.
-        raise ConflictError("quarantine_events: a rival's replay is not noted yet")
+        raise ConflictError(f"{pipeline.quarantine.name}: a rival's replay is not noted yet")
     quarantine = evolve(pipeline.quarantine, quarantine, QUARANTINE_COLUMNS)
     batch = int(bronze.transaction_version(BATCH_APP) or 0) + 1
     held = read_files(pipeline.spark, quarantine.file_uris(), spark_schema(quarantine.schema()))
@@ -194,7 +194,7 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Repl
         owns_map=True,
         info={
             **slice_info(batch, sum(f.rows for f in staged.bronze)),
-            "replay_of": "quarantine_events",
+            "replay_of": pipeline.quarantine.name,
             "run_id": pipeline.run_id,
         },
     )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from deltalake import DeltaTable, Schema
+from deltalake import DeltaTable
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse.reading import files_with, path_column, read_files, row_count, spark_schema
-from game_events.pipeline.aggregates import player_agg_schema
+from game_events.pipeline.aggregates import player_agg_columns
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.game_commits import for_games
 from game_events.pipeline.gold_rows import game_in_path
@@ -55,9 +55,9 @@ def audit_rules(pipeline: Pipeline, rules: Iterable[Rule]) -> Found:
     gold = [r for r in chosen if r.layer == "gold"]
     if gold:
         tables = _tables(for_games(games, lambda game: pipeline.lakehouse.gold(game).open()))
-        columns = spark_schema(Schema.from_arrow(player_agg_schema(pipeline.settings, source.schema)))
+        columns = player_agg_columns(pipeline.spark, pipeline.settings, source.columns)
         uris = _files(tables)
-        game = F.regexp_extract(path_column(uris), game_in_path(PLAYER_AGG), 1)
+        game = F.regexp_extract(path_column(uris), game_in_path(pipeline.lakehouse.called, PLAYER_AGG), 1)
         rows = read_files(pipeline.spark, uris, columns).withColumn("_game", game)
         found |= _count(pipeline, gold, rows, columns, "_game", tables)
     return found

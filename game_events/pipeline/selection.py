@@ -10,22 +10,27 @@ from dataclasses import dataclass, field
 
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.tables import BRONZE as BRONZE_TABLE
-from game_events.lakehouse.tables import QUARANTINE, UNIFIED, Lakehouse, game_of_gold, game_of_silver
+from game_events.lakehouse.tables import QUARANTINE, UNIFIED, Lakehouse, game_of_gold, game_of_silver, gold_name, silver_name
+from game_events.names import Names
 from game_events.pipeline.backlog import games_waiting
 from game_events.pipeline.context import Pipeline
 
 BRONZE, SILVER, GOLD, UNIFIED_LAYER = LAYERS = ("bronze", "silver", "gold", "unified")
 #: Every layer; as a full refresh: every layer that may be replaced.
 ALL = "all"
-#: Words for a whole layer. Quarantine is written in bronze's pass.
-_WHOLE = {
-    **{layer: layer for layer in LAYERS},
-    BRONZE_TABLE: BRONZE,
-    QUARANTINE: BRONZE,
-    "silver_events": SILVER,
-    "gold_player_agg": GOLD,
-    UNIFIED: UNIFIED_LAYER,
-}
+
+
+def _whole(names: Names) -> dict[str, str]:
+    """Words for a whole layer. Quarantine is written in bronze's pass."""
+    return {
+        **{layer: layer for layer in LAYERS},
+        names.name_of(BRONZE_TABLE): BRONZE,
+        names.name_of(QUARANTINE): BRONZE,
+        names.asset(names.silver_asset): SILVER,
+        names.asset(names.gold_asset): GOLD,
+        names.name_of(UNIFIED): UNIFIED_LAYER,
+    }
+
 
 #: None: every game.
 Games = frozenset[str] | None
@@ -72,15 +77,16 @@ def selection_of(
     update = names.parts("--select", select or (ALL,), chosen)
     full = names.parts("--full-refresh", full_refresh, chosen)
     notices: tuple[str, ...] = ()
-    if ALL in full_refresh and not {BRONZE, BRONZE_TABLE, QUARANTINE} & set(full_refresh):
+    bronze = {word for word, layer in _whole(pipeline.settings.names).items() if layer == BRONZE}
+    if ALL in full_refresh and not bronze & set(full_refresh):
         if chosen is not None:
             # Of these games, not of the topic and of the table over all games.
             full = {layer: found for layer, found in full.items() if layer not in (BRONZE, UNIFIED_LAYER)}
         elif not pipeline.settings.allow_bronze_full_refresh:
             full = {layer: found for layer, found in full.items() if layer != BRONZE}
             notices = (
-                "bronze_events is protected and was not replaced (GAME_EVENTS_ALLOW_BRONZE_FULL_REFRESH); it took new "
-                "records as usual",
+                f"{pipeline.bronze.name} is protected and was not replaced (GAME_EVENTS_ALLOW_BRONZE_FULL_REFRESH); it took "
+                "new records as usual",
             )
     return Selection(_united(update, full), full, notices)
 
@@ -126,18 +132,26 @@ class _Names:
         own = self._pipeline.extensions.aggregates
         if word in (ALL, GOLD):
             return [(layer, None) for layer in (*(LAYERS if word == ALL else [GOLD]), *(a.layer for a in own))]
-        whole = _WHOLE | {a.asset: a.layer for a in own}
+        called = self._pipeline.settings.names
+        whole = _whole(called) | {a.asset: a.layer for a in own}
         if word in whole:
             return [(whole[word], None)]
-        tables = [(SILVER, game_of_silver(word)), (GOLD, game_of_gold(word))]
-        for layer, game in (*tables, *((a.layer, game_of_gold(word, a.name)) for a in own)):
+        key = self._pipeline.lakehouse.key(word)
+        tables = [(SILVER, game_of_silver(key)), (GOLD, game_of_gold(key))]
+        for layer, game in (*tables, *((a.layer, game_of_gold(key, a.name)) for a in own)):
             if game is not None and game in self._all_games():
                 return [(layer, frozenset({game}))]
         raise ConfigurationError(
             f"{option}: there is no {word!r}. There are the layers {', '.join(LAYERS)} (or {ALL}), the assets "
-            f"{', '.join(name for name in whole if name not in LAYERS)}, and the tables silver_{{game}}_events and "
-            f"gold_{{game}}_player_agg{''.join(f', gold_{{game}}_{a.name}' for a in own)}; {self._what_games()}"
+            f"{', '.join(name for name in whole if name not in LAYERS)}, and the tables {', '.join(self._templates())}; "
+            f"{self._what_games()}"
         )
+
+    def _templates(self) -> Iterable[str]:
+        """Tables of a game, one of each kind."""
+        called, game = self._pipeline.settings.names, f"{{{self._pipeline.settings.words.entity}}}"
+        own = (gold_name(game, a.name) for a in self._pipeline.extensions.aggregates)
+        return [called.name_of(key) for key in (silver_name(game), gold_name(game), *own)]
 
     def _all_games(self) -> frozenset[str]:
         """Games with tables, games of the allow list, and names in bronze that have no table yet."""

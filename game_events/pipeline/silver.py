@@ -81,7 +81,9 @@ def refresh_silver(
                 raise
         except ExtensionError as error:
             # Every game's: nothing moves, and the run's account of bronze stays.
-            report.tables.append(TableReport(SILVER, "silver_events", pipeline.lakehouse.root, error=str(error)))
+            report.tables.append(
+                TableReport(SILVER, pipeline.settings.names.silver_asset, pipeline.lakehouse.root, error=str(error))
+            )
             break
     report.seconds["silver"] = report.seconds.get("silver", 0.0) + time.monotonic() - began
 
@@ -266,7 +268,7 @@ def _planned_pass(  # noqa: PLR0913 - one pass of a loop, its state passed expli
             start[game] = replace(found, decided=0) if found.anew else found
     if not start:
         return behind
-    pipeline.on_progress(f"silver: {len(start)} games from their own progress")
+    pipeline.on_progress(f"silver: {len(start)} {pipeline.settings.words.entities} from their own progress")
     source = source.with_transformations()
     lowest = min(s.begin for s in start.values())
     routing = Routing(frozenset(pipeline.settings.games), frozenset(start))

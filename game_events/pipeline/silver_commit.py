@@ -137,6 +137,7 @@ def _commit_plan(source: Source, decisions: Decisions, game: str, start: Start, 
         before = handle.transaction_version(app) if handle is not None else None
         if rows or before is not None:
             advance[app] = rows + (0 if start.replace else before or 0)
+    word = source.pipeline.settings.words.entity
     return Commit(
         source.pipeline.lakehouse.silver(game),
         source.schema,
@@ -155,5 +156,6 @@ def _commit_plan(source: Source, decisions: Decisions, game: str, start: Start, 
         # All rows are new, so columns that no transformation gives any more go, and types may be others.
         reshape=start.replace,
         info={BATCH_INFO: str(source.batch), "run_id": source.pipeline.run_id},
-        description=f"Events of the game {game}: its rows of bronze_events, append-only{message_comment(source.handle)}",
+        description=f"Events of the {word} {game}: its rows of {source.pipeline.bronze.name}, append-only"
+        f"{message_comment(source.handle)}",
     )

@@ -8,8 +8,8 @@ from __future__ import annotations
 from deltalake import DeltaTable
 
 from game_events.errors import ConfigurationError, DataError
-from game_events.lakehouse.suppressed import entity_hash, read_suppressed
-from game_events.lakehouse.tables import SUPPRESSED
+from game_events.lakehouse.suppressed import Listed, entity_hash, read_suppressed
+from game_events.lakehouse.tables import SUPPRESSED, Lakehouse
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.generations import ERASED_APP, erasures
 from game_events.pipeline.suppressor import Suppression
@@ -64,21 +64,35 @@ def suppression(pipeline: Pipeline, bronze: DeltaTable) -> Suppression | None:
         bronze: the handle whose `erasures` the commit compares: who is put on the list later moves that.
 
     Raises:
+        ConfigurationError, DataError: as `recognised` does.
+    """
+    found = recognised(pipeline.settings, pipeline.lakehouse, bronze)
+    if found is None:
+        return None
+    listed, key = found
+    hashes = frozenset(bytes.fromhex(h) for h in listed.entries)
+    return Suppression(pipeline.settings.key_column, key, hashes, listed.records)
+
+
+def recognised(settings: Settings, lakehouse: Lakehouse, bronze: DeltaTable | None) -> tuple[Listed, bytes] | None:
+    """The list and the key that its gamers are recognised by; None where nobody was ever forgotten.
+
+    Raises:
         ConfigurationError: somebody was forgotten, and the key is missing or another one.
         DataError: somebody was forgotten, and the list is gone.
     """
-    listed = read_suppressed(pipeline.lakehouse)
+    listed = read_suppressed(lakehouse)
     if not listed.entries:
-        if erasures(bronze):
+        if bronze is not None and erasures(bronze):
             raise DataError(
                 f"gamers were forgotten here, and {SUPPRESSED}, which says whom to keep out, is gone: they would all come "
                 "back. Nothing was read. Put the table back, if there is a copy; or forget each of them again (`game-events "
                 "forget`): `game-events log --kind erased` says when there were any"
             )
         return None
-    key = required_key(pipeline.settings)
+    key = required_key(settings)
     listed.require_key(key)
-    return Suppression(pipeline.settings.key_column, key, frozenset(bytes.fromhex(h) for h in listed.entries))
+    return listed, key
 
 
 def unfenced(bronze: DeltaTable) -> dict[str, int | None]:

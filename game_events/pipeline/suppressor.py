@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from game_events.lakehouse.suppressed import entity_hash
+from game_events.lakehouse.suppressed import Record, entity_hash
 from game_events.lakehouse.tables import is_person
 
 #: Ids whose hash was compared are remembered, so many of them: a worker sees the same gamers again and again.
@@ -24,11 +24,13 @@ class Suppression:
         column: the column that says whom a row is about.
         key: the key of the hashes.
         hashes: of the forgotten.
+        records: of theirs that do not decode and have another key: topic id, partition, offset of each.
     """
 
     column: str
     key: bytes = field(repr=False)
     hashes: frozenset[bytes] = field(repr=False)
+    records: frozenset[Record] = frozenset()
 
 
 class Suppressor:
@@ -59,6 +61,17 @@ class Suppressor:
             return np.zeros(len(values), dtype=bool)
         which = pc.fill_null(encoded.indices, len(forgotten)).to_numpy(zero_copy_only=False)
         return np.asarray(np.array([*forgotten, False])[which], dtype=bool)
+
+    def undecodable(self, batch: pa.RecordBatch, topic_id: str) -> npt.NDArray[np.bool_]:
+        """Which records from Kafka are theirs, if they do not decode: by their key, or by what an erasure has noted."""
+        found = self.values(batch.column("key"))
+        noted = [(partition, offset) for topic, partition, offset in self._suppression.records if topic == topic_id]
+        if noted:
+            partitions, offsets = batch.column("partition").to_numpy(), batch.column("offset").to_numpy()
+            for partition in {partition for partition, _ in noted}:
+                theirs = np.array([offset for of, offset in noted if of == partition], dtype=np.int64)
+                found |= (partitions == partition) & np.isin(offsets, theirs)
+        return found
 
     def _is_forgotten(self, value: str | bytes) -> bool:
         found = self._known.get(value)

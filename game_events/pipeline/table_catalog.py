@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from game_events.errors import ConfigurationError, GameEventsError
-from game_events.lakehouse.tables import BRONZE, Lakehouse
+from game_events.lakehouse.tables import BRONZE, Lakehouse, Table
 from game_events.pipeline.audit import without_secrets
 from game_events.pipeline.check_result import CheckResult
 from game_events.pipeline.context import Pipeline
@@ -50,13 +50,14 @@ class TableCatalog:
         found = {
             row["tableName"] for row in self._spark.sql(f"SHOW TABLES IN {self._quoted}").collect() if not row["isTemporary"]
         }
-        if BRONZE in found:
-            described = self._spark.sql(f"DESCRIBE DETAIL {self._quoted}.`{BRONZE}`").select("location").collect()
-            place, ours = _local(described[0]["location"]), _local(self._lakehouse.table(BRONZE).uri)
+        bronze = self._lakehouse.table(BRONZE)
+        if bronze.name in found:
+            described = self._spark.sql(f"DESCRIBE DETAIL {self._quoted}.`{bronze.name}`").select("location").collect()
+            place, ours = _local(described[0]["location"]), _local(bronze.uri)
             if place != ours:
                 raise ConfigurationError(
-                    f"{self._database}.{BRONZE} of the catalog is {place}, not {ours}: set GAME_EVENTS_CATALOG to a database "
-                    "of this lakehouse's own, or drop that table from the catalog"
+                    f"{self._database}.{bronze.name} of the catalog is {place}, not {ours}: set GAME_EVENTS_CATALOG to a "
+                    "database of this lakehouse's own, or drop that table from the catalog"
                 )
         return found
 
@@ -64,10 +65,10 @@ class TableCatalog:
         """Whether the session's catalog is Spark's own, below Delta's: another one may keep its tables itself."""
         return str(self._spark.conf.get("spark.sql.catalog.spark_catalog", "")).endswith(".DeltaCatalog")
 
-    def add(self, name: str) -> None:
+    def add(self, table: Table) -> None:
         """Register a table by its place; one that is registered stays as it is."""
-        place = self._lakehouse.table(name).uri.replace("\\", "\\\\").replace("'", "\\'")
-        self._spark.sql(f"CREATE TABLE IF NOT EXISTS {self._quoted}.`{name}` USING delta LOCATION '{place}'")
+        place = table.uri.replace("\\", "\\\\").replace("'", "\\'")
+        self._spark.sql(f"CREATE TABLE IF NOT EXISTS {self._quoted}.`{table.name}` USING delta LOCATION '{place}'")
 
 
 def register_tables(pipeline: Pipeline, report: RunReport) -> None:
@@ -98,7 +99,7 @@ def tables_registered(pipeline: Pipeline) -> CheckResult:
         known = TableCatalog(pipeline.spark, pipeline.settings.catalog, pipeline.lakehouse).names()
     except (GameEventsError, PySparkException, Py4JError) as error:
         return CheckResult(REGISTERED, "bronze", False, f"the catalog could not be asked: {_cause(pipeline, error)}")
-    missing = sorted(there - known)
+    missing = sorted(there.keys() - known)
     counts = {"tables": len(there), "missing": len(missing)}
     if not missing:
         return CheckResult(REGISTERED, "bronze", True, f"all {len(there):,} tables are registered", counts)
@@ -109,16 +110,17 @@ def tables_registered(pipeline: Pipeline) -> CheckResult:
 def _register(pipeline: Pipeline, database: str, report: RunReport) -> None:
     catalog = TableCatalog(pipeline.spark, database, pipeline.lakehouse)
     pipeline.registered.update(catalog.names())
-    for name in sorted(_tables(pipeline.lakehouse) - pipeline.registered):
-        catalog.add(name)
+    there = _tables(pipeline.lakehouse)
+    for name in sorted(there.keys() - pipeline.registered):
+        catalog.add(there[name])
         pipeline.registered.add(name)
         report.registered.append(name)
 
 
-def _tables(lakehouse: Lakehouse) -> set[str]:
-    """Tables that can be registered: in an object store a folder may be one whose first commit has not landed."""
-    names = lakehouse.names()
-    return set(names) if "://" not in lakehouse.root else {n for n in names if lakehouse.table(n).open() is not None}
+def _tables(lakehouse: Lakehouse) -> dict[str, Table]:
+    """Name -> table, of those that are there: in an object store a folder may be one whose first commit has not landed."""
+    found = [lakehouse.table(key) for key in lakehouse.names()]
+    return {t.name: t for t in found if "://" not in lakehouse.root or t.open() is not None}
 
 
 def _cause(pipeline: Pipeline, error: Exception) -> str:

@@ -22,6 +22,7 @@ from game_events.lakehouse.progress import GOLD, UNIFIED_LAYER, Progress
 from game_events.lakehouse.reading import BATCH_INFO, files_with, path_column, read_files, restored, spark_schema
 from game_events.lakehouse.staging import REPORT_SCHEMA
 from game_events.lakehouse.tables import UNIFIED, game_of_gold
+from game_events.pipeline.aggregates import definition_app, definition_for, is_current, player_agg
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.file_stage import FileStage, staged_files
 from game_events.pipeline.game_commits import for_games
@@ -77,8 +78,10 @@ def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False
 def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bool) -> None:
     table = pipeline.lakehouse.table(UNIFIED)
     handle = table.open()
-    # A new table, or one whose rows went back, has no rows to carry over.
-    full = full or handle is None or restored(handle)
+    aggregate = player_agg(pipeline.settings)
+    # A new table, or one whose rows went back, or that had other columns, has no rows to carry over.
+    reshaped = handle is not None and not is_current(handle, aggregate)
+    full = full or handle is None or reshaped or restored(handle)
     changed: dict[str, DeltaTable] = {}
     pending = state.failed_in(UNIFIED_LAYER)
     games = sorted(g for g, batch in state.games.items() if g in pending or batch > state.floor(UNIFIED_LAYER))
@@ -91,18 +94,20 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
         held = handle.transaction_version(gold_app(str(gold.metadata().id))) if handle is not None else None
         if full or held != gold.version():
             changed[game] = gold
+    # Of games that have not got the columns of the setting yet, there are none to be shown.
+    changed = {game: gold for game, gold in changed.items() if is_current(gold, aggregate)}
     if not changed:
         return
-    pipeline.on_progress(f"gold_unified: {len(changed)} games")
+    words = pipeline.settings.words
+    pipeline.on_progress(f"{table.name}: {len(changed)} {words.entities}")
     first = next(iter(changed.values()))
     entity = pipeline.settings.entity_column
     gold_schema = pa.schema(first.schema())
     schema = pa.schema([pa.field(entity, pa.string()), *gold_schema])
     spark = pipeline.spark
     uris = [uri for found in for_games(changed, lambda game: files_with(changed[game])).values() for uri in found]
-    rows = read_files(spark, uris, spark_schema(first.schema())).select(
-        F.regexp_extract(path_column(uris), game_in_path(PLAYER_AGG), 1).alias(entity), *gold_schema.names
-    )
+    of = F.regexp_extract(path_column(uris), game_in_path(pipeline.lakehouse.called, PLAYER_AGG), 1)
+    rows = read_files(spark, uris, spark_schema(first.schema())).select(of.alias(entity), *gold_schema.names)
     kept = files_with(handle) if handle is not None and not full else []
     if handle is not None and kept:
         old = read_files(spark, kept, spark_schema(handle.schema())).select(*schema.names)
@@ -116,16 +121,21 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
     files = staged_files(rows.coalesce(2).mapInArrow(stage, REPORT_SCHEMA).collect())
     crash_points.reach("unified_staged")
     commits = handle.transaction_version(COMMITS_APP) if handle is not None else None
+    definition = definition_for(handle, aggregate)
+    made = {} if definition is None else {definition_app(aggregate.name): definition}
     plan = Commit(
         table,
         schema,
         files,
         expected={COMMITS_APP: commits},
-        advance={gold_app(str(g.metadata().id)): g.version() for g in changed.values()} | {COMMITS_APP: (commits or 0) + 1},
+        advance={gold_app(str(g.metadata().id)): g.version() for g in changed.values()}
+        | {COMMITS_APP: (commits or 0) + 1}
+        | made,
         table_id=str(handle.metadata().id) if handle is not None else None,
         replace=handle is not None,
+        reshape=reshaped,
         info={BATCH_INFO: str(state.floor(GOLD)), "run_id": pipeline.run_id},
-        description="One row per game and player: all games' aggregates in one table",
+        description=f"One row per {words.entity} and {words.key}: all {words.entities}' aggregates in one table",
     )
     landed = commit(plan)
     report.add_landed("unified", table, landed, schema, state.floor(GOLD)).new = handle is None

@@ -50,8 +50,8 @@ class Upkeep:
     _last: float = field(default_factory=time.monotonic)
 
     def note(self, tables: Iterable[str]) -> None:
-        """Tables that a cycle has committed to; what goes with every cycle is noted with them."""
-        changed = list(tables)
+        """Names of tables that a cycle has committed to; what goes with every cycle is noted with them."""
+        changed = [self.lakehouse.key(name) for name in tables]
         for name in (*changed, *((PROGRESS, EVENT_LOG) if changed else ())):
             self._commits[name] = self._commits.get(name, 0) + 1
             self._looked_at.setdefault(name, time.monotonic())
@@ -82,7 +82,7 @@ class Upkeep:
         self._commits.pop(name, None)
         self._looked_at[name] = time.monotonic()
         known = self._logs.setdefault(name, ReplacedFiles(table))
-        done = TableUpkeep(name)
+        done = TableUpkeep(table.name)
         try:
             handle = table.open()
             done.skipped = waits_for_a_look(table, handle) if handle is not None else None
@@ -96,13 +96,13 @@ class Upkeep:
         except Exception as error:  # noqa: BLE001 - whatever is wrong with one table is told, and ends no loop
             done.error = str(error)
             log.warning("upkeep=failed table=%s why=%r", name, str(error))
-        self.report.setdefault(name, TableUpkeep(name)).add(done)
+        self.report.setdefault(name, TableUpkeep(table.name)).add(done)
         return done
 
 
 def join_small_files(table: Table, handle: DeltaTable, goal: Goal, done: TableUpkeep) -> DeltaTable:
     """Join an append-only table's small files; returns the newest version. Derived tables are one file by themselves."""
-    groups = [] if is_derived(table.name) else small_files(table, handle, goal)
+    groups = [] if is_derived(table.key) else small_files(table, handle, goal)
     for group in groups:
         landed = join_files(table, handle, group)
         done.joined += len(group)

@@ -15,7 +15,8 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from game_events.producer.encoding import EventEncoder
 from game_events.producer.events import DEFAULT_BASE_TIME, EventFactory, PoisonKind, SimulatedRecord
 from game_events.producer.kafka_writer import BatchMessage
-from game_events.producer.simulator import DEFAULT_GAMES, GameName, Share, Versions, version_numbers
+from game_events.producer.simulator import GameName, Share, Versions, version_numbers
+from game_events.sample import DEFAULT_GAMES, GAME_FIELDS, Fields
 
 #: Messages of one call into librdkafka.
 BATCH = 10_000
@@ -54,6 +55,7 @@ class BulkSimulation(BaseModel):
     base_time: AwareDatetime = DEFAULT_BASE_TIME
     pool_per_version: int = Field(50_000, ge=1)
     bad_share: Share = 0.0
+    fields: Fields = GAME_FIELDS
 
     @property
     def game_names(self) -> tuple[str, ...]:
@@ -69,7 +71,7 @@ class BulkSimulation(BaseModel):
 
     def pool(self) -> list[SimulatedRecord]:
         """The distinct events, versions interleaved, some of them spoilt; never more than `records`."""
-        factory = EventFactory(self.seed, self.gamers_per_game, self.base_time)
+        factory = EventFactory(self.seed, self.gamers_per_game, self.base_time, fields=self.fields)
         names = self._names()
         versions = cycle(self.version_numbers)
         size = min(self.records, self.pool_per_version * len(self.version_numbers))

@@ -10,17 +10,20 @@ from typing import Any, cast
 from confluent_kafka.schema_registry import SchemaRegistryClient, prefix_schema_id_serializer
 from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.schema_registry.serde import SchemaId
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from game_events.producer.events import US_PER_S, GameEvent, PoisonKind, SimulatedRecord
-from game_events.producer.schema_versions import custom_columns, message_class
+from game_events.producer.message_shape import MessageShape
+from game_events.producer.schema_versions import custom_columns
 
 #: The largest id a registry could give out (a Java int); none has counted so far.
 UNKNOWN_SCHEMA_ID = 2**31 - 1
 #: 0 and 1 are magic bytes (schema id, schema GUID); this is neither.
 WRONG_MAGIC = b"\x2a"
-#: Every message ends with a string of at least 8 bytes, so cutting this many always breaks it.
+#: Every game event ends with a string of at least 8 bytes, so cutting this many always breaks it.
 CUT_BYTES = 3
+#: Tag of a text in field 1, and a length that nothing follows.
+UNFINISHED = b"\x0a\x7f"
 
 
 class EventEncoder:
@@ -32,59 +35,79 @@ class EventEncoder:
     option) writes the id that the text was registered with.
     """
 
-    def __init__(self, schema_ids: Mapping[int, int], registry: SchemaRegistryClient) -> None:
-        """Takes {version: schema id} and the client that the serializer insists on."""
+    def __init__(
+        self, schema_ids: Mapping[int, int], registry: SchemaRegistryClient, shape: MessageShape | None = None
+    ) -> None:
+        """Takes {version: schema id}, the client that the serializer insists on, and the message (None: the game event)."""
+        self.shape = shape or MessageShape()
+        self._names = tuple(name for name, _ in self.shape.fields)
+        self._classes = {version: self.shape.versions.message_class(version) for version in schema_ids}
         self._serializers = {
             version: ProtobufSerializer(
-                message_class(version),
+                self._classes[version],
                 registry,
-                {"auto.register.schemas": False, "schema.id.serializer": _framer(schema_id)},
+                {"auto.register.schemas": False, "schema.id.serializer": _framer(schema_id, self.shape.versions.index)},
             )
             for version, schema_id in schema_ids.items()
         }
 
     def event(self, event: GameEvent) -> bytes:
         """Frame and payload of one event."""
-        return cast(bytes, self._serializers[event.version](to_message(event), None))  # None only for a None message
+        return cast(bytes, self._serializers[event.version](self.message(event), None))  # None only for a None message
 
     def record(self, record: SimulatedRecord) -> bytes:
         """The value of a record, spoilt if it is to be."""
         if record.poison is None:
             return self.event(record.event)
-        return spoil(record.poison, record.event, self.event(record.event))
+        return self._spoilt(record.poison, record.event, self.event(record.event))
+
+    def message(self, event: GameEvent) -> Message:
+        """The protobuf message of an event, in the class of its version."""
+        shape = self.shape
+        seconds, microseconds = divmod(event.timestamp_us, US_PER_S)
+        fields: dict[str, object] = {
+            shape.entity: event.game,
+            shape.key: event.gamer,
+            shape.time: {"seconds": seconds, "nanos": microseconds * 1_000},
+        }
+        fields.update(zip(self._names, event.values, strict=True))
+        for name, value in zip(custom_columns(event.version), event.custom, strict=True):
+            if value is not None:
+                fields[name] = value
+        return cast(Callable[..., Message], self._classes[event.version])(**fields)
+
+    def _spoilt(self, kind: PoisonKind, event: GameEvent, frame: bytes) -> bytes:
+        """Bytes that nobody can decode, made from an event's good ones."""
+        match kind:
+            case PoisonKind.UNFRAMED_JSON:
+                return json.dumps({self.shape.entity: event.game, self.shape.key: event.gamer}).encode()
+            case PoisonKind.WRONG_MAGIC:
+                return WRONG_MAGIC + frame[1:]
+            case PoisonKind.TRUNCATED:
+                return self._truncated(event.version, frame)
+            case PoisonKind.UNKNOWN_SCHEMA:
+                return frame[:1] + struct.pack(">I", UNKNOWN_SCHEMA_ID) + frame[5:]
+            case PoisonKind.EMPTY:
+                return b""
+
+    def _truncated(self, version: int, frame: bytes) -> bytes:
+        """A frame whose payload ends within a field."""
+        cut = frame[:-CUT_BYTES]
+        head = len(prefix_schema_id_serializer(b"", None, _frame(1, self.shape.versions.index)))
+        if len(frame) >= head + CUT_BYTES:
+            try:
+                self._classes[version].FromString(cut[head:])
+            except DecodeError:
+                return cut
+        # A message may still be whole without its last bytes; with the beginning of a text of 127 bytes it is not.
+        return frame + UNFINISHED
 
 
-def to_message(event: GameEvent) -> Message:
-    """The protobuf message of an event, in the class of its version."""
-    seconds, microseconds = divmod(event.timestamp_us, US_PER_S)
-    fields: dict[str, object] = {
-        "game_name": event.game,
-        "gamer_id": event.gamer,
-        "event_timestamp": {"seconds": seconds, "nanos": microseconds * 1_000},
-        "device_id": event.device,
-    }
-    for name, value in zip(custom_columns(event.version), event.custom, strict=True):
-        if value is not None:
-            fields[name] = value
-    return cast(Callable[..., Message], message_class(event.version))(**fields)
+def _frame(schema_id: int, index: list[int]) -> SchemaId:
+    return SchemaId("PROTOBUF", schema_id, message_indexes=index)
 
 
-def spoil(kind: PoisonKind, event: GameEvent, frame: bytes) -> bytes:
-    """Bytes that nobody can decode, made from an event's good ones."""
-    match kind:
-        case PoisonKind.UNFRAMED_JSON:
-            return json.dumps({"game_name": event.game, "gamer_id": event.gamer}).encode()
-        case PoisonKind.WRONG_MAGIC:
-            return WRONG_MAGIC + frame[1:]
-        case PoisonKind.TRUNCATED:
-            return frame[:-CUT_BYTES]
-        case PoisonKind.UNKNOWN_SCHEMA:
-            return frame[:1] + struct.pack(">I", UNKNOWN_SCHEMA_ID) + frame[5:]
-        case PoisonKind.EMPTY:
-            return b""
-
-
-def _framer(schema_id: int) -> Callable[[bytes, Any, Any], bytes]:
-    """The ``schema.id.serializer`` of one version. GameEvent is the first message of its file: index path [0]."""
-    frame = SchemaId("PROTOBUF", schema_id, message_indexes=[0])
+def _framer(schema_id: int, index: list[int]) -> Callable[[bytes, Any, Any], bytes]:
+    """The ``schema.id.serializer`` of one version."""
+    frame = _frame(schema_id, index)
     return lambda payload, ctx, _: prefix_schema_id_serializer(payload, ctx, frame)

@@ -8,6 +8,7 @@ from enum import StrEnum
 from random import Random
 
 from game_events.producer.schema_versions import custom_columns
+from game_events.sample import GAME_FIELDS, Fields
 
 DEFAULT_BASE_TIME = datetime(2024, 1, 1, tzinfo=UTC)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -17,7 +18,6 @@ US_PER_DAY = 86_400 * US_PER_S
 #: Share of the custom values that are left unset, so that NULL occurs.
 UNSET_SHARE = 0.05
 MAX_DAYS_LATE = 30
-DEVICES = 10
 
 
 class PoisonKind(StrEnum):
@@ -42,6 +42,8 @@ class GameEvent:
     Attributes:
         version: version of the schema, 1 .. 10.
         timestamp_us: microseconds since 1970-01-01 UTC.
+        game, gamer: the entity and the key.
+        values: of the other fields, in the order of their description.
         custom: values of ``col_custom_0 ..`` in order; None is unset.
     """
 
@@ -49,7 +51,7 @@ class GameEvent:
     game: str
     gamer: str
     timestamp_us: int
-    device: str
+    values: tuple[object, ...]
     custom: tuple[str | None, ...]
 
 
@@ -80,7 +82,9 @@ def from_microseconds(value: int) -> datetime:
 class EventFactory:
     """Draws events. The same arguments and the same calls give the same events."""
 
-    def __init__(self, seed: int, gamers_per_game: int, base_time: datetime, late_share: float = 0.0) -> None:
+    def __init__(
+        self, seed: int, gamers_per_game: int, base_time: datetime, late_share: float = 0.0, fields: Fields = GAME_FIELDS
+    ) -> None:
         """Seeds with a text: Python hashes it the same way in every process."""
         self._random = Random(f"events/{seed}")  # noqa: S311 - simulation, no secrets
         self._late = Random(f"late/{seed}")  # noqa: S311 - of its own, so that other values stay when the share changes
@@ -88,6 +92,7 @@ class EventFactory:
         self._base_us = microseconds(base_time)
         self._late_share = late_share
         self._made = 0
+        self._makers = tuple(generator.make for _, generator in fields)
 
     def make(self, game: str, version: int) -> GameEvent:
         """The next event: about a second after the one before, unless it is late."""
@@ -101,7 +106,7 @@ class EventFactory:
             game=game,
             gamer=f"{game}-{draw.randrange(self._gamers):04d}",
             timestamp_us=timestamp_us,
-            device=f"device_{draw.randrange(DEVICES)}",
+            values=tuple(make(draw) for make in self._makers),
             custom=tuple(
                 None if draw.random() < UNSET_SHARE else f"c{index}-{draw.getrandbits(48):012x}"
                 for index in range(len(custom_columns(version)))

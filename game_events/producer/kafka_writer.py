@@ -48,6 +48,7 @@ class KafkaWriter:
             ConfigurationError: an option that librdkafka does not take.
         """
         self.topic = settings.produced_topic
+        self._header = settings.words.entity
         self._memory = CauseMemory(settings.kafka_bootstrap_servers)
         self._failure: GameEventsError | None = None
         defaults = DEFAULTS | {key.replace("_", "."): value for key, value in tuning.items()}
@@ -67,14 +68,15 @@ class KafkaWriter:
             self._producer.purge()
 
     def write(self, value: bytes, key: bytes, game: str) -> None:
-        """Queues one record, with the game's name as header ``game``.
+        """Queues one record, with the game's name as header ``game`` (or what the settings call it).
 
         Raises:
             GameEventsError: an earlier record was not delivered.
         """
         while True:
             try:
-                self._producer.produce(self.topic, value, key, on_delivery=self._on_delivery, headers=[("game", game.encode())])
+                headers: list[Any] = [(self._header, game.encode())]
+                self._producer.produce(self.topic, value, key, on_delivery=self._on_delivery, headers=headers)
             except BufferError:
                 self._poll(QUEUE_ROOM_S)
             else:

@@ -21,14 +21,33 @@ def _iso(moment: datetime) -> str:
 Moment = Annotated[datetime, PlainSerializer(_iso, return_type=str, when_used="json")]
 
 
+class NumberTruth(BaseModel):
+    """What the values of one key's numeric field come to."""
+
+    model_config = ConfigDict(frozen=True)
+
+    total: float
+    low: float
+    high: float
+
+    def merge(self, other: NumberTruth) -> NumberTruth:
+        """Both together."""
+        return NumberTruth(total=self.total + other.total, low=min(self.low, other.low), high=max(self.high, other.high))
+
+
 class GamerTruth(BaseModel):
-    """What gold must say about one gamer. Duplicates count: bronze is a faithful log."""
+    """What gold must say about one gamer. Duplicates count: bronze is a faithful log.
+
+    Attributes:
+        numbers: numeric field -> what its values come to; each record has one.
+    """
 
     model_config = ConfigDict(frozen=True)
 
     session_count: int
     min_timestamp: Moment
     max_timestamp: Moment
+    numbers: dict[str, NumberTruth] = Field(default_factory=dict)
 
     def merge(self, other: GamerTruth) -> GamerTruth:
         """Both together."""
@@ -36,6 +55,7 @@ class GamerTruth(BaseModel):
             session_count=self.session_count + other.session_count,
             min_timestamp=min(self.min_timestamp, other.min_timestamp),
             max_timestamp=max(self.max_timestamp, other.max_timestamp),
+            numbers={name: mine.merge(other.numbers[name]) for name, mine in self.numbers.items() if name in other.numbers},
         )
 
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from typing import cast
 
 from game_events.producer.events import GameEvent, PoisonKind, SimulatedRecord, from_microseconds
-from game_events.producer.manifest import GamerTruth, Manifest
+from game_events.producer.manifest import GamerTruth, Manifest, NumberTruth
+from game_events.sample import GAME_FIELDS, Fields
 
 
 class ManifestBuilder:
     """Counts records as they are sent."""
 
-    def __init__(self) -> None:
+    def __init__(self, fields: Fields = GAME_FIELDS) -> None:
+        """Takes the fields whose values the events carry: of numeric ones it knows the sums."""
+        self._numeric = [(place, name) for place, (name, generator) in enumerate(fields) if generator.numeric]
+        #: game -> gamer -> field -> [total, min, max].
+        self._numbers: dict[str, dict[str, dict[str, list[float]]]] = defaultdict(lambda: defaultdict(dict))
         self._records: dict[str, Counter[int]] = defaultdict(Counter)
         self._poison: Counter[PoisonKind] = Counter()
         self._duplicates = 0
@@ -33,6 +39,17 @@ class ManifestBuilder:
         known[0] += times
         known[1] = min(known[1], at)
         known[2] = max(known[2], at)
+        for place, name in self._numeric:
+            # Kept apart, as most messages have none.
+            value = cast(float, event.values[place])
+            sums = self._numbers[event.game][event.gamer].setdefault(name, [0, value, value])
+            sums[0] += value * times
+            sums[1] = min(sums[1], value)
+            sums[2] = max(sums[2], value)
+
+    def _numbers_of(self, game: str, gamer: str) -> dict[str, NumberTruth]:
+        found = self._numbers[game][gamer] if self._numeric else {}
+        return {name: NumberTruth(total=total, low=low, high=high) for name, (total, low, high) in found.items()}
 
     def build(self, topic: str, seed: int, schema_ids: dict[int, int]) -> Manifest:
         """The manifest of everything added."""
@@ -47,7 +64,10 @@ class ManifestBuilder:
             truth={
                 game: {
                     gamer: GamerTruth(
-                        session_count=count, min_timestamp=from_microseconds(low), max_timestamp=from_microseconds(high)
+                        session_count=count,
+                        min_timestamp=from_microseconds(low),
+                        max_timestamp=from_microseconds(high),
+                        numbers=self._numbers_of(game, gamer),
                     )
                     for gamer, (count, low, high) in sorted(gamers.items())
                 }

@@ -13,6 +13,7 @@ from game_events.producer.encoding import EventEncoder
 from game_events.producer.kafka_writer import KafkaWriter, Pacer
 from game_events.producer.manifest import Manifest
 from game_events.producer.manifest_builder import ManifestBuilder
+from game_events.producer.message_shape import MessageShape
 from game_events.producer.registration import register_versions
 from game_events.producer.simulator import Simulation
 from game_events.settings import Settings
@@ -34,7 +35,7 @@ def produce(
 
     Args:
         settings: broker, topic and registry.
-        simulation: what to send.
+        simulation: what to send; its fields are those of the settings' message.
         partitions: of the topic, if it has to be created.
         rate: records per second; None is as fast as possible.
         on_progress: called with the records queued so far, poison included.
@@ -44,7 +45,8 @@ def produce(
         TransientError: not reachable, or a record was not delivered.
     """
     encoder, schema_ids = _prepare(settings, simulation.version_numbers, partitions)
-    truth = ManifestBuilder()
+    simulation = simulation.model_copy(update={"fields": encoder.shape.fields})
+    truth = ManifestBuilder(simulation.fields)
     pacer = Pacer(rate)
     sent = 0
     with KafkaWriter(settings) as writer:
@@ -76,6 +78,7 @@ def produce_bulk(
         TransientError: not reachable, or a record was not delivered.
     """
     encoder, schema_ids = _prepare(settings, simulation.version_numbers, partitions)
+    simulation = simulation.model_copy(update={"fields": encoder.shape.fields})
     pool = simulation.pool()
     messages = encode_pool(pool, encoder)
     sent = 0
@@ -84,18 +87,19 @@ def produce_bulk(
             writer.write_batch(batch, QUEUE_LIMIT)
             sent += len(batch)
             _report(on_progress, sent)
-    truth = ManifestBuilder()
+    truth = ManifestBuilder(simulation.fields)
     for record, times in zip(pool, simulation.times_sent(len(pool)), strict=True):
         truth.add(record, times)
     return truth.build(settings.produced_topic, simulation.seed, schema_ids)
 
 
 def _prepare(settings: Settings, versions: tuple[int, ...], partitions: int) -> tuple[EventEncoder, dict[int, int]]:
-    """Topic first: a broker that is down should not leave schemas behind."""
+    """Topic first: a broker that is down should not leave schemas behind. The message before it: it is checked for nothing."""
+    shape = MessageShape.of(settings)
     ensure_topic(settings, partitions)
     registry = registry_client(settings)
     schema_ids = register_versions(registry, settings, versions)
-    return EventEncoder(schema_ids, registry), schema_ids
+    return EventEncoder(schema_ids, registry, shape), schema_ids
 
 
 def _report(on_progress: Progress | None, sent: int) -> None:

@@ -9,7 +9,7 @@ from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
 from game_events.errors import ConfigurationError, TransientError
-from game_events.producer.schema_versions import schema_text
+from game_events.producer.message_shape import MessageShape
 from game_events.settings import Settings
 from game_events.sources.kafka import subject_of
 
@@ -29,17 +29,19 @@ def register_versions(client: SchemaRegistryClient, settings: Settings, versions
         {version: schema id}.
 
     Raises:
-        ConfigurationError: refused login, wrong address, or the subject's compatibility level forbids a version.
+        ConfigurationError: a message that does not compile, refused login, wrong address, or the subject's compatibility
+            level forbids a version.
         TransientError: the registry cannot be reached, or answers with an error of its own.
     """
     subject = subject_of(settings.produced_topic)
-    return {version: _register(client, settings, subject, version) for version in sorted(versions)}
+    shape = MessageShape.of(settings)
+    return {v: _register(client, settings, subject, v, shape.versions.text(v)) for v in sorted(versions)}
 
 
-def _register(client: SchemaRegistryClient, settings: Settings, subject: str, version: int) -> int:
+def _register(client: SchemaRegistryClient, settings: Settings, subject: str, version: int, text: str) -> int:
     what = f"schema registry {settings.schema_registry_url}, subject {subject!r}, version {version}"
     try:
-        return client.register_schema(subject, Schema(schema_text(version), "PROTOBUF"))
+        return client.register_schema(subject, Schema(text, "PROTOBUF"))
     except SchemaRegistryError as error:
         status = error.http_status_code
         if status in REFUSED_LOGIN:

@@ -11,8 +11,9 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validato
 
 from game_events.producer.events import DEFAULT_BASE_TIME, EventFactory, GameEvent, PoisonKind, SimulatedRecord
 from game_events.producer.schema_versions import MAX_VERSION
+from game_events.sample import DEFAULT_GAMES, GAME_FIELDS, Fields
 
-DEFAULT_GAMES = ("rummy", "spades", "euchre", "go_fish", "uno", "hearts", "poker")
+__all__ = ["DEFAULT_GAMES", "Simulation", "version_numbers"]
 
 GameName = Annotated[str, Field(min_length=1)]
 Version = Annotated[int, Field(ge=1, le=MAX_VERSION)]
@@ -45,6 +46,7 @@ class Simulation(BaseModel):
     duplicate_share: Share = 0.0
     poison_share: Share = 0.0
     interleaving: tuple[Version, ...] | None = None
+    fields: Fields = GAME_FIELDS
 
     @model_validator(mode="after")
     def _consistent(self) -> Simulation:
@@ -66,7 +68,7 @@ class Simulation(BaseModel):
 
     def events(self) -> Iterator[GameEvent]:
         """Each original event once. Versions change record by record; one that is used up drops out of the cycle."""
-        factory = EventFactory(self.seed, self.gamers_per_game, self.base_time, self.late_share)
+        factory = EventFactory(self.seed, self.gamers_per_game, self.base_time, self.late_share, self.fields)
         for round_of_versions in self._rounds():
             for game in self.games:
                 for version in round_of_versions:

@@ -23,6 +23,7 @@ def test_nobody_to_forget_and_no_key_are_said_before_anything_starts(cli, monkey
     assert "--gamer-id" in said.err
     assert "cannot be read" in cli("forget", "--file", str(tmp_path / "none")).err
     assert cli("forget", "--gamer-id", WHOM, "--dry-run", "--vacuum").code == 2
+    assert cli("forget", "--gamer-id", WHOM, "--resume").code == 2
     said = cli("forget", "--gamer-id", WHOM)
     assert said.code == 1
     assert "GAME_EVENTS_ERASURE_KEY is not set" in said.err
@@ -48,6 +49,12 @@ def test_an_erasure_that_is_killed_is_finished_by_the_same_command_and_says_what
     end_orphans(environment)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert (count(environment, "bronze_events"), count(environment, "silver_chess_events")) == (3, 6)
+
+    # Whoever has lost the ids by now finds them by their hashes.
+    found = cli("forget", "--resume", "--dry-run", "--json")
+    assert (found.code, found.result["rows"]["silver_chess_events"], found.result["lost_ids"]) == (0, 3, 0), found.err
+    assert WHOM not in found.everything
+    assert "of 1 the erasure is not finished" in cli("doctor", "--json").out
 
     said = cli("forget", "--gamer-id", WHOM, "--vacuum", "--json")
     assert said.code == 0, said.err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from functools import partial
 from random import Random
@@ -21,7 +20,7 @@ from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
 from game_events_tests.books import assert_books_balance, count, rows
 from game_events_tests.extending.own import DEVICES, DEVICES_SQL, MEDIAN, MEDIAN_SQL, TOTAL, TOTAL_SQL, differences, extension
-from game_events_tests.guarantees.waves import at_point, end_orphans, power_cut_at, start_run, versions, wait_all
+from game_events_tests.guarantees.waves import at_point, power_cut_at, versions
 from game_events_tests.pipeline.test_loop import looping
 from game_events_tests.waiting import until
 
@@ -208,15 +207,10 @@ def test_of_two_runs_with_different_declarations_neither_merges_into_what_the_ot
 
 
 @pytest.mark.usefixtures("filled")
-def test_a_crash_at_any_point_of_an_own_aggregate_is_finished_by_the_next_run(
-    make_settings, make_pipeline, tmp_path, monkeypatch
-):
+def test_a_crash_at_any_point_of_an_own_aggregate_is_finished_by_the_next_run(make_settings, make_pipeline, tmp_path, crash):
     path = extension(tmp_path, DEVICES, MEDIAN)
     settings = make_settings(extensions=(path,))
-    monkeypatch.setenv("GAME_EVENTS_EXTENSIONS", path)
-    killed = start_run(settings, tmp_path / "run", crash_at="gold_game_committed:devices:1")
-    assert wait_all([killed], 180) == [-signal.SIGKILL], (tmp_path / "run" / "stderr").read_text()
-    end_orphans(settings)
+    crash("gold_game_committed:devices:1", extensions=path)
     made = versions(settings)
     assert any("devices" in name for name in made)
     assert not any("median_hour" in name for name in made)

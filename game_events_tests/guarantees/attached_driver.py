@@ -7,6 +7,7 @@ a driver with a JVM of its own is tried apart, with the command line.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -21,7 +22,9 @@ from game_events.lakehouse import crash_points
 from game_events.pipeline.archive import archive
 from game_events.pipeline.bronze_reset import replace_bronze
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.erasure import forget
 from game_events.pipeline.event_log import recorded
+from game_events.pipeline.loop import Loop
 from game_events.pipeline.redecode import redecode
 from game_events.pipeline.refresh import refresh, refresh_downstream
 from game_events.pipeline.replay import Selection
@@ -30,6 +33,8 @@ from game_events.pipeline.report import RunReport
 from game_events.settings import Settings, load_settings
 
 MEET = "GAME_EVENTS_TESTS_MEET"
+#: Whom the work `forget` forgets, where it is not told in words.
+GAMER = "GAME_EVENTS_TESTS_GAMER"
 #: Where rivals hold files that are not committed.
 MEETINGS = ("bronze_staged", "silver_staged", "gold_staged", "unified_staged")
 #: A driver that lost every row to a rival comes to no later meeting: the others go on without it.
@@ -37,7 +42,14 @@ MEETING_S = 5.0
 
 
 def start_driver(
-    settings: Settings, spark: SparkSession, log: Path, crash_at: str = "", work: str = "run", meet: str = "", **more: str
+    settings: Settings,
+    spark: SparkSession,
+    log: Path,
+    crash_at: str = "",
+    work: str = "run",
+    meet: str = "",
+    gamer: str = "",
+    **more: str,
 ) -> subprocess.Popen[str]:
     """Start one.
 
@@ -48,6 +60,7 @@ def start_driver(
         crash_at: where SIGKILL ends it.
         work: a name of `WORK`.
         meet: ``folder:number``: at each point of `MEETINGS` it waits for so many drivers.
+        gamer: whom to forget.
         more: further settings.
     """
     gateway = spark.sparkContext._gateway.gateway_parameters
@@ -65,6 +78,7 @@ def start_driver(
     environment |= {
         crash_points.VARIABLE: crash_at,
         MEET: meet,
+        GAMER: gamer,
         "PYSPARK_GATEWAY_PORT": str(gateway.port),
         "PYSPARK_GATEWAY_SECRET": gateway.auth_token,
     }
@@ -86,6 +100,13 @@ def run(pipeline: Pipeline, report: RunReport) -> None:
     """What `game-events run` does, its event log too."""
     with recorded(pipeline, report, "refresh"):
         refresh(pipeline, report)
+
+
+def loop(pipeline: Pipeline, _: RunReport) -> None:
+    """Continuous mode, until SIGTERM."""
+    live = Loop(pipeline)
+    signal.signal(signal.SIGTERM, lambda *_: live.stop.set())
+    live.run()
 
 
 def meet_at_points(folder: Path, number: int) -> None:
@@ -111,6 +132,8 @@ WORK = {
     "redecode": redecode,
     "replay": lambda pipeline, report: replay_and_refresh(pipeline, report, Selection()),
     "archive": lambda pipeline, report: archive(pipeline, report, f"{pipeline.settings.state_dir}/archive"),
+    "forget": lambda pipeline, report: forget(pipeline, report, frozenset({os.environ[GAMER]})),
+    "loop": loop,
     "replace_silver": lambda pipeline, report: refresh_downstream(pipeline, report, full=True),
 }
 

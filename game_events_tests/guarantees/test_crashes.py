@@ -14,8 +14,9 @@ from game_events.settings import Settings
 from game_events_tests.books import assert_books_balance, rows
 from game_events_tests.conftest import MakePipeline
 from game_events_tests.guarantees.conftest import Crash
+from game_events_tests.guarantees.test_crashes_of_erasures import POINTS as ERASURE_POINTS
+from game_events_tests.guarantees.test_crashes_of_maintenance import POINTS as MAINTENANCE_POINTS
 from game_events_tests.guarantees.waves import GAMES, end_orphans, send, start_run, versions, wait_all
-from game_events_tests.pipeline.test_erasure import POINTS as ERASURE_POINTS
 
 #: Each point of a run once, with a detail where it has one; `{new}` is a game that comes with the wave.
 POINTS = (
@@ -62,7 +63,9 @@ GUARANTEES = Path(__file__).parents[2] / "docs" / "guarantees.md"
 
 
 def test_every_crash_point_is_tried() -> None:
-    tried = {point.partition("@")[0].partition(":")[0] for point in (*POINTS, *OTHER_POINTS, *ERASURE_POINTS)}
+    tried = {
+        point.partition("@")[0].partition(":")[0] for point in (*POINTS, *OTHER_POINTS, *ERASURE_POINTS, *MAINTENANCE_POINTS)
+    }
     assert tried == set(CRASH_POINTS)
 
 

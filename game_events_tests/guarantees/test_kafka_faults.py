@@ -16,7 +16,9 @@ from game_events.pipeline.gap_check import offsets_lost
 from game_events.pipeline.offset_checks import offsets_continuous, offsets_unique
 from game_events.pipeline.refresh import refresh
 from game_events.pipeline.topic_identity import topic_id_read
-from game_events_tests.books import gold, rows
+from game_events.producer.produce import produce
+from game_events.producer.simulator import Simulation
+from game_events_tests.books import assert_books_balance, gold, rows
 from game_events_tests.guarantees.topics import (
     add_partitions,
     before_reading,
@@ -240,3 +242,24 @@ def test_duplicates_sent_by_a_producer_are_records_of_their_own_and_counted_as_s
     assert refresh(make_pipeline(settings)).rows("bronze") == 6
     assert gold(settings, "uno")["ann"][0] == 6
     assert offsets_unique(make_pipeline(settings)).passed
+
+
+def test_late_events_and_events_out_of_order_move_first_and_last_times_and_are_counted_once(settings, make_pipeline):
+    waves = []
+    for seed in (1, 2):
+        # The second wave begins where the first one began: all of it is older than what gold has.
+        wave = Simulation(
+            games=("uno",),
+            records_per_game_and_version=15,
+            versions=(1,),
+            gamers_per_game=3,
+            late_share=0.3,
+            duplicate_share=0.2,
+            seed=seed,
+        )
+        waves.append(produce(settings, wave, partitions=2))
+        assert refresh(make_pipeline(settings)).success
+    sent = waves[0].merge(waves[1])
+    assert sent.decodable > 30, "nothing was sent twice"
+    assert_books_balance(settings, sent)
+    assert_gold_follows_silver(settings, "uno")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from game_events.lakehouse.sql import TablesSql
-from game_events.lakehouse.tables import QUARANTINE, Lakehouse
+from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.loop import Loop
 from game_events.pipeline.maintain import maintain
 from game_events.pipeline.reconcile import reconcile
 from game_events.pipeline.redecode import redecode
@@ -19,9 +21,20 @@ from game_events.pipeline.report import RunReport
 from game_events.pipeline.selection import selection_of
 from game_events.pipeline.whole_checks import CHECKS
 from game_events.settings import Settings
-from game_events_tests.books import assert_books_balance, count
-from game_events_tests.guarantees.waves import GAMES, power_cut_at, send, start_run, versions, wait_all
+from game_events.stack.stack_state import StackState
+from game_events_tests.books import assert_books_balance, coordinates, count, rows
+from game_events_tests.guarantees.waves import (
+    GAMES,
+    assert_gold_follows_silver,
+    power_cut_at,
+    send,
+    start_run,
+    versions,
+    wait_all,
+)
 from game_events_tests.object_store.client import ObjectStore
+from game_events_tests.registry_proxy import registry_proxy
+from game_events_tests.waiting import until
 
 pytestmark = pytest.mark.stack
 MakeS3 = Callable[[Settings], Pipeline]
@@ -97,3 +110,41 @@ def test_full_refresh_replay_redecode_and_maintenance_work_there_too(
         name for name in store.names(settings.lakehouse.removeprefix("s3://lake/")) if "_reset-" in name or "_probe" in name
     ]
     assert left == []
+
+
+def test_a_loop_and_a_replay_with_rows_bring_each_row_once_there_too(
+    s3: Settings, make_s3_pipeline: MakeS3, stack: StackState
+) -> None:
+    with registry_proxy(stack.schema_registry_url) as proxy:
+        settings = s3.model_copy(update={"schema_registry_url": proxy.url, "poll_interval_s": 0.05, "gold_interval_s": 0})
+        unknown = send(s3, version=2, poison=0)
+        proxy.hide(unknown.schema_ids[2])
+        loop = Loop(make_s3_pipeline(settings))
+        thread = threading.Thread(target=loop.run)
+        thread.start()
+        try:
+            until(lambda: count(settings, QUARANTINE) == unknown.decodable, what="rows that nobody can decode yet")
+            sent = send(s3, version=1)
+            until(lambda: count(settings, BRONZE) == sent.decodable, what="the loop's own rows")
+            proxy.show_all()
+            again = replay(make_s3_pipeline(settings), RunReport(), Selection())
+            assert again.rows == unknown.decodable
+            later = send(s3, version=3, games=(*GAMES, "late"))
+            until(
+                lambda: count(settings, BRONZE) == sum(m.decodable for m in (unknown, sent, later)), what="the wave behind it"
+            )
+        finally:
+            loop.stop.set()
+            thread.join(60)
+        assert not thread.is_alive()
+        assert loop.report.total.errors == []
+        assert refresh(make_s3_pipeline(settings)).success
+    bronze = coordinates(settings, BRONZE)
+    assert len(bronze) == len(set(bronze))
+    assert sorted(c for game in (*GAMES, "late") for c in coordinates(settings, f"silver_{game}_events")) == bronze
+    poison = sum(m.records_total - m.decodable for m in (sent, later))
+    assert rows(settings, QUARANTINE, "SELECT count(*), count(replayed_batch) FROM t") == [
+        (unknown.decodable + poison, unknown.decodable)
+    ]
+    assert reconcile(make_s3_pipeline(settings)).passed
+    assert_gold_follows_silver(settings, *GAMES, "late")

@@ -8,18 +8,23 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pydantic import SecretStr
 
-from game_events.errors import ConflictError, DataError
+from game_events.errors import ConfigurationError, ConflictError, DataError
 from game_events.lakehouse.commits import Commit, commit
+from game_events.lakehouse.reading import read_arrow
 from game_events.lakehouse.staging import StagedWriter
+from game_events.lakehouse.suppressed import add_suppressed, read_suppressed
 from game_events.lakehouse.tables import SUPPRESSED
 from game_events.pipeline import bronze as bronze_module
 from game_events.pipeline import erasure
 from game_events.pipeline.bronze_stage import OWN_COLUMNS, QUARANTINE_COLUMNS, StageResult
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.erasure_resume import resume
 from game_events.pipeline.generations import ERASED_APP
+from game_events.pipeline.preflight import environment_checks
 from game_events.pipeline.report import RunReport
-from game_events.pipeline.suppression import suppression
+from game_events.pipeline.suppression import hashes_of, suppression
 from game_events.settings import load_settings
 from game_events.sources.source import Slice
 from game_events_tests.lanes import lanes, seen
@@ -83,3 +88,49 @@ def test_work_that_landed_before_the_fence_is_finished_behind_it(pipeline, monke
         monkeypatch.setattr(erasure, name, lambda *_, name=name: order.append(name))
     erasure.forget(pipeline, RunReport(), frozenset({"ann"}))
     assert order == ["finish_reset", "note_replay", "_fence", "finish_reset", "note_replay"]
+
+
+def test_doctor_says_who_is_kept_out_and_what_keeps_runs_from_knowing_them(pipeline):
+    def doctor(**changed):
+        return environment_checks(pipeline.settings.model_copy(update=changed))["forgotten gamers"]()
+
+    assert doctor() == "none"
+    assert doctor(erasure_key=None) == "none"
+    put(pipeline.bronze, batch=0)
+    erasure.forget(pipeline, RunReport(), frozenset({"ann"}))
+    assert doctor() == "1 are kept out, recognised by the key that is set"
+    with pytest.raises(ConfigurationError, match="GAME_EVENTS_ERASURE_KEY is not set"):
+        doctor(erasure_key=None)
+    with pytest.raises(ConfigurationError, match="another key"):
+        doctor(erasure_key=SecretStr(KEY[::-1]))
+    add_suppressed(pipeline.lakehouse, KEY.encode(), hashes_of(KEY.encode(), frozenset({"bob"})), "run")
+    assert "of 1 the erasure is not finished" in doctor()
+    shutil.rmtree(pipeline.lakehouse.table(SUPPRESSED).uri)
+    with pytest.raises(DataError, match="is gone"):
+        doctor()
+
+
+def test_an_interrupted_erasure_whose_ids_are_lost_is_finished_and_holds_up_nobody(pipeline):
+    with pytest.raises(DataError, match="nothing to resume"):
+        resume(pipeline, RunReport())
+    put(pipeline.bronze, batch=0)
+    gone = pa.schema([*OWN_COLUMNS, pa.field("gamer_id", pa.string())])
+    silver = pipeline.lakehouse.silver("chess")
+    writer = StagedWriter(silver, gone)
+    writer.write(pa.Table.from_pylist([{"gamer_id": who} for who in ("ann", "bob", None)], schema=gone))
+    commit(Commit(silver, gone, writer.close(), expected={}, advance={"batch": 1}, table_id=None))
+    listed = hashes_of(KEY.encode(), frozenset({"ann", "nobody has this one"}))
+    add_suppressed(pipeline.lakehouse, KEY.encode(), listed, "a run that was killed")
+    with pytest.raises(DataError, match=r"not finished.*--resume"):
+        erasure.forget(pipeline, RunReport(), frozenset({"bob"}))
+
+    dry = RunReport()
+    resume(pipeline, dry, dry_run=True)
+    assert dry.erasure.rows == {silver.name: 1}
+    report = RunReport()
+    wanted = resume(pipeline, report)
+    assert wanted.ids == {"ann"}
+    assert (report.erasure.finished, report.erasure.lost_ids, report.erasure.rows) == (True, 1, {silver.name: 1})
+    assert read_suppressed(pipeline.lakehouse).unfinished == frozenset()
+    erasure.forget(pipeline, RunReport(), frozenset({"bob"}))
+    assert [row["gamer_id"] for row in read_arrow(silver, silver.open()).to_pylist()] == [None]

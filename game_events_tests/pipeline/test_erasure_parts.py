@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.commits import Commit, commit, paths
 from game_events.lakehouse.staging import StagedWriter, file_system
-from game_events.lakehouse.suppressed import add_suppressed, entity_hash, finish_suppressed, read_suppressed
+from game_events.lakehouse.suppressed import add_records, add_suppressed, entity_hash, finish_suppressed, read_suppressed
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline import erasure_files
 from game_events.pipeline.context import Pipeline
@@ -77,6 +77,28 @@ def quarantined(values, **more):
         "replayed_batch": pa.array([None] * len(values), pa.int64()),
     }
     return pa.table(columns | more)
+
+
+def test_an_undecodable_record_of_theirs_is_known_by_its_key_or_by_what_an_erasure_has_noted(pipeline):
+    hashes = {entity_hash(KEY, WHOM.encode()).hex(), "ff"}
+    add_suppressed(pipeline.lakehouse, KEY, hashes, "run")
+    add_records(pipeline.lakehouse, hashes, [])
+    for noted in ({("topic", 0, 7)}, {("topic", 1, 7), ("topic", 0, 7)}, {("older", 0, 8)}):
+        add_records(pipeline.lakehouse, hashes, noted)
+    finish_suppressed(pipeline.lakehouse, hashes)
+    add_suppressed(pipeline.lakehouse, KEY, {"aa"}, "run")
+    listed = read_suppressed(pipeline.lakehouse)
+    assert listed.records == {("topic", 0, 7), ("topic", 1, 7), ("older", 0, 8)}
+    known = Suppressor(Suppression("gamer_id", KEY, frozenset(map(bytes.fromhex, listed.entries)), listed.records))
+    batch = pa.record_batch(
+        {
+            "key": pa.array([None, None, None, None, WHOM.encode()], pa.binary()),
+            "partition": pa.array([0, 0, 1, 2, 2], pa.int32()),
+            "offset": pa.array([7, 8, 7, 7, 1], pa.int64()),
+        }
+    )
+    assert known.undecodable(batch, "topic").tolist() == [True, False, True, False, True]
+    assert known.undecodable(batch, "older").tolist() == [False, True, False, False, True]
 
 
 def test_bytes_that_nobody_can_decode_tell_an_id_that_stands_in_them_as_a_whole_text():

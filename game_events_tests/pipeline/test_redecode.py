@@ -82,17 +82,6 @@ def test_rows_without_a_raw_value_keep_their_columns(make_settings, make_pipelin
     assert everything(settings) == before
 
 
-def test_a_redecode_that_is_killed_changes_nothing(settings, make_pipeline):
-    sent = send(settings)
-    refresh(make_pipeline(settings))
-    before = versions(settings)
-    with power_cut_at("redecode_staged"):
-        redecode(make_pipeline(settings), RunReport())
-    assert versions(settings) == before
-    redecode(make_pipeline(settings), RunReport())
-    assert_books_balance(settings, sent)
-
-
 def test_a_run_that_commits_meanwhile_wins_and_the_redecode_says_so(settings, make_pipeline, monkeypatch):
     sent = send(settings)
     refresh(make_pipeline(settings))

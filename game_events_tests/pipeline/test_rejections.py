@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
-import yaml
 from deltalake import DeltaTable
 
 from game_events.lakehouse.tables import BRONZE, PROGRESS
 from game_events.pipeline.bronze import load_bronze
 from game_events.pipeline.refresh import refresh, refresh_downstream
 from game_events.pipeline.report import RunReport
-from game_events_tests.guarantees.waves import at_point, end_orphans, power_cut_at, start_run, versions, wait_all
+from game_events_tests.guarantees.waves import at_point, power_cut_at, versions
 from game_events_tests.pipeline.quality_world import Event, assert_sound, in_silver, rejected, rule, send_events
 
 pytestmark = pytest.mark.stack
@@ -25,16 +24,11 @@ WAVE = [Event("uno", 1), Event("uno", -1), Event("chess", 2), Event("chess", -2)
 
 
 def test_a_run_killed_between_decision_and_silver_is_finished_as_decided_though_the_rule_changed(
-    make_settings, make_pipeline, tmp_path
+    make_settings, make_pipeline, crash
 ):
     settings = make_settings()
     send_events(settings, WAVE)
-    home = tmp_path / "run"
-    home.mkdir()
-    (home / "game_events.yaml").write_text(yaml.safe_dump({"rules": POSITIVE}))
-    killed = start_run(settings, home, crash_at="rejections_decided")
-    assert wait_all([killed], 180) == [-signal.SIGKILL], (home / "stderr").read_text()
-    end_orphans(settings)
+    crash("rejections_decided", rules=json.dumps(POSITIVE))
     assert (in_silver(settings), rejected(settings)) == ({}, [1, 3])
 
     # What was decided stands; what came later is judged by the rules in force.

@@ -33,7 +33,7 @@ def test_a_seed_means_the_same_events_in_every_process():
         game="rummy",
         gamer="rummy-0008",
         timestamp_us=1_704_067_200_029_002,
-        device="device_2",
+        values=("device_2",),
         custom=("c0-51a7bf43497d",),
     )
 

@@ -110,12 +110,13 @@ def test_topics_with_subjects_and_messages_of_their_own_share_one_bronze_and_joi
     }
     assert held(both, named.prefix) == {"a": sorted([*first(9), (1, 0)]), "b": first(10)[1:]}
     assert_told(make_pipeline(both))
-    asked = admin(both).list_consumer_group_offsets([ConsumerGroupTopicPartitions(named.prefix)])
+    client = admin(both)  # without a name it would be gone before it has its answer
+    asked = client.list_consumer_group_offsets([ConsumerGroupTopicPartitions(named.prefix)])
     told = asked[named.prefix].result(30).topic_partitions
     assert {(p.topic[-1], p.partition): p.offset for p in told} == {("a", 0): 9, ("a", 1): 1, ("b", 0): 10}
 
     # With a list, a topic that is gone is a mistake; with a pattern it is a loss.
-    admin(other).delete_topics([other.kafka_topic])[other.kafka_topic].result(30)
+    client.delete_topics([other.kafka_topic])[other.kafka_topic].result(30)
     with pytest.raises(ConfigurationError, match=f"has no topic '{other.kafka_topic}'"):
         load(make_pipeline(both))
     with pytest.raises(DataError, match=rf"{other.kafka_topic}\[0\] of the topic that was deleted.*from offset 10 on"):

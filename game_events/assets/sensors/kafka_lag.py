@@ -8,7 +8,7 @@ import dagster as dg
 from dagster import DagsterInstance, DagsterRun
 from deltalake.exceptions import DeltaError
 
-from game_events.assets.keys import BRONZE_KEY, source_key
+from game_events.assets.keys import DEFAULT, Keys, source_key
 from game_events.assets.run_hygiene import unfinished_runs
 from game_events.assets.run_tags import REASON
 from game_events.assets.sensors.lag_alerts import alert_on_lag
@@ -25,10 +25,10 @@ TIMEOUT_S = 5.0
 WRITERS = ("refresh", "continuous", "replay", "redecode")
 
 
-def writer_of_bronze(instance: DagsterInstance) -> DagsterRun | None:
+def writer_of_bronze(instance: DagsterInstance, keys: Keys = DEFAULT) -> DagsterRun | None:
     """A run that writes bronze, or waits for its turn to."""
     for run in unfinished_runs(instance):
-        if run.job_name in WRITERS or BRONZE_KEY in (run.asset_selection or ()):
+        if run.job_name in WRITERS or keys.bronze in (run.asset_selection or ()):
             return run
     return None
 
@@ -91,7 +91,7 @@ def kafka_lag(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipR
         return dg.SkipReason(str(error))
     events, memory = lag_event(settings, standing, memory, now)
     memory = alert_on_lag(settings, standing, memory)
-    writer = writer_of_bronze(context.instance)
+    writer = writer_of_bronze(context.instance, Keys.of(settings))
     if writer is not None:
         run = f"run {writer.run_id[:8]} of {writer.job_name} is {writer.status.value.lower()}"
         why = f"{standing.total_lag:,} records wait: {run}"

@@ -4,7 +4,7 @@ import dagster as dg
 from dagster import DagsterInstance
 from deltalake.exceptions import DeltaError
 
-from game_events.assets.keys import GAMES
+from game_events.assets.keys import DEFAULT, Keys
 from game_events.errors import GameEventsError
 from game_events.lakehouse.progress import ProgressTable
 from game_events.lakehouse.tables import BRONZE, Lakehouse, game_of_silver, is_game
@@ -36,9 +36,9 @@ def to_add(settings: Settings, known: set[str], admitted: set[str], tables: set[
     return sorted(sure) + sorted(g for g in tables - known - sure if allowed(g))[:room]
 
 
-def partitions(instance: DagsterInstance) -> set[str]:
+def partitions(instance: DagsterInstance, keys: Keys = DEFAULT) -> set[str]:
     """The games that are partitions."""
-    return set(instance.get_dynamic_partitions(str(GAMES.name)))
+    return set(instance.get_dynamic_partitions(str(keys.partitions.name)))
 
 
 @dg.sensor(
@@ -54,8 +54,9 @@ def new_games(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipR
         admitted, tables = games_of(settings)
     except (GameEventsError, DeltaError, OSError) as error:
         return dg.SkipReason(str(error))
-    names = to_add(settings, partitions(context.instance), admitted, tables)
+    keys = Keys.of(settings)
+    names = to_add(settings, partitions(context.instance, keys), admitted, tables)
     if not names:
         return dg.SkipReason("every game of the lakehouse is a partition")
     context.log.info("new_games=%s", ",".join(names))
-    return dg.SensorResult(dynamic_partitions_requests=[GAMES.build_add_request(names)])
+    return dg.SensorResult(dynamic_partitions_requests=[keys.partitions.build_add_request(names)])

@@ -1,0 +1,236 @@
+"""What tables and assets are called: templates of the setting `names`, and the way from a table's key to its name and back.
+
+Code speaks of a table by its *key*, which is its name by the default templates (`silver_rummy_events`); people and folders know
+its *name*. The two differ only where the templates were changed, so whatever compares tables compares keys.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Iterable
+from functools import cached_property
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from game_events.errors import ConfigurationError
+
+#: What a game may be called: it becomes part of a table's name, so nothing is normalised and nothing else is let in.
+GAME_PATTERN = r"^[a-z0-9][a-z0-9_]{0,62}$"
+#: `gold_unified_player_agg` would otherwise be a game's table.
+RESERVED_GAMES = ("unified",)
+ENTITY, AGGREGATE = "{entity}", "{aggregate}"
+#: Legal for folders, SQL without quotes, and Dagster (`dagster._core.definitions.utils.VALID_NAME_REGEX`).
+NAME = r"[a-z][a-z0-9_]{0,99}"
+#: The pipeline's own tables, whose names only the prefix changes.
+OWN = ("schemas", "progress", "event_log", "suppressed_entities", "source_files")
+#: Names of jobs and ops, and words that Dagster keeps (`DISALLOWED_NAMES` of the same module): no asset can have them.
+_TAKEN = frozenset(
+    [
+        *("context", "conf", "config", "meta", "arg_dict", "dict", "input_arg_dict", "output_arg_dict", "int", "str", "float"),
+        *("bool", "input", "output", "type", "refresh", "replay", "redecode", "maintain", "continuous", "validate", "checks"),
+        *("rules", "refresh_all_layers", "replay_quarantined_rows", "redecode_bronze", *keyword.kwlist),
+    ]
+)
+#: Keys, by field.
+_FIXED = {"bronze": "bronze_events", "quarantine": "quarantine_events", "unified": "gold_unified_player_agg"}
+_SILVER_KEY, _GOLD_KEY, _OWN_GOLD_KEY = "silver_{entity}_events", "gold_{entity}_player_agg", "gold_{entity}_{aggregate}"
+
+
+class Names(BaseModel):
+    """Names of tables and assets, as templates.
+
+    Attributes:
+        prefix: in front of every name: pipelines with different prefixes share one root (dev and prod side by side).
+        bronze, quarantine, unified: tables, and their assets.
+        silver, gold: an entity's tables.
+        own_gold: an entity's table of an aggregate of one's own.
+        silver_asset, gold_asset, own_gold_asset: assets whose partitions are entities.
+        partitions: the set of these partitions.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    prefix: str = ""
+    bronze: str = _FIXED["bronze"]
+    quarantine: str = _FIXED["quarantine"]
+    silver: str = _SILVER_KEY
+    gold: str = _GOLD_KEY
+    unified: str = _FIXED["unified"]
+    own_gold: str = _OWN_GOLD_KEY
+    silver_asset: str = "silver_events"
+    gold_asset: str = "gold_player_agg"
+    own_gold_asset: str = "gold_{aggregate}"
+    partitions: str = "games"
+
+    @field_validator("prefix")
+    @classmethod
+    def _prefix(cls, value: str) -> str:
+        if value and not re.fullmatch(r"[a-z][a-z0-9_]{0,29}", value):
+            raise ValueError("must be up to 30 lower case letters, digits and underscores, a letter first")
+        return value
+
+    @field_validator("bronze", "quarantine", "unified", "silver_asset", "gold_asset", "partitions")
+    @classmethod
+    def _fixed(cls, value: str) -> str:
+        return _legal(value)
+
+    @field_validator("silver", "gold")
+    @classmethod
+    def _of_entity(cls, value: str) -> str:
+        return _template(value, ENTITY)
+
+    @field_validator("own_gold")
+    @classmethod
+    def _of_entity_and_aggregate(cls, value: str) -> str:
+        # Nobody could tell where the one ends and the other begins; they come back as they stand.
+        return _template(value, f"{ENTITY}_{AGGREGATE}")
+
+    @field_validator("own_gold_asset")
+    @classmethod
+    def _of_aggregate(cls, value: str) -> str:
+        return _template(value, AGGREGATE)
+
+    @model_validator(mode="after")
+    def _no_clashes(self) -> Names:
+        tables = [self.bronze, self.quarantine, self.unified, *OWN]
+        assets = [self.bronze, self.quarantine, self.unified, self.silver_asset, self.gold_asset]
+        for kind, found in (("tables", tables), ("assets", assets)):
+            twice = sorted({name for name in found if found.count(name) > 1})
+            if twice:
+                raise ValueError(f"two {kind} would be called {', '.join(twice)}")
+        if _overlap(self.silver, self.gold):
+            raise ValueError(f"silver ({self.silver}) and gold ({self.gold}) could name one table: let their beginnings differ")
+        if _overlap(self.silver, self.own_gold.replace(AGGREGATE, "")):
+            raise ValueError(f"silver ({self.silver}) and own_gold ({self.own_gold}) could name one table")
+        for template in (self.silver, self.gold):
+            for table in tables:
+                of = _entity(template, table)
+                if of is not None and of not in RESERVED_GAMES:
+                    raise ValueError(f"{table} could be the table {template} of an entity {of!r}: choose another name")
+        return self
+
+    def name_of(self, key: str) -> str:
+        """A table's name, by its key."""
+        return self.prefix + (self._plain.get(key) or self._name_of_entity(key))
+
+    def keys_of(self, names: Iterable[str]) -> list[str]:
+        """Keys of the tables below a root, sorted by name: this pipeline's own, and others that are nobody's.
+
+        Left out are those of pipelines with another prefix, told by their table `{prefix}progress`, and those whose own name
+        would be taken for the key of one of this pipeline's.
+        """
+        found = {name: self._key_of(name) for name in sorted(names)}
+        others = tuple(
+            name.removesuffix("progress") for name, key in found.items() if key is None and name.endswith("_progress")
+        )
+        strange = (n for n, key in found.items() if key is None and self.name_of(n) == n and not n.startswith(others))
+        mine = {name: key for name, key in found.items() if key is not None}
+        return [mine.get(name, name) for name in sorted({*mine, *strange})]
+
+    def silver_path(self) -> str:
+        """Pattern of a file of a silver table, with the entity as its one group."""
+        return self._path(self.silver)
+
+    def gold_path(self, aggregate: str | None) -> str:
+        """Pattern of a file of an aggregate's table (None: the shipped one), with the entity as its one group."""
+        return self._path(self.gold if aggregate is None else self.own_gold.replace(AGGREGATE, aggregate))
+
+    def asset(self, name: str) -> str:
+        """An asset, or the set of partitions, with the prefix."""
+        return self.prefix + name
+
+    def refuse_clashes(self, aggregates: Iterable[str]) -> None:
+        """Aggregates of one's own must not have tables or assets that are others' by these templates.
+
+        Raises:
+            ConfigurationError: names the aggregate and the template.
+        """
+        assets = {self.bronze, self.quarantine, self.unified, self.silver_asset, self.gold_asset}
+        for aggregate in aggregates:
+            tables = self.own_gold.replace(AGGREGATE, aggregate)
+            asset = self.own_gold_asset.replace(AGGREGATE, aggregate)
+            for table in (self.bronze, self.quarantine, self.unified, *OWN):
+                if _entity(tables, table) not in (None, *RESERVED_GAMES):
+                    raise ConfigurationError(f"gold aggregate {aggregate}: its tables ({tables}) could be called {table}")
+            if _overlap(tables, self.gold) or asset in assets:
+                raise ConfigurationError(
+                    f"gold aggregate {aggregate}: its tables ({tables}) or its asset ({asset}) could be those of another one: "
+                    "rename it, or change GAME_EVENTS_NAMES"
+                )
+
+    @cached_property
+    def _plain(self) -> dict[str, str]:
+        """Key -> name without prefix, of tables that are there once."""
+        return {key: getattr(self, field) for field, key in _FIXED.items()} | {name: name for name in OWN}
+
+    @cached_property
+    def _keys(self) -> dict[str, str]:
+        return {name: key for key, name in self._plain.items()}
+
+    def _name_of_entity(self, key: str) -> str:
+        for template, mine in ((_SILVER_KEY, self.silver), (_GOLD_KEY, self.gold)):
+            entity = _entity(template, key)
+            if entity is not None:
+                return mine.replace(ENTITY, entity)
+        rest = _entity("gold_{entity}", key)
+        return key if rest is None else self.own_gold.replace(f"{ENTITY}_{AGGREGATE}", rest)
+
+    def _key_of(self, name: str) -> str | None:
+        """The key of a table of this pipeline; None for any other table."""
+        if not name.startswith(self.prefix):
+            return None
+        plain = name.removeprefix(self.prefix)
+        # All that has the prefix is this pipeline's; without one, only what it makes.
+        found = self._keys.get(plain) or self._key_of_entity(plain) or (plain if self.prefix else None)
+        # What own aggregates' template gives may be the key of another table.
+        return found if found is not None and self.name_of(found) == name else None
+
+    def _key_of_entity(self, name: str) -> str | None:
+        for mine, template in ((self.silver, _SILVER_KEY), (self.gold, _GOLD_KEY)):
+            entity = _entity(mine, name)
+            if entity is not None:
+                return template.replace(ENTITY, entity)
+        rest = _entity(self.own_gold.replace(f"{ENTITY}_{AGGREGATE}", ENTITY), name)
+        return None if rest is None else f"gold_{rest}"
+
+    def _path(self, template: str) -> str:
+        before, _, after = template.partition(ENTITY)
+        return rf"/{self.prefix}{before}([a-z0-9_]+){after}/[^/]+$"
+
+
+class Words(BaseModel):
+    """What people call an entity and a key, in texts: a game and its gamers, a site and its devices."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    entity: str = Field("game", min_length=1, max_length=30)
+    entities: str = Field("games", min_length=1, max_length=30)
+    key: str = Field("gamer", min_length=1, max_length=30)
+    keys: str = Field("gamers", min_length=1, max_length=30)
+
+
+def _legal(name: str) -> str:
+    if not re.fullmatch(NAME, name) or name in _TAKEN:
+        raise ValueError(f"{name!r} must be lower case letters, digits and underscores, a letter first, and no reserved word")
+    return name
+
+
+def _template(value: str, placeholder: str) -> str:
+    if value.count(placeholder) != 1:
+        raise ValueError(f"{value!r} must contain {placeholder} once")
+    _legal(value.replace(placeholder, "x") if value != placeholder else "")
+    return value
+
+
+def _entity(template: str, name: str) -> str | None:
+    """What stands for the placeholder in a name that a template gives; None if the name is no such one."""
+    before, _, after = template.partition(ENTITY)
+    found = name[len(before) : len(name) - len(after)]
+    return found if found and name == f"{before}{found}{after}" else None
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether two templates could give one name: what an entity may be called is not looked at, so rather yes than no."""
+    (a, _, b), (c, _, d) = one.partition(ENTITY), other.partition(ENTITY)
+    return (a.startswith(c) or c.startswith(a)) and (b.endswith(d) or d.endswith(b))

@@ -1,0 +1,79 @@
+"""Assets of another domain: their names come from its settings, and all that speaks of them agrees."""
+
+import re
+
+import pytest
+
+from game_events.assets.keys import DEFAULT, Keys
+from game_events.cli.examples import CONFIG, use_example
+from game_events.definitions import build_defs
+from game_events.names import Names
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.selection import selection_of
+from game_events.settings import load_settings
+
+OWN = '''
+from game_events.extending import count, gold_aggregate
+
+
+@gold_aggregate("by_type", keys=["device_type"])
+def by_type():
+    """Readings by type."""
+    return {"readings": count()}
+'''
+
+
+@pytest.fixture
+def iot(monkeypatch, tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    monkeypatch.setenv(CONFIG, "")  # and back, after the test
+    use_example("iot")
+    rules = [{"name": "warm", "sql": "max_temperature > 0", "layer": "gold"}]
+    return load_settings(
+        lakehouse=str(tmp_path / "lake"),
+        extensions=(str(tmp_path / "own.py"),),
+        rules=rules,
+        names={"prefix": "dev_", **load_settings().names.model_dump(exclude={"prefix"}), "own_gold_asset": "more_{aggregate}"},
+    )
+
+
+def test_the_graph_of_another_domain_has_its_names_and_none_of_the_games(iot):
+    graph = build_defs(iot).resolve_asset_graph()
+    names = {"/".join(key.path) for key in graph.get_all_asset_keys()}
+    ours = {"dev_bronze_readings", "dev_quarantine_readings", "dev_silver_readings", "dev_gold_devices"}
+    ours |= {"dev_gold_unified_devices", "dev_more_by_type"}
+    assert ours <= names
+    assert not [name for name in names if re.search(r"player|game|_events", name)]
+    keys = Keys.of(iot)
+    assert keys.layer("gold:by_type").path == ["dev_more_by_type"]
+    for layer in ("silver", "gold", "gold:by_type"):
+        assert graph.get(keys.layer(layer)).partitions_def == keys.partitions
+    assert keys.partitions.name == "dev_sites"
+    assert graph.get(keys.unified).parent_keys == {keys.gold}
+    checked = {check.asset_key for check in graph.asset_check_keys}
+    assert checked <= {*keys.by_layer.values()}
+    assert any(check.name == "rule_warm" and check.asset_key == keys.gold for check in graph.asset_check_keys)
+
+
+def test_each_part_of_a_run_may_be_selected_by_its_name(iot):
+    pipeline = Pipeline(iot, lambda: pytest.fail("Spark was started"))
+    for words, layers in (
+        (["dev_bronze_readings"], {"bronze"}),
+        (["dev_silver_readings", "dev_gold_devices"], {"silver", "gold"}),
+        (["dev_gold_unified_devices", "dev_more_by_type"], {"unified", "gold:by_type"}),
+    ):
+        assert set(selection_of(pipeline, select=words).update) == layers
+    with pytest.raises(Exception, match=r"dev_silver_\{site\}_readings, dev_gold_\{site\}_devices, dev_gold_\{site\}_by_type"):
+        selection_of(pipeline, select=["silver_events"])
+
+
+def test_without_settings_the_names_are_those_that_they_always_were():
+    assert {layer: key.path for layer, key in DEFAULT.by_layer.items()} == {
+        "bronze": ["bronze_events"],
+        "quarantine": ["quarantine_events"],
+        "silver": ["silver_events"],
+        "gold": ["gold_player_agg"],
+        "unified": ["gold_unified_player_agg"],
+    }
+    assert DEFAULT.partitions.name == "games"
+    assert Keys(Names()).layer("gold:devices").path == ["gold_devices"]

@@ -1,0 +1,113 @@
+"""Maintenance that is killed anywhere changes no row, and the next one does what it left. No service is needed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from game_events.lakehouse import crash_points
+from game_events.lakehouse.commits import commit
+from game_events.lakehouse.reading import BATCH_INFO
+from game_events.lakehouse.tables import Lakehouse, Table
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.maintain import maintain
+from game_events.pipeline.report import RunReport
+from game_events.pipeline.upkeep_report import TableUpkeep
+from game_events.settings import load_settings
+from game_events_tests.lakehouse.helpers import committed_files, data_files, plan, rows
+
+#: Each point of maintenance once, in a table of each kind. Gold's comes first: tables are looked after side by side.
+POINTS = (
+    "file_deleted:gold_uno_player_agg@2",
+    "joined_staged:silver_uno_events",
+    "joined_committed:silver_uno_events",
+    "file_deleted:silver_uno_events@3",
+    "checkpoint_written:silver_uno_events",
+)
+WORK = """
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.maintain import maintain
+from game_events.pipeline.report import RunReport
+from game_events.settings import load_settings
+maintain(Pipeline(load_settings(), lambda: None), RunReport())
+"""
+#: Long enough for nobody: what is replaced may go at once.
+AT_ONCE = 1e-6
+
+
+@pytest.fixture
+def maintained(tmp_path: Path) -> Pipeline:
+    settings = load_settings(lakehouse=str(tmp_path), retention_h=AT_ONCE, derived_retention_h=AT_ONCE, orphan_retention_h=1)
+    return Pipeline(settings, lambda: pytest.fail("no Spark is needed"))
+
+
+def killed(pipeline: Pipeline, point: str) -> None:
+    """`maintain` in a process of its own, which SIGKILL ends at a point."""
+    named = {"lakehouse": pipeline.settings.lakehouse, "retention_h": AT_ONCE, "derived_retention_h": AT_ONCE}
+    environment = os.environ | {f"GAME_EVENTS_{key.upper()}": str(value) for key, value in named.items()}
+    environment[crash_points.VARIABLE] = point
+    ended = subprocess.run([sys.executable, "-c", WORK], env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == -signal.SIGKILL, (point, ended.stderr)
+
+
+def done_by(pipeline: Pipeline) -> dict[str, TableUpkeep]:
+    report = RunReport()
+    maintain(pipeline, report)
+    assert report.success, report.upkeep
+    return report.upkeep
+
+
+def append(table: Table, count: int) -> None:
+    """So many commits of two rows each."""
+    for _ in range(count):
+        handle = table.open()
+        at = handle.transaction_version("txn") if handle is not None else None
+        n = at or 0
+        commit(plan(table, [2 * n, 2 * n + 1], at, n + 1, info={BATCH_INFO: "1"}))
+
+
+def log_entries(table: Table) -> int:
+    return len(list(Path(table.uri, "_delta_log").glob("*.json")))
+
+
+def test_maintenance_killed_at_any_point_loses_nothing_and_the_next_one_completes_it(maintained: Pipeline) -> None:
+    lakehouse = Lakehouse.of(maintained.settings)
+    silver, gold = lakehouse.table("silver_uno_events"), lakehouse.table("gold_uno_player_agg")
+    for n in range(5):
+        commit(plan(gold, [n], n or None, n + 1, replace=n > 0, info={BATCH_INFO: "1"}))
+    for point in POINTS:
+        # Enough that there is something to join, to delete and to shorten each time, whatever the kill before has left.
+        append(silver, 4)
+        time.sleep(1.1)  # Delta counts how long entries of the log stay in whole seconds
+        before = {table.name: rows(table) for table in (silver, gold)}
+        killed(maintained, point)
+        assert {table.name: rows(table) for table in (silver, gold)} == before, point
+    append(silver, 1)
+    before = {table.name: rows(table) for table in (silver, gold)}
+    assert len(before["silver_uno_events"]) == 2 * (4 * len(POINTS) + 1)
+
+    left = data_files(silver) - committed_files(silver)
+    done = done_by(maintained)
+    assert done["silver_uno_events"].files == done["gold_uno_player_agg"].files == 1
+    assert data_files(gold) == committed_files(gold)
+    # What a kill has left unnamed may be somebody's who is about to commit it; when it is old it goes.
+    unnamed = data_files(silver) - committed_files(silver)
+    assert unnamed
+    assert unnamed <= left
+    for name in unnamed:
+        os.utime(Path(silver.uri, name), (time.time() - 7200,) * 2)
+    assert done_by(maintained)["silver_uno_events"].orphans == len(unnamed)
+    assert data_files(silver) == committed_files(silver)
+    append(silver, 11)
+    time.sleep(1.1)
+    long = log_entries(silver)
+    done_by(maintained)
+    assert log_entries(silver) < long - 10, "the log was not shortened"
+    assert {row for row in rows(silver) if row[0] < 2 * (4 * len(POINTS) + 1)} == set(before["silver_uno_events"])
+    assert rows(gold) == before["gold_uno_player_agg"]

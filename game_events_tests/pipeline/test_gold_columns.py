@@ -1,0 +1,93 @@
+"""Gold's columns by settings, on real parts: always what plain SQL makes of silver, whatever the columns were before."""
+
+import pytest
+from deltalake import DeltaTable
+
+from game_events.errors import ConfigurationError
+from game_events.pipeline.check_rules import check_gold_columns
+from game_events.pipeline.gold_recompute import gold_equals_recompute
+from game_events.pipeline.refresh import refresh
+from game_events.producer.produce import produce
+from game_events.producer.simulator import Simulation
+from game_events_tests.books import assert_books_balance, rows
+
+pytestmark = pytest.mark.stack
+
+GAMES = ("rummy", "uno")
+ANEW = {
+    "sessions": "count(*)",
+    "devices": "count(DISTINCT device_id)",
+    "first_device": "first(device_id)",
+    "last_device": "last(device_id)",
+    "mean_length": "avg(length(col_custom_0) / 3)",
+}
+#: The same in DuckDB's words.
+ANEW_SQL = """
+SELECT gamer_id, count(*), count(DISTINCT device_id),
+  min_by(device_id, (event_timestamp, _kafka_partition, _kafka_offset)),
+  max_by(device_id, (event_timestamp, _kafka_partition, _kafka_offset)), round(avg(length(col_custom_0) / 3), 6)
+FROM t GROUP BY gamer_id ORDER BY gamer_id
+"""
+MERGED = {"seen": "max(event_timestamp)", "on_device_1": "sum(CASE WHEN device_id = 'device_1' THEN 1 ELSE 0 END)"}
+MERGED_SQL = """
+SELECT gamer_id, max(event_timestamp), sum(CASE WHEN device_id = 'device_1' THEN 1 ELSE 0 END)::BIGINT
+FROM t GROUP BY gamer_id ORDER BY gamer_id
+"""
+
+
+def test_gold_is_what_its_columns_say_after_each_wave_and_each_change_of_them(make_settings, make_pipeline):
+    sent = None
+
+    def run(columns, seed=None):
+        """A run with these columns; new records first if there is a seed."""
+        nonlocal sent
+        settings = make_settings(gold_columns=columns)
+        if seed is not None:
+            few = Simulation(games=GAMES, seed=seed, records_per_game_and_version=6, gamers_per_game=3, late_share=0.3)
+            more = produce(settings, few)
+            sent = more if sent is None else sent.merge(more)
+        pipeline = make_pipeline(settings)
+        report = refresh(pipeline)
+        assert report.success, report.errors
+        check = gold_equals_recompute(pipeline)
+        assert check.passed, check.summary
+        assert check.counts["games_compared"] == check.counts["games_compared_with_unified"] == len(GAMES)
+        return settings, report
+
+    def assert_gold(settings, columns, sql):
+        for game in GAMES:
+            shown = ", ".join(f"round({c}, 6)" if c == "mean_length" else c for c in columns)
+            held = rows(settings, f"gold_{game}_player_agg", f"SELECT gamer_id, {shown} FROM t ORDER BY gamer_id")
+            assert held == rows(settings, f"silver_{game}_events", sql)
+            every = rows(settings, "gold_unified_player_agg", f"SELECT * EXCLUDE game_name FROM t WHERE game_name = '{game}'")
+            assert len(every) == len(held)
+        unified = DeltaTable(f"{settings.lakehouse}/gold_unified_player_agg").schema().fields
+        assert [f.name for f in unified] == ["game_name", "gamer_id", *columns]
+
+    settings, _ = run({}, seed=1)
+    assert_books_balance(settings, sent)
+    settings, report = run(ANEW)
+    assert {t.game for t in report.of("gold")} == set(GAMES)
+    assert_gold(settings, ANEW, ANEW_SQL)
+    settings, _ = run(ANEW, seed=2)
+    assert_gold(settings, ANEW, ANEW_SQL)
+    _, report = run(ANEW)
+    assert report.of("gold") == report.of("unified") == [], "nothing is new, and nothing was written"
+    settings, _ = run(MERGED)
+    assert_gold(settings, MERGED, MERGED_SQL)
+    settings, _ = run(MERGED, seed=3)
+    assert_gold(settings, MERGED, MERGED_SQL)
+    settings, _ = run({})
+    assert_books_balance(settings, sent)
+    settings, report = run({}, seed=4)
+    assert_books_balance(settings, sent)
+    _, report = run({})
+    assert report.of("gold") == []
+
+    wrong = make_pipeline(make_settings(gold_columns={"warmest": "max(temperature)"}))
+    with pytest.raises(ConfigurationError, match=r"GOLD_COLUMNS: .*temperature.*Silver has: .*device_id"):
+        check_gold_columns(wrong)
+    failed = refresh(wrong)
+    assert {t.game for t in failed.errors} == set(GAMES)
+    assert all("GAME_EVENTS_GOLD_COLUMNS" in t.error and "temperature" in t.error for t in failed.errors)
+    assert_books_balance(settings, sent)

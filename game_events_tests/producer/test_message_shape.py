@@ -1,0 +1,168 @@
+"""Messages of other domains: what their settings may say, and that records come of it."""
+
+import struct
+
+import pytest
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from google.protobuf.message import DecodeError
+
+from game_events.cli.examples import CONFIG, examples, use_example
+from game_events.errors import ConfigurationError
+from game_events.producer.encoding import EventEncoder
+from game_events.producer.events import PoisonKind
+from game_events.producer.manifest_builder import ManifestBuilder
+from game_events.producer.message_shape import MessageShape
+from game_events.producer.simulator import Simulation
+from game_events.settings import load_settings
+
+
+@pytest.fixture
+def example(monkeypatch):
+    def use(name):
+        monkeypatch.setenv(CONFIG, "")  # and back, after the test
+        use_example(name)
+        return load_settings()
+
+    return use
+
+
+def encoder_of(shape):
+    return EventEncoder({1: 1, 2: 2}, SchemaRegistryClient.new_client({"url": "mock://shape"}), shape)
+
+
+def test_the_games_example_says_what_everything_is_without_it(example, monkeypatch):
+    spelled, usual = example("games"), MessageShape()
+    shape = MessageShape.of(spelled)
+    assert (shape.entity, shape.key, shape.time, shape.fields) == (usual.entity, usual.key, usual.time, usual.fields)
+    assert shape.versions.text(3) == usual.versions.text(3)
+    monkeypatch.delenv(CONFIG)
+    default = load_settings()
+    assert spelled.model_dump(exclude={"producer"}) == default.model_dump(exclude={"producer"})
+    asked = ("entities", "new_entity", "keys_per_entity")
+    assert [getattr(spelled.producer, name) for name in asked] == [getattr(default.producer, name) for name in asked]
+
+
+def test_the_iot_example_sends_its_own_message_with_the_values_it_describes(example):
+    settings = example("iot")
+    shape = MessageShape.of(settings)
+    encoder = encoder_of(shape)
+    simulation = Simulation(games=settings.producer.entities, records_per_game_and_version=20, fields=shape.fields)
+    events = list(simulation.events())
+    assert events == list(simulation.events())
+    messages = []
+    for event in events:
+        frame = encoder.event(event)
+        assert struct.unpack(">bI", frame[:5]) == (0, event.version)
+        assert frame[5:7] == b"\x02\x02", "index path [1]: a message that is used by it stands before"
+        messages.append(shape.versions.message_class(event.version).FromString(frame[7:]))
+    assert {m.site for m in messages} == set(settings.producer.entities)
+    assert all(m.device_id.startswith(f"{m.site}-") for m in messages)
+    assert all(-20 <= m.temperature <= 45 and 0 <= m.battery <= 100 for m in messages)
+    assert {m.firmware for m in messages} == {"1.0.3", "1.1.0", "2.0.0"}
+    assert {m.device_type for m in messages} == {1, 2, 3}
+    assert not any(m.HasField("signal") for m in messages)
+
+
+def test_the_manifest_knows_sums_and_extremes_of_numbers(example):
+    shape = MessageShape.of(example("iot"))
+    simulation = Simulation(games=("oslo",), records_per_game_and_version=30, gamers_per_game=2, fields=shape.fields)
+    names = [name for name, _ in shape.fields]
+    one, two = ManifestBuilder(shape.fields), ManifestBuilder(shape.fields)
+    for number, record in enumerate(simulation.records()):
+        (one if number % 2 else two).add(record)
+    truth = one.build("t", 0, {}).merge(two.build("t", 0, {})).truth["oslo"]
+    assert len(truth) == 2
+    for gamer, told in truth.items():
+        mine = [e.values[names.index("battery")] for e in simulation.events() if e.gamer == gamer]
+        battery = told.numbers["battery"]
+        assert (battery.total, battery.low, battery.high) == (sum(mine), min(mine), max(mine))
+        assert set(told.numbers) == {"temperature", "battery"}
+
+
+PROTO = """
+syntax = "proto3";
+import "google/protobuf/timestamp.proto";
+message Beat {
+  string room = 1;
+  string sensor = 2;
+  google.protobuf.Timestamp at = 7;
+%s}
+"""
+COLUMNS = {"entity_column": "room", "key_column": "sensor", "time_column": "at"}
+
+
+@pytest.fixture
+def beat(tmp_path):
+    def make(fields="", **changed):
+        proto = tmp_path / f"beat{len(list(tmp_path.iterdir()))}.proto"
+        proto.write_text(changed.pop("text", PROTO % fields))
+        described = changed.pop("described", {})
+        return load_settings(**(COLUMNS | changed), producer={"proto": str(proto), "fields": described})
+
+    return make
+
+
+def test_fields_that_nobody_describes_get_values_of_their_types(beat):
+    fields = (
+        "  enum Kind { NONE = 0; SOME = 4; }\n  Kind kind = 8;\n  sint64 number = 9;\n  float share = 10;\n  bool on = 11;\n"
+        "  string text = 12;\n  bytes raw = 13;\n  repeated int32 list = 14;\n  map<string, string> more = 15;\n"
+        "  optional double maybe = 16;\n"
+    )
+    shape = MessageShape.of(beat(fields))
+    assert [(name, g.kind) for name, g in shape.fields] == [
+        ("kind", "choice"),
+        ("number", "integer"),
+        ("share", "number"),
+        ("on", "boolean"),
+        ("text", "text"),
+        ("maybe", "number"),
+    ]
+    event = next(Simulation(fields=shape.fields).events())
+    message = encoder_of(shape).message(event)
+    assert message.kind in (0, 4)
+    assert message.text
+    assert shape.versions.message_class(2).DESCRIPTOR.fields_by_name["col_custom_1"].number == 18
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"entity_column": "hall"}, "ENTITY_COLUMN: 'hall' must be a field of type string"),
+        ({"key_column": "at"}, "KEY_COLUMN: 'at' must be a field of type string"),
+        ({"time_column": "room"}, "TIME_COLUMN: 'room' must be a field of type google.protobuf.Timestamp"),
+        ({"described": {"volume": {"kind": "number"}}}, "no values can be described for volume"),
+        ({"described": {"room": {"kind": "text"}}}, "no values can be described for room"),
+        ({"fields": "  int32 n = 8;\n", "described": {"n": {"kind": "text"}}}, "n of Beat .* cannot hold values of kind text"),
+        ({"fields": "  int32 n = 8;\n", "described": {"n": {"kind": "choice", "values": [1.5]}}}, "cannot hold values"),
+        ({"text": PROTO % "" + "enum Last { ZERO = 0; }\n"}, "does not compile|must be the last thing"),
+        ({"text": 'syntax = "proto3";\n'}, "has no message"),
+        ({"text": "message {"}, "does not compile"),
+    ],
+)
+def test_a_message_that_does_not_fit_its_description_is_refused_before_anything_is_sent(beat, changed, says):
+    settings = beat(**changed)
+    with pytest.raises(ConfigurationError, match=says):
+        MessageShape.of(settings)
+
+
+def test_a_missing_proto_is_told_of_when_the_settings_are_read(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"nowhere\.proto is not a file"):
+        load_settings(producer={"proto": str(tmp_path / "nowhere.proto")})
+
+
+@pytest.mark.parametrize("fields", ["", "  bool on = 8;\n", "  double x = 8;\n", "  string s = 8;\n"])
+def test_a_truncated_record_decodes_under_no_message_whatever_its_last_field_is(beat, fields):
+    shape = MessageShape.of(beat(fields))
+    encoder = encoder_of(shape)
+    simulation = Simulation(games=("a", "b"), poison_share=1, records_per_game_and_version=20, fields=shape.fields)
+    cut = [r for r in simulation.records() if r.poison is PoisonKind.TRUNCATED]
+    assert cut
+    for record in cut:
+        with pytest.raises(DecodeError):
+            shape.versions.message_class(record.event.version).FromString(encoder.record(record)[6:])
+
+
+def test_the_examples_are_the_folders_of_the_checkout():
+    assert set(examples()) == {"games", "iot"}
+    with pytest.raises(ConfigurationError, match="there is no 'cars'; there are games, iot"):
+        use_example("cars")

@@ -1,0 +1,113 @@
+"""Names of tables and assets by templates: what is allowed, and that a table is found again by its name."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from game_events.errors import ConfigurationError
+from game_events.lakehouse.tables import OWN_TABLES, Lakehouse, game_of_silver, gold_name, silver_name
+from game_events.names import _FIXED, OWN, Names
+
+IOT = Names(
+    bronze="readings",
+    quarantine="strange",
+    silver="readings_{entity}",
+    gold="health_{entity}_devices",
+    unified="health_of_all",
+    own_gold="more_{entity}_{aggregate}",
+)
+SOME = [Names(), IOT, Names(prefix="dev_"), IOT.model_copy(update={"prefix": "dev_"})]
+NAMES = st.from_regex(r"[a-z0-9][a-z0-9_]{0,20}", fullmatch=True).filter(lambda name: name != "unified")
+
+
+def test_the_default_names_are_these():
+    assert {key: Names().name_of(key) for key in OWN_TABLES} == {key: key for key in OWN_TABLES}
+    assert (Names().name_of(silver_name("uno")), Names().name_of(gold_name("uno"))) == (
+        "silver_uno_events",
+        "gold_uno_player_agg",
+    )
+    assert Names().name_of(gold_name("uno", "devices")) == "gold_uno_devices"
+    assert {"silver_events", "gold_player_agg", "games"} == {Names().silver_asset, Names().gold_asset, Names().partitions}
+
+
+def test_every_table_of_the_pipelines_own_is_known_to_the_templates():
+    assert {*_FIXED.values(), *OWN} == OWN_TABLES
+
+
+@pytest.mark.parametrize("names", SOME)
+@given(game=NAMES, aggregate=st.sampled_from(["player_agg", "devices", "by_hour"]))
+def test_every_table_is_found_again_by_its_name(names, game, aggregate):
+    keys = [*OWN_TABLES, silver_name(game), gold_name(game, aggregate)]
+    there = [names.name_of(key) for key in keys]
+    assert len(set(there)) == len(keys)
+    assert sorted(names.keys_of(there)) == sorted(keys)
+
+
+@pytest.mark.parametrize("names", SOME)
+@given(game=NAMES)
+def test_the_path_of_a_file_tells_whose_it_is(names, game):
+    import re  # noqa: PLC0415
+
+    for key, pattern in (
+        (silver_name(game), names.silver_path()),
+        (gold_name(game), names.gold_path(None)),
+        (gold_name(game, "devices"), names.gold_path("devices")),
+    ):
+        assert re.search(pattern, f"file:/lake/{names.name_of(key)}/part-1.parquet")[1] == game
+
+
+def test_pipelines_with_other_prefixes_do_not_see_each_others_tables(tmp_path):
+    prod, dev = (Lakehouse(str(tmp_path), called=Names(prefix=prefix)) for prefix in ("", "dev_"))
+    keys = [*OWN_TABLES, silver_name("uno"), gold_name("uno"), gold_name("uno", "devices")]
+    for lakehouse in (prod, dev):
+        for key in keys:
+            (lakehouse.table(key).local_path / "_delta_log").mkdir(parents=True)
+    (tmp_path / "somebody_elses" / "_delta_log").mkdir(parents=True)
+    assert sorted(prod.names()) == sorted([*keys, "somebody_elses"])
+    assert sorted(dev.names()) == sorted(keys)
+    assert dev.silver("uno").name == "dev_silver_uno_events"
+    assert [game_of_silver(key) for key in dev.names() if game_of_silver(key)] == ["uno"]
+
+
+def test_a_table_that_is_called_as_another_domains_is_not_taken_for_one_of_ours(tmp_path):
+    for name in ("silver_uno_events", "bronze_events", "readings", "readings_oslo", "progress"):
+        (tmp_path / name / "_delta_log").mkdir(parents=True)
+    assert sorted(Lakehouse(str(tmp_path), called=IOT).names()) == ["bronze_events", "progress", "silver_oslo_events"]
+    assert Lakehouse(str(tmp_path), called=IOT).table("bronze_events").name == "readings"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"silver": "silver_events_of_all"}, "must contain {entity} once"),
+        ({"silver": "{entity}"}, "lower case"),
+        ({"gold": "gold_{entity}_{entity}"}, "must contain {entity} once"),
+        ({"own_gold": "gold_{aggregate}_{entity}"}, "{entity}_{aggregate} once"),
+        ({"bronze": "../bronze"}, "lower case"),
+        ({"bronze": "Bronze"}, "lower case"),
+        ({"unified": "a/b"}, "lower case"),
+        ({"silver": "../{entity}"}, "lower case"),
+        ({"bronze": "context"}, "reserved word"),
+        ({"silver_asset": "refresh"}, "reserved word"),
+        ({"bronze": "quarantine_events"}, "two tables would be called quarantine_events"),
+        ({"bronze": "progress"}, "two tables would be called progress"),
+        ({"silver_asset": "gold_player_agg"}, "two assets would be called gold_player_agg"),
+        ({"gold": "silver_{entity}_agg_events"}, "could name one table"),
+        ({"bronze": "silver_all_events"}, "could be the table silver_{entity}_events of an entity 'all'"),
+        ({"prefix": "../"}, "a letter first"),
+        ({"prefix": "x" * 31}, "30 lower case"),
+        ({"tables": "x"}, "Extra inputs"),
+    ],
+)
+def test_names_that_clash_or_leave_the_root_are_refused(given, says):
+    with pytest.raises(ValidationError) as refused:
+        Names(**given)
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize("given", [{"unified": "gold_of_devices"}, {"gold_asset": "gold_devices"}])
+def test_an_aggregate_of_ones_own_takes_no_other_tables_name(given):
+    with pytest.raises(ConfigurationError, match="gold aggregate devices"):
+        Names(**given).refuse_clashes(["devices"])
+    Names(**given).refuse_clashes(["by_hour"])
