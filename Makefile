@@ -4,10 +4,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench chaos up lock clean prerequisites
+.PHONY: help setup demo test lint bench chaos docs docs-serve up lock clean prerequisites
 
 help:  ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 prerequisites:
 	@PYTHON='$(PYTHON)' sh scripts/prerequisites.sh
@@ -38,6 +38,12 @@ bench: setup  ## Benchmarks: ratios measured in one run; table and JSON in bench
 chaos: setup  ## Kill every process at random, 50 times, then count every row: 20 to 30 minutes; KILLS, SEED
 	@$(BIN)/python -m game_events_tests.chaos --kills $(or $(KILLS),50) --seed $(or $(SEED),1)
 
+docs: setup  ## The docs as a site, in site/; fails on broken links and on pages that the navigation lacks
+	@$(BIN)/python scripts/docs_pages.py && $(BIN)/zensical build --strict --clean
+
+docs-serve: docs  ## The same, to look at: http://127.0.0.1:8000, until Ctrl-C
+	@$(BIN)/zensical serve --dev-addr 127.0.0.1:8000
+
 up: setup  ## Local stack and Dagster UI; prints the address, Ctrl-C stops it
 	@$(BIN)/game-events up
 
@@ -46,5 +52,5 @@ lock:  ## Resolve requirements.lock anew from pyproject.toml
 	@$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \
 	  --no-strip-extras --no-header --no-annotate --quiet -o requirements.lock
 
-clean:  ## Remove what the targets made (.venv, local stack's data, tables of the demo)
-	@rm -rf $(VENV) .game_events lakehouse .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+clean:  ## Remove what the targets made (.venv, local stack's data, tables of the demo, site)
+	@rm -rf $(VENV) .game_events lakehouse build site .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -166,6 +166,17 @@ class Settings(SourceSettings):
     spark_conf: dict[str, str] = Field(default_factory=dict, description="further Spark settings, as JSON")
     spark_driver_memory: str = Field("1g", pattern=r"^\d+[mg]$", description="heap of the Spark driver's JVM")
 
+    # --- clusters
+    spark_ship_code: Literal["auto", "always", "never"] = Field(
+        "auto", description="send this project's own code to Spark's workers; auto: to those of other machines"
+    )
+    spark_py_files: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description=".py and .zip files that extensions import, sent to the workers too, comma separated"
+    )
+    warm_spark: bool = Field(
+        True, description="`game-events up`: its runs share one Spark Connect server; false: each run starts a JVM"
+    )
+
     # --- running it: retries, alerts
     mode: Literal["production", "development"] = Field(
         "production", description="production retries what may pass by itself; development fails at the first error"
@@ -184,7 +195,7 @@ class Settings(SourceSettings):
     # --- this machine
     state_dir: Path = Field(Path(".game_events"), description="local stack's data and Dagster's storage")
 
-    @field_validator("games", "extensions", "owners", mode="before")
+    @field_validator("games", "extensions", "spark_py_files", "owners", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         """``a, b`` from the environment, or a list from YAML."""

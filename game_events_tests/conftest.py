@@ -12,13 +12,15 @@ import pytest
 from pyspark.sql import SparkSession
 
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.spark import spark_config
 from game_events.settings import Settings, load_settings
 from game_events.stack import local_stack
 from game_events.stack.stack_state import StackState
+from game_events_tests.cluster.kinds import KIND, spark_of
 from game_events_tests.guarantees.conftest import crash  # noqa: F401 - a fixture for every folder
 from game_events_tests.object_store.client import KEY, SECRET, ObjectStore
 
+#: Read before the tests' environment is made.
+OTHERS_STACK = os.environ.get("GAME_EVENTS_TEST_STACK")
 _numbers = itertools.count(1)
 
 
@@ -43,24 +45,20 @@ def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
-    """A real broker and a real registry."""
+    """A real broker and a real registry; those of `GAME_EVENTS_TEST_STACK` in tests that tests have started."""
+    if OTHERS_STACK:
+        yield StackState.model_validate_json(OTHERS_STACK)
+        return
     folder = tmp_path_factory.mktemp("stack")
     yield local_stack.up(folder)
     local_stack.down(folder, delete_data=True)
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    """One session for all tests; it starts no server of its own but the JVM."""
-    builder = SparkSession.builder
-    # With S3's jars, which a session over local tables is not given.
-    conf = spark_config(load_settings(spark_master="local[2]", lakehouse="s3://lake", storage_endpoint="http://127.0.0.1:9"))
-    usual = spark_config(load_settings(spark_master="local[2]"))
-    for key, value in (usual | {"spark.jars": conf["spark.jars"]}).items():
-        builder = builder.config(key, value)
-    session = builder.getOrCreate()
-    yield session
-    session.stop()
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """One session for all tests: in this process, unless `GAME_EVENTS_TEST_SPARK` names another kind."""
+    with spark_of(KIND, tmp_path_factory.mktemp("spark")) as session:
+        yield session
 
 
 @pytest.fixture(scope="session")

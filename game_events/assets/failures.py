@@ -16,6 +16,7 @@ from pyspark.errors import PySparkException
 from game_events.errors import GameEventsError, TransientError
 from game_events.lakehouse.storage_faults import storage_named
 from game_events.pipeline.audit import mask
+from game_events.pipeline.connect import is_lost, lost
 from game_events.pipeline.context import PROGRESS_LOGGER
 from game_events.settings import Settings
 
@@ -76,6 +77,8 @@ def errors_decide(context: StepContext, settings: Settings) -> Iterator[None]:
     except TransientError as error:
         raise _again(context, settings, mask(str(error), settings)) from None
     except PySparkException as error:
+        if is_lost(error):
+            raise _again(context, settings, str(lost(settings))) from None
         if not any(mark in str(error) for mark in KAFKA_IS_AWAY):
             raise
         raise _again(context, settings, _kafka_is_away(settings)) from None

@@ -10,9 +10,13 @@ from pydantic import PrivateAttr
 from pyspark.sql import SparkSession
 
 from game_events.assets.run_hygiene import mark_process
+from game_events.pipeline.connect import answers, connect, give_back, is_closed, is_connect
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.spark import spark_config
+from game_events.pipeline.shipped_code import on_this_machine, ship
+from game_events.pipeline.spark import of_the_server, session_config, spark_config
 from game_events.settings import load_settings
+
+log = logging.getLogger(__name__)
 
 
 class SparkResource(LazyPySparkResource):
@@ -27,13 +31,33 @@ class SparkResource(LazyPySparkResource):
 
     @property
     def spark_session(self) -> SparkSession:
-        """The session; made once for each process."""
-        if self._session is None:
+        """The session; made once for each process, on a Connect server again if it was given back."""
+        if self._session is None or is_closed(self._session):
+            settings = load_settings()
             # At DEBUG it repeats every argument of every call into the JVM, Kafka's password among them.
             logging.getLogger("py4j").setLevel(logging.INFO)
-            conf = spark_config(load_settings()) | self.spark_config
-            self._session = spark_session_from_config(conf)  # type: ignore[no-untyped-call]
+            if settings.spark_remote:
+                not_ours = of_the_server(settings)
+                if not_ours:
+                    # The server of `game-events up`, on this machine, was started with them.
+                    level = logging.INFO if on_this_machine(settings) else logging.WARNING
+                    log.log(level, "spark_remote=set not_used_as_they_are_the_servers=%s", ",".join(not_ours))
+                self._session = connect(settings, session_config(settings) | self.spark_config)
+            else:
+                self._session = spark_session_from_config(spark_config(settings) | self.spark_config)  # type: ignore[no-untyped-call]
+            ship(self._session, settings)
         return self._session
+
+    def renew_if_lost(self) -> None:
+        """What is done next gets a new session if the server does not know the one there is; no classic session is renewed."""
+        session = self._session
+        if session is not None and is_connect(session) and not is_closed(session) and not answers(session):
+            give_back(session)
+
+    def release(self) -> None:
+        """Give back a session on a Connect server: what a cancelled run left working there ends, too."""
+        if self._session is not None:
+            give_back(self._session)
 
 
 class LakehouseResource(dg.ConfigurableResource[Any]):
@@ -45,6 +69,11 @@ class LakehouseResource(dg.ConfigurableResource[Any]):
         """Every run that works on the tables says which process does."""
         mark_process(context)
 
+    def teardown_after_execution(self, context: dg.InitResourceContext) -> None:  # noqa: ARG002 - Dagster's signature
+        """A server that other runs use remembers nothing of this one."""
+        self.spark.release()
+
     def pipeline(self, run_id: str) -> Pipeline:
-        """The parts of the pipeline for one run; Spark starts when the first of them needs it."""
+        """The parts of the pipeline for one step; Spark starts when the first of them needs it."""
+        self.spark.renew_if_lost()
         return Pipeline(load_settings(), lambda: self.spark.spark_session, run_id)

@@ -1,4 +1,4 @@
-"""`game-events up`: local stack, Dagster's webserver and daemon, until Ctrl-C."""
+"""`game-events up`: local stack, a warm Spark server, Dagster's webserver and daemon, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +19,7 @@ import typer
 
 from game_events.cli.dagster_run import dagster_file, dagster_home
 from game_events.cli.output import Output
+from game_events.cli.warm_spark import WarmSpark
 from game_events.errors import ConfigurationError, TransientError
 from game_events.settings import Settings, load_settings
 from game_events.sources.kafka_client import ensure_topic
@@ -47,13 +49,17 @@ def up(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     settings = load_settings()
     server: subprocess.Popen[bytes] | None = None
+    warm: WarmSpark | None = None
     try:
         if stack:
             local_stack.up(settings.state_dir, on_progress=output.say)
             local = load_settings()
             for topic in local.kafka_topics:
                 ensure_topic(local, 4, topic)
-        server = _start(settings, port)
+        if settings.warm_spark and not settings.spark_remote:
+            warm = WarmSpark(settings, output.say)
+            warm.start()
+        server = _start(settings, port, warm.environment if warm is not None else {})
         _wait(server, port)
         output.say(f"Dagster UI: http://{HOST}:{port}   (Ctrl-C stops it)")
         output.say("in another terminal: game-events produce (the sensor kafka_lag does the rest within a minute)")
@@ -67,19 +73,25 @@ def up(
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if server is not None:
             _stop(server)
+        if warm is not None:
+            warm.end()
         if stack:
             local_stack.down(settings.state_dir)
         output.say("stopped")
 
 
-def _start(settings: Settings, port: int) -> subprocess.Popen[bytes]:
-    """Webserver, daemon and code server, in a process group of their own: a Ctrl-C reaches only this process."""
+def _start(settings: Settings, port: int, more: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Webserver, daemon and code server, in a process group of their own: a Ctrl-C reaches only this process.
+
+    `more`: further variables of their environment.
+    """
     environment = os.environ | {
         "DAGSTER_HOME": str(dagster_home(settings)),
         "GAME_EVENTS_LAKEHOUSE": settings.lakehouse if "://" in settings.lakehouse else str(Path(settings.lakehouse).resolve()),
         "GAME_EVENTS_STATE_DIR": str(settings.state_dir.resolve()),
         # Alerts link to it.
         "GAME_EVENTS_DAGSTER_URL": settings.dagster_url or f"http://{HOST}:{port}",
+        **more,
     }
     quiet = ["-W", "ignore:Function `dev_command` is superseded:FutureWarning"]
     workspace = str(dagster_file("workspace.yaml"))

@@ -25,7 +25,7 @@ from game_events.lakehouse.format_version import marked
 from game_events.lakehouse.newest_commit import COMMIT_ID, restored_between
 from game_events.lakehouse.outcomes import Outcome, is_refusal, new_mark, outcome_of
 from game_events.lakehouse.retention import CHECKPOINT_COMMITS, REMOTE_CHECKPOINT_COMMITS, Retention
-from game_events.lakehouse.staging import StagedFile, discard
+from game_events.lakehouse.staging import StagedFile, discard, unseen
 from game_events.lakehouse.storage_faults import storage_error
 from game_events.lakehouse.tables import Table
 
@@ -100,7 +100,14 @@ def commit(plan: Commit) -> Landed:
         TransientError: it failed for another reason, and the files are deleted; or its outcome is not known (or it landed, and
             cannot be looked at): then they are kept, and the next run's compare-and-set decides.
         DataError: a column of the table has another type. The plan's files are deleted.
+        ConfigurationError: Spark's workers wrote its files to a disk that this process does not see.
     """
+    elsewhere = unseen(plan.table, plan.files)
+    if elsewhere:
+        raise ConfigurationError(
+            f"{plan.table.uri}: {len(elsewhere)} of {len(plan.files)} files that Spark's workers have written are not there "
+            f"({elsewhere[0]}): GAME_EVENTS_LAKEHOUSE has to be storage that all machines share (docs/cluster.md)"
+        )
     for number in range(BESIDE_ATTEMPTS):
         attempt = _Attempt()
         try:

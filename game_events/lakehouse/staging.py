@@ -10,7 +10,7 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -201,6 +201,24 @@ def discard(table: Table, files: list[StagedFile]) -> None:
             continue
         except OSError as error:
             log.warning("table=%s file=%s not_deleted=%r", table.name, file.path, str(error))
+
+
+def unseen(table: Table, files: Sequence[StagedFile]) -> list[str]:
+    """Paths of files that a worker has closed and this process does not find as they were reported, in a local folder.
+
+    So it is where a cluster's machines each have a folder of that name: a commit would name files that only one of them has.
+    """
+    root = table.local_path
+    if root is None:
+        return []  # an object store is the same for everybody
+    return [file.path for file in files if not _has_size(root / file.path, file.size)]
+
+
+def _has_size(path: Path, size: int) -> bool:
+    try:
+        return path.stat().st_size == size
+    except FileNotFoundError:
+        return False
 
 
 #: What workers send back: one row for each file, or for a message (`kind`).

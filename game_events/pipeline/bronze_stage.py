@@ -313,7 +313,10 @@ class _Stage:
                 kept.good.append(
                     (rows[~gone], schema_id, columns.filter(pa.array(~gone))) if gone.any() else (rows, schema_id, columns)
                 )
-        theirs = suppressor.undecodable(batch, self._task.topic_id) if decoded.rejected else np.zeros(0, dtype=bool)
+        count = len(batch)
+        theirs = (
+            suppressor.undecodable(batch, self._column(batch, "topic_id", count)) if decoded.rejected else np.zeros(0, bool)
+        )
         for item in decoded.rejected:
             gone = theirs[item.rows]
             self._suppressed += int(gone.sum())

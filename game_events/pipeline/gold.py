@@ -27,6 +27,7 @@ from game_events.lakehouse.progress import GOLD, SILVER, UNIFIED_LAYER, Mark, Pr
 from game_events.lakehouse.reading import BATCH_INFO, Selection, restored, selection, spark_schema
 from game_events.lakehouse.staging import discard
 from game_events.pipeline.aggregates import declared_in, definition_app, definition_for, due, player_agg, scope
+from game_events.pipeline.connect import is_lost
 from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.fan_out import FanOut, FanOutResult, stage
 from game_events.pipeline.game_commits import commit_games, for_games
@@ -316,7 +317,7 @@ def _stage(
         with forgiving(pipeline.spark) if rules.rules else nullcontext():
             result = stage(rows.select("*", *rules.violated()) if rules.rules else rows, task, 1, 1)
     except (PySparkException, Py4JJavaError) as error:
-        if not aggregate.definition:
+        if not aggregate.definition or is_lost(error):
             raise
         raise run_time_failure(aggregate, error) from error
     strange = (set(result.files) - set(plans)) | {n or "NULL" for names in result.refused.values() for n in names}

@@ -17,6 +17,7 @@ from game_events.errors import ExtensionError
 from game_events.extending import COLUMN_PATTERN, PLAYER_AGG, GoldAggregate
 from game_events.lakehouse.reading import Selection, read_files
 from game_events.names import Names
+from game_events.pipeline.connect import is_lost
 from game_events.pipeline.spark_types import arrow_schema, quoted, united
 
 #: The column that names the game while rows of several games are in one plan.
@@ -82,6 +83,8 @@ def aggregated(
     except ExtensionError:
         raise
     except Exception as error:
+        if is_lost(error):
+            raise
         unlike = "".join(f" Column {c} is {' and '.join(types)} in different games." for c, types in sorted(clashes.items()))
         reason = next((line for line in str(error).splitlines() if line.strip()), "")
         names = ", ".join(n for n in columns.fieldNames() if not n.startswith("_"))

@@ -21,6 +21,7 @@ from tenacity import RetryCallState, Retrying, sleep_using_event, stop_when_even
 from game_events.errors import TransientError
 from game_events.lakehouse.storage_faults import storage_named
 from game_events.pipeline.audit import without_secrets
+from game_events.pipeline.connect import give_back, is_lost
 from game_events.pipeline.context import PROGRESS_LOGGER, Pipeline
 from game_events.pipeline.loop_report import IDLE, PAUSED, RUNNING, STOPPED, WAITING, LoopReport
 from game_events.pipeline.lost_tables import find_lost_tables
@@ -160,6 +161,8 @@ class Loop:
         if gold:
             self._gold_at = clock
         try:
+            # A session that was lost with its server has a successor, which does not know of the tag.
+            self.pipeline.spark.addTag(TAG)
             with storage_named(self.pipeline.settings.lakehouse):
                 if clock - self._tables_at >= LOOK_AT_TABLES_S:
                     find_lost_tables(self.pipeline, report)
@@ -207,6 +210,8 @@ class Loop:
     def _note_failure(self, attempt: RetryCallState) -> None:
         error = attempt.outcome.exception() if attempt.outcome is not None else None
         self.report.retries += 1
+        if is_lost(error):
+            give_back(self.pipeline.spark)
         why = without_secrets(first_line(error), self.pipeline.settings)
         self.report.state, self.report.why = WAITING, why
         pause = attempt.next_action.sleep if attempt.next_action is not None else 0.0

@@ -20,6 +20,7 @@ from game_events.lakehouse.reading import files_with, read_files, row_count, sel
 from game_events.lakehouse.tables import is_game
 from game_events.pipeline.bronze import BATCH_APP
 from game_events.pipeline.bronze_stage import COORDINATES, HEADERS, no_headers
+from game_events.pipeline.connect import is_lost
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fan_out import TASK_ROWS, FanOut, FanOutResult, stage
 from game_events.pipeline.generations import BronzeIdentity
@@ -164,7 +165,7 @@ def stage_games(
         try:
             return stage(rows, task, found.rows, games, salt="_kafka_offset")
         except (PySparkException, Py4JJavaError) as error:
-            if not source.pipeline.extensions.transformations:
+            if not source.pipeline.extensions.transformations or is_lost(error):
                 raise
             raise run_time_failure("; ".join(map(str, source.pipeline.extensions.transformations)), error) from error
 

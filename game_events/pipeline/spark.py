@@ -1,4 +1,4 @@
-"""Spark's settings for this project: local jars, UTC, Arrow, and the interpreter that the workers run."""
+"""Spark's settings for this project: jars, UTC, Arrow, and the interpreter that the workers run."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ ARROW_BYTES = 64 * 1024 * 1024
 
 
 ARROW_RECORDS_KEY = "spark.sql.execution.arrow.maxRecordsPerBatch"
+LOOPBACK = "127.0.0.1"
 
 
 @contextmanager
@@ -84,26 +85,47 @@ def refuse_credentials(conf: Mapping[str, str]) -> None:
         )
 
 
-def spark_config(settings: Settings) -> dict[str, str]:
-    """Settings of the session, user's own last.
-
-    Also sets ``PYSPARK_PYTHON`` in this process: it must stand in the environment before the session is made (the session's
-    own settings for it are ignored), or workers run whatever python3 the PATH finds.
-    """
-    refuse_credentials(settings.spark_conf)
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+def session_config(settings: Settings) -> dict[str, str]:
+    """What a session is told, wherever it runs; the user's own settings of this kind last."""
     conf = {
-        "spark.app.name": "game_events",
         "spark.sql.session.timeZone": "UTC",
         ARROW_RECORDS_KEY: str(ARROW_RECORDS),
         "spark.sql.execution.arrow.maxBytesPerBatch": str(ARROW_BYTES),
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         # Batches here are small; the right number of tasks is chosen for each job from its rows.
         "spark.sql.shuffle.partitions": "8",
-        # More paths than this would start a Spark job only to list them: the Delta log has listed them already.
-        "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
         "spark.sql.debug.maxToStringFields": "50",
+    }
+    if not is_s3(settings.lakehouse):
+        # More paths than this would start a Spark job only to list them: the Delta log has listed them already. In a store each
+        # path is a request: many of them are asked for by a Spark job, as Spark does by itself.
+        conf["spark.sql.sources.parallelPartitionDiscovery.threshold"] = "100000"
+    return conf | {key: value for key, value in settings.spark_conf.items() if key.startswith("spark.sql.")}
+
+
+def spark_config(settings: Settings) -> dict[str, str]:
+    """Settings of a Spark of our own: of its JVM and of its session, user's own last.
+
+    Also sets ``PYSPARK_PYTHON`` in this process: it must stand in the environment before the session is made (the session's
+    own settings for it are ignored), or workers run whatever python3 the PATH finds. Where the cluster's machines have it
+    elsewhere than this one, the user's ``spark.pyspark.python`` names it.
+    """
+    refuse_credentials(settings.spark_conf)
+    os.environ.setdefault("PYSPARK_PYTHON", settings.spark_conf.get("spark.pyspark.python", sys.executable))
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    jars: tuple[Path, ...] = resolve().spark
+    if is_s3(settings.lakehouse):
+        jars += resolve_s3()
+    conf = session_config(settings) | {
+        "spark.app.name": "game_events",
+        "spark.master": settings.spark_master,
+        "spark.driver.memory": settings.spark_driver_memory,
+        "spark.jars": ",".join(map(str, jars)),
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOG_CONFIGURATION.as_uri()}",
         # A loop runs some 3,000 jobs an hour: what Spark remembers of each is bounded, or the heap grows for hours.
         "spark.ui.retainedJobs": "50",
         "spark.ui.retainedStages": "50",
@@ -112,30 +134,24 @@ def spark_config(settings: Settings) -> dict[str, str]:
         # What a plan or the UI may show of options that hold credentials.
         "spark.redaction.regex": "(?i)secret|password|passwd|token|access[.]key|sasl|jaas|ssl[.]key",
     }
-    if settings.spark_remote:
-        conf["spark.remote"] = settings.spark_remote
+    if _stays_here(settings.spark_master):
+        conf |= {"spark.driver.bindAddress": LOOPBACK, "spark.driver.host": LOOPBACK}
+        # Otherwise Spark looks for a network address of this machine, and warns about what it finds.
+        os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
     else:
-        jars: tuple[Path, ...] = resolve().spark
-        if is_s3(settings.lakehouse):
-            jars += resolve_s3()
-            # Each path is a request there: many of them are asked for by a Spark job, as Spark does by itself.
-            del conf["spark.sql.sources.parallelPartitionDiscovery.threshold"]
-        conf |= {
-            "spark.master": settings.spark_master,
-            "spark.driver.memory": settings.spark_driver_memory,
-            "spark.driver.bindAddress": "127.0.0.1" if settings.spark_master.startswith("local") else "0.0.0.0",  # noqa: S104
-            "spark.jars": ",".join(map(str, jars)),
-            "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-            "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-            "spark.ui.enabled": "false",
-            "spark.ui.showConsoleProgress": "false",
-            "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOG_CONFIGURATION.as_uri()}",
-        }
-        if settings.catalog is not None and "." not in settings.catalog:
-            # A metastore: tables that are registered in Spark's own memory would be gone with the session.
-            conf["spark.sql.catalogImplementation"] = "hive"
-        if settings.spark_master.startswith("local"):
-            conf["spark.driver.host"] = "127.0.0.1"
-            # Otherwise Spark looks for a network address of this machine, and warns about what it finds.
-            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        # Its executors have to reach it.
+        conf["spark.driver.bindAddress"] = "0.0.0.0"  # noqa: S104
+    if settings.catalog is not None and "." not in settings.catalog:
+        # A metastore: tables that are registered in Spark's own memory would be gone with the session.
+        conf["spark.sql.catalogImplementation"] = "hive"
     return conf | spark_options(settings) | settings.spark_conf
+
+
+def _stays_here(master: str) -> bool:
+    """Whether a master's executors are all on this machine."""
+    return master.startswith("local") or re.match(r"spark://(127\.0\.0\.1|localhost)(:|$)", master) is not None
+
+
+def of_the_server(settings: Settings) -> list[str]:
+    """Names of the user's Spark settings that a session on a Connect server cannot have: they are the server's own."""
+    return sorted(key for key in settings.spark_conf if not key.startswith("spark.sql."))

@@ -62,15 +62,21 @@ class Suppressor:
         which = pc.fill_null(encoded.indices, len(forgotten)).to_numpy(zero_copy_only=False)
         return np.asarray(np.array([*forgotten, False])[which], dtype=bool)
 
-    def undecodable(self, batch: pa.RecordBatch, topic_id: str) -> npt.NDArray[np.bool_]:
-        """Which records from Kafka are theirs, if they do not decode: by their key, or by what an erasure has noted."""
+    def undecodable(self, batch: pa.RecordBatch, topic_ids: pa.Array) -> npt.NDArray[np.bool_]:
+        """Which records are theirs, if they do not decode: by their key, or by what an erasure has noted.
+
+        Args:
+            batch: the records as they came.
+            topic_ids: of each of them.
+        """
         found = self.values(batch.column("key"))
-        noted = [(partition, offset) for topic, partition, offset in self._suppression.records if topic == topic_id]
+        noted = self._suppression.records
         if noted:
             partitions, offsets = batch.column("partition").to_numpy(), batch.column("offset").to_numpy()
-            for partition in {partition for partition, _ in noted}:
-                theirs = np.array([offset for of, offset in noted if of == partition], dtype=np.int64)
-                found |= (partitions == partition) & np.isin(offsets, theirs)
+            for topic_id, partition in {(topic_id, partition) for topic_id, partition, _ in noted}:
+                there = pc.equal(topic_ids, topic_id).to_numpy(zero_copy_only=False) & (partitions == partition)
+                theirs = [offset for topic, of, offset in noted if (topic, of) == (topic_id, partition)]
+                found |= there & np.isin(offsets, np.array(theirs, dtype=np.int64))
         return found
 
     def _is_forgotten(self, value: str | bytes) -> bool:

@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 
 from game_events.errors import ExtensionError
 from game_events.extending import SilverTransformation
+from game_events.pipeline.connect import is_lost
 from game_events.pipeline.spark_types import arrow_schema, quoted
 
 
@@ -57,6 +58,8 @@ def _applied(rows: DataFrame, chosen: Sequence[SilverTransformation], source: pa
             after = transformation.function(rows)
             found = dict(after.dtypes) if isinstance(after, DataFrame) else None
         except Exception as error:
+            if is_lost(error):
+                raise
             raise ExtensionError(f"{transformation} raised {type(error).__name__}: {_first_line(error)}") from error
         if found is None:
             raise ExtensionError(f"{transformation} must give a DataFrame; it gave {type(after).__name__}")

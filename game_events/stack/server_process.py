@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,14 +38,25 @@ class ServerProcess(BaseModel):
     port: int
 
 
-def spawn(command: Sequence[str], *, port: int, cwd: Path, log: Path) -> ServerProcess:
-    """Start `command` in a session of its own, with its output in `log`; the log before becomes ``*.log.1``."""
+def spawn(
+    command: Sequence[str], *, port: int, cwd: Path, log: Path, environment: Mapping[str, str] | None = None
+) -> ServerProcess:
+    """Start `command` in a session of its own, with its output in `log`; the log before becomes ``*.log.1``.
+
+    `environment`: instead of this process's own.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
     if log.exists():
         log.replace(log.with_name(log.name + ".1"))
     with log.open("wb") as output:
         child = subprocess.Popen(
-            command, cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            cwd=cwd,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
     created = psutil.Process(child.pid).create_time()
     child.returncode = 0  # it shall outlive this object, which would warn about that otherwise

@@ -320,3 +320,25 @@ def test_a_continuous_run_tells_what_it_does_while_it_runs_and_ends_when_it_is_t
     assert site.status(run_id) == "CANCELED"
     settings = load_settings(lakehouse=str(site.lakehouse))
     assert books.rows(settings, "silver_chess_events", "SELECT count(*) FROM t") == [(more["decodable"] // 2,)]
+
+
+def test_runs_share_one_spark_server_which_is_started_again_when_it_dies(site):
+    recorded = site.folder / "state" / "spark" / "connect.json"
+
+    def refreshed():
+        """The server's process after a run, in which nothing but the server was a JVM with Spark."""
+        run_id = site.launch("refresh")
+        deadline = time.monotonic() + START_S
+        while site.status(run_id) not in ("CANCELED", "FAILURE", "SUCCESS"):
+            assert not [line for line in site.processes() if "pyspark-shell" in line]
+            assert time.monotonic() < deadline, site.log.read_text()[-3000:]
+            time.sleep(0.5)
+        assert site.status(run_id) == "SUCCESS"
+        return json.loads(recorded.read_text())["pid"]
+
+    site.run("produce", "--games", "rummy", "--records", "20", "--seed", "10")
+    first = refreshed()
+    site.run("produce", "--games", "rummy", "--records", "20", "--seed", "11")
+    os.kill(first, signal.SIGKILL)
+    assert refreshed() != first
+    assert "the shared Spark server ended; starting it again" in site.log.read_text()

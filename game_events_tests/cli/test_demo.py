@@ -9,6 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from game_events_tests.docs.pages import PAGES, RUN_BY, blocks
+from game_events_tests.docs.printed import missing
+
 
 @pytest.fixture
 def demo(tmp_path):
@@ -47,6 +50,9 @@ def test_the_demo_is_exact_keeps_its_tables_and_leaves_nothing_running(demo, tmp
     assert Path(body["lakehouse"]).is_relative_to(tmp_path)
     assert (Path(body["lakehouse"]) / "gold_chess_player_agg/_delta_log").is_dir()
     assert "gold of 160 gamers in 8 games equals what the producer sent: yes" in said
+    # README.md shows what a user will see.
+    (shown,) = [block.text for block in blocks(PAGES[0]) if block.mark == RUN_BY]
+    assert missing(shown, said) == ""
 
 
 @pytest.mark.stack

@@ -42,6 +42,7 @@ MakeS3 = Callable[[Settings], Pipeline]
 POINTS = ("bronze_staged", "quarantine_committed", "before_create:silver_late_events", "gold_staged")
 
 
+@pytest.mark.every_spark
 def test_a_run_fills_the_tables_and_one_with_nothing_new_writes_nothing(s3: Settings, make_s3_pipeline: MakeS3) -> None:
     sent = send(s3)
     report = refresh(make_s3_pipeline(s3))

@@ -27,6 +27,8 @@ from game_events.pipeline.replay import replay
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.selection import selection_of
 from game_events_tests.books import assert_books_balance, coordinates, count, rows
+from game_events_tests.docs.pages import DOCS, RUN_BY, blocks
+from game_events_tests.docs.printed import missing
 from game_events_tests.guarantees.waves import (
     GAMES,
     assert_gold_follows_silver,
@@ -85,6 +87,9 @@ def test_bronze_is_protected_and_the_refusal_names_the_setting_and_what_would_be
     assert f"[0] from offset {low[0]}, [1] from offset {low[1]}" in said
     assert f"{gone[BRONZE]} of the {sent.decodable} rows of bronze_events" in said
     assert f"{gone[QUARANTINE]} of the {sum(sent.poison.values())} undecodable rows" in said
+    # docs/refresh.md shows it.
+    (shown,) = [block.text for block in blocks(DOCS / "refresh.md") if block.mark == RUN_BY]
+    assert missing(shown, f"error: {said}".replace(settings.kafka_topic, "game_events")) == ""
     assert versions(settings) == before
 
     # Asked for everything, the other layers are replaced and bronze goes on as usual.

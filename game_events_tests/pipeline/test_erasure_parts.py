@@ -97,8 +97,13 @@ def test_an_undecodable_record_of_theirs_is_known_by_its_key_or_by_what_an_erasu
             "offset": pa.array([7, 8, 7, 7, 1], pa.int64()),
         }
     )
-    assert known.undecodable(batch, "topic").tolist() == [True, False, True, False, True]
-    assert known.undecodable(batch, "older").tolist() == [False, True, False, False, True]
+
+    def found(*topic_ids):
+        return known.undecodable(batch, pa.array(topic_ids)).tolist()
+
+    assert found(*["topic"] * 5) == [True, False, True, False, True]
+    assert found(*["older"] * 5) == [False, True, False, False, True]
+    assert found("older", "older", "older", "topic", "topic") == [False, True, False, False, True]
 
 
 def test_bytes_that_nobody_can_decode_tell_an_id_that_stands_in_them_as_a_whole_text():

@@ -52,6 +52,7 @@ def looping(pipeline, **options):
         raise failures[0]
 
 
+@pytest.mark.every_spark
 def test_a_loop_follows_new_records_games_and_versions_and_is_idle_without_cost(make_settings, make_pipeline):
     settings = make_settings(poll_interval_s=0.1, gold_interval_s=0)
     sent = produce(settings, wave("rummy", "uno", versions=1, poison_share=0.1))

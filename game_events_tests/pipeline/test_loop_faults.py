@@ -64,6 +64,36 @@ def make_loop(monkeypatch):
     return make
 
 
+class RemoteSession(QuietSession):
+    """One on a Connect server, which takes it back."""
+
+    # As those of `pyspark.sql.connect.session` have it: that is how they are told from classic ones.
+    __module__ = "pyspark.sql.connect.session"
+    is_stopped = False
+    client = SimpleNamespace(set_retry_policies=lambda _policies: None)
+
+    def stop(self):
+        self.is_stopped = True
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_session_that_its_server_has_forgotten_is_given_back_and_the_next_attempt_has_another(make_loop, times):
+    loop = make_loop(PySparkException("[INVALID_HANDLE.SESSION_CHANGED] The server was restarted."), times)
+    made = []
+
+    class Renewing(SimpleNamespace):
+        @property
+        def spark(self):
+            if not made or made[-1].is_stopped:
+                made.append(RemoteSession())
+            return made[-1]
+
+    loop.pipeline = Renewing(**{k: v for k, v in vars(loop.pipeline).items() if k != "spark"})
+    assert loop.run().retries == times
+    assert [session.is_stopped for session in made] == [*[True] * times, False]
+    assert made[-1].tag == loop_module.TAG, "its jobs can be ended"
+
+
 @pytest.mark.parametrize("error", [TransientError("broker away"), ConflictError("a rival")])
 def test_an_outage_is_waited_out_however_long_it_is(make_loop, error):
     loop = make_loop(error, 5 * JOB_ATTEMPTS)

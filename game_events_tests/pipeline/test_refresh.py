@@ -33,6 +33,7 @@ def columns(settings, table):
     return [f.name for f in DeltaTable(f"{settings.lakehouse}/{table}").schema().fields]
 
 
+@pytest.mark.every_spark
 def test_games_that_nobody_listed_become_tables_and_every_record_is_in_its_place(settings, make_pipeline):
     sent = produce(settings, Simulation(poison_share=0.03, late_share=0.1, duplicate_share=0.05))
 
@@ -84,6 +85,7 @@ def test_raw_value_key_headers_and_coordinates_of_each_record_are_kept(settings,
         assert raw[:5] == b"\0" + schema_id.to_bytes(4, "big")
 
 
+@pytest.mark.every_spark
 def test_a_new_version_and_a_new_game_arrive_without_restart(settings, make_pipeline):
     pipeline = make_pipeline(settings)
     first = produce(settings, Simulation(games=("rummy",)))

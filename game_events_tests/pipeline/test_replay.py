@@ -55,6 +55,7 @@ def held(settings, sql="SELECT reason, replayed_batch IS NOT NULL, count(*) FROM
     return rows(settings, QUARANTINE, sql)
 
 
+@pytest.mark.every_spark
 def test_rows_of_an_unknown_schema_are_kept_and_come_by_themselves_once_it_is_registered(
     settings, make_settings, make_pipeline, proxy
 ):

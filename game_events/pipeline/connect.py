@@ -1,0 +1,126 @@
+"""Spark Connect: a session on a server that other runs share, and how it is lost, renewed and given back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, cast
+
+from pyspark.errors import PySparkException, PySparkValueError
+from pyspark.sql import SparkSession
+
+from game_events.errors import ConfigurationError, TransientError
+from game_events.settings import Settings
+
+#: How a server says that it does not know a session any more (it was restarted, or the session was idle for too long), and how
+#: the client says that there is no server (pyspark 4.0, error conditions).
+LOST = (
+    "INVALID_HANDLE.",
+    "RESPONSE_ALREADY_RECEIVED",
+    "RETRIES_EXCEEDED",
+    "NO_ACTIVE_SESSION",
+    "StatusCode.UNAVAILABLE",
+    "SparkContext was shut down",
+    "stopped SparkContext",
+)
+REFUSED = ("StatusCode.UNAUTHENTICATED", "authentication token")
+#: Where client and server look for the token that they share; an address with it would stand in logs.
+TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105 - its name
+CLIENTS_LOGGER = "pyspark.sql.connect.logging"
+#: A server that is being started again answers within seconds; the client's own policy waits for ten minutes. Together 45 s.
+RETRIES, LONGEST_WAIT_MS = 12, 5_000
+
+
+def is_lost(error: BaseException | None) -> bool:
+    """Whether an error says that the server, or the session on it, is gone: another session may work."""
+    return isinstance(error, PySparkException) and any(mark in str(error) for mark in LOST)
+
+
+def lost(settings: Settings) -> TransientError:
+    """What to raise for it."""
+    return TransientError(
+        f"the Spark Connect server {_address(settings)} ended, or does not know this run's session any more; what was "
+        "committed stays, and a new session goes on from there. If it happens again: is the server up (its log), does it "
+        "have enough memory, is its session time-out longer than a run's pauses?"
+    )
+
+
+def connect(settings: Settings, conf: Mapping[str, str]) -> SparkSession:
+    """A session of this run's own: nobody else's settings, tags or files are in it.
+
+    Args:
+        settings: the settings; they name the server.
+        conf: settings of the session (`spark.session_config`).
+
+    Raises:
+        TransientError: no server answers.
+        ConfigurationError: it refuses us, or the address is none.
+    """
+    # Only where Connect is used: classic Spark needs none of its packages.
+    from pyspark.sql.connect.client.retries import DefaultPolicy  # noqa: PLC0415
+
+    # At DEBUG it repeats every plan, Kafka's password in it; its errors are raised as well. PySpark switches it off, and who
+    # configures logging afterwards (Dagster does) switches it on again.
+    logging.getLogger(CLIENTS_LOGGER).setLevel(logging.CRITICAL)
+    try:
+        # Nothing is sent yet: its settings follow, with the policy above.
+        session: SparkSession = SparkSession.builder.remote(str(settings.spark_remote)).create()
+        cast(Any, session).client.set_retry_policies([DefaultPolicy(max_retries=RETRIES, max_backoff=LONGEST_WAIT_MS)])
+        for key, value in conf.items():
+            session.conf.set(key, value)
+    except PySparkValueError as error:
+        raise ConfigurationError(f"GAME_EVENTS_SPARK_REMOTE: {_first_line(error)}: use sc://host:port") from None
+    except PySparkException as error:
+        raise named(error, settings) from error
+    return session
+
+
+def named(error: PySparkException, settings: Settings) -> Exception:
+    """The project's error for one of the connection; the error itself if it is about something else."""
+    if any(mark in str(error) for mark in REFUSED):
+        return ConfigurationError(
+            f"the Spark Connect server {_address(settings)} refuses us: set {TOKEN_VARIABLE} in this process's environment to "
+            "the token that it was started with"
+        )
+    return lost(settings) if is_lost(error) else error
+
+
+def answers(session: SparkSession) -> bool:
+    """Whether a session can still be used; waits for a server that is being started again."""
+    try:
+        session.conf.get("spark.sql.session.timeZone")
+    except PySparkException as error:
+        if is_lost(error):
+            return False
+        raise
+    return True
+
+
+def is_connect(session: SparkSession) -> bool:
+    """Whether a session is one on a Connect server."""
+    return type(session).__module__.startswith("pyspark.sql.connect.")
+
+
+def is_closed(session: SparkSession) -> bool:
+    """Whether it was given back; a classic session never is."""
+    return is_connect(session) and bool(cast(Any, session).is_stopped)
+
+
+def give_back(session: SparkSession) -> None:
+    """End a session: the server forgets it, and ends what it still does for it. Nothing happens to a classic one."""
+    if not is_connect(session) or is_closed(session):
+        return
+    # A server that is gone has nothing to forget: nobody waits for it.
+    cast(Any, session).client.set_retry_policies([])
+    with suppress(PySparkException):
+        session.stop()
+
+
+def _address(settings: Settings) -> str:
+    """Without the parameters, among which may be a token."""
+    return (settings.spark_remote or "").split(";", 1)[0].rstrip("/")
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,0 +1,1 @@
+"""Spark on a standalone cluster and over Spark Connect."""

@@ -1,0 +1,91 @@
+"""The Spark that a run of the tests is given: in this process, on a standalone cluster, or on a Connect server.
+
+`GAME_EVENTS_TEST_SPARK=standalone pytest game_events_tests/pipeline` runs any tests of the pipeline on that kind. One process
+has one kind: PySpark's functions are either those of classic Spark or those of Connect.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+import game_events_tests
+from game_events.pipeline.connect import TOKEN_VARIABLE, connect, give_back
+from game_events.pipeline.shipped_code import packed, ship
+from game_events.pipeline.spark import session_config, spark_config
+from game_events.settings import load_settings
+from game_events.stack import connect_server
+from game_events.stack.ports import free_ports
+from game_events.stack.server_process import find, last_lines, stop
+from game_events_tests.cluster.standalone import StandaloneCluster
+from game_events_tests.waiting import until
+
+LOCAL, STANDALONE, CONNECT = KINDS = ("local", "standalone", "connect")
+#: Read when this is imported: the tests themselves see no such setting.
+KIND = os.environ.get("GAME_EVENTS_TEST_SPARK", LOCAL)
+assert KIND in KINDS, f"GAME_EVENTS_TEST_SPARK={KIND}: {', '.join(KINDS)}"
+LOCAL_MASTER = "local[2]"
+REMOTE = "GAME_EVENTS_SPARK_REMOTE"
+#: The cluster of a run on one, for tests that look at its processes.
+running: list[StandaloneCluster] = []
+
+
+@contextmanager
+def spark_of(kind: str, folder: Path) -> Iterator[SparkSession]:
+    """A session of a kind, with S3's jars, which one over local tables is not given."""
+    if kind == CONNECT:
+        with _server(folder) as remote:
+            settings = load_settings(spark_remote=remote)
+            session = connect(settings, session_config(settings))
+            yield session
+            give_back(session)
+    elif kind == STANDALONE:
+        cluster = StandaloneCluster.start(folder)
+        running.append(cluster)
+        try:
+            own = {"spark.executor.memory": "512m", "spark.executor.cores": "1"}
+            yield from _classic(cluster.url, own)
+        finally:
+            cluster.stop()
+    else:
+        yield from _classic(LOCAL_MASTER, {})
+
+
+def _classic(master: str, own: Mapping[str, str]) -> Iterator[SparkSession]:
+    builder = SparkSession.builder
+    for key, value in _with_s3(master, own).items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    try:
+        ship(session, load_settings(spark_master=master))
+        if master != LOCAL_MASTER:
+            # Some tests give workers functions of their own modules.
+            session.addArtifacts(str(packed(Path(game_events_tests.__file__).parent)), pyfile=True)
+        yield session
+    finally:
+        session.stop()
+
+
+def _with_s3(master: str, own: Mapping[str, str]) -> dict[str, str]:
+    s3 = spark_config(load_settings(spark_master=master, lakehouse="s3://lake", storage_endpoint="http://127.0.0.1:9"))
+    return spark_config(load_settings(spark_master=master, spark_conf=dict(own))) | {"spark.jars": s3["spark.jars"]}
+
+
+@contextmanager
+def _server(folder: Path) -> Iterator[str]:
+    """A Connect server that this process, and what it starts, uses."""
+    (port,) = free_ports(1)
+    token, log = connect_server.new_token(), folder / "connect.log"
+    server = connect_server.start(_with_s3(LOCAL_MASTER, {}), folder, port=port, token=token, log=log)
+    os.environ |= {TOKEN_VARIABLE: token, REMOTE: connect_server.remote(port)}
+    try:
+        until(lambda: connect_server.is_healthy(port) or find(server) is None, 120)
+        assert find(server) is not None, last_lines(log)
+        yield os.environ[REMOTE]
+    finally:
+        stop([server])
+        del os.environ[TOKEN_VARIABLE], os.environ[REMOTE]

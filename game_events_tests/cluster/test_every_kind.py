@@ -1,0 +1,40 @@
+"""The pipeline on a standalone cluster (two workers) and over Spark Connect: the same tests, a process for each kind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from game_events_tests.cluster.kinds import CONNECT, KIND, LOCAL, STANDALONE
+
+ROOT = Path(__file__).parents[2]
+#: Folders that have tests with the mark; to look at the others takes longer.
+WHERE = ("pipeline", "extending", "object_store")
+
+pytestmark = [
+    pytest.mark.stack,
+    pytest.mark.skipif(KIND != LOCAL, reason="starts the other kinds itself"),
+]
+
+
+def run_tests(kind, stack, *arguments):
+    """Run tests on a kind, with this process's broker and registry; how it ended and what it said."""
+    environment = os.environ | {"GAME_EVENTS_TEST_SPARK": kind, "GAME_EVENTS_TEST_STACK": stack.model_dump_json()}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=--strict-markers --strict-config"]
+    done = subprocess.run(
+        [*command, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=850, check=False
+    )
+    return done.returncode, (done.stdout + done.stderr)[-8000:]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", [STANDALONE, CONNECT])
+def test_the_pipeline_does_the_same_wherever_spark_runs(kind, stack):
+    folders = [f"game_events_tests/{name}" for name in WHERE]
+    code, said = run_tests(kind, stack, "-m", "every_spark", *folders, f"game_events_tests/cluster/on_{kind}.py")
+    assert code == 0, said
+    assert "skipped" not in said

@@ -1,0 +1,177 @@
+"""What a cluster and a Connect server are told, and what travels to them. Nothing is started."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import stat
+import sys
+import zipfile
+from types import SimpleNamespace
+
+import dagster as dg
+import pytest
+from pyspark.errors import PySparkException, RetriesExceeded
+
+from game_events.assets.failures import errors_decide
+from game_events.errors import ConfigurationError, TransientError
+from game_events.lakehouse.staging import StagedFile, unseen
+from game_events.lakehouse.tables import Table
+from game_events.pipeline.connect import is_lost, named
+from game_events.pipeline.shipped_code import on_this_machine, packed, ship
+from game_events.pipeline.spark import of_the_server, session_config, spark_config
+from game_events.settings import load_settings
+from game_events.stack import connect_server
+
+
+class Session:
+    """A fake that takes files."""
+
+    def __init__(self):
+        self.sent = []
+
+    def addArtifacts(self, path, pyfile):  # noqa: N802 - Spark's own name
+        assert pyfile
+        self.sent.append(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "here"),
+    [
+        ({}, True),
+        ({"spark_master": "local[4]"}, True),
+        ({"spark_master": "spark://master:7077"}, False),
+        ({"spark_master": "yarn"}, False),
+        ({"spark_master": "k8s://https://cluster:6443"}, False),
+        ({"spark_remote": "sc://localhost:15002"}, True),
+        ({"spark_remote": "sc://127.0.0.1:15002/;user_id=x"}, True),
+        ({"spark_remote": "sc://spark.example.com:443/;use_ssl=true"}, False),
+        ({"spark_remote": "sc://spark.example.com"}, False),
+    ],
+)
+def test_code_is_sent_to_other_machines_unless_somebody_says_otherwise(options, here):
+    assert on_this_machine(load_settings(**options)) == here
+    for choice, sent in (("auto", not here), ("always", True), ("never", False)):
+        session = Session()
+        ship(session, load_settings(spark_ship_code=choice, **options))
+        assert session.sent == ([str(packed())] if sent else [])
+
+
+def test_what_is_sent_is_this_code_whole_and_named_by_its_content(tmp_path):
+    package = tmp_path / "some_package"
+    (package / "inner").mkdir(parents=True)
+    for file in ("__init__.py", "inner/__init__.py"):
+        (package / file).write_text("")
+    (package / "inner" / "answer.py").write_text("ANSWER = 42\n")
+    (package / "notes.txt").write_text("not imported")
+    archive = packed(package)
+    sys.path.insert(0, str(archive))
+    try:
+        assert importlib.import_module("some_package.inner.answer").ANSWER == 42
+    finally:
+        sys.path.remove(str(archive))
+        for name in [m for m in sys.modules if m.startswith("some_package")]:
+            del sys.modules[name]
+    assert archive.name.startswith("some_package-")
+    assert "some_package/notes.txt" not in zipfile.ZipFile(archive).namelist()
+    packed.cache_clear()
+    same = packed(package)
+    assert (same != archive, same.name) == (True, archive.name)
+    (package / "inner" / "answer.py").write_text("ANSWER = 43\n")
+    packed.cache_clear()
+    assert packed(package).name != archive.name
+
+
+def test_files_of_the_user_are_checked_before_anything_is_sent(tmp_path):
+    helper, other = tmp_path / "helper.py", tmp_path / "data.csv"
+    helper.write_text("")
+    other.write_text("")
+    session = Session()
+    ship(session, load_settings(spark_py_files=f"{helper}"))
+    assert session.sent == [str(helper)]
+    for bad in (other, tmp_path / "nowhere.zip"):
+        with pytest.raises(ConfigurationError, match=f"GAME_EVENTS_SPARK_PY_FILES: {bad}"):
+            ship(session, load_settings(spark_py_files=[str(helper), str(bad)]))
+    assert len(session.sent) == 1
+
+
+def test_a_driver_listens_on_loopback_where_its_executors_are_on_this_machine():
+    for master in ("local[2]", "spark://127.0.0.1:7077", "spark://localhost:7077"):
+        conf = spark_config(load_settings(spark_master=master))
+        assert (conf["spark.driver.bindAddress"], conf["spark.driver.host"]) == ("127.0.0.1", "127.0.0.1")
+    conf = spark_config(load_settings(spark_master="spark://master:7077"))
+    assert conf["spark.driver.bindAddress"] == "0.0.0.0"  # noqa: S104 - executors elsewhere have to reach it
+    assert "spark.driver.host" not in conf
+
+
+def test_the_interpreter_of_a_clusters_machines_may_be_another_one(monkeypatch):
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    spark_config(load_settings(spark_conf={"spark.pyspark.python": "/opt/venv/bin/python"}))
+    assert os.environ["PYSPARK_PYTHON"] == "/opt/venv/bin/python"
+    monkeypatch.setenv("PYSPARK_PYTHON", "/from/the/environment")
+    spark_config(load_settings(spark_conf={"spark.pyspark.python": "/opt/venv/bin/python"}))
+    assert os.environ["PYSPARK_PYTHON"] == "/from/the/environment"
+
+
+def test_a_session_on_a_server_is_told_what_is_its_own_and_the_rest_is_named():
+    settings = load_settings(
+        spark_remote="sc://h:1", spark_conf={"spark.sql.shuffle.partitions": "99", "spark.executor.memory": "4g"}
+    )
+    conf = session_config(settings)
+    assert all(key.startswith("spark.sql.") for key in conf)
+    assert (conf["spark.sql.session.timeZone"], conf["spark.sql.shuffle.partitions"]) == ("UTC", "99")
+    assert of_the_server(settings) == ["spark.executor.memory"]
+
+
+def test_a_lost_server_is_tried_again_and_a_refusal_is_not():
+    settings = load_settings(spark_remote="sc://h:1/;token=hush", mode="production", max_retries=2)
+    restarted = PySparkException("[INVALID_HANDLE.SESSION_CHANGED] The handle 1 is invalid. The server was restarted.")
+    away = RetriesExceeded(errorClass="RETRIES_EXCEEDED", messageParameters={})
+    run = SimpleNamespace(run_id="one")
+    context = SimpleNamespace(retry_number=0, run=run, instance=SimpleNamespace(get_run_by_id=lambda _: run))
+    for error in (restarted, away):
+        assert is_lost(error)
+        found = named(error, settings)
+        assert isinstance(found, TransientError)
+        assert "sc://h:1 " in str(found)
+        with pytest.raises(dg.RetryRequested), errors_decide(context, settings):
+            raise error
+    refusal = named(PySparkException("<_InactiveRpcError: status = StatusCode.UNAUTHENTICATED details = ..."), settings)
+    assert isinstance(refusal, ConfigurationError)
+    assert "hush" not in str(refusal) + str(found)
+    own = PySparkException("[DIVIDE_BY_ZERO] Division by zero.")
+    assert not is_lost(own)
+    assert named(own, settings) is own
+
+
+def test_a_servers_settings_are_in_a_file_that_only_its_user_reads_and_its_token_in_none(tmp_path, monkeypatch):
+    started = {}
+    monkeypatch.setattr(connect_server, "spawn", lambda command, **options: started.update(options, command=command))
+    monkeypatch.setenv("SPARK_REMOTE", "sc://elsewhere")
+    conf = {
+        "spark.jars": "/with space/a.jar",
+        "spark.driver.extraJavaOptions": "-Dx=y",
+        "spark.sql.x": "back\\slash, \N{VIDEO GAME} and\nline",
+    }
+    connect_server.start(conf, tmp_path / "server", port=1234, token="hush", log=tmp_path / "log")  # noqa: S106
+    file = tmp_path / "server" / "connect.properties"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    lines = file.read_text().splitlines()
+    assert "spark.connect.grpc.binding.address=127.0.0.1" in lines
+    assert "spark.connect.grpc.binding.port=1234" in lines
+    assert "spark.jars=/with space/a.jar" in lines
+    assert "spark.driver.extraJavaOptions=-Dx=y -XX:+ExitOnOutOfMemoryError" in lines
+    assert r"spark.sql.x=back\\slash, \ud83c\udfae and\nline" in lines
+    assert started["environment"]["SPARK_CONNECT_AUTHENTICATE_TOKEN"] == "hush"
+    assert "SPARK_REMOTE" not in started["environment"]
+    assert "hush" not in file.read_text() + " ".join(started["command"])
+
+
+def test_a_commit_names_no_file_that_only_another_machine_has(tmp_path):
+    table = Table("t", str(tmp_path / "t"))
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "here.parquet").write_bytes(b"12345")
+    (tmp_path / "t" / "half.parquet").write_bytes(b"123")
+    files = [StagedFile("t", f"{name}.parquet", 5, 1, "{}") for name in ("here", "half", "elsewhere")]
+    assert unseen(table, files) == ["half.parquet", "elsewhere.parquet"]
+    assert unseen(Table("t", "s3://bucket/t"), files) == []
