@@ -58,7 +58,7 @@ def _use(folder: Path, state: StackState) -> Settings:
     chosen = {
         "STATE_DIR": str(folder),
         "LAKEHOUSE": str(folder / "lakehouse"),
-        "KAFKA_TOPIC": f"{settings.kafka_topic}_demo",
+        "KAFKA_TOPIC": f"{settings.produced_topic}_demo",
         "KAFKA_BOOTSTRAP_SERVERS": state.kafka_bootstrap_servers,
         "SCHEMA_REGISTRY_URL": state.schema_registry_url,
         "GAMES": "",
