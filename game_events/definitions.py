@@ -8,6 +8,7 @@ from game_events.assets.continuous import continuous
 from game_events.assets.continuous_mode import continuous_mode
 from game_events.assets.jobs import redecode, refresh, replay
 from game_events.assets.keys import Keys
+from game_events.assets.labels import labelled
 from game_events.assets.maintenance import hourly_maintenance, maintain
 from game_events.assets.resources import LakehouseResource, SparkResource
 from game_events.assets.rest_export import build_rest
@@ -26,7 +27,7 @@ def build_defs(settings: Settings | None = None) -> dg.Definitions:
     checks = build_checks(keys)
     rest = build_rest(settings, keys)
     return dg.Definitions(
-        assets=[*build_tables(settings, extensions_of(settings).aggregates, keys), *rest.assets],
+        assets=labelled(settings, [*build_tables(settings, extensions_of(settings).aggregates, keys), *rest.assets]),
         asset_checks=[*checks, *build_rule_checks(declared_rules(settings), keys)],
         jobs=[refresh, replay, redecode, maintain, archive, continuous, build_validate(build_defs), *rest.jobs],
         schedules=[build_check_schedule(checks), hourly_maintenance],

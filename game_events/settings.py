@@ -111,6 +111,22 @@ class Settings(SourceSettings):
     storage_path_style: bool = Field(True, description="with an endpoint: the bucket is in the path, not in the host's name")
     storage_allow_http: bool = Field(False, description="plain HTTP to another machine than this one")
 
+    # --- discovery: whose tables they are, where they are registered, who is told of lineage
+    owners: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="owners of all tables: `team:name` or an e-mail address, comma separated"
+    )
+    tags: dict[str, dict[str, str]] = Field(
+        default_factory=dict, description="layer (bronze, silver, gold, own; all) -> tags of its tables, as JSON"
+    )
+    catalog: str | None = Field(
+        None, description="database (`name` or `catalog.name`) of Spark's catalog in which every table is registered"
+    )
+    openlineage_url: str | None = Field(None, description="address of an OpenLineage receiver; without it nothing is sent")
+    openlineage_endpoint: str = Field("api/v1/lineage", description="path below it that takes events")
+    openlineage_api_key: SecretStr | None = Field(None, description="bearer token for it, never shown")
+    openlineage_namespace: str = Field("game_events", min_length=1, description="namespace of the jobs")
+    openlineage_timeout_s: float = Field(10.0, gt=0, le=300, description="seconds that a run spends on sending events at most")
+
     # --- full refresh
     allow_bronze_full_refresh: bool = Field(
         False, description="whether bronze may be replaced by what Kafka still has; expired records are lost by it"
@@ -216,7 +232,7 @@ class Settings(SourceSettings):
     # --- this machine
     state_dir: Path = Field(Path(".game_events"), description="local stack's data and Dagster's storage")
 
-    @field_validator("games", "extensions", "spark_py_files", mode="before")
+    @field_validator("games", "extensions", "spark_py_files", "owners", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         """``a, b`` from the environment, or a list from YAML."""
@@ -245,6 +261,9 @@ class Settings(SourceSettings):
         "rest_user",
         "rest_password",
         "rest_api_key",
+        "catalog",
+        "openlineage_url",
+        "openlineage_api_key",
         mode="before",
     )
     @classmethod
@@ -275,6 +294,45 @@ class Settings(SourceSettings):
         if value is not None and not value.get_secret_value().startswith(("http://", "https://")):
             raise ValueError("must start with http:// or https://")
         return value
+
+    @field_validator("owners")
+    @classmethod
+    def _owners(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for owner in value:
+            if not re.fullmatch(r"team:[^\s\x00-\x1f]{1,100}|[^@\s\x00-\x1f]{1,64}@[^@\s\x00-\x1f]+\.[^@\s\x00-\x1f]+", owner):
+                raise ValueError("each must be team:name or an e-mail address")
+        return value
+
+    @field_validator("tags")
+    @classmethod
+    def _tags(cls, value: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+        layers = ("all", "bronze", "silver", "gold", "own")
+        if not set(value) <= set(layers):
+            raise ValueError(f"must be by layer: {', '.join(layers)}")
+        for tags in value.values():
+            # What Dagster takes, and every catalog.
+            if not all(
+                re.fullmatch(r"[A-Za-z0-9_.-]{1,63}", k) and re.fullmatch(r"[A-Za-z0-9_.-]{0,63}", v) for k, v in tags.items()
+            ):
+                raise ValueError("keys and values must be letters, digits, _ . -, at most 63 of them")
+        return value
+
+    @field_validator("catalog")
+    @classmethod
+    def _catalog(cls, value: str | None) -> str | None:
+        # It becomes part of SQL statements.
+        if value is not None and not re.fullmatch(r"[A-Za-z0-9_]{1,100}(\.[A-Za-z0-9_]{1,100})?", value):
+            raise ValueError("must be a database's name, or catalog.database: letters, digits, underscores")
+        return value
+
+    @field_validator("openlineage_url")
+    @classmethod
+    def _receiver(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("http://", "https://")):
+            raise ValueError("must start with http:// or https://")
+        if value is not None and ("@" in urlsplit(value).netloc or urlsplit(value).query):
+            raise ValueError("must hold no password or key: set GAME_EVENTS_OPENLINEAGE_API_KEY")
+        return value.rstrip("/") if value is not None else None
 
     @field_validator("erasure_key")
     @classmethod

@@ -50,7 +50,7 @@ def _asset_check(check: WholeCheck, keys: Keys) -> dg.AssetChecksDefinition:
     def look(context: dg.AssetCheckExecutionContext, lakehouse: LakehouseResource) -> dg.AssetCheckResult:
         pipeline, report = lakehouse.pipeline(context.run.run_id), RunReport()
         name = f"check {check.name}"
-        with errors_decide(context, pipeline.settings), recorded(pipeline, report, name, context.retry_number):
+        with errors_decide(context, pipeline.settings), recorded(pipeline, report, name, context.retry_number, lineage=False):
             found = check.run(pipeline)
             report.checks.append(found)
         return dg.AssetCheckResult(

@@ -31,6 +31,7 @@ from game_events.pipeline.event_log import RunLog
 from game_events.pipeline.loop import Loop, first_line
 from game_events.pipeline.loop_report import PAUSED, WAITING, LoopReport
 from game_events.pipeline.report import RunReport
+from game_events.pipeline.report_sum import report_sum
 from game_events.pipeline.whole_checks import check_after_run
 
 log = logging.getLogger(__name__)
@@ -160,6 +161,7 @@ def run_continuously(context: dg.OpExecutionContext, config: ContinuousConfig, l
             run_log.add(RunReport(checks=loop.report.total.checks))
         if ended:
             run_log.close(worker.error or interrupted)
+            loop.report.total = report_sum([loop.report.total, run_log.told])
     yield from _tell(context, pacing, keys, everything=True)
     context.log.info(f"continuous: {loop.report.summary()}")
     if not ended:

@@ -20,7 +20,9 @@ def table_metadata(entry: TableReport, report: RunReport) -> dict[str, Any]:
         "rows_committed": entry.rows,
         "dagster/uri": dg.MetadataValue.path(entry.location),
         "dagster/table_name": entry.table,
-        "dagster/column_schema": dg.TableSchema([dg.TableColumn(name, type=kind) for name, kind in entry.columns]),
+        "dagster/column_schema": dg.TableSchema(
+            [dg.TableColumn(name, type=kind, description=entry.comments.get(name)) for name, kind in entry.columns]
+        ),
         "table_bytes": entry.table_bytes,
         "delta_version": entry.version,
     }

@@ -14,12 +14,14 @@ from game_events.cli import (
     demo,
     doctor,
     forget,
+    history,
     init,
     log,
     maintain,
     mock_api,
     produce,
     quarantine,
+    query,
     redecode,
     report,
     rest,
@@ -53,6 +55,8 @@ app.command("maintain")(maintain.maintain)
 app.command("archive")(archive.archive)
 app.command("forget")(forget.forget)
 app.command("tables")(tables.tables)
+app.command("history")(history.history)
+app.command("sql")(query.sql)
 app.command("log")(log.log)
 app.command("report")(report.report)
 app.command("doctor")(doctor.doctor)

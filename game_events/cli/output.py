@@ -6,9 +6,11 @@ JSON object.
 
 from __future__ import annotations
 
+import csv
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -42,6 +44,13 @@ class Output:
         for row in rows:
             table.add_row(*(Text(f"{cell:,}" if isinstance(cell, int) else str(cell)) for cell in row))
         self._console.print(table)
+
+    def csv(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """Rows for programs, as they come, with the columns' names first: RFC 4180, on stdout."""
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(rows)
+        sys.stdout.flush()
 
     def result(self, body: Mapping[str, object]) -> None:
         """The command's result, for programs; nothing without ``--json``."""

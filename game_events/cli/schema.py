@@ -1,21 +1,43 @@
-"""`game-events schema`: what a version of the topic's schema holds, and what it changed."""
+"""`game-events schema`: what a version of the topic's schema holds, what it changed; and what a table's columns are."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
+import pyarrow as pa
 import typer
+from typer.core import TyperGroup
 
+from game_events.cli.names import existing_table
 from game_events.cli.options import Json
 from game_events.cli.output import Output
+from game_events.decoding.columns import kind_of
 from game_events.errors import ConfigurationError
+from game_events.lakehouse.comments import comments_of, owners_of, tags_of
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.choose_source import subjects
+from game_events.pipeline.column_origins import Origin, origins
 from game_events.pipeline.schema_history import SchemaHistory
 from game_events.settings import Settings, load_settings
 from game_events.sources.registry import SchemaRegistry
 
-app = typer.Typer(help="The versions of the topic's schema, and the columns they become.", no_args_is_help=True)
+
+class SchemaGroup(TyperGroup):
+    """`game-events schema TABLE` means `game-events schema columns TABLE`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - a type of typer's own, which is not public
+        """Put the word in that was left out."""
+        known = {*self.commands, "--help"}
+        if args and args[0] not in known and not args[0].startswith("-"):
+            args = ["columns", *args]
+        return list(super().parse_args(ctx, args))
+
+
+app = typer.Typer(
+    help="The versions of the topic's schema and the columns they become; with a table's name: its columns.",
+    cls=SchemaGroup,
+    no_args_is_help=True,
+)
 
 Subject = Annotated[str | None, typer.Option("--subject", help="Default: <topic>-value, if there is one topic.")]
 
@@ -101,3 +123,74 @@ def diff(
             "changes": [c.to_dict() for c in changes],
         }
     )
+
+
+@app.command("columns")
+def columns(
+    table: Annotated[str, typer.Argument(help="A table's name, as `game-events tables` lists it.")],
+    as_json: Json = False,
+) -> None:
+    """A table's columns: type, comment, the fields they come from, and the first schema that had them."""
+    output = Output(as_json=as_json)
+    lakehouse = Lakehouse.of(load_settings())
+    chosen, handle = existing_table(lakehouse, table)
+    schema = pa.schema(handle.schema())
+    comments = comments_of(schema)
+    by_column: dict[str, list[Origin]] = {}
+    for origin in origins(lakehouse) if chosen.key.startswith(("bronze_", "silver_")) else []:
+        by_column.setdefault(origin.column, []).append(origin)
+    nested = {
+        name: [o for column, found in by_column.items() if column.startswith(f"{name}.") for o in found]
+        for name in schema.names
+    }
+    body = []
+    for item in schema:
+        found = by_column.get(item.name, [])
+        body.append(
+            {
+                "column": item.name,
+                "type": kind_of(item.type),
+                "comment": comments.get(item.name, ""),
+                "fields": [_origin(o) for o in found],
+                "nested": [{"column": o.column, "comment": o.comment} | _origin(o) for o in nested[item.name]],
+            }
+        )
+    metadata = handle.metadata()
+    output.say(metadata.description or chosen.name)
+    lines: list[tuple[object, ...]] = []
+    for item in schema:
+        first = by_column.get(item.name, [])
+        lines.append((item.name, kind_of(item.type), _names(first), _first(first), comments.get(item.name, "")))
+        lines += [(f"  {o.column}", o.declared, _names([o]), _first([o]), o.comment) for o in nested[item.name]]
+    output.table(chosen.uri, ("column", "type", "field", "since", "comment"), lines)
+    output.result(
+        {
+            "table": chosen.name,
+            "location": chosen.uri,
+            "description": metadata.description,
+            "owners": owners_of(handle),
+            "tags": tags_of(handle),
+            "columns": body,
+        }
+    )
+
+
+def _origin(origin: Origin) -> dict[str, object]:
+    return {
+        "message": origin.message,
+        "field": origin.field,
+        "declared": origin.declared,
+        "first_schema": origin.first_schema,
+        "first_version": origin.first_version,
+    }
+
+
+def _names(found: list[Origin]) -> str:
+    return ", ".join(dict.fromkeys(f"{o.message.rpartition('.')[2]}.{o.field}" for o in found))
+
+
+def _first(found: list[Origin]) -> str:
+    if not found:
+        return ""
+    first = found[0]
+    return f"version {first.first_version}" if first.first_version is not None else f"schema id {first.first_schema}"

@@ -7,12 +7,13 @@ import pyarrow.compute as pc
 
 from game_events.cli.options import Json
 from game_events.cli.output import Output
+from game_events.lakehouse.comments import owners_of, tags_of
 from game_events.lakehouse.tables import Lakehouse
 from game_events.settings import load_settings
 
 
 def tables(as_json: Json = False) -> None:
-    """List the tables: rows, Delta version, files, size, columns."""
+    """List the tables: rows, Delta version, files, size, columns, owners; `game-events schema TABLE` shows one's columns."""
     output = Output(as_json=as_json)
     lakehouse = Lakehouse.of(load_settings())
     found = []
@@ -30,12 +31,20 @@ def tables(as_json: Json = False) -> None:
                 "files": actions.num_rows,
                 "bytes": int(pc.sum(actions.column("size_bytes")).as_py() or 0),
                 "columns": len(handle.schema().fields),
+                "owners": owners_of(handle),
+                "tags": tags_of(handle),
+                "description": handle.metadata().description,
                 "location": table.uri,
             }
         )
     if found:
-        columns = ("table", "rows", "version", "files", "bytes", "columns")
-        output.table(lakehouse.root, columns, [[entry[c] for c in columns] for entry in found])
+        columns = ["table", "rows", "version", "files", "bytes", "columns"]
+        columns += ["owners"] if any(entry["owners"] for entry in found) else []
+        output.table(lakehouse.root, columns, [[_shown(entry[c]) for c in columns] for entry in found])
     else:
         output.say(f"no tables below {lakehouse.root}: `game-events run` makes them (GAME_EVENTS_LAKEHOUSE names the place)")
     output.result({"root": lakehouse.root, "tables": found})
+
+
+def _shown(value: object) -> object:
+    return ", ".join(value) if isinstance(value, list) else value

@@ -10,7 +10,7 @@ from game_events.errors import ConfigurationError
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
-def since(text: str | None, now: datetime | None = None) -> datetime | None:
+def since(text: str | None, now: datetime | None = None, option: str = "--since") -> datetime | None:
     """`30m`, `12h`, `1d`, `2w` before now; or an ISO date or time (without a zone: UTC).
 
     Raises:
@@ -24,5 +24,5 @@ def since(text: str | None, now: datetime | None = None) -> datetime | None:
             return (now or datetime.now(UTC)) - timedelta(**{_UNITS[length[2]]: int(length[1])})
         found = datetime.fromisoformat(text.strip())
     except (ValueError, OverflowError):
-        raise ConfigurationError(f"--since: {text!r} is no time: 30m, 12h, 1d, 2w, or 2026-03-01T12:00") from None
+        raise ConfigurationError(f"{option}: {text!r} is no time: 30m, 12h, 1d, 2w, or 2026-03-01T12:00") from None
     return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)

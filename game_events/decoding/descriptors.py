@@ -11,7 +11,7 @@ import importlib.resources
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -89,6 +89,20 @@ def compile_protobuf(schema: RegistrySchema) -> ProtobufSchema:
         DataError: the text does not compile; the message holds the compiler's own words.
     """
     main = f"schema_{schema.schema_id}.proto"
+    return ProtobufSchema(schema.schema_id, main, FileSet(file=_files(schema, main)).SerializeToString())
+
+
+def described_files(schema: RegistrySchema) -> list[descriptor_pb2.FileDescriptorProto]:
+    """The files of a schema with what protoc knows of their source: comments.
+
+    Raises:
+        DataError: the text does not compile.
+    """
+    return _files(schema, f"schema_{schema.schema_id}.proto", "--include_source_info")
+
+
+def _files(schema: RegistrySchema, main: str, *options: str) -> list[descriptor_pb2.FileDescriptorProto]:
+    """The schema's files and all they import, dependencies before dependents."""
     with tempfile.TemporaryDirectory(prefix="game_events_protoc") as name:
         folder = Path(name)
         binary = FileSet()
@@ -104,9 +118,8 @@ def compile_protobuf(schema: RegistrySchema) -> ProtobufSchema:
         # What the base64 files import and the registry does not hold: the well-known types, compiled from protoc's copies.
         known = {f.name for f in binary.file} | set(texts)
         imported = {d for f in binary.file for d in f.dependency} - known
-        compiled = _protoc(folder, sorted(imported) + texts, binary, schema.schema_id)
-        files = _in_order([*compiled.file, *binary.file])
-    return ProtobufSchema(schema.schema_id, main, FileSet(file=files).SerializeToString())
+        compiled = _protoc(folder, sorted(imported) + texts, binary, schema.schema_id, options)
+        return _in_order([*compiled.file, *binary.file])
 
 
 def _from_base64(text: str) -> descriptor_pb2.FileDescriptorProto | None:
@@ -131,7 +144,9 @@ def _include_folders() -> list[str]:
     return [packaged] + [p for p in sys.path if (Path(p) / "google" / "type" / "date.proto").is_file()]
 
 
-def _protoc(folder: Path, names: list[str], binary: descriptor_pb2.FileDescriptorSet, schema_id: SchemaId) -> FileSet:
+def _protoc(
+    folder: Path, names: list[str], binary: descriptor_pb2.FileDescriptorSet, schema_id: SchemaId, options: Sequence[str]
+) -> FileSet:
     if not names:
         return FileSet()
     output, known = folder / "compiled.bin", folder / "known.bin"
@@ -140,7 +155,7 @@ def _protoc(folder: Path, names: list[str], binary: descriptor_pb2.FileDescripto
     if binary.file:
         arguments.append(f"--descriptor_set_in={known}")
     with _stderr_of_c() as said:
-        code = protoc.main([*arguments, "--include_imports", f"--descriptor_set_out={output}", *names])
+        code = protoc.main([*arguments, *options, "--include_imports", f"--descriptor_set_out={output}", *names])
     if code != 0:
         raise DataError(f"schema id {schema_id} does not compile: {said[0].replace(str(folder) + '/', '').strip()}")
     return FileSet.FromString(output.read_bytes())

@@ -19,6 +19,7 @@ from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Tra
 from game_events.decoding.columns import METADATA_KEY
 from game_events.errors import ConfigurationError, ConflictError, DataError, GameEventsError, TransientError
 from game_events.lakehouse import crash_points
+from game_events.lakehouse.comments import DESCRIBING, describe, described, undescribed
 from game_events.lakehouse.field_shares import merge_shares
 from game_events.lakehouse.format_version import marked
 from game_events.lakehouse.newest_commit import COMMIT_ID, restored_between
@@ -53,6 +54,8 @@ class Commit:
         same_rows: with `rewritten`: the new files hold the same rows, so whoever streams the table need not look.
         owns_map: the table's metadata is where the column map lives (bronze): what rivals added to it stays.
         info: written into the commit's own information.
+        description: what a new table says of itself.
+        about: what a table that is there says of itself from now on; None: what it says already.
     """
 
     table: Table
@@ -69,6 +72,7 @@ class Commit:
     owns_map: bool = False
     info: Mapping[str, str] = field(default_factory=dict)
     description: str | None = None
+    about: str | None = None
 
 
 @dataclass(frozen=True)
@@ -138,6 +142,7 @@ def _properties(table: Table) -> Mapping[str, str]:
 
 def _write(plan: Commit, attempt: _Attempt) -> None:
     handle = attempt.handle
+    wanted = described(plan.table, plan.schema)
     properties = CommitProperties(
         # Without it, of two creators the second one's rows become version 1: what exists is looked at only beforehand.
         max_commit_retries=0 if handle is None else None,
@@ -149,9 +154,10 @@ def _write(plan: Commit, attempt: _Attempt) -> None:
         attempt.sent = True
         create_table_with_add_actions(
             plan.table.uri,
-            Schema.from_arrow(marked(plan.schema)),
+            Schema.from_arrow(marked(wanted)),
             [f.add_action() for f in plan.files],
             mode="error",
+            name=plan.table.name,
             description=plan.description,
             configuration=_properties(plan.table),
             storage_options=plan.table.options,
@@ -161,11 +167,13 @@ def _write(plan: Commit, attempt: _Attempt) -> None:
     actions: list[AddAction | RemoveAction] = [f.add_action(same_rows=plan.same_rows) for f in plan.files]
     if plan.replace and plan.reshape and not same_columns(handle, plan.schema):
         # delta-rs removes the old files itself, and writes the schema, in this mode.
-        schema = Schema.from_arrow(marked(plan.schema))
+        schema = Schema.from_arrow(marked(wanted))
         attempt.sent = True
         handle.create_write_transaction(actions, "overwrite", schema, commit_properties=properties)
         return
-    evolved = evolve(plan.table, handle, plan.schema, owns_map=plan.owns_map)
+    known = frozenset(f.name for f in handle.schema().fields)
+    evolved = evolve(plan.table, handle, undescribed(wanted, known), owns_map=plan.owns_map)
+    evolved = describe(plan.table, evolved, wanted, plan.about)
     if evolved is not handle:
         handle = evolved
         _require(plan, handle)
@@ -294,7 +302,7 @@ def _missing(handle: DeltaTable, wanted: pa.Schema) -> tuple[list[Field], dict[s
             continue
         if _adds(arrow.field(item.name).type, item.type):
             new.append(Field(item.name, target.type, nullable=True, metadata=known[item.name].metadata))
-        extra = {k.decode(): v.decode() for k, v in (item.metadata or {}).items()}
+        extra = {k.decode(): v.decode() for k, v in (item.metadata or {}).items() if k.decode() not in DESCRIBING}
         if any(known[item.name].metadata.get(key) != value for key, value in extra.items()):
             metadata[item.name] = extra
     return new, metadata

@@ -18,6 +18,7 @@ from deltalake.fs import DeltaStorageHandler
 from game_events.errors import ConfigurationError, DataError
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse.format_version import refuse_newer
+from game_events.lakehouse.labels import Labels
 from game_events.lakehouse.object_store import delta_options
 from game_events.lakehouse.store_errors import store_errors_named
 from game_events.names import GAME_PATTERN, RESERVED_GAMES, Names
@@ -63,6 +64,12 @@ def game_of_gold(name: str, aggregate: str = PLAYER_AGG) -> str | None:
     return game if name == gold_name(game, aggregate) and game not in RESERVED_GAMES else None
 
 
+def layer_of(name: str) -> str:
+    """The layer of a table's key: bronze, silver, gold, or `own` for the pipeline's books."""
+    first = name.partition("_")[0]
+    return {"quarantine": "bronze", "bronze": "bronze", "silver": "silver", "gold": "gold"}.get(first, "own")
+
+
 def is_person(column: str, person: str | None) -> bool:
     """Whether a column says whom a row is about: it has that name, or is one of its doubles of another kind."""
     return person is not None and (column == person or column.startswith(f"{person}__"))
@@ -82,6 +89,7 @@ class Table:
         key: what code knows it by, whatever it is called; its name, if none is given.
         person: name of the columns that say whom a row is about: no value of theirs may stand in the table's log, which
             outlives the rows. So does `{person}__{type}`, where it came with another kind.
+        owners, tags: what the settings say of it.
     """
 
     name: str
@@ -89,6 +97,8 @@ class Table:
     options: dict[str, str] = field(default_factory=dict, repr=False)
     person: str | None = None
     key: str = ""
+    owners: tuple[str, ...] = ()
+    tags: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.key:
@@ -132,15 +142,28 @@ class Lakehouse:
     """All tables below one root path or URI."""
 
     def __init__(
-        self, root: str, options: dict[str, str] | None = None, person: str | None = None, called: Names | None = None
+        self,
+        root: str,
+        options: dict[str, str] | None = None,
+        person: str | None = None,
+        called: Names | None = None,
+        labels: Labels | None = None,
     ) -> None:
-        """Local roots become absolute, so that Spark's workers find them; `person` as for `Table`, `called`: the names.
+        """Local roots become absolute, so that Spark's workers find them.
+
+        Args:
+            root: path or URI.
+            options: what the object store needs.
+            person: as for `Table`.
+            called: the names.
+            labels: whose tables they are.
 
         Raises:
             ConfigurationError: the root is an existing file.
         """
         self.options = dict(options or {})
         self.person = person
+        self.labels = labels or Labels()
         self.called = called or Names()
         if root.startswith("file://"):
             root = root.removeprefix("file://")
@@ -159,12 +182,13 @@ class Lakehouse:
         Raises:
             ConfigurationError: the root is an existing file, or an object store that is not safe to write to.
         """
-        return cls(settings.lakehouse, delta_options(settings), settings.key_column, settings.names)
+        return cls(settings.lakehouse, delta_options(settings), settings.key_column, settings.names, Labels.of(settings))
 
     def table(self, key: str) -> Table:
         """The table of that key, existing or not."""
         name = self.called.name_of(key)
-        return Table(name, f"{self.root}/{name}", self.options, self.person, key)
+        owners, tags = self.labels.of_layer(layer_of(key))
+        return Table(name, f"{self.root}/{name}", self.options, self.person, key, owners, tags)
 
     def key(self, name: str) -> str:
         """The key of the table of a name: what `table` takes."""

@@ -44,6 +44,7 @@ from game_events.pipeline.bronze_stage import (
     bronze_schema,
     source_columns,
 )
+from game_events.pipeline.column_comments import BRONZE_DESCRIPTION, about_bronze, documented
 from game_events.pipeline.commit_notes import slice_info
 from game_events.pipeline.consumer_group import tell_group
 from game_events.pipeline.context import Pipeline
@@ -156,7 +157,7 @@ def _open_or_create(pipeline: Pipeline, now: Seen, report: RunReport) -> DeltaTa
         advance={p.app: at for p, at in start.items()} | identity(start) | {BATCH_APP: 0},
         table_id=None,
         info=slice_info(0, 0, 0, {p: (at, at) for p, at in start.items()}, gaps),
-        description="Every decodable record of the source, once, decoded by its writer's schema",
+        description=BRONZE_DESCRIPTION,
     )
     with suppress(ConflictError):  # a rival made it: its start offsets hold for us too
         commit(plan)
@@ -184,7 +185,7 @@ def _load_slice(
         held = _commit_quarantine(pipeline, quarantine, part, decided_until, staged)
         report.add_landed("quarantine", pipeline.quarantine, held, QUARANTINE_COLUMNS, batch)
         crash_points.reach("quarantine_committed")
-    schema = bronze_schema(seen)
+    schema = documented(pipeline, bronze_schema(seen), seen, staged.types)
     behind = behind_origins(handle, staged.origins)
     known = {f.name for f in handle.schema().fields}
     # Every lane has a place from the start: behind one without, nobody would look for those of a topic that is gone.
@@ -211,7 +212,9 @@ def _load_slice(
             part.gaps,
             staged.suppressed,
             now.latest,
-        ),
+        )
+        | {"run_id": pipeline.run_id},
+        about=about_bronze(pipeline, handle, staged.types),
     )
     if staged.quarantine:
         before = int(handle.transaction_version(QUARANTINED_APP) or 0)
@@ -345,6 +348,7 @@ def _commit_quarantine(
         advance={p.app: max(end, decided_until.get(p, 0)) for p, end in part.end.items()},
         table_id=str(handle.metadata().id) if handle is not None else None,
         seen=handle.version() if handle is not None else None,
+        info={"run_id": pipeline.run_id},
         description=QUARANTINE_DESCRIPTION,
     )
     try:

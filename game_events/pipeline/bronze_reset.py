@@ -23,6 +23,7 @@ from game_events.lakehouse.staging import StagedFile, discard
 from game_events.pipeline.bronze import BATCH_APP, archive_schemas, column_map, stage_slice
 from game_events.pipeline.bronze_protection import Expired, count_expired, refuse_unless_allowed, source_to_read
 from game_events.pipeline.bronze_stage import bronze_schema
+from game_events.pipeline.column_comments import documented
 from game_events.pipeline.commit_notes import slice_info
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.generations import ERASED_APP, GENERATION_APP
@@ -124,7 +125,7 @@ def _commit(pipeline: Pipeline, bronze: DeltaTable, staged: _Staged, batch: int,
     return commit(
         Commit(
             pipeline.bronze,
-            bronze_schema(staged.columns),
+            documented(pipeline, bronze_schema(staged.columns), staged.columns, staged.types),
             staged.bronze,
             expected={app: bronze.transaction_version(app) for app in compared},
             advance={p.app: end for p, end in staged.end.items()}

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable
 
 from game_events.decoding.columns import ColumnMap, Field
+from game_events.decoding.comments import NO_COMMENTS, Comments, read_comments
 from game_events.decoding.decoder import DecodePlan, TypeKey
 from game_events.decoding.formats import compile_schema, make_decoder
 from game_events.decoding.frames import SchemaId, ordered
@@ -43,6 +44,7 @@ class SchemaCatalog:
         self._fetched: dict[SchemaId, RegistrySchema] = {}
         self._compiled: dict[SchemaId, CompiledSchema | DataError] = {}
         self._messages: dict[TypeKey, PayloadDecoder | DataError] = {}
+        self._comments: dict[SchemaId, Comments] = {}
         #: Pairs met in this process: planned for from then on, so that no slice is read twice for them.
         self.met: set[TypeKey] = set()
         self._versions: dict[str, list[int]] = {}
@@ -140,6 +142,18 @@ class SchemaCatalog:
             raise compiled
         decoders = (make_decoder(compiled, path) for path in compiled.paths())
         return {decoder.message: decoder.fields for decoder in decoders}
+
+    def known_messages(self, schema_id: SchemaId) -> dict[str, tuple[Field, ...]]:
+        """Message types that were decoded with this id so far, by full name; nobody is asked."""
+        found = (d for (i, _), d in self._messages.items() if i == schema_id and not isinstance(d, DataError))
+        return {decoder.message: decoder.fields for decoder in found}
+
+    def comments(self, schema_id: SchemaId) -> Comments:
+        """What the author of a schema that was met says of its fields; read once."""
+        if schema_id not in self._comments:
+            schema = self._fetched.get(schema_id) or self._archived.get(schema_id)
+            self._comments[schema_id] = read_comments(schema) if schema is not None else NO_COMMENTS
+        return self._comments[schema_id]
 
     def archive(self, schema_ids: Iterable[SchemaId]) -> list[SchemaId]:
         """Write the texts of these ids to the lakehouse, once each; before the first row that needs them is committed.

@@ -43,12 +43,14 @@ class Pipeline:
         settings: the settings.
         get_spark: gives the session; only the Dagster resource (or a test's fixture) makes one.
         run_id: who works: Dagster's run id where there is one.
+        registered: tables that are known to be in the catalog.
         quiet: what is under way is told at DEBUG: a loop would say the same each second.
     """
 
     settings: Settings
     get_spark: Callable[[], SparkSession]
     run_id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    registered: set[str] = field(default_factory=set, compare=False, repr=False)
     quiet: bool = False
 
     def on_progress(self, message: str) -> None:

@@ -15,8 +15,10 @@ from game_events.lakehouse.event_log import append_events
 from game_events.pipeline.audit import without_secrets
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.event_rows import RunFacts, event_rows
+from game_events.pipeline.lineage_run import Lineage
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.report_sum import report_sum
+from game_events.pipeline.table_catalog import register_tables
 
 log = logging.getLogger(__name__)
 #: Seconds between two commits of a run without an end.
@@ -24,16 +26,20 @@ INTERVAL_S = 60.0
 
 
 @contextmanager
-def recorded(pipeline: Pipeline, report: RunReport, job: str, attempt: int = 0) -> Iterator[None]:
+def recorded(pipeline: Pipeline, report: RunReport, job: str, attempt: int = 0, *, lineage: bool = True) -> Iterator[None]:
     """Whatever happens inside, and what is in the report by then, is in the event log afterwards.
+
+    Before that its tables are registered in the catalog, and OpenLineage is told, where the settings say so.
 
     Args:
         pipeline: the parts; its run id is the events'.
         report: filled inside.
         job: what was started: with the run id and the attempt it tells these events from all others.
         attempt: 0, or how often it was tried before under the same run id.
+        lineage: False: it makes no table, nobody is told.
     """
     began = time.monotonic()
+    told = Lineage(pipeline, job) if lineage else None
     error: BaseException | None = None
     try:
         yield
@@ -41,7 +47,12 @@ def recorded(pipeline: Pipeline, report: RunReport, job: str, attempt: int = 0) 
         error = raised
         raise
     finally:
-        write_events(pipeline, report, _facts(job, began, error), str(attempt))
+        facts = _facts(job, began, error)
+        if not facts.stopped:
+            register_tables(pipeline, report)
+        if told is not None:
+            told.close(report, error, stopped=facts.stopped)
+        write_events(pipeline, report, facts, str(attempt))
 
 
 def _facts(job: str, began: float, error: BaseException | None) -> RunFacts:
@@ -83,22 +94,44 @@ class RunLog:
         """Nothing is written before there is a report."""
         self._pipeline, self._job, self._attempt, self._interval_s = pipeline, job, attempt, interval_s
         self._reports: list[RunReport] = []
+        #: The reports since the last time that others were told: what the event log could not take is told no second time.
+        self._untold: list[RunReport] = []
         self._part = 0
         self._began = time.monotonic()
+        self._lineage = Lineage(pipeline, job, streaming=True)
+        #: What was told of the reports besides: tables that were registered, lineage, and what kept either from it.
+        self.told = RunReport()
 
     def add(self, report: RunReport) -> None:
         """Note a cycle, and write if it is time to."""
         if report.tables or report.checks:
             self._reports.append(report)
+            self._untold.append(report)
         if self._reports and time.monotonic() - self._began >= self._interval_s:
-            self._write(None)
+            self._write(None, end=False)
 
     def close(self, error: BaseException | None = None) -> None:
         """Write what is left; at the latest now there is a row that says that the run ended, and how."""
-        self._write(error)
+        self._write(error, end=True)
 
-    def _write(self, error: BaseException | None) -> None:
+    def _tell(self, whole: RunReport, error: BaseException | None, *, end: bool) -> None:
+        """Catalog and lineage of what was not told of yet."""
+        news, self._untold = report_sum(self._untold), []
+        facts = _facts(self._job, self._began, error)
+        if not facts.stopped:
+            register_tables(self._pipeline, news)
+        if end:
+            self._lineage.close(news, error, stopped=facts.stopped)
+        else:
+            self._lineage.part(news)
+        besides = RunReport(registered=news.registered, lineage=news.lineage, checks=news.checks, notices=news.notices)
+        self.told = report_sum([self.told, besides])
+        whole.checks, whole.notices = news.checks or whole.checks, list(dict.fromkeys([*whole.notices, *news.notices]))
+        whole.registered, whole.lineage = news.registered, news.lineage
+
+    def _write(self, error: BaseException | None, *, end: bool) -> None:
         whole = report_sum(self._reports)
+        self._tell(whole, error, end=end)
         part = f"{self._attempt}.{self._part}"
         if write_events(self._pipeline, whole, _facts(self._job, self._began, error), part):
             self._reports, self._part, self._began = [], self._part + 1, time.monotonic()

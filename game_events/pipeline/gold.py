@@ -364,6 +364,7 @@ def _commit(
         replace=plan.gold is not None,
         # All rows are new, so columns that are declared no more go.
         reshape=plan.full,
-        info={BATCH_INFO: str(plan.batch)} | ({"definition": aggregate.definition} if aggregate.definition else {}),
+        info={BATCH_INFO: str(plan.batch), "run_id": pipeline.run_id}
+        | ({"definition": aggregate.definition} if aggregate.definition else {}),
         description=f"{word} {plan.game}: {aggregate.description}"[:1_000],
     )

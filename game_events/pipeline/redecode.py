@@ -22,6 +22,7 @@ from game_events.lakehouse.reading import read_files, row_count, spark_schema
 from game_events.lakehouse.staging import discard
 from game_events.pipeline.bronze import BATCH_APP, FIRST_MESSAGE, column_map
 from game_events.pipeline.bronze_stage import OWN_COLUMNS, bronze_schema, travelling
+from game_events.pipeline.column_comments import documented
 from game_events.pipeline.commit_notes import ERASED_BY_BATCH
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure_tables import erase_from_quarantine
@@ -100,7 +101,8 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
             "quarantine: take that over with `game-events redecode --downstream`"
         )
         info[ERASED_BY_BATCH] = json.dumps(Counter(batch for _, _, _, batch in staged.suppressed_records))
-    schema = bronze_schema(pipeline.catalog.message_columns(column_map(handle), staged.types))
+    columns = pipeline.catalog.message_columns(column_map(handle), staged.types)
+    schema = documented(pipeline, bronze_schema(columns), columns, staged.types)
     count = handle.transaction_version(REDECODE_APP)
     try:
         landed = commit(

@@ -206,7 +206,7 @@ def decide(
         table_id=_table_id(now.handle),
         seen=planned_from.handle.version() if planned_from.handle is not None else None,
         rewritten=rewritten.paths,
-        info={"rejected_rows": str(sum(f.rows for f in files))},
+        info={"rejected_rows": str(sum(f.rows for f in files)), "run_id": pipeline.run_id},
         description=QUARANTINE_DESCRIPTION,
     )
     try:

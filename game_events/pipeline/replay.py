@@ -30,6 +30,7 @@ from game_events.lakehouse.reading import read_files, spark_schema
 from game_events.pipeline.bronze import BATCH_APP, FIRST_MESSAGE, RIVAL_ATTEMPTS, archive_schemas, column_map
 from game_events.pipeline.bronze_restored import mend_restored_bronze
 from game_events.pipeline.bronze_stage import OWN_COLUMNS, QUARANTINE_COLUMNS, bronze_schema, travelling
+from game_events.pipeline.column_comments import documented
 from game_events.pipeline.commit_notes import slice_info
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure_tables import erase_from_quarantine
@@ -179,7 +180,8 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Repl
     if not staged.bronze:
         return Replayed(0, staged.reasons)
     archive_schemas(pipeline, report, staged.types)
-    schema = bronze_schema(pipeline.catalog.message_columns(column_map(bronze), staged.types))
+    columns = pipeline.catalog.message_columns(column_map(bronze), staged.types)
+    schema = documented(pipeline, bronze_schema(columns), columns, staged.types)
     last = bronze.transaction_version(REPLAY_APP)
     plan = Commit(
         pipeline.bronze,

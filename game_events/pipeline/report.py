@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 import pyarrow as pa
 
 from game_events.decoding.frames import ordered
+from game_events.lakehouse.comments import comments_of, described
 from game_events.lakehouse.commits import Landed
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.archive_account import Archived
@@ -17,6 +18,7 @@ from game_events.pipeline.check_result import CheckResult
 from game_events.pipeline.erasure_account import Erasure
 from game_events.pipeline.export_account import Export
 from game_events.pipeline.latency import Arrivals, Histogram
+from game_events.pipeline.lineage_account import LineageAccount
 from game_events.pipeline.rule_split import RuleCounts
 from game_events.pipeline.upkeep_report import TableUpkeep
 from game_events.rules import Rule
@@ -38,7 +40,7 @@ class TableReport:
         table_rows: rows of the table after it; `table_bytes`: bytes of its files.
         version: Delta version after the commit.
         batch: highest bronze batch in it.
-        columns: (name, type) of each column.
+        columns: (name, type) of each column; `comments`: those of columns that have one.
         new: the table was made by this run.
         error: why nothing was committed, if so.
         dropped, quarantined: rows that rules kept out of it in this run.
@@ -55,6 +57,7 @@ class TableReport:
     version: int | None = None
     batch: int | None = None
     columns: list[tuple[str, str]] = field(default_factory=list)
+    comments: dict[str, str] = field(default_factory=dict)
     new: bool = False
     new_columns: list[str] = field(default_factory=list)
     error: str | None = None
@@ -109,6 +112,8 @@ class RunReport:
         suppressed: records that are in no table, as their gamers were forgotten.
         erasure: what `game-events forget` did.
         export: what the export over HTTP did.
+        registered: tables that were registered in the catalog.
+        lineage: what became of the OpenLineage events; None: nobody wants any.
         files: of files as the source: how many were taken in, have changed since, wait until they are finished.
         archive: what `game-events archive` did.
         notices: what a person should know besides: a protected table that was left out, a bronze that was replaced.
@@ -139,6 +144,8 @@ class RunReport:
     files: Counter[str] = field(default_factory=Counter)
     archive: Archived | None = None
     notices: list[str] = field(default_factory=list)
+    registered: list[str] = field(default_factory=list)
+    lineage: LineageAccount | None = None
     _landed: dict[str, TableReport] = field(default_factory=dict, repr=False)
 
     def of(self, layer: str) -> list[TableReport]:
@@ -171,6 +178,7 @@ class RunReport:
         entry.table_rows, entry.table_bytes, entry.version = landed.table_rows, landed.table_bytes, landed.version
         entry.batch = batch
         entry.columns = [(f.name, str(f.type)) for f in schema]
+        entry.comments = comments_of(described(table, schema))
         return entry
 
     def add_rules(
@@ -273,6 +281,8 @@ class RunReport:
             "checks": {c.name: c.passed for c in self.checks},
             "latency": {layer: times.to_dict() for layer, times in self.latency.items()},
             "tables": {t.table: t.location for t in self.tables if t.error is None},
+            "registered": self.registered,
+            **({"lineage": asdict(self.lineage)} if self.lineage is not None else {}),
             **({"archive": self.archive.to_dict()} if self.archive is not None else {}),
             **({"erasure": self.erasure.to_dict()} if self.erasure is not None else {}),
             **({"export": self.export.to_dict()} if self.export is not None else {}),

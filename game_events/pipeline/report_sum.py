@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from game_events.lakehouse.progress import GOLD, UNIFIED_LAYER, is_gold
 from game_events.pipeline.latency import Histogram
+from game_events.pipeline.lineage_account import LineageAccount
 from game_events.pipeline.report import RunReport, TableReport
 
 #: Notices that a sum keeps, the newest: of a run that goes on for days not every one is told at its end.
@@ -52,6 +53,10 @@ def report_sum(reports: Sequence[RunReport]) -> RunReport:
         whole.files = Counter({k: n for k, n in whole.files.items() if k != "waiting"}) + report.files
         whole.add_upkeep(report.upkeep.values())
         whole.suppressed += report.suppressed
+        whole.registered += report.registered
+        if report.lineage is not None:
+            whole.lineage = whole.lineage or LineageAccount()
+            whole.lineage.add(report.lineage)
         whole.notices = list(dict.fromkeys([*whole.notices, *report.notices]))[-NOTICES_KEPT:]
         for layer, seconds in report.seconds.items():
             whole.seconds[layer] = whole.seconds.get(layer, 0.0) + seconds

@@ -11,6 +11,7 @@ from game_events.lakehouse.progress import SILVER
 from game_events.lakehouse.reading import BATCH_INFO
 from game_events.lakehouse.staging import discard
 from game_events.pipeline.bronze_stage import QUARANTINE_COLUMNS
+from game_events.pipeline.column_comments import message_comment
 from game_events.pipeline.fan_out import FanOutResult
 from game_events.pipeline.game_commits import Committed, commit_games
 from game_events.pipeline.generations import ERASED_APP, GENERATION_APP, BronzeIdentity, erasures, generation
@@ -154,6 +155,7 @@ def _commit_plan(source: Source, decisions: Decisions, game: str, start: Start, 
         replace=start.replace and handle is not None,
         # All rows are new, so columns that no transformation gives any more go, and types may be others.
         reshape=start.replace,
-        info={BATCH_INFO: str(source.batch)},
-        description=f"Events of the {word} {game}: its rows of {source.pipeline.bronze.name}, append-only",
+        info={BATCH_INFO: str(source.batch), "run_id": source.pipeline.run_id},
+        description=f"Events of the {word} {game}: its rows of {source.pipeline.bronze.name}, append-only"
+        f"{message_comment(source.handle)}",
     )

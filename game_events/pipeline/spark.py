@@ -141,6 +141,9 @@ def spark_config(settings: Settings) -> dict[str, str]:
     else:
         # Its executors have to reach it.
         conf["spark.driver.bindAddress"] = "0.0.0.0"  # noqa: S104
+    if settings.catalog is not None and "." not in settings.catalog:
+        # A metastore: tables that are registered in Spark's own memory would be gone with the session.
+        conf["spark.sql.catalogImplementation"] = "hive"
     return conf | spark_options(settings) | settings.spark_conf
 
 

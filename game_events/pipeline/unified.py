@@ -134,7 +134,7 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
         table_id=str(handle.metadata().id) if handle is not None else None,
         replace=handle is not None,
         reshape=reshaped,
-        info={BATCH_INFO: str(state.floor(GOLD))},
+        info={BATCH_INFO: str(state.floor(GOLD)), "run_id": pipeline.run_id},
         description=f"One row per {words.entity} and {words.key}: all {words.entities}' aggregates in one table",
     )
     landed = commit(plan)

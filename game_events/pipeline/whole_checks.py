@@ -22,6 +22,7 @@ from game_events.pipeline.offset_checks import CONTINUOUS, RECENT_COMMITS, UNIQU
 from game_events.pipeline.reconcile import reconcile
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.schema_drift import DRIFT, schema_drift
+from game_events.pipeline.table_catalog import REGISTERED, tables_registered
 from game_events.pipeline.volume import VOLUME, volume
 
 CONSERVED = "rows_conserved"
@@ -86,6 +87,12 @@ CHECKS = (
         "Bronze's columns are those of the last look: a producer that adds fields or changes their kind is seen.",
         schema_drift,
         schema_drift,
+    ),
+    WholeCheck(
+        REGISTERED,
+        "bronze",
+        "Every table is registered in the catalog's database that GAME_EVENTS_CATALOG names. Warns.",
+        tables_registered,
     ),
     WholeCheck(
         CONSERVED,

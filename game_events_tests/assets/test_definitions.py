@@ -116,6 +116,7 @@ def test_every_check_belongs_to_its_asset_and_those_that_find_wrong_rows_block()
         "offsets_lost": (BRONZE_KEY, False),
         "fresh": (BRONZE_KEY, False),
         "schema_drift": (BRONZE_KEY, False),
+        "tables_registered": (BRONZE_KEY, False),
         "rows_conserved": (SILVER_KEY, True),
         "volume": (SILVER_KEY, False),
         "gold_equals_recompute": (GOLD_KEY, True),

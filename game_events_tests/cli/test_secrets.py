@@ -25,6 +25,7 @@ REGISTRY_SECRET = "planted-registry-4c1f9a"
 KAFKA_SECRET = "planted-kafka-83be20"
 KEY_PASSWORD = "planted-key-password-19aa"
 SESSION_TOKEN = "planted-session-77d0e4"
+LINEAGE_KEY = "planted-lineage-5ae310"
 LOGIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 #: The command line with every Python logger at DEBUG, into a file; several commands one after another.
 LOUD = """
@@ -43,7 +44,15 @@ DAGSTER = """
 telemetry: {enabled: false}
 python_logs: {managed_python_loggers: [root, game_events], python_log_level: DEBUG}
 """
-AFTERWARDS = ("tables", "log", "quarantine", "report --out report.html", "doctor --json", "log --json")
+AFTERWARDS = (
+    "tables",
+    "log",
+    "quarantine",
+    "report --out report.html",
+    "doctor --json",
+    "sql --json FROM/**/bronze_events",
+    "log --json",
+)
 
 
 def environment_of(settings: Settings, store: ObjectStore, folder: Path, webhook: str) -> dict[str, str]:
@@ -83,6 +92,7 @@ def environment_of(settings: Settings, store: ObjectStore, folder: Path, webhook
         "GAME_EVENTS_SCHEMA_REGISTRY_PASSWORD": REGISTRY_SECRET,
         "GAME_EVENTS_KAFKA_OPTIONS": json.dumps(kafka),
         "GAME_EVENTS_ALERT_WEBHOOK_URL": webhook,
+        "GAME_EVENTS_OPENLINEAGE_API_KEY": LINEAGE_KEY,
         "GAME_EVENTS_SPARK_MASTER": "local[2]",
         "GAME_EVENTS_SPARK_CONF": json.dumps(spark),
     }
@@ -114,8 +124,9 @@ def test_no_secret_is_in_any_output_log_event_plan_or_table(settings: Settings, 
     sent = produce(settings, Simulation(games=("rummy",), records_per_game_and_version=5, poison_share=0.2))
     (tmp_path / "dagster").mkdir()
     (tmp_path / "dagster" / "dagster.yaml").write_text(DAGSTER)
-    with Receiver().running() as inbox:
+    with Receiver().running() as inbox, Receiver().running() as lineage:
         environment = environment_of(settings, store, tmp_path, inbox.url)
+        environment["GAME_EVENTS_OPENLINEAGE_URL"] = f"http://{lineage.url.split('/')[2]}"
         worked = run(tmp_path, environment, "run", "run --json")
         away = environment | {"GAME_EVENTS_SCHEMA_REGISTRY_URL": "http://127.0.0.1:9", "GAME_EVENTS_MODE": "development"}
         produce(settings, Simulation(games=("rummy",), records_per_game_and_version=2, versions=(9,), seed=2))
@@ -123,6 +134,8 @@ def test_no_secret_is_in_any_output_log_event_plan_or_table(settings: Settings, 
         assert run(tmp_path, environment, "afterwards", *AFTERWARDS) == 0
     assert (worked, failed) == (0, 1), (tmp_path / "run.err").read_text(errors="replace")[-3000:]
     assert inbox.events == ["run_failed"]
+    assert {h["Authorization"] for h in lineage.headers} == {f"Bearer {LINEAGE_KEY}"}
+    written_to_others = "".join(map(str, lineage.bodies)).encode()
     assert json.loads((tmp_path / "run.out").read_text().splitlines()[-1])["rows"]["bronze"] == sent.decodable
 
     written = dict(everything_written(tmp_path, store, settings.kafka_topic))
@@ -136,6 +149,7 @@ def test_no_secret_is_in_any_output_log_event_plan_or_table(settings: Settings, 
     assert b"rummy" in written["report.html"]
     assert b"conditional puts hold" in written["afterwards.out"]
 
-    planted = [REGISTRY_SECRET, KAFKA_SECRET, KEY_PASSWORD, SECRET, SESSION_TOKEN, TOKEN]
+    planted = [REGISTRY_SECRET, KAFKA_SECRET, KEY_PASSWORD, SECRET, SESSION_TOKEN, TOKEN, LINEAGE_KEY]
     needles = [text.encode() for text in planted] + [base64.b64encode(f"{USER}:{REGISTRY_SECRET}".encode())]
+    written["lineage"] = written_to_others
     assert [(name, needle) for name, body in written.items() for needle in needles if needle in body] == []

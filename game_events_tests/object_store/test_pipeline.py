@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from game_events.lakehouse.tables import BRONZE, QUARANTINE
+from game_events.lakehouse.sql import TablesSql
+from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.loop import Loop
 from game_events.pipeline.maintain import maintain
@@ -47,6 +48,11 @@ def test_a_run_fills_the_tables_and_one_with_nothing_new_writes_nothing(s3: Sett
     report = refresh(make_s3_pipeline(s3))
     assert report.success, report.errors
     assert_books_balance(s3, sent)
+    with TablesSql(Lakehouse.of(s3)) as tables:
+        _, rows = tables.query(
+            "SELECT count(*), count(DISTINCT _kafka_offset) > 1 FROM bronze_events WHERE game_name IS NOT NULL"
+        )
+        assert list(rows) == [(report.rows("bronze"), True)]
     before = versions(s3)
     assert refresh(make_s3_pipeline(s3)).tables == []
     assert versions(s3) == before

@@ -1,0 +1,34 @@
+"""Whose tables they are: owners and tags of each layer, from the settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from game_events.settings import Settings
+
+#: Layers that may have tags of their own; `all` is for every table.
+LAYERS = ("bronze", "silver", "gold", "own")
+EVERY = "all"
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Owners and tags.
+
+    Attributes:
+        owners: teams (`team:name`) and e-mail addresses.
+        tags: layer, or `all` -> key -> value.
+    """
+
+    owners: tuple[str, ...] = ()
+    tags: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, settings: Settings) -> Labels:
+        """Those of the settings."""
+        return cls(settings.owners, settings.tags)
+
+    def of_layer(self, layer: str) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+        """Owners and tags of a layer's tables; a layer's own tags win over those for all."""
+        tags = self.tags.get(EVERY, {}) | self.tags.get(layer, {})
+        return self.owners, tuple(sorted(tags.items()))

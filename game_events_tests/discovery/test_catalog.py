@@ -1,0 +1,117 @@
+"""Registration in a real Hive metastore (Derby), each step in a process of its own: what is registered outlives the session."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pyarrow as pa
+import pytest
+
+from game_events.lakehouse.commits import Commit, commit
+from game_events.lakehouse.staging import StagedWriter
+from game_events.lakehouse.tables import Lakehouse
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.report import RunReport, TableReport
+from game_events.pipeline.table_catalog import register_tables, tables_registered
+from game_events.settings import load_settings
+
+SCHEMA = pa.schema([pa.field("game_name", pa.string()), pa.field("_batch", pa.int64())])
+#: Registers what runs have made, of each lakehouse twice, then asks for the tables by name.
+STEP = """
+import json, sys
+from game_events.assets.resources import SparkResource
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.report import RunReport, TableReport
+from game_events.pipeline.table_catalog import register_tables, tables_registered
+from game_events.settings import load_settings
+
+spark = SparkResource().spark_session
+found, checks = [], []
+for lakehouse in json.loads(sys.argv[1]):
+    pipeline = Pipeline(load_settings(lakehouse=lakehouse), lambda: spark)
+    for _ in range(2):
+        report = RunReport(tables=[TableReport("bronze", "bronze_events", "")])
+        register_tables(pipeline, report)
+        found.append((report.registered, report.notices))
+    checks.append(tables_registered(pipeline).summary)
+rows = {name: spark.sql(f"SELECT count(*) FROM games.{name}").first()[0] for name in sys.argv[2:]}
+comment = spark.sql("DESCRIBE TABLE games.bronze_events").where("col_name = '_batch'").first()["comment"]
+print(json.dumps({"found": found, "rows": rows, "checks": checks, "comment": comment}))
+spark.stop()
+"""
+
+
+def make(root, *names):
+    lakehouse = Lakehouse(str(root))
+    for name in names:
+        table = lakehouse.table(name)
+        writer = StagedWriter(table, SCHEMA)
+        writer.write(pa.table({"game_name": ["a", "b"], "_batch": [1, 1]}, schema=SCHEMA))
+        commit(Commit(table, SCHEMA, writer.close(), expected={}, advance={}, table_id=None))
+
+
+@pytest.fixture
+def step(tmp_path):
+    """Runs `STEP` on some lakehouses."""
+
+    def run(lakehouses, *names):
+        conf = {
+            "spark.hadoop.javax.jdo.option.ConnectionURL": f"jdbc:derby:;databaseName={tmp_path}/metastore;create=true",
+            "spark.sql.warehouse.dir": f"{tmp_path}/warehouse",
+        }
+        environment = os.environ | {
+            "GAME_EVENTS_CATALOG": "games",
+            "GAME_EVENTS_SPARK_MASTER": "local[1]",
+            "GAME_EVENTS_SPARK_CONF": json.dumps(conf),
+        }
+        command = [sys.executable, "-c", STEP, json.dumps([str(root) for root in lakehouses]), *names]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return run
+
+
+def test_tables_are_in_a_metastore_once_and_found_by_name_from_any_session(step, tmp_path):
+    root = tmp_path / "it's a lake"
+    make(root, "bronze_events", "silver_a_events")
+    first = step([root], "bronze_events", "silver_a_events")
+    assert first["found"] == [[["bronze_events", "silver_a_events"], []], [[], []]]
+    assert first["rows"] == {"bronze_events": 2, "silver_a_events": 2}
+    assert first["checks"] == ["all 2 tables are registered"]
+    assert first["comment"] == "Number of the commit of bronze_events that brought the row"
+    # A new game, another session; then another lakehouse under the same names.
+    make(root, "silver_b_events")
+    other = tmp_path / "other"
+    make(other, "bronze_events", "silver_c_events")
+    second = step([root, other], "bronze_events", "silver_b_events")
+    assert second["found"][0] == [["silver_b_events"], []]
+    assert second["rows"] == {"bronze_events": 2, "silver_b_events": 2}
+    registered, notices = second["found"][2]
+    assert registered == []
+    assert f"games.bronze_events of the catalog is {root}, not {other}" in notices[0]
+    assert second["checks"][1].startswith("the catalog could not be asked: ConfigurationError")
+
+
+def test_a_catalog_that_is_away_is_a_notice_and_a_check_and_no_error(tmp_path):
+    make(tmp_path, "bronze_events")
+
+    def broken():
+        raise RuntimeError("the metastore's port is closed")
+
+    pipeline = Pipeline(load_settings(lakehouse=str(tmp_path), catalog="games"), broken)
+    report = RunReport(tables=[TableReport("bronze", "bronze_events", "")])
+    register_tables(pipeline, report)
+    assert report.notices == [
+        "tables could not be registered in the catalog games: RuntimeError: the metastore's port is closed"
+    ]
+    (check,) = report.checks
+    assert (check.name, check.passed, check.wrong_rows) == ("tables_registered", False, False)
+    # Nobody is asked by a run that changed nothing, or without a catalog.
+    register_tables(pipeline, quiet := RunReport())
+    assert (quiet.notices, quiet.checks) == ([], [])
+    without = Pipeline(load_settings(lakehouse=str(tmp_path)), broken)
+    register_tables(without, unasked := RunReport(tables=report.tables))
+    assert unasked.checks == []
+    assert tables_registered(without).passed
