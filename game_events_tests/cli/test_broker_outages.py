@@ -11,7 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from game_events.settings import Settings
 from game_events.sources import kafka
-from game_events.sources.kafka import KafkaTopic, Slice
+from game_events.sources.kafka import KafkaSource
+from game_events.sources.source import Slice
 from game_events.stack import local_stack
 from game_events.stack.stack_state import StackState
 from game_events_tests.books import assert_books_balance, coordinates
@@ -64,15 +65,15 @@ def stack(broker: Broker) -> StackState:
 def at_second_slice(monkeypatch: pytest.MonkeyPatch, action: Callable[[], None]) -> None:
     """Do something, once, when one slice is committed and Spark is about to read the next one."""
     slices: list[Slice] = []
-    read = KafkaTopic.read
+    read = KafkaSource.read
 
-    def late(self: KafkaTopic, spark: SparkSession, part: Slice) -> DataFrame:
+    def late(self: KafkaSource, spark: SparkSession, part: Slice) -> DataFrame:
         slices.append(part)
         if len(slices) == 2:
             action()
         return read(self, spark, part)
 
-    monkeypatch.setattr(KafkaTopic, "read", late)
+    monkeypatch.setattr(KafkaSource, "read", late)
 
 
 @pytest.mark.usefixtures("spark")
