@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from game_events.settings import Settings
-from game_events.sources import kafka
+from game_events.sources import kafka, kafka_admin
 from game_events.sources.kafka import KafkaSource
 from game_events.sources.source import Slice
 from game_events.stack import local_stack
@@ -97,7 +97,7 @@ def test_a_run_whose_broker_dies_ends_with_the_reason_or_goes_on_when_it_is_back
     assert 0 < len(first) <= 10, "what was committed before stays, and nothing else is there"
 
     with monkeypatch.context() as patch:
-        patch.setattr(kafka, "TIMEOUT_S", 1.0)
+        patch.setattr(kafka_admin, "TIMEOUT_S", 1.0)
         away = cli("run", "--json")
     assert away.code == 1
     assert f"Kafka at {servers}" in away.result["error"]
