@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -94,10 +95,17 @@ def spark_schema(schema: Schema) -> StructType:
 
 
 def read_files(spark: SparkSession, uris: Sequence[str], schema: StructType) -> DataFrame:
-    """Rows of Parquet files with a given schema; no file footers are read for it."""
+    """Rows of Parquet files with a given schema; no file footers are read for it.
+
+    Args:
+        spark: the session.
+        uris: as delta-rs gives them: what is not plain ASCII in a folder's name is percent-encoded.
+        schema: columns a file lacks are NULL.
+    """
     if not uris:
         return spark.createDataFrame([], schema)
-    return spark.read.schema(schema).parquet(*[u.removeprefix("file://") for u in uris])
+    # Spark takes its paths as they are.
+    return spark.read.schema(schema).parquet(*[unquote(u.removeprefix("file://")) for u in uris])
 
 
 def path_column(uris: Sequence[str]) -> Column:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pyarrow as pa
+from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from game_events.lakehouse.reading import files_with, read_files, spark_schema
 from game_events.pipeline.spark import ARROW_BYTES, ARROW_RECORDS, KAFKA_ARROW_RECORDS, kafka_batches
 
 
@@ -28,3 +31,12 @@ def test_large_records_reach_the_workers_in_small_batches_and_small_ones_in_larg
     with kafka_batches(spark):
         assert max(rows for rows, _ in batches(100, KAFKA_ARROW_RECORDS + 1)) == KAFKA_ARROW_RECORDS
     assert max(rows for rows, _ in batches(100, ARROW_RECORDS + 1)) == ARROW_RECORDS
+
+
+def test_tables_below_a_folder_with_any_name_are_read(spark: SparkSession, tmp_path: Path) -> None:
+    folder = str(tmp_path / "lake house 50% ü")
+    write_deltalake(folder, pa.table({"x": [1, 2]}))
+    handle = DeltaTable(folder)
+    for uris in (files_with(handle), handle.file_uris()):
+        rows = read_files(spark, uris, spark_schema(handle.schema()))
+        assert sorted(row.x for row in rows.collect()) == [1, 2]
