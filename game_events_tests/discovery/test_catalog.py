@@ -90,7 +90,7 @@ def test_tables_are_in_a_metastore_once_and_found_by_name_from_any_session(step,
     assert second["rows"] == {"bronze_events": 2, "silver_b_events": 2}
     registered, notices = second["found"][2]
     assert registered == []
-    assert f"games.bronze_events of the catalog is {root}, not {other}" in notices[0]
+    assert f"games.bronze_events of the catalog is {root}/bronze_events, not {other}/bronze_events" in notices[0]
     assert second["checks"][1].startswith("the catalog could not be asked: ConfigurationError")
 
 
