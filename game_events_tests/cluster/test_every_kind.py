@@ -1,4 +1,7 @@
-"""The pipeline on a standalone cluster (two workers) and over Spark Connect: the same tests, a process for each kind."""
+"""The pipeline on a standalone cluster (two workers) and over Spark Connect: the same tests, a process for each kind.
+
+The cluster is started with the commands of docs/cluster.md, at free ports and in folders of the tests.
+"""
 
 from __future__ import annotations
 
