@@ -145,7 +145,7 @@ def _counters(work: Work, handle: DeltaTable, taken: int, game: str, gone: int) 
         counts = by_game_and_batch(records).items()
         return sum(n for (name, batch), n in counts if name == game and batch is not None and since < batch <= taken)
 
-    held = of_game(work.held)
+    held = of_game(work.held_now())
     dropped = of_game(work.wanted.records) - gone - held
     if work.pipeline.extensions.transformed(game):
         dropped = 0  # its rows may have become any number of rows

@@ -77,6 +77,17 @@ class Work:
 
         return records(pa.concat_tables([RECORDS.empty_table(), *(f.records for f in hits)])) - records(self.wanted.records)
 
+    def held_now(self) -> pa.Table:
+        """Rows of theirs that quarantine held instead of silver, with those that came since it was looked at.
+
+        A run's decision is in quarantine before the silver table has its batch: asked after that table was opened, this
+        knows every row that the table counts.
+        """
+        handle = self.pipeline.quarantine.open()
+        task = EraseTask({QUARANTINE: self.pipeline.quarantine}, self.wanted, rewrite=False)
+        news = [path for path in paths(handle) if path not in self.clean[QUARANTINE]] if handle is not None else []
+        return pa.concat_tables([self.held, *(task.look(QUARANTINE, path).records for path in news)])
+
     def erased(self, table: str, hits: Iterable[Found]) -> None:
         """Note what landed, or would."""
         for found in hits:

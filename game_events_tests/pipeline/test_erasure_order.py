@@ -17,13 +17,14 @@ from game_events.lakehouse.staging import StagedWriter
 from game_events.lakehouse.suppressed import add_suppressed, read_suppressed
 from game_events.lakehouse.tables import SUPPRESSED
 from game_events.pipeline import bronze as bronze_module
-from game_events.pipeline import erasure
+from game_events.pipeline import erasure, erasure_passes
 from game_events.pipeline.bronze_stage import OWN_COLUMNS, QUARANTINE_COLUMNS, StageResult
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure_resume import resume
-from game_events.pipeline.generations import ERASED_APP
+from game_events.pipeline.generations import ERASED_APP, BronzeIdentity
 from game_events.pipeline.preflight import environment_checks
 from game_events.pipeline.report import RunReport
+from game_events.pipeline.silver_commit import DROPPED_APP, QUARANTINED_APP
 from game_events.pipeline.suppression import hashes_of, suppression
 from game_events.settings import load_settings
 from game_events.sources.source import Slice
@@ -134,3 +135,38 @@ def test_an_interrupted_erasure_whose_ids_are_lost_is_finished_and_holds_up_nobo
     assert read_suppressed(pipeline.lakehouse).unfinished == frozenset()
     erasure.forget(pipeline, RunReport(), frozenset({"bob"}))
     assert [row["gamer_id"] for row in read_arrow(silver, silver.open()).to_pylist()] == [None]
+
+
+def test_rows_that_a_run_rejects_while_they_are_erased_are_taken_off_the_count_of_rejected_rows(pipeline, monkeypatch):
+    schema = pa.schema([*OWN_COLUMNS, pa.field("game_name", pa.string()), pa.field("gamer_id", pa.string())])
+    places = [{"_kafka_topic_id": ID, "_kafka_partition": 0, "_kafka_offset": offset, "_batch": 1} for offset in range(3)]
+
+    def add(table, schema, rows, **txns):
+        writer = StagedWriter(table, schema)
+        writer.write(pa.Table.from_pylist(rows, schema=schema))
+        handle = table.open()
+        table_id = str(handle.metadata().id) if handle is not None else None
+        commit(Commit(table, schema, writer.close(), expected={}, advance=txns, table_id=table_id))
+        return table.open()
+
+    rows = [{**place, "game_name": "chess", "gamer_id": "ann"} for place in places]
+    app = BronzeIdentity.of(add(pipeline.bronze, schema, rows, batch=1)).app
+    silver = pipeline.lakehouse.silver("chess")
+    put(silver, **{app: 0})
+    before = erasure_passes._commit_bronze
+
+    def beside_a_run(*arguments):
+        """It has one row in silver, one was rejected, one dropped."""
+        rejected = {**places[1], "layer": "silver", "game": "chess"}
+        add(pipeline.quarantine, QUARANTINE_COLUMNS, [rejected])
+        add(silver, schema, rows[:1], **{app: 1, DROPPED_APP: 1, QUARANTINED_APP: 1})
+        monkeypatch.setattr(erasure_passes, "_commit_bronze", before)
+        return before(*arguments)
+
+    monkeypatch.setattr(erasure_passes, "_commit_bronze", beside_a_run)
+    monkeypatch.setattr(erasure, "_gold_follows", lambda _: None)
+    erasure.forget(pipeline, RunReport(), frozenset({"ann"}))
+    handle = silver.open()
+    counters = [handle.transaction_version(app) for app in (DROPPED_APP, QUARANTINED_APP)]
+    assert (counters, read_arrow(silver, handle).num_rows) == ([0, 0], 0)
+    assert read_arrow(pipeline.quarantine, pipeline.quarantine.open()).num_rows == 0
