@@ -84,7 +84,8 @@ def test_bronze_is_protected_and_the_refusal_names_the_setting_and_what_would_be
         refresh(make_pipeline(protected), selection=selection_of(make_pipeline(protected), full_refresh=["bronze_events"]))
     said = str(refused.value)
     assert "GAME_EVENTS_ALLOW_BRONZE_FULL_REFRESH=true" in said
-    assert f"[0] from offset {low[0]}, [1] from offset {low[1]}" in said
+    topic = settings.kafka_topic
+    assert f"{topic}[0] from offset {low[0]}, {topic}[1] from offset {low[1]}" in said
     assert f"{gone[BRONZE]} of the {sent.decodable} rows of bronze_events" in said
     assert f"{gone[QUARANTINE]} of the {sum(sent.poison.values())} undecodable rows" in said
     # docs/refresh.md shows it.
