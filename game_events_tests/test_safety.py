@@ -31,6 +31,7 @@ from game_events.cli.report_page import page
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.event_log import append_events, read_events
 from game_events.lakehouse.tables import Lakehouse, game_of_silver, gold_name, is_game, silver_name
+from game_events.names import Words
 from game_events.pipeline.alerts import Alert, send
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.game_commits import commit_games
@@ -262,7 +263,7 @@ def test_the_page_of_charts_escapes_whatever_stands_in_the_event_log(tmp_path):
     failed = {"status": "failed", "detail": json.dumps({"error": SCRIPT, "message": SCRIPT})}
     kinds = ("run", "layer", "table", "rejected", "unrouted", "rule", "check", "schema")
     append_events(lakehouse, [{**hostile, **failed, "kind": kind} for kind in kinds], SCRIPT, "1")
-    text = page(report_data(read_events(lakehouse)), lakehouse.root, now)
+    text = page(report_data(read_events(lakehouse)), lakehouse.root, now, Words())
     assert "alert(" in text, "nothing of it is on the page: the test looks at nothing"
     assert SCRIPT not in text
 
