@@ -165,9 +165,10 @@ def offsets_unique(pipeline: Pipeline) -> CheckResult:
     open_replay = -1
     if quarantine is not None and not is_noted(bronze, quarantine):
         open_replay = int(bronze.transaction_version(REPLAY_APP) or 0)
+    rows = read_files(pipeline.spark, bronze.file_uris(), spark_schema(bronze.schema()))
+    # Columns only once there is a session: without one PySpark cannot tell of which kind they are to be.
     zero, one = F.lit(0), F.lit(1)
-    schema = spark_schema(bronze.schema())
-    rows = read_files(pipeline.spark, bronze.file_uris(), schema).select(
+    rows = rows.select(
         *COORDINATES, one.alias("b"), zero.alias("q"), (F.col("_batch") != open_replay).cast("int").alias("alone")
     )
     if quarantine is not None:
