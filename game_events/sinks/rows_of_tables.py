@@ -59,9 +59,10 @@ def _limits(spark: SparkSession, steps: Sequence[Step]) -> DataFrame:
 
 def _silver(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame:
     """Rows of silver between each step's batches."""
-    entity = F.col(quoted(pipeline.settings.entity_column))
     uris = [file[0] for step in steps for file in step.files]
+    # Columns only once there is a session: without one PySpark cannot tell of which kind they are to be.
     rows = read_files(pipeline.spark, uris, spark_schema(steps[0].silver.schema()))
+    entity = F.col(quoted(pipeline.settings.entity_column))
     rows = rows.join(_limits(pipeline.spark, steps), entity == F.col(_GAME))
     return rows.where((F.col("_batch") > F.col(_FROM)) & (F.col("_batch") <= F.col(_TO))).drop(_GAME, _FROM, _TO)
 
