@@ -7,7 +7,6 @@ by ``GAME_EVENTS_CONFIG``), the addresses of a running local stack, defaults.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from pathlib import Path
@@ -27,33 +26,15 @@ from yaml import YAMLError
 
 from game_events.errors import ConfigurationError
 from game_events.gold_columns import problem
+from game_events.local_stack_source import LocalStackSource
 from game_events.names import Names, Words
 from game_events.rules import Rule, require_unique
 from game_events.sample import SampleData
 from game_events.source_settings import SourceSettings, refuse_credentials, split_names
 
 ENV_PREFIX = "GAME_EVENTS_"
-#: What the local stack writes about itself, below ``state_dir``.
-STACK_STATE_FILE = "stack/stack.json"
 #: Ids of gamers are few enough to be tried one by one: only the key keeps their hashes from telling them.
 MIN_ERASURE_KEY_CHARS = 16
-
-
-class LocalStackSource(PydanticBaseSettingsSource):
-    """Addresses of the local stack (``game-events stack up``) for whoever names no Kafka and registry of their own."""
-
-    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:  # noqa: ANN401, ARG002
-        """Unused: this source answers as a whole."""
-        return None, field_name, False
-
-    def __call__(self) -> dict[str, Any]:
-        """The two addresses, or nothing if no stack was started from here."""
-        state_dir = self.current_state.get("state_dir") or Path(".game_events")
-        try:
-            state = json.loads((Path(state_dir) / STACK_STATE_FILE).read_text())
-        except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
-            return {}
-        return {key: state[key] for key in ("kafka_bootstrap_servers", "schema_registry_url") if state.get(key)}
 
 
 class Settings(SourceSettings):

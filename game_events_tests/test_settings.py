@@ -8,7 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from game_events.errors import ConfigurationError
-from game_events.settings import STACK_STATE_FILE, Settings, load_settings
+from game_events.local_stack_source import STACK_STATE_FILE
+from game_events.settings import Settings, load_settings
 
 SECRET = "hunter2"
 
