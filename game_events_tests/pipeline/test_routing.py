@@ -141,6 +141,7 @@ def test_the_report_for_programs_is_plain_json_and_says_everything():
         "expired": 0,
         "notices": [],
         "upkeep": {},
+        "registered": [],
         "checks": {},
         "latency": {},
         "errors": [{"table": "silver_rummy_events", "game": "rummy", "error": "disk full"}],
