@@ -92,7 +92,7 @@ def check_alone():
     """All rule checks by themselves, as the UI's button runs them."""
     checks = build_rule_checks(declared_rules(load_settings()))
     return dg.materialize(
-        [*build_tables("any"), *checks],
+        [*build_tables(load_settings()), *checks],
         selection=dg.AssetSelection.checks(*checks),
         resources={"lakehouse": LakehouseResource(spark=SparkResource())},
     )
