@@ -60,6 +60,7 @@ def connect(settings: Settings, conf: Mapping[str, str]) -> SparkSession:
     # Only where Connect is used: classic Spark needs none of its packages.
     from pyspark.sql.connect.client.retries import DefaultPolicy  # noqa: PLC0415
 
+    _keep_what_sessions_share()
     # At DEBUG it repeats every plan, Kafka's password in it; its errors are raised as well. PySpark switches it off, and who
     # configures logging afterwards (Dagster does) switches it on again.
     logging.getLogger(CLIENTS_LOGGER).setLevel(logging.CRITICAL)
@@ -74,6 +75,18 @@ def connect(settings: Settings, conf: Mapping[str, str]) -> SparkSession:
     except PySparkException as error:
         raise named(error, settings) from error
     return session
+
+
+def _keep_what_sessions_share() -> None:
+    """One session's end leaves the others of this process alone.
+
+    PySpark 4.0 ends, with any session, the threads by which all of the process tell the server what they have read; as it
+    does so in `__del__` too, under the lock that is held while such a thread starts, garbage collection at that moment hangs
+    the process for ever. Without it the threads end with the process.
+    """
+    from pyspark.sql.connect.client.reattach import ExecutePlanResponseReattachableIterator  # noqa: PLC0415
+
+    setattr(ExecutePlanResponseReattachableIterator, "shutdown", lambda: None)  # noqa: B010 - a method, to the type checker
 
 
 def named(error: PySparkException, settings: Settings) -> Exception:

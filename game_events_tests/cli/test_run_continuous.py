@@ -102,11 +102,11 @@ def test_a_run_that_has_lasted_long_enough_is_followed_by_another_in_the_same_pr
 ):
     monkeypatch.setenv("GAME_EVENTS_CONTINUOUS_RUN_H", str(3 / 3600))
     sent = produce(environment, wave())
-    process, _out, err = start("--duration-s", "12")
+    process, out, _ = start("--duration-s", "12")
     assert process.wait(400) == 0
     with DagsterInstance.from_config(str(tmp_path / "dagster")) as instance:
         runs = instance.get_runs()
     assert len(runs) >= 2
     assert {run.status for run in runs} == {DagsterRunStatus.SUCCESS}
-    assert f"run {runs[-1].run_id} has lasted CONTINUOUS_RUN_H; a new one goes on" in " ".join(err.read_text().split())
+    assert f"run {runs[-1].run_id} has lasted CONTINUOUS_RUN_H; a new one goes on" in " ".join(out.read_text().split())
     books.assert_books_balance(environment, sent)

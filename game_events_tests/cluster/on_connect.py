@@ -16,6 +16,7 @@ import pytest
 from dagster import DagsterRunStatus
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.connect.client.reattach import ExecutePlanResponseReattachableIterator
 
 from game_events.assets.resources import SparkResource
 from game_events.cli.warm_spark import WarmSpark
@@ -138,6 +139,20 @@ def test_a_run_leaves_no_session_on_the_server(spark):  # noqa: ARG001 - the ser
     # Who asks the resource again gets another one.
     assert resource.spark_session.range(2).count() == 2
     resource.release()
+
+
+def test_a_session_that_ends_at_any_moment_leaves_the_calls_of_others_alone(spark):  # noqa: ARG001 - the server must be up
+    ours, theirs = connect(load_settings(), {}), connect(load_settings(), {})
+    assert ours.range(3).count() == 3
+    # While a session hands over what it has read, the garbage collector may end another one, in whatever thread it runs.
+    with ExecutePlanResponseReattachableIterator._lock:
+        end = threading.Thread(target=give_back, args=(theirs,))
+        end.start()
+        end.join(30)
+        assert not end.is_alive()
+    assert ours.range(2).count() == 2
+    assert ExecutePlanResponseReattachableIterator._release_thread_pool_instance is not None
+    give_back(ours)
 
 
 def test_a_server_that_is_killed_in_mid_run_is_started_again_and_the_run_goes_on(settings, runs, monkeypatch):  # noqa: F811
