@@ -31,7 +31,7 @@ PART_ROWS = 2_400
 LATENCY_MS = {1: 34.0, 10: 95.0}
 #: (rows per call, tasks) -> rows a second that the documents report, on 16 cores.
 THEIRS = {(1, 4): 122, (1, 8): 249, (1, 16): 447, (10, 4): 456, (10, 8): 877, (10, 16): 1_687}
-CALLS_AT_ONCE = 8
+CALLS_AT_ONCE = 16
 TASKS = 16
 AHEAD = 5
 CLI = [sys.executable, "-c", "from game_events.cli.main import main; main()"]
@@ -107,7 +107,7 @@ def main(folder: Path, root: Path, topics: dict[str, str]) -> None:
 def cells(lakes, session) -> list[dict[str, float]]:  # noqa: ANN001 - settings by rows, and a session
     """Every cell of the table."""
     with receiver(1.0) as url:  # workers that have imported everything, as a second export finds them
-        _cell(lakes[PART_ROWS], session, PART_ROWS, 10, rest_url=SecretStr(url), rest_tasks=TASKS, rest_calls_per_task=8)
+        _cell(lakes[PART_ROWS], session, PART_ROWS, 10, rest_url=SecretStr(url), rest_tasks=TASKS, rest_calls_per_task=CALLS_AT_ONCE)
     found = []
     for rows_per_call, latency_ms in LATENCY_MS.items():
         for calls in (1, CALLS_AT_ONCE):

@@ -84,9 +84,16 @@ def file_system(table: Table) -> tuple[pafs.FileSystem, str]:
 class StagedWriter:
     """Writes rows of one table (and game) into files of bounded size, buffering one row group."""
 
-    def __init__(self, table: Table, schema: pa.Schema, game: str | None = None) -> None:
-        """Nothing is created before the first row group is full."""
-        self._table, self._schema, self._game = table, schema, game
+    def __init__(self, table: Table, schema: pa.Schema, game: str | None = None, group_rows: int = ROW_GROUP_ROWS) -> None:
+        """Nothing is created before the first row group is full.
+
+        Args:
+            table: where they will belong.
+            schema: their columns.
+            game: whose rows they hold.
+            group_rows: rows of a row group at most: what readers of a few rows read at least.
+        """
+        self._table, self._schema, self._game, self._group_rows = table, schema, game, group_rows
         self._buffer: list[pa.Table] = []
         self._rows = self._bytes = 0
         self._writer: pq.ParquetWriter | None = None
@@ -113,7 +120,7 @@ class StagedWriter:
             self._name = f"part-{uuid.uuid4()}.zstd.parquet"
             self._sink = system.open_output_stream(prefix + self._name)
             self._writer = pq.ParquetWriter(self._sink, self._schema, compression="zstd", compression_level=1)
-        self._writer.write_table(rows, row_group_size=ROW_GROUP_ROWS)
+        self._writer.write_table(rows, row_group_size=self._group_rows)
         crash_points.reach("file_open", self._table.name)
         if self._sink is not None and self._sink.tell() >= MAX_FILE_BYTES:
             self._finish()

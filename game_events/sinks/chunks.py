@@ -27,6 +27,8 @@ ROWS = "_group string, _batch bigint, _place string, _kafka_partition int, _kafk
 #: Bits of a chunk's number that count within a task; the task's number stands above them.
 COUNT_BITS = 32
 KEY_CHARS = 32
+#: Rows of a row group: each task that sends opens every file and reads those with its share.
+GROUP_ROWS = 2_048
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class CutChunks:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Consumes rows of `ROWS`, yields the files (`REPORT_SCHEMA`)."""
         context = TaskContext.get()
-        writer = StagedWriter(self.table, outbox_schema(self.person))
+        writer = StagedWriter(self.table, outbox_schema(self.person), group_rows=GROUP_ROWS)
         for rows in self.cut((pa.Table.from_batches([b]) for b in batches), context.partitionId() if context else 0):
             writer.write(rows)
         yield report(("file", f.to_json()) for f in writer.close())

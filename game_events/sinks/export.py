@@ -21,13 +21,14 @@ from game_events.lakehouse.commits import Commit, commit, paths
 from game_events.lakehouse.staging import REPORT_SCHEMA
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.export_account import Export, TaskAccount
+from game_events.pipeline.file_stage import staged_files
 from game_events.pipeline.report import RunReport
 from game_events.sinks.caps import Caps
 from game_events.sinks.export_tables import COMMITS_APP, DELIVERIES, RUN_APP, ExportTables, outbox_schema
 from game_events.sinks.permits import PermitAddress, PermitServer, permit_host
 from game_events.sinks.plan import plan_files, plan_slice
 from game_events.sinks.preflight_call import preflight
-from game_events.sinks.send import SendChunks
+from game_events.sinks.send import FILE, LEDGER, TASK, SendChunks
 from game_events.sinks.sources_of_rows import Wishes
 from game_events.sinks.target import RestTarget
 
@@ -120,7 +121,8 @@ class _Exporter:
                 permits if isinstance(permits, PermitAddress) else None,
             )
             found = pipeline.spark.range(0, tasks, 1, tasks).mapInArrow(job, REPORT_SCHEMA).collect()
-        done = [TaskAccount(**json.loads(line["body"])) for line in found]
+        job.note(staged_files(line for line in found if line["kind"] == FILE))
+        done = [TaskAccount(**json.loads(line["body"])) for line in found if line["kind"] == TASK]
         self._account.seconds += time.monotonic() - began
         self._account.add(done)
         stopped = [task for task in done if task.stopped is not None]
@@ -151,7 +153,7 @@ def _take_over(tables: ExportTables, run_id: str) -> int:
             {RUN_APP: number},
             table_id,
             info={"run_id": run_id},
-            description="What became of each chunk of exported rows",
+            description=LEDGER,
         )
         try:
             commit(plan)

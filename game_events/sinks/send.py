@@ -1,7 +1,8 @@
 """Workers' part of sending: a task's chunks are read, POSTed several at a time, and noted in the ledger as it goes.
 
-Guarantee: what the ledger calls delivered was answered 2xx. A task that is killed leaves at most `NOTE_EVERY_S` of answers
+Guarantee: what the ledger calls delivered was answered 2xx. Who is killed leaves at most `NOTE_EVERY_S` of each task's answers
 unnoted; their chunks are sent again, under the same keys. Rows of a dead letter are in their table before the ledger says so.
+What a task has not noted when it ends, the driver notes: many tasks end at once, and their commits would wait for each other.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pyspark import TaskContext
 from game_events.errors import ConflictError, GameEventsError
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, commit
-from game_events.lakehouse.staging import StagedWriter, file_system, report
+from game_events.lakehouse.staging import StagedFile, StagedWriter, file_system, report
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.export_account import LATENCIES_TOLD, TaskAccount
 from game_events.sinks.calls import Calls, Outcome
@@ -47,6 +48,9 @@ NOTE_EVERY_S, TASKS_FOR_IT = 2.0, 8
 #: Rows of the outbox in a task's memory.
 ROWS_AT_ONCE = 20_000
 APPEND_ATTEMPTS = 20
+#: Kinds of what a task reports.
+TASK, FILE = "task", "file"
+LEDGER = "What became of each chunk of exported rows"
 #: Chunks given up one after the other, none taken between: it is the receiver, not the rows.
 GIVEN_UP_IN_A_ROW = 5
 
@@ -84,11 +88,16 @@ class SendChunks:
         context = TaskContext.get()
         again = context is not None and context.attemptNumber() > 0
         for batch in batches:
-            done = [self.run_task(task, again=again) for task in batch.column(0).to_pylist()]
-            yield report(("task", json.dumps(asdict(account))) for account in done)
+            for task in batch.column(0).to_pylist():
+                account, files = self.run_task(task, again=again)
+                yield report(iter([(TASK, json.dumps(asdict(account))), *((FILE, file.to_json()) for file in files)]))
 
-    def run_task(self, task: int, *, again: bool = False) -> TaskAccount:
-        """Send one task's share; `again`: an attempt before this one may have sent some of it."""
+    def run_task(self, task: int, *, again: bool = False) -> tuple[TaskAccount, list[StagedFile]]:
+        """Send one task's share; `again`: an attempt before this one may have sent some of it.
+
+        Returns:
+            what it did, and files of the ledger with what it has not noted yet (`note`).
+        """
         mine = share(self.chunks, task, self.tasks)
         counts = share(self.rows, task, self.tasks)
         if again:
@@ -97,6 +106,15 @@ class SendChunks:
             left = ~np.isin(mine, done)
             mine, counts = mine[left], counts[left]
         return asyncio.run(_Task(self, task, mine, counts).run())
+
+    def note(self, files: Sequence[StagedFile]) -> None:
+        """The driver's part: one commit of what the tasks had not noted when they ended.
+
+        Raises:
+            ConflictError: another run has taken over.
+        """
+        if files:
+            _add(self.tables.deliveries, DELIVERIES, files, {RUN_APP: self.run}, LEDGER)
 
 
 @dataclass
@@ -119,15 +137,16 @@ class _Task:
         self._account = TaskAccount(began=time.time())
         self._error: Exception | None = None
 
-    async def run(self) -> TaskAccount:
+    async def run(self) -> tuple[TaskAccount, list[StagedFile]]:
         """Send, and tell what was done; an error of this project's own as a value: it would come to the driver as mere text."""
-        account = self._account
+        account, files = self._account, list[StagedFile]()
         try:
             await self._send()
+            files = self._hand_over()
         except GameEventsError as error:
             account.stopped, account.kind = str(error), type(error).__name__
         account.ended = time.time()
-        return account
+        return account, files
 
     async def _send(self) -> None:
         job, target, account = self._job, self._job.target, self._account
@@ -143,7 +162,8 @@ class _Task:
             account.latencies = calls.latencies[:: max(1, len(calls.latencies) // LATENCIES_TOLD)]
             if account.stopped is None:
                 self._results += self._doubtful
-            await self._note()
+            if self._error is not None or not all(result.outcome.taken for result in self._results):
+                await self._note()
         if self._error is not None:
             raise self._error
 
@@ -189,33 +209,50 @@ class _Task:
             if results:
                 crash_points.reach("rest_answered", self._number)
                 await asyncio.to_thread(self._commit, results)
-                for result in results:
-                    taken, rows = result.outcome.taken, result.chunk.num_rows
-                    self._account.delivered += rows * taken
-                    self._account.dead += rows * (not taken)
-                    self._account.delivered_calls += taken
-                    self._account.dead_calls += not taken
+                self._count(results)
+
+    def _hand_over(self) -> list[StagedFile]:
+        """What is left, as files that the driver commits."""
+        results, self._results = self._results, []
+        if not results:
+            return []
+        crash_points.reach("rest_answered", self._number)
+        files = _staged(self._job.tables.deliveries, self._heads(results))
+        self._count(results)
+        return files
+
+    def _count(self, results: Sequence[_Result]) -> None:
+        account = self._account
+        for result in results:
+            taken, rows = result.outcome.taken, result.chunk.num_rows
+            account.delivered += rows * taken
+            account.dead += rows * (not taken)
+            account.delivered_calls += taken
+            account.dead_calls += not taken
 
     def _commit(self, results: Sequence[_Result]) -> None:
         tables, job = self._job.tables, self._job
         dead = [r for r in results if not r.outcome.taken]
         if dead:
-            schema = dead_letters_schema(tables.person)
-            parts = [
-                _with(r.chunk, {**_said(r, job.run_id), "reason": r.outcome.reason, "answer": r.outcome.answer}, schema)
+            rows = pa.concat_tables([r.chunk for r in dead])
+            said = [
+                _said(r, job.run_id) | {"reason": r.outcome.reason, "answer": r.outcome.answer}
                 for r in dead
+                for _ in range(r.chunk.num_rows)
             ]
             _append(
                 tables.dead_letters,
-                pa.concat_tables(parts),
+                _with(rows, said, dead_letters_schema(tables.person)),
                 {},
                 "Rows of chunks that the receiver refused, or did not take in time",
             )
-        heads = [
-            _with(r.chunk.slice(0, 1), {**_said(r, job.run_id), "outcome": DELIVERED if r.outcome.taken else DEAD}, DELIVERIES)
-            for r in results
-        ]
-        _append(tables.deliveries, pa.concat_tables(heads), {RUN_APP: job.run}, "What became of each chunk of exported rows")
+        _append(tables.deliveries, self._heads(results), {RUN_APP: job.run}, LEDGER)
+
+    def _heads(self, results: Sequence[_Result]) -> pa.Table:
+        """Rows of the ledger."""
+        heads = pa.concat_tables([result.chunk.slice(0, 1) for result in results])
+        said = [_said(r, self._job.run_id) | {"outcome": DELIVERED if r.outcome.taken else DEAD} for r in results]
+        return _with(heads, said, DELIVERIES)
 
 
 def _said(result: _Result, run_id: str) -> dict[str, Any]:
@@ -223,12 +260,12 @@ def _said(result: _Result, run_id: str) -> dict[str, Any]:
     return {"status": outcome.status, "attempts": outcome.attempts, "at": result.at, "run_id": run_id}
 
 
-def _with(rows: pa.Table, more: dict[str, Any], schema: pa.Schema) -> pa.Table:
-    """Rows with further columns, each of one value."""
+def _with(rows: pa.Table, more: Sequence[dict[str, Any]], schema: pa.Schema) -> pa.Table:
+    """Rows with further columns, of values for each row."""
     arrays = [
-        rows.column(f.name).cast(f.type)
-        if f.name in rows.column_names and f.name not in more
-        else pa.chunked_array([pa.repeat(pa.scalar(more.get(f.name), f.type), rows.num_rows)])
+        pa.chunked_array([pa.array([values[f.name] for values in more], f.type)])
+        if f.name in more[0]
+        else rows.column(f.name).cast(f.type)
         for f in schema
     ]
     return pa.Table.from_arrays(arrays, schema=schema)
@@ -241,21 +278,38 @@ def _append(table: Table, rows: pa.Table, expected: dict[str, int | None], descr
         ConflictError: another run has taken over, or others won every attempt.
     """
     for attempt in range(APPEND_ATTEMPTS):
-        handle = table.open()
-        writer = StagedWriter(table, rows.schema)
-        writer.write(rows)
-        table_id = str(handle.metadata().id) if handle is not None else None
         try:
-            commit(Commit(table, rows.schema, writer.close(), expected, {}, table_id, description=description))
+            _add(table, rows.schema, _staged(table, rows), expected, description)
             return
-        except ConflictError as error:
-            now = table.open()
-            others = now is not None and any(now.transaction_version(app) != value for app, value in expected.items())
-            if others:
-                raise ConflictError("another run of the export has taken over: this one stops") from error
+        except ConflictError:
             # Of many that append at once, or make the table, one has to come again.
-            if attempt == APPEND_ATTEMPTS - 1:
+            if attempt == APPEND_ATTEMPTS - 1 or _taken_over(table, expected):
                 raise
+
+
+def _staged(table: Table, rows: pa.Table) -> list[StagedFile]:
+    writer = StagedWriter(table, rows.schema)
+    writer.write(rows)
+    return writer.close()
+
+
+def _add(
+    table: Table, schema: pa.Schema, files: Sequence[StagedFile], expected: dict[str, int | None], description: str
+) -> None:
+    """One attempt to append files; they are deleted if it fails."""
+    handle = table.open()
+    table_id = str(handle.metadata().id) if handle is not None else None
+    try:
+        commit(Commit(table, schema, files, expected, {}, table_id, description=description))
+    except ConflictError as error:
+        if _taken_over(table, expected):
+            raise ConflictError("another run of the export has taken over: this one stops") from error
+        raise
+
+
+def _taken_over(table: Table, expected: dict[str, int | None]) -> bool:
+    now = table.open()
+    return now is not None and any(now.transaction_version(app) != value for app, value in expected.items())
 
 
 def _read(job: SendChunks, mine: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> Iterator[pa.Table]:
@@ -268,7 +322,8 @@ def _read(job: SendChunks, mine: npt.NDArray[np.int64], counts: npt.NDArray[np.i
         wanted = mine[at:end]
         bounds = [("slice", "=", job.slice), ("chunk", ">=", int(wanted[0])), ("chunk", "<=", int(wanted[-1]))]
         parts = [
-            pq.read_table(prefix + path, columns=names, filesystem=system, filters=bounds, partitioning=None)
+            # Many tasks share few cores: threads would only wait for each other.
+            pq.read_table(prefix + path, columns=names, filesystem=system, filters=bounds, partitioning=None, use_threads=False)
             for path in job.files
         ]
         rows = pa.concat_tables(parts, promote_options="permissive").combine_chunks()

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from game_events.errors import TransientError
+from game_events.errors import ConflictError, TransientError
 from game_events.lakehouse.commits import paths
 from game_events.lakehouse.staging import StagedWriter
 from game_events.lakehouse.tables import Lakehouse
@@ -52,8 +52,9 @@ def test_the_cap_over_all_tasks_holds_in_every_second_at_the_receiver(tmp_path: 
         sending = job(tmp_path, receiver.url, 120, permits)
         with ThreadPoolExecutor(TASKS) as pool:
             done = list(pool.map(sending.run_task, range(TASKS)))
+        sending.note([file for _, files in done for file in files])
         account = Export()
-        account.add(done)
+        account.add([task for task, _ in done])
         assert (account.delivered_rows, account.delivered_chunks, account.calls, account.tasks) == (120, 120, 120, TASKS)
         assert receiver.busiest(1.0) <= 40
         assert sending.tables.waiting(sending.tables.outbox.open(), sending.tables.deliveries.open()).num_rows == 0
@@ -62,16 +63,36 @@ def test_the_cap_over_all_tasks_holds_in_every_second_at_the_receiver(tmp_path: 
 def test_an_attempt_of_spark_after_another_sends_only_what_is_not_noted(tmp_path: Path):
     with receiving(tmp_path / "log") as receiver:
         sending = job(tmp_path, receiver.url, 9)
-        assert [sending.run_task(0).delivered, sending.run_task(0, again=True).delivered] == [3, 0]
-        assert [sending.run_task(n, again=True).delivered for n in (1, 2)] == [3, 3]
+        first, files = sending.run_task(0)
+        sending.note(files)
+        assert [first.delivered, sending.run_task(0, again=True)[0].delivered] == [3, 0]
+        assert [sending.run_task(n, again=True)[0].delivered for n in (1, 2)] == [3, 3]
         assert len(receiver.calls) == 9
+
+
+def test_what_tasks_had_not_noted_when_they_ended_is_one_commit_and_none_if_another_run_has_taken_over(tmp_path: Path):
+    with receiving(tmp_path / "log") as receiver:
+        sending = job(tmp_path, receiver.url, 9)
+        before = sending.tables.deliveries.open()
+        assert before is not None
+        files = [file for task in range(TASKS) for file in sending.run_task(task)[1]]
+        ledger = sending.tables.deliveries.open()
+        assert ledger is not None
+        assert ledger.version() == before.version(), "tasks that end at once do not wait for each other's commits"
+        sending.note(files)
+        ledger.update_incremental()
+        assert ledger.version() == before.version() + 1
+        assert sending.tables.waiting(sending.tables.outbox.open(), ledger).num_rows == 0
+        _take_over(sending.tables, "another run")
+        with pytest.raises(ConflictError, match="another run of the export has taken over"):
+            sending.note(files)
 
 
 def test_a_task_that_cannot_ask_for_leave_makes_no_call_and_says_which_setting_helps(tmp_path: Path):
     with PermitServer(Caps.of(1, 0), LOOPBACK) as permits:
         gone = permits
     with receiving(tmp_path / "log") as receiver:
-        account = job(tmp_path, receiver.url, 3, gone).run_task(0)
+        account, _ = job(tmp_path, receiver.url, 3, gone).run_task(0)
         assert account.kind == TransientError.__name__
         assert "GAME_EVENTS_REST_PERMIT_HOST" in str(account.stopped)
         assert receiver.calls == []
