@@ -64,7 +64,7 @@ def replay_letters(pipeline: Pipeline, statuses: Collection[int] = ()) -> tuple[
         found = _letters(tables, schema, statuses)
         if not found.num_rows:
             return 0, 0
-        number = pa.repeat(pa.scalar(next_slice(outbox), pa.int64()), found.num_rows)
+        number = pa.repeat(pa.scalar(next_slice(tables, outbox), pa.int64()), found.num_rows)
         rows = pa.Table.from_arrays(
             [pa.chunked_array([number]) if f.name == "slice" else found.column(f.name).cast(f.type) for f in schema],
             schema=schema,

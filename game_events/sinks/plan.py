@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame
 
 from game_events.errors import ConflictError
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, commit
+from game_events.lakehouse.reading import read_arrow
 from game_events.lakehouse.staging import REPORT_SCHEMA, StagedFile, discard
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.export_account import Export
@@ -103,22 +106,29 @@ def commit_slice(
             outbox_schema(tables.person),
             files,
             expected={**expected, COMMITS_APP: commits},
-            advance={**advance, COMMITS_APP: (commits or 0) + 1},
+            advance={**advance, COMMITS_APP: next_slice(tables, outbox)},
             table_id=str(outbox.metadata().id) if outbox is not None else None,
             description=DESCRIPTION,
         )
     )
 
 
-def next_slice(outbox: DeltaTable | None) -> int:
-    """Number of the slice that the next commit makes."""
-    return int(outbox.transaction_version(COMMITS_APP) or 0) + 1 if outbox is not None else 1
+def next_slice(tables: ExportTables, outbox: DeltaTable | None) -> int:
+    """Number of the slice that the next commit makes.
+
+    An outbox that is made anew goes on where the ledger ends: a number that came twice would have new chunks taken for settled.
+    """
+    if outbox is not None:
+        return int(outbox.transaction_version(COMMITS_APP) or 0) + 1
+    ledger = tables.deliveries.open()
+    settled = read_arrow(tables.deliveries, ledger, ["slice"]).column("slice") if ledger is not None else pa.array([], pa.int64())
+    return int(pc.max(settled).as_py() or 0) + 1
 
 
 def _staged(
     tables: ExportTables, target: RestTarget, outbox: DeltaTable | None, rows: DataFrame, origins: Mapping[str, Origin]
 ) -> list[StagedFile]:
-    cut = CutChunks(tables.outbox, tables.person, next_slice(outbox), target.rows_per_call, target.bytes_per_call, origins)
+    cut = CutChunks(tables.outbox, tables.person, next_slice(tables, outbox), target.rows_per_call, target.bytes_per_call, origins)
     files = staged_files(rows.mapInArrow(cut, REPORT_SCHEMA).collect())
     crash_points.reach("rest_staged")
     return files
@@ -132,7 +142,7 @@ def _commit(
     advance: Mapping[str, int],
     account: Export,
 ) -> None:
-    number = next_slice(outbox)
+    number = next_slice(tables, outbox)
     commit_slice(tables, outbox, files, (expected, advance))
     crash_points.reach("rest_planned")
     chunks = tables.chunks(tables.outbox.open())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from shutil import rmtree
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from game_events.sinks.chunks import CutChunks
 from game_events.sinks.export import _take_over
 from game_events.sinks.export_tables import ExportTables, outbox_schema
 from game_events.sinks.permits import LOOPBACK, PermitAddress, PermitServer, permit_host
-from game_events.sinks.plan import commit_slice
+from game_events.sinks.plan import commit_slice, next_slice
 from game_events.sinks.send import SendChunks
 from game_events.sinks.target import RestTarget
 from game_events_tests.sinks.receiver import receiving
@@ -33,16 +34,19 @@ TASKS = 3
 def job(folder: Path, url: str, chunks: int, permits: PermitAddress | None = None, **settings: object) -> SendChunks:
     """So many chunks of one row, fixed and not sent."""
     tables = ExportTables.of(Lakehouse(str(folder / "lakehouse")), "gamer_id")
+    number = next_slice(tables, None)
     writer = StagedWriter(tables.outbox, outbox_schema("gamer_id"))
-    for part in CutChunks(tables.outbox, "gamer_id", 1, 1, 10_000, ORIGINS).cut([rows(*[10] * chunks)], 0):
+    for part in CutChunks(tables.outbox, "gamer_id", number, 1, 10_000, ORIGINS).cut([rows(*[10] * chunks)], 0):
         writer.write(part)
     commit_slice(tables, None, writer.close(), ({}, {}))
     outbox = tables.outbox.open()
     assert outbox is not None
-    waiting = tables.waiting(outbox, None)
+    waiting = tables.waiting(outbox, tables.deliveries.open())
     numbers, counts = (waiting.column(name).to_numpy().astype(np.int64) for name in ("chunk", "rows"))
     target = RestTarget.of(load_settings(rest_url=url, **settings))
-    return SendChunks(tables, target, paths(outbox), 1, numbers, counts, TASKS, _take_over(tables, "a run"), "a run", permits)
+    return SendChunks(
+        tables, target, paths(outbox), number, numbers, counts, TASKS, _take_over(tables, "a run"), "a run", permits
+    )
 
 
 def test_the_cap_over_all_tasks_holds_in_every_second_at_the_receiver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -86,6 +90,16 @@ def test_what_tasks_had_not_noted_when_they_ended_is_one_commit_and_none_if_anot
         _take_over(sending.tables, "another run")
         with pytest.raises(ConflictError, match="another run of the export has taken over"):
             sending.note(files)
+
+
+def test_chunks_of_an_outbox_that_was_deleted_and_made_anew_are_not_taken_for_those_that_were_sent_before(tmp_path: Path):
+    with receiving(tmp_path / "log") as receiver:
+        for chunks in (3, 5):
+            sending = job(tmp_path, receiver.url, chunks)
+            done = [sending.run_task(task) for task in range(TASKS)]
+            sending.note([file for _, files in done for file in files])
+            assert sum(account.delivered for account, _ in done) == chunks
+            rmtree(sending.tables.outbox.uri)
 
 
 def test_a_task_that_cannot_ask_for_leave_makes_no_call_and_says_which_setting_helps(tmp_path: Path):
