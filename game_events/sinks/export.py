@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import time
 from contextlib import nullcontext
-from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -65,8 +64,6 @@ def export_rows(pipeline: Pipeline, report: RunReport, wishes: Wishes | None = N
         if files
         else plan_slice(pipeline, tables, target, report, account, wishes)
     ):
-        # What a person asked for is done once.
-        wishes = replace(wishes, resend=frozenset(), go_on=frozenset())
         exporter.send_all()
 
 
