@@ -11,6 +11,7 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from game_events.errors import ConflictError
 from game_events.lakehouse.reading import read_arrow
@@ -102,13 +103,14 @@ def _letters(tables: ExportTables, schema: pa.Schema, statuses: Collection[int])
 def standing(pipeline: Pipeline) -> dict[str, Any]:
     """Chunks and rows that wait, that were delivered, that were given up and wait for a person."""
     tables = ExportTables.of(pipeline.lakehouse, pipeline.settings.key_column)
-    waiting = tables.waiting(tables.outbox.open(), tables.deliveries.open())
-    ledger = tables.settled(tables.deliveries.open(), 0)
-    delivered = ledger.filter(pa.array([outcome == DELIVERED for outcome in ledger.column("outcome").to_pylist()], pa.bool_()))
+    outbox, ledger = tables.outbox.open(), tables.deliveries.open()
+    waiting = tables.waiting(outbox, ledger)
+    settled = tables.settled(ledger, 0, ["rows", "outcome"])
+    delivered = settled.filter(pc.equal(settled.column("outcome"), DELIVERED))
     letters = dead_letters(pipeline)
     return {
-        "waiting": {"chunks": waiting.num_rows, "rows": sum(waiting.column("rows").to_pylist())},
-        "delivered": {"chunks": delivered.num_rows, "rows": sum(delivered.column("rows").to_pylist())},
+        "waiting": {"chunks": waiting.num_rows, "rows": pc.sum(waiting.column("rows")).as_py() or 0},
+        "delivered": {"chunks": delivered.num_rows, "rows": pc.sum(delivered.column("rows")).as_py() or 0},
         DEAD: {"chunks": sum(e["chunks"] for e in letters), "rows": sum(e["rows"] for e in letters)},
         "dead_letters": letters,
     }

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame
@@ -16,7 +15,6 @@ from pyspark.sql import DataFrame
 from game_events.errors import ConflictError
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, commit
-from game_events.lakehouse.reading import read_arrow
 from game_events.lakehouse.staging import REPORT_SCHEMA, StagedFile, discard
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.export_account import Export
@@ -126,11 +124,8 @@ def next_slice(tables: ExportTables, outbox: DeltaTable | None) -> int:
     """
     if outbox is not None:
         return int(outbox.transaction_version(COMMITS_APP) or 0) + 1
-    ledger = tables.deliveries.open()
-    settled = (
-        read_arrow(tables.deliveries, ledger, ["slice"]).column("slice") if ledger is not None else pa.array([], pa.int64())
-    )
-    return int(pc.max(settled).as_py() or 0) + 1
+    settled = tables.settled(tables.deliveries.open(), 0, ["slice"])
+    return int(pc.max(settled.column("slice")).as_py() or 0) + 1
 
 
 def _staged(
@@ -157,7 +152,7 @@ def _commit(
     crash_points.reach("rest_planned")
     chunks = tables.chunks(tables.outbox.open())
     account.planned_rows += sum(file.rows for file in files)
-    account.planned_chunks += sum(found == number for found in chunks.column("slice").to_pylist())
+    account.planned_chunks += pc.sum(pc.equal(chunks.column("slice"), number)).as_py() or 0
 
 
 def _erased_since(pipeline: Pipeline, steps: Sequence[Step]) -> bool:
