@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame
 from game_events.errors import ConflictError
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, commit
+from game_events.lakehouse.reading import read_arrow
 from game_events.lakehouse.staging import REPORT_SCHEMA, StagedFile, discard
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.export_account import Export
@@ -147,12 +148,13 @@ def _commit(
     advance: Mapping[str, int],
     account: Export,
 ) -> None:
-    number = next_slice(tables, outbox)
     commit_slice(tables, outbox, files, (expected, advance))
     crash_points.reach("rest_planned")
-    chunks = tables.chunks(tables.outbox.open())
     account.planned_rows += sum(file.rows for file in files)
-    account.planned_chunks += pc.sum(pc.equal(chunks.column("slice"), number)).as_py() or 0
+    now = tables.outbox.open()
+    if now is not None:
+        chunks = read_arrow(tables.outbox, now, ["chunk"], [file.path for file in files])
+        account.planned_chunks += pc.count_distinct(chunks.column("chunk")).as_py()
 
 
 def _erased_since(pipeline: Pipeline, steps: Sequence[Step]) -> bool:

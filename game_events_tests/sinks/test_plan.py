@@ -7,12 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from game_events.lakehouse.staging import StagedWriter
+from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.export_account import Export
 from game_events.pipeline.report import RunReport
 from game_events.sinks import plan
-from game_events.sinks.export_tables import ExportTables
+from game_events.sinks.chunks import CutChunks
+from game_events.sinks.export_tables import ExportTables, outbox_schema
 from game_events.sinks.sources_of_rows import Wishes
 from game_events.sinks.target import RestTarget
+from game_events_tests.sinks.test_chunks import ORIGINS, rows
 from game_events_tests.sinks.world import World
 
 
@@ -40,3 +44,16 @@ def test_what_a_person_asked_for_is_done_once_in_a_run_however_often_dagster_tri
     world.events(chess=1)
     assert fixed("another run", wishes)
     assert planned[-1] == ((0, 3) if wish == "resend" else (1, 2)), "it may be asked for again"
+
+
+def test_rows_and_chunks_that_were_fixed_are_counted_of_one_slice_alone(tmp_path: Path):
+    tables, account = ExportTables.of(Lakehouse(str(tmp_path)), "gamer_id"), Export()
+    for number in (1, 2):
+        outbox = tables.outbox.open()
+        writer = StagedWriter(tables.outbox, outbox_schema("gamer_id"))
+        for part in CutChunks(tables.outbox, "gamer_id", number, 3, 10_000, ORIGINS).cut([rows(*[10] * 7)], 0):
+            writer.write(part)
+        plan._commit(tables, outbox, writer.close(), {}, {}, account)
+        assert (account.planned_rows, account.planned_chunks) == (7 * number, 3 * number)
+    plan._commit(tables, tables.outbox.open(), [], {}, {}, account)
+    assert (account.planned_rows, account.planned_chunks) == (14, 6)
