@@ -36,11 +36,12 @@ def dead_letters(pipeline: Pipeline) -> list[dict[str, Any]]:
     with duckdb.connect() as connection:
         _register(connection, tables)
         return _records(
+            # Of a chunk whose rows were all erased nothing is left to be sent, or told.
             connection.execute(
                 f"SELECT w.source, w.game, w.status, any_value(d.reason) AS reason, any_value(d.answer) AS answer, "  # noqa: S608
                 "count(DISTINCT w.key) AS chunks, count(DISTINCT (w.key, d.number)) AS rows, "
                 "min(w.at) AS first, max(w.at) AS last "
-                f"FROM ({_WAITING}) w LEFT JOIN letters d USING (key, slice) GROUP BY ALL ORDER BY rows DESC, source, status"
+                f"FROM ({_WAITING}) w JOIN letters d USING (key, slice) GROUP BY ALL ORDER BY rows DESC, source, status"
             )
         )
 

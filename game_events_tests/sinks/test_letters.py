@@ -1,0 +1,26 @@
+"""Dead letters as they are told, without Spark: their replay is tried in test_export.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from game_events.pipeline.context import Pipeline
+from game_events.settings import load_settings
+from game_events.sinks import export
+from game_events.sinks.letters import replay_letters, standing
+from game_events_tests.sinks.receiver import receiving
+from game_events_tests.sinks.test_send import TASKS, job
+
+
+def test_a_dead_letter_whose_rows_were_all_erased_waits_for_nobody(tmp_path: Path):
+    with receiving(tmp_path / "log", refuse_share=1.0) as receiver:
+        sending = job(tmp_path, receiver.url, TASKS)
+        assert [sending.run_task(task).dead for task in range(TASKS)] == [1] * TASKS
+    export._clear(sending.tables)
+    pipeline = Pipeline(load_settings(lakehouse=str(tmp_path / "lakehouse")), lambda: None)  # type: ignore[arg-type, return-value]
+    assert standing(pipeline)["dead"] == {"chunks": 3, "rows": 3}
+    letters = sending.tables.dead_letters.open()
+    assert letters is not None
+    letters.delete("gamer_id = 'p1'")
+    assert standing(pipeline)["dead"] == {"chunks": 2, "rows": 2}
+    assert replay_letters(pipeline) == (2, 2)
