@@ -17,7 +17,7 @@ def test_a_dead_letter_whose_rows_were_all_erased_waits_for_nobody(tmp_path: Pat
         sending = job(tmp_path, receiver.url, TASKS)
         assert [sending.run_task(task).dead for task in range(TASKS)] == [1] * TASKS
     export._clear(sending.tables)
-    pipeline = Pipeline(load_settings(lakehouse=str(tmp_path / "lakehouse")), lambda: None)  # type: ignore[arg-type, return-value]
+    pipeline = Pipeline(load_settings(lakehouse=str(tmp_path / "lakehouse")), lambda: None)
     assert standing(pipeline)["dead"] == {"chunks": 3, "rows": 3}
     letters = sending.tables.dead_letters.open()
     assert letters is not None

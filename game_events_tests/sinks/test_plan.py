@@ -24,7 +24,7 @@ from game_events_tests.sinks.world import World
 def test_what_a_person_asked_for_is_done_once_in_a_run_however_often_dagster_tries_it(
     wish: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    world = World(tmp_path, None)  # type: ignore[arg-type]
+    world = World(tmp_path, None)
     planned: list[tuple[int, int]] = []
     monkeypatch.setattr(plan, "new_rows", lambda _, steps: planned.append((steps[0].above, steps[0].upto)))
     monkeypatch.setattr(plan, "_staged", lambda *_: [])
