@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import pyarrow as pa
@@ -102,7 +102,9 @@ class _Exporter:
             return
         tasks = min(settings.rest_tasks, chunks.num_rows)
         pipeline.on_progress(f"rest export: {chunks.num_rows:,} calls to {self._target.shown}")
-        capped = PermitServer(self._caps, permit_host(settings)) if self._caps.windows else nullcontext()
+        capped: AbstractContextManager[PermitAddress | None] = nullcontext()
+        if self._caps.windows:
+            capped = PermitServer(self._caps, permit_host(settings))
         began = time.monotonic()
         with capped as permits:
             job = SendChunks(
@@ -115,7 +117,7 @@ class _Exporter:
                 tasks,
                 self._run,
                 pipeline.run_id,
-                permits if isinstance(permits, PermitAddress) else None,
+                permits,
             )
             found = pipeline.spark.range(0, tasks, 1, tasks).mapInArrow(job, REPORT_SCHEMA).collect()
         job.note(staged_files(line for line in found if line["kind"] == FILE))
