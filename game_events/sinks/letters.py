@@ -86,8 +86,7 @@ def replay_letters(pipeline: Pipeline, statuses: Collection[int] = ()) -> tuple[
 def _letters(tables: ExportTables, schema: pa.Schema, statuses: Collection[int]) -> pa.Table:
     """Rows of dead letters that wait, with the columns of the outbox but `slice`, numbered anew by chunk."""
     names = ", ".join(f'd."{f.name}"' for f in schema if f.name not in ("slice", "chunk"))
-    connection = duckdb.connect()
-    try:
+    with duckdb.connect() as connection:
         _register(connection, tables)
         # A run that was killed between the letter and the ledger has written the letter twice.
         return connection.sql(
@@ -97,8 +96,6 @@ def _letters(tables: ExportTables, schema: pa.Schema, statuses: Collection[int])
             f"SELECT {names}, dense_rank() OVER (ORDER BY key) AS chunk FROM once d WHERE copy = 1 ORDER BY chunk, number",
             params={"statuses": [int(s) for s in statuses]},
         ).to_arrow_table()
-    finally:
-        connection.close()
 
 
 def standing(pipeline: Pipeline) -> dict[str, Any]:

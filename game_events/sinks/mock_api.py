@@ -11,7 +11,6 @@ import json
 import ssl
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -150,5 +149,4 @@ class _Connection(asyncio.Protocol):
 
     def _close(self) -> None:
         if self._transport is not None:
-            with suppress(OSError):
-                self._transport.abort()
+            self._transport.abort()
