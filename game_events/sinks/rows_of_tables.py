@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 
 import pyarrow as pa
+from deltalake import DeltaTable
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -14,6 +15,7 @@ from game_events.lakehouse.reading import files_with, read_files, spark_schema
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold_rows import game_in_path
 from game_events.pipeline.spark_types import quoted
+from game_events.sinks.chunks import ROWS
 from game_events.sinks.rows_json import as_json, whose
 from game_events.sinks.sources_of_rows import Step, schema_text
 
@@ -26,12 +28,9 @@ _GAME, _FROM, _TO = "_step_game", "_step_from", "_step_to"
 def new_rows(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame:
     """Rows of `chunks.ROWS`, those of a game together and in the order of their coordinates."""
     _ = pipeline.spark  # before any column is named: that needs a session
-    by_columns: dict[str, list[Step]] = {}
-    for step in steps:
-        # Tables with the same columns are read together; a game's rows have its own table's columns and no others.
-        by_columns.setdefault(schema_text(step.gold or step.silver), []).append(step)
     read = _of_gold if steps[0].gold is not None else _of_silver
-    rows = reduce(DataFrame.unionByName, (read(pipeline, group) for group in by_columns.values()))
+    groups = _same_columns(steps, lambda step: step.gold or step.silver)
+    rows = reduce(DataFrame.unionByName, (read(pipeline, group) for group in groups))
     count = sum(step.rows for step in steps)
     # A game's rows go to one task: a chunk holds neighbours.
     rows = rows.coalesce(1) if count <= SMALL_ROWS else rows.repartition(min(len(steps), 1 + count // SMALL_ROWS), "_group")
@@ -89,7 +88,7 @@ def _of_gold(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame:
             *rows.columns,
         )
         if changed:
-            silver = [_silver(pipeline, group) for group in _same_columns(chosen)]
+            silver = [_silver(pipeline, group) for group in _same_columns(chosen, lambda step: step.silver)]
             players = reduce(
                 DataFrame.unionByName,
                 (r.select(F.col(quoted(entity)).alias(_GAME), F.col(quoted(key)).alias("_key")) for r in silver),
@@ -99,14 +98,12 @@ def _of_gold(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame:
         parts.append(shaped(rows, key, F.col(quoted(entity)), rows.columns))
     if parts:
         return reduce(DataFrame.unionByName, parts)
-    return pipeline.spark.createDataFrame(
-        [],
-        "_group string, _batch bigint, _place string, _kafka_partition int, _kafka_offset bigint, _person string, json string",
-    )
+    return pipeline.spark.createDataFrame([], ROWS)
 
 
-def _same_columns(steps: Sequence[Step]) -> list[list[Step]]:
+def _same_columns(steps: Sequence[Step], table: Callable[[Step], DeltaTable]) -> list[list[Step]]:
+    """Tables with the same columns are read together; a game's rows have its own table's columns and no others."""
     groups: dict[str, list[Step]] = {}
     for step in steps:
-        groups.setdefault(schema_text(step.silver), []).append(step)
+        groups.setdefault(schema_text(table(step)), []).append(step)
     return list(groups.values())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import pyarrow as pa
@@ -212,8 +212,7 @@ def _bounded(steps: list[Step]) -> list[Step]:
             app: upto if value == step.upto and not app.endswith(":resent") else value for app, value in step.advance.items()
         }
         files = tuple(file for file in step.files if file[1] is None or file[1] <= upto)
-        origin = Origin(step.origin.source, step.game, step.origin.era, step.above, upto)
-        found.append(Step(step.game, step.silver, step.gold, step.above, upto, files, origin, step.expected, advance))
+        found.append(replace(step, upto=upto, files=files, origin=replace(step.origin, batch_to=upto), advance=advance))
     return found
 
 
