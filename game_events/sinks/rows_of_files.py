@@ -89,7 +89,7 @@ def file_rows(pipeline: Pipeline, files: Sequence[str]) -> DataFrame:
     except PySparkException as error:
         reason = str(error).splitlines()[0]
         raise ConfigurationError(f"the Parquet files cannot be read together: {reason}") from None
-    # Spark names files with a scheme, and with characters escaped: the number of the file is what both sides know.
+    # Spark names files with a scheme, and with characters escaped: here by the addresses that `files` has.
     rows = rows.withColumn("_file_path", F.col("_metadata.file_path")).withColumn("_row", F.col("_metadata.row_index"))
     rows = rows.withColumn(
         "_file", F.regexp_replace(F.url_decode(F.regexp_replace("_file_path", r"\+", "%2B")), "^file:(//)?", "")
