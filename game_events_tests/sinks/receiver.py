@@ -41,18 +41,22 @@ class Receiver:
 
     def busiest(self, seconds: float) -> int:
         """Most calls that came in any window of so many seconds."""
-        times = sorted(call["time"] for call in self.calls)
-        start = most = 0
-        for end, at in enumerate(times):
-            while times[start] <= at - seconds:
-                start += 1
-            most = max(most, end - start + 1)
-        return most
+        return busiest(sorted(call["time"] for call in self.calls), seconds)
 
     @property
     def keys(self) -> Counter[str]:
         """Key -> calls that were taken."""
         return Counter(call["key"] for call in self.calls if call["accepted"])
+
+
+def busiest(times: list[float], seconds: float) -> int:
+    """Most of these moments, in order, that lie in any window of so many seconds."""
+    start = most = 0
+    for end, at in enumerate(times):
+        while times[start] <= at - seconds:
+            start += 1
+        most = max(most, end - start + 1)
+    return most
 
 
 def _rows(body: Any) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from game_events.sinks.caps import GRACE_S, Caps
+from game_events_tests.sinks.receiver import busiest
 
 
 def simulated(caps, seconds, work, in_flight, stall=0.0):
@@ -28,15 +29,6 @@ def simulated(caps, seconds, work, in_flight, stall=0.0):
             waits.append(now + max(caps.wait_s(now), 1e-6))
         now = min(w for w in waits if w > now)
     return sorted(arrivals)
-
-
-def busiest(times, seconds):
-    start = most = 0
-    for end, at in enumerate(times):
-        while times[start] <= at - seconds:
-            start += 1
-        most = max(most, end - start + 1)
-    return most
 
 
 LATENCIES = {
