@@ -13,7 +13,7 @@ from game_events.cli.dagster_run import run_job
 from game_events.cli.options import Json, words
 from game_events.cli.output import Output
 from game_events.errors import ConfigurationError
-from game_events.lakehouse.tables import game_of_silver
+from game_events.lakehouse.tables import Lakehouse, game_of_silver
 from game_events.pipeline.context import Pipeline
 from game_events.settings import load_settings
 from game_events.sinks.letters import standing
@@ -128,7 +128,7 @@ def _games(given: list[str] | None) -> list[str]:
     names = words(given)
     if not names:
         return []
-    there = {g for g in map(game_of_silver, Pipeline(load_settings(), _no_spark).lakehouse.names()) if g is not None}
+    there = {g for g in map(game_of_silver, Lakehouse.of(load_settings()).names()) if g is not None}
     if names == ["all"]:
         return sorted(there)
     unknown = sorted(set(names) - there)
