@@ -32,6 +32,11 @@ def test_with_a_receiver_it_is_behind_the_layer_that_it_exports_and_shows_no_add
     assert "planted" not in str(graph.get(REST_KEY).metadata) + str(graph.get(REST_KEY).description)
 
 
+def test_dagsters_processes_can_load_the_project_with_it():
+    repository = defs(rest_url=URL).get_repository_def()
+    assert "rest_export" in {job.name for job in repository.get_all_jobs()}
+
+
 def test_it_is_asked_for_once_when_its_layer_was_updated_whoever_did_it():
     found, instance, cursor = defs(rest_url=URL), dg.DagsterInstance.ephemeral(), None
     instance.add_dynamic_partitions("games", ["uno"])
