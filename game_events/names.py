@@ -33,12 +33,13 @@ OWN = (
     "rest_deliveries",
     "rest_dead_letters",
 )
-#: Names of jobs and ops, and words that Dagster keeps (`DISALLOWED_NAMES` of the same module): no asset can have them.
+#: Names of jobs, ops and assets that no setting changes, and words that Dagster keeps (`DISALLOWED_NAMES` of the same module): no asset can have them.
 _TAKEN = frozenset(
     [
         *("context", "conf", "config", "meta", "arg_dict", "dict", "input_arg_dict", "output_arg_dict", "int", "str", "float"),
         *("bool", "input", "output", "type", "refresh", "replay", "redecode", "maintain", "continuous", "validate", "checks"),
-        *("rules", "refresh_all_layers", "replay_quarantined_rows", "redecode_bronze", *keyword.kwlist),
+        *("rules", "refresh_all_layers", "replay_quarantined_rows", "redecode_bronze", "archive", "archive_raw_records"),
+        *("look_after_tables", "run_continuously", "check_everything", "rest_export", "export_new_rows", *keyword.kwlist),
     ]
 )
 #: Keys, by field.

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from pydantic import ValidationError
 
 from game_events.assets.keys import DEFAULT, Keys
 from game_events.cli.examples import CONFIG, use_example
@@ -65,6 +66,17 @@ def test_each_part_of_a_run_may_be_selected_by_its_name(iot):
         assert set(selection_of(pipeline, select=words).update) == layers
     with pytest.raises(Exception, match=r"dev_silver_\{site\}_readings, dev_gold_\{site\}_devices, dev_gold_\{site\}_by_type"):
         selection_of(pipeline, select=["silver_events"])
+
+
+def test_no_table_and_no_asset_takes_the_name_of_a_job_or_an_op():
+    repository = build_defs(load_settings(rest_url="http://127.0.0.1:1")).get_repository_def()
+    jobs = [job for job in repository.get_all_jobs() if job.name != "__ASSET_JOB"]
+    # Nodes of checks and of assets that the settings name are called after these.
+    ops = {n.name for job in jobs for n in job.all_node_defs if not n.name.startswith(("bronze_", "silver_", "gold_"))}
+    assert {"archive_raw_records", "look_after_tables", "export_new_rows"} <= ops
+    for name in {job.name for job in jobs} | ops:
+        with pytest.raises(ValidationError, match="no reserved word"):
+            Names(gold_asset=name)
 
 
 def test_without_settings_the_names_are_those_that_they_always_were():
