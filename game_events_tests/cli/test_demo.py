@@ -9,6 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from game_events.cli import demo as demo_command
+from game_events.stack.stack_state import StackState
 from game_events_tests.docs.pages import PAGES, RUN_BY, blocks
 from game_events_tests.docs.printed import missing
 
@@ -34,6 +36,24 @@ def demo(tmp_path):
         return found.stderr, json.loads(line)
 
     return run
+
+
+@pytest.mark.parametrize(
+    "source", [{"source": "files", "files_path": "in"}, {"kafka_topic_pattern": "prod.*"}, {"source_table": "s3://prod/bronze"}]
+)
+def test_whatever_the_settings_read_and_tell_the_demo_keeps_to_its_own_parts(tmp_path, monkeypatch, source):
+    state = StackState.model_construct(kafka_bootstrap_servers="h:1", schema_registry_url="http://h:2")
+    outside = dict.fromkeys(("alert_webhook_url", "openlineage_url", "rest_url"), "https://prod.example") | {"catalog": "prod"}
+    late = {"starting_offsets": "latest", "starting_timestamp": "2030-01-01T00:00:00Z"}
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "game_events.yaml").write_text(json.dumps({"kafka_topic": "mine", **source, **outside, **late}))
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    for name in [name for name in os.environ if name.startswith("GAME_EVENTS_")]:
+        del os.environ[name]
+    used = demo_command._use(tmp_path / "demo", state)
+    assert (used.kafka_topics, used.kafka_bootstrap_servers) == (("mine_demo",), state.kafka_bootstrap_servers)
+    assert (used.starting_offsets, used.starting_timestamp) == ("earliest", None)
+    assert [getattr(used, name) for name in outside] == [None] * 4
 
 
 @pytest.mark.stack
