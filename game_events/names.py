@@ -33,7 +33,8 @@ OWN = (
     "rest_deliveries",
     "rest_dead_letters",
 )
-#: Names of jobs, ops and assets that no setting changes, and words that Dagster keeps (`DISALLOWED_NAMES` of the same module): no asset can have them.
+#: Names of jobs, ops and assets that no setting changes, and words that Dagster keeps (`DISALLOWED_NAMES` of the same module):
+#: no asset can have them.
 _TAKEN = frozenset(
     [
         *("context", "conf", "config", "meta", "arg_dict", "dict", "input_arg_dict", "output_arg_dict", "int", "str", "float"),

@@ -1,4 +1,4 @@
-"""`game-events produce`: simulated players' events, registered and written with the Confluent serializer."""
+"""`game-events produce`: simulated events, registered and written with the Confluent serializer."""
 
 from __future__ import annotations
 
