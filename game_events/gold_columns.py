@@ -15,8 +15,15 @@ from game_events.extending import COLUMN_PATTERN, Measure, count, max_of, min_of
 _CALL = re.compile(r"\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*\((.*)\)\s*", re.DOTALL)
 _MERGING = {"count": count, "sum": sum_of, "min": min_of, "max": max_of}
 #: Other values in each run: gold could not be compared with a recompute.
-_CHANGING = re.compile(r"\b(current_\w+|now|rand|randn|uuid|any_value|approx_\w+)\s*\(", re.IGNORECASE)
+_CHANGING = re.compile(
+    r"\b(current_date\b|current_timestamp\b|localtimestamp\b|"  # these need no brackets
+    r"(?:current_\w+|now|rand|randn|random|uuid|any_value|approx_\w+)(?=\s*\()|unix_timestamp(?=\s*\(\s*\)))",
+    re.IGNORECASE,
+)
+#: Of rows in no order, unless the expression is nothing else: then it is by time.
+_UNORDERED = re.compile(r"\b(first|last|first_value|last_value)\s*\(", re.IGNORECASE)
 _QUERY = re.compile(r"\bselect\b|;|--|/\*", re.IGNORECASE)
+_BY_TIME = {"first": "min_by", "last": "max_by"}
 #: Makes `first` and `last` say the same whenever they are asked: of rows of one time the record's place in Kafka decides.
 _PLACE = "_kafka_topic, _kafka_partition, _kafka_offset"
 
@@ -39,9 +46,10 @@ def problem(columns: Mapping[str, str], taken: tuple[str, ...]) -> str | None:
             return f"{name}: {sql!r} is no aggregate: write it like max(temperature)"
         if _QUERY.search(bare):
             return f"{name}: {sql!r} holds a query or a comment: one expression is wanted"
-        changing = _CHANGING.search(bare)
+        changing = _CHANGING.search(bare) or (None if _is_by_time(sql) else _UNORDERED.search(bare))
         if changing:
-            return f"{name}: {changing[1]} in {sql!r} may say something else of the same rows each time"
+            only = "; first(x) and last(x) have to be all there is" if _UNORDERED.match(changing[0]) else ""
+            return f"{name}: {changing[1]} in {sql!r} may say something else of the same rows each time{only}"
     return None
 
 
@@ -55,10 +63,9 @@ def measures(columns: Mapping[str, str]) -> dict[str, Measure] | None:
 def expression(sql: str, time_column: str) -> str:
     """A column's SQL for Spark: `first(x)` and `last(x)` are those by time."""
     call = _whole_call(sql)
-    if call is None or call[0] not in ("first", "last"):
+    if call is None or call[0] not in _BY_TIME:
         return sql
-    by = "min_by" if call[0] == "first" else "max_by"
-    return f"{by}({call[1]}, struct(`{time_column}`, {_PLACE})) FILTER (WHERE `{time_column}` IS NOT NULL)"
+    return f"{_BY_TIME[call[0]]}({call[1]}, struct(`{time_column}`, {_PLACE})) FILTER (WHERE `{time_column}` IS NOT NULL)"
 
 
 def simple_call(sql: str) -> tuple[str, str] | None:
@@ -67,6 +74,11 @@ def simple_call(sql: str) -> tuple[str, str] | None:
     if call is None or not re.fullmatch(r"`?\w+`?|\*", call[1].strip()):
         return None
     return call[0], call[1].strip().strip("`")
+
+
+def _is_by_time(sql: str) -> bool:
+    call = _whole_call(sql)
+    return call is not None and call[0] in _BY_TIME and not _UNORDERED.search(_without_texts(call[1]))
 
 
 def _measure(sql: str) -> Measure | None:

@@ -49,6 +49,10 @@ def test_first_and_last_are_those_by_time_and_of_one_time_by_the_records_place()
     assert expression("max(battery)", "at") == "max(battery)"
 
 
+def test_a_text_and_a_quoted_name_are_no_calls():
+    assert load_settings(gold_columns={"a": "max(`current_date`)", "b": "count(CASE WHEN t = 'last(' THEN 1 END)"})
+
+
 def test_calls_of_one_plain_column_are_known():
     assert simple_call(" Max( `t` ) ") == ("max", "t")
     assert simple_call("count(*)") == ("count", "*")
@@ -67,6 +71,12 @@ def test_calls_of_one_plain_column_are_known():
         ({"a": "max(t) -- why"}, "a query or a comment"),
         ({"a": "max(now())"}, "something else of the same rows"),
         ({"a": "sum(rand())"}, "something else of the same rows"),
+        ({"a": "first(t, true)"}, "have to be all there is"),
+        ({"a": "last(t) - first(t)"}, "have to be all there is"),
+        ({"a": "Last(t) FILTER (WHERE t > 0)"}, "have to be all there is"),
+        ({"a": "first_value(t)"}, "have to be all there is"),
+        ({"a": "max(current_date - t)"}, "something else of the same rows"),
+        ({"a": "max(random())"}, "something else of the same rows"),
         ({"a b": "max(t)"}, "cannot name a column"),
         ({"_a": "max(t)"}, "cannot name a column"),
         ({"gamer_id": "max(t)"}, "the key's"),
