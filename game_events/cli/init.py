@@ -18,6 +18,9 @@ from game_events.producer.schema_versions import ProtoVersions
 
 #: Fields that the scaffold's message has besides the three that are named.
 _OTHER_FIELDS = ("value", "kind")
+_GOLD_COLUMNS = ("events", "first_seen", "last_seen", "highest_value", "sum_of_values")
+#: YAML reads them as other things than texts; gold's columns may hold no query.
+_NO_TEXT = frozenset(("yes", "no", "on", "off", "true", "false", "null", "select"))
 #: As long as the longest name made of it may be a table's.
 _WORD = r"[a-z][a-z0-9_]{0,39}"
 
@@ -53,11 +56,17 @@ def scaffold(folder: Path, domain: str, entity: str, key: str, time: str) -> lis
         ConfigurationError: a name that cannot be one, or a file that is there already.
     """
     for option, name in (("--domain", domain), ("--entity", entity), ("--key", key), ("--time", time)):
-        if not re.fullmatch(_WORD, name):
-            raise ConfigurationError(f"{option}: {name!r} must be lower case letters, digits and underscores, a letter first")
+        if not re.fullmatch(_WORD, name) or name in _NO_TEXT:
+            raise ConfigurationError(
+                f"{option}: {name!r} must be lower case letters, digits and underscores, a letter first, and no word that "
+                "means something else to YAML or SQL"
+            )
     fields = (entity, key, time, *_OTHER_FIELDS)
     if len(set(fields)) != len(fields) or set(fields) & set(ProtoVersions.custom):
         raise ConfigurationError(f"--entity, --key and --time must be three names, none of them {' or '.join(_OTHER_FIELDS)}")
+    for option, name in (("--entity", entity), ("--key", key)):
+        if name in _GOLD_COLUMNS:
+            raise ConfigurationError(f"{option}: gold has a column {name!r} already, of {', '.join(_GOLD_COLUMNS)}")
     entity_word, key_word = (re.sub(r"_(id|name)$", "", name) for name in (entity, key))
     texts = {
         "domain": domain,

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from game_events.cli import demo
+from game_events.cli.init import _GOLD_COLUMNS
 from game_events.cli.output import Output
 from game_events.lakehouse.tables import Lakehouse
 from game_events.producer.message_shape import MessageShape
@@ -24,6 +25,7 @@ def test_it_writes_settings_a_message_and_a_readme_whose_commands_exist(cli, fol
     assert {path.name for path in folder.iterdir()} == {"game_events.yaml", "weather.proto", "README.md"}
     monkeypatch.chdir(folder)
     settings = load_settings()
+    assert tuple(settings.gold_columns) == _GOLD_COLUMNS
     assert (settings.entity_column, settings.key_column, settings.time_column) == ("station", "sensor_id", "measured_at")
     lakehouse = Lakehouse.of(settings)
     assert (lakehouse.silver("north").name, lakehouse.gold("north").name) == ("silver_north_weather", "gold_north_sensors")
@@ -52,6 +54,10 @@ def test_it_overwrites_nothing(cli, folder):
         (("--entity", "Site"), "--entity: 'Site' must be lower case"),
         (("--key", "value"), "none of them value or kind"),
         (("--key", "site"), "three names"),
+        (("--key", "events"), "gold has a column 'events' already"),
+        (("--entity", "last_seen"), "gold has a column 'last_seen' already"),
+        (("--entity", "on"), "--entity: 'on' must be"),
+        (("--time", "select"), "--time: 'select' must be"),
         (("--time", "col_custom_3"), "three names"),
     ],
 )
