@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
@@ -46,25 +46,24 @@ def produce_events(  # noqa: PLR0913, PLR0917 - each option of the command is a 
     settings = load_settings()
     if topic is not None:
         settings = load_settings(kafka_topic=topic, kafka_topic_pattern=None, kafka_assign={}, source_table=None)
-    names = settings.producer.entities if games is None else _names(games, settings.words.entity)
+    sample = settings.producer
+    names = sample.entities if games is None else _names(games, settings.words.entity)
     wanted = _numbers("--versions", versions)
     chosen = wanted[0] if "," not in versions else wanted
+    both: dict[str, Any] = {"games": names, "versions": chosen, "seed": seed, "gamers_per_game": sample.keys_per_entity}
     before = _manifest(manifest)
     with _named_errors(), output.working("producing"):
         if bulk is not None:
-            many = BulkSimulation(records=bulk, games=names, hot_share=hot_share, versions=chosen, seed=seed)
+            many = BulkSimulation(records=bulk, hot_share=hot_share, **both)
             sent = produce_bulk(settings, many, partitions=partitions)
         else:
             few = Simulation(
-                games=names,
                 records_per_game_and_version=records,
-                versions=chosen,
-                seed=seed,
                 late_share=late_share,
                 duplicate_share=duplicate_share,
                 poison_share=poison_share,
-                gamers_per_game=settings.producer.keys_per_entity,
                 interleaving=_numbers("--interleaving", interleaving) if interleaving else None,
+                **both,
             )
             sent = produce(settings, few, partitions=partitions, rate=rate)
     if manifest is not None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from game_events.cli import produce as cli_produce
 from game_events.producer.manifest import Manifest
 
 
@@ -28,6 +29,20 @@ def test_it_says_what_was_sent_and_adds_it_to_the_manifest(cli, environment, tmp
     assert (bulk.code, bulk.result["topic"]) == (0, other)
     assert (bulk.result["records"], bulk.result["games"]) == (50, ["game_0001", "game_0002", "game_0003"])
     assert "50 records to topic" in bulk.err
+
+
+@pytest.mark.parametrize("bulk", [False, True])
+def test_it_sends_what_the_settings_describe(cli, monkeypatch, bulk):
+    monkeypatch.setenv("GAME_EVENTS_PRODUCER", '{"entities": ["oslo", "lyon"], "keys_per_entity": 3}')
+    sent = []
+
+    def note(_, simulation, **__):
+        sent.append(simulation)
+        return Manifest(topic="t", seeds=(0,), schema_ids={})
+
+    monkeypatch.setattr(cli_produce, "produce_bulk" if bulk else "produce", note)
+    assert cli("produce", *(("--bulk", "50") if bulk else ())).code == 0
+    assert (sent[0].games, sent[0].gamers_per_game) == (("oslo", "lyon"), 3)
 
 
 @pytest.mark.parametrize(
