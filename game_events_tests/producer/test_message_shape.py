@@ -145,9 +145,10 @@ def test_a_message_that_does_not_fit_its_description_is_refused_before_anything_
         MessageShape.of(settings)
 
 
-def test_a_missing_proto_is_told_of_when_the_settings_are_read(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"nowhere\.proto is not a file"):
-        load_settings(producer={"proto": str(tmp_path / "nowhere.proto")})
+def test_a_missing_proto_stops_the_producer_and_nobody_else(tmp_path):
+    settings = load_settings(producer={"proto": str(tmp_path / "nowhere.proto")})
+    with pytest.raises(ConfigurationError, match=r"PRODUCER: .*nowhere\.proto cannot be read"):
+        MessageShape.of(settings)
 
 
 @pytest.mark.parametrize("fields", ["", "  bool on = 8;\n", "  double x = 8;\n", "  string s = 8;\n"])
