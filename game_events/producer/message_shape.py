@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from random import Random
+from struct import pack, unpack
 from typing import cast
 
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
@@ -108,8 +110,19 @@ def _fields(message: Descriptor, meant: tuple[str, ...], wanted: Mapping[str, Ge
             raise ConfigurationError(
                 f"GAME_EVENTS_PRODUCER: {field.name} of {message.full_name} ({proto}) cannot hold values of kind {given.kind}"
             )
-        found.append((field.name, given or usual))  # type: ignore[arg-type] # one of the two is there
+        found.append((field.name, _stored(field, given or usual)))  # type: ignore[arg-type] # one of the two is there
     return tuple(found)
+
+
+class _Single(Generator):
+    """Values as a `float` of 32 bits holds them: what the manifest counts is what the message says."""
+
+    def make(self, draw: Random) -> object:
+        return unpack("<f", pack("<f", super().make(draw)))[0]
+
+
+def _stored(field: FieldDescriptor, values: Generator) -> Generator:
+    return _Single(**values.model_dump()) if field.type == FieldDescriptor.TYPE_FLOAT and values.numeric else values
 
 
 def _usual(field: FieldDescriptor) -> Generator | None:

@@ -124,6 +124,16 @@ def test_fields_that_nobody_describes_get_values_of_their_types(beat):
     assert shape.versions.message_class(2).DESCRIPTOR.fields_by_name["col_custom_1"].number == 18
 
 
+def test_the_manifest_knows_floats_as_the_message_holds_them(beat):
+    shape = MessageShape.of(beat("  float share = 8;\n", described={"share": {"kind": "number", "low": 0.1, "high": 0.1}}))
+    assert [generator.kind for _, generator in shape.fields] == ["number"]
+    (record, *_), truth = list(Simulation(fields=shape.fields).records()), ManifestBuilder(shape.fields)
+    truth.add(record)
+    held = encoder_of(shape).message(record.event).share
+    assert held != 0.1
+    assert truth.build("t", 0, {}).truth[record.event.game][record.event.gamer].numbers["share"].low == held
+
+
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
