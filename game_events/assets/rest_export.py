@@ -80,9 +80,10 @@ def _asset(settings: Settings, keys: Keys) -> dg.AssetsDefinition:
             export_rows(pipeline, report, wishes, config.files)
         yield dg.MaterializeResult(keys.rest, metadata=_metadata(report))
         if report.errors:
-            words = "; ".join(f"{t.game}: {t.error}" for t in report.errors[:10])
+            why = "; ".join(f"{t.game}: {t.error}" for t in report.errors[:10])
+            what = f"{len(report.errors)} {pipeline.settings.words.entities}"
             whole = {REPORT: dg.MetadataValue.json(report.to_dict())}
-            raise dg.Failure(f"nothing was sent of {len(report.errors)} games: {words}", metadata=whole, allow_retries=False)
+            raise dg.Failure(f"nothing was sent of {what}: {why}", metadata=whole, allow_retries=False)
 
     return rest_export
 

@@ -19,6 +19,7 @@ from game_events.assets.rule_checks import rule_evaluations
 from game_events.assets.run_tags import ALL_LAYERS, CARRIES
 from game_events.assets.source_assets import source_assets
 from game_events.extending import GoldAggregate
+from game_events.pipeline.aggregates import player_agg
 from game_events.pipeline.bronze import load_bronze
 from game_events.pipeline.event_log import recorded
 from game_events.pipeline.gold import refresh_gold
@@ -38,9 +39,9 @@ def build_tables(
     return [
         *external,
         _bronze([asset.key for asset in external], keys),
-        _silver(keys),
-        _gold(keys),
-        _unified(keys),
+        _silver(settings, keys),
+        _gold(settings, keys),
+        _unified(settings, keys),
         *build_own_gold(own, keys),
     ]
 
@@ -87,11 +88,13 @@ def _bronze(sources: Sequence[dg.AssetKey], keys: Keys) -> dg.AssetsDefinition:
     return bronze_events
 
 
-def _silver(keys: Keys) -> dg.AssetsDefinition:
+def _silver(settings: Settings, keys: Keys) -> dg.AssetsDefinition:
+    words = settings.words
     spec = dg.AssetSpec(
         keys.silver,
         deps=[keys.bronze],
-        description="One append-only table for each game with its rows of bronze; all requested games in one Spark job.",
+        description=f"One append-only table for each {words.entity} with its rows of bronze; all requested {words.entities} in "
+        "one Spark job.",
         group_name="silver",
         kinds={"spark", "deltalake", "silver"},
         owners=OWNERS,
@@ -101,12 +104,12 @@ def _silver(keys: Keys) -> dg.AssetsDefinition:
     )
 
 
-def _gold(keys: Keys) -> dg.AssetsDefinition:
+def _gold(settings: Settings, keys: Keys) -> dg.AssetsDefinition:
     spec = dg.AssetSpec(
         keys.gold,
         deps=[keys.silver],
-        description="One table for each game with one row per player: sessions, first and last event. Incremental; equal to a "
-        "full recompute, always.",
+        description=f"One table for each {settings.words.entity}. {player_agg(settings).description}. Equal to a full "
+        "recompute, always.",
         group_name="gold",
         kinds={"spark", "deltalake", "gold"},
         owners=OWNERS,
@@ -114,7 +117,7 @@ def _gold(keys: Keys) -> dg.AssetsDefinition:
     return game_asset(spec, "gold", "gold", keys, lambda p, report, games, full: refresh_gold(p, report, games, full=full))
 
 
-def _unified(keys: Keys) -> dg.AssetsDefinition:
+def _unified(settings: Settings, keys: Keys) -> dg.AssetsDefinition:
     @dg.multi_asset(
         name=keys.unified.path[-1],
         specs=[
@@ -122,8 +125,8 @@ def _unified(keys: Keys) -> dg.AssetsDefinition:
                 keys.unified,
                 deps=[dg.AssetDep(keys.gold, partition_mapping=dg.AllPartitionMapping())],
                 automation_condition=carry_condition(keys),
-                description="All games' aggregates in one table, for dashboards. A run of it that automation starts brings "
-                "silver and gold up to date first.",
+                description=f"All {settings.words.entities}' aggregates in one table, for dashboards. A run of it that "
+                "automation starts brings silver and gold up to date first.",
                 group_name="gold",
                 kinds={"spark", "deltalake", "gold"},
                 owners=OWNERS,

@@ -10,6 +10,7 @@ from game_events.assets.archiving import OP
 from game_events.cli.dagster_run import run_job
 from game_events.cli.options import Json
 from game_events.cli.output import Output
+from game_events.lakehouse.tables import BRONZE
 from game_events.settings import load_settings
 
 To = Annotated[
@@ -19,14 +20,14 @@ To = Annotated[
 
 def archive(to: To, as_json: Json = False) -> None:
     """Add the raw records that came since the last time to an archive, with keys, headers, coordinates and schemas."""
-    output = Output(as_json=as_json)
+    output, settings = Output(as_json=as_json), load_settings()
     with output.working("archive"):
-        result = run_job(load_settings(), "archive", OP, {"to": to})
+        result = run_job(settings, "archive", OP, {"to": to})
     done = result.report.get("archive")
     if done is not None:
         output.say(
             f"{done['rows']:,} records in {done['files']:,} files ({done['bytes']:,} bytes) added to {done['to']}: it has "
-            f"come to batch {done['batch']:,} of bronze_events"
+            f"come to batch {done['batch']:,} of {settings.names.name_of(BRONZE)}"
         )
         for notice in result.report.get("notices", []):
             output.say(notice)

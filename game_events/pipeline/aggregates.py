@@ -35,7 +35,7 @@ def player_agg(settings: Settings) -> GoldAggregate:
             "merge",
             keys=keys,
             measures={COUNT: count(), FIRST: min_of(when), LAST: max_of(when)},
-            description="One row per player: sessions, first and last event",
+            description=f"One row per {settings.words.key}: sessions, first and last event",
             asset_name=settings.names.asset(settings.names.gold_asset),
         )
     columns = expressions(settings)

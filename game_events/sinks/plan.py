@@ -51,7 +51,7 @@ def plan_slice(
         _tell(pipeline, report, account, news.held, news.failed)
         if not news.steps:
             return False
-        pipeline.on_progress(f"rest export: fixing rows of {len(news.steps)} games")
+        pipeline.on_progress(f"rest export: fixing rows of {len(news.steps)} {pipeline.settings.words.entities}")
         origins = {step.game: step.origin for step in news.steps}
         expected = {app: value for step in news.steps for app, value in step.expected.items()}
         advance = {app: value for step in news.steps for app, value in step.advance.items()}
