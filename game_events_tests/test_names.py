@@ -6,7 +6,22 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from game_events.errors import ConfigurationError
-from game_events.lakehouse.tables import OWN_TABLES, Lakehouse, game_of_silver, gold_name, silver_name
+from game_events.lakehouse.tables import (
+    BRONZE,
+    EVENT_LOG,
+    OWN_TABLES,
+    PROGRESS,
+    QUARANTINE,
+    REST_TABLES,
+    SCHEMAS,
+    SOURCE_FILES,
+    SUPPRESSED,
+    UNIFIED,
+    Lakehouse,
+    game_of_silver,
+    gold_name,
+    silver_name,
+)
 from game_events.names import _FIXED, OWN, Names
 
 IOT = Names(
@@ -32,6 +47,7 @@ def test_the_default_names_are_these():
 
 
 def test_every_table_of_the_pipelines_own_is_known_to_the_templates():
+    assert {BRONZE, QUARANTINE, UNIFIED, SCHEMAS, PROGRESS, EVENT_LOG, SUPPRESSED, SOURCE_FILES, *REST_TABLES} == OWN_TABLES
     assert {*_FIXED.values(), *OWN} == OWN_TABLES
 
 

@@ -21,7 +21,7 @@ from game_events.lakehouse.format_version import refuse_newer
 from game_events.lakehouse.labels import Labels
 from game_events.lakehouse.object_store import delta_options
 from game_events.lakehouse.store_errors import store_errors_named
-from game_events.names import GAME_PATTERN, RESERVED_GAMES, Names
+from game_events.names import GAME_PATTERN, OWN, RESERVED_GAMES, Names
 from game_events.settings import Settings
 
 BRONZE = "bronze_events"
@@ -35,7 +35,7 @@ SOURCE_FILES = "source_files"
 #: Of the export of rows over HTTP: rows in chunks that wait for their call, what became of each chunk, chunks given up.
 REST_OUTBOX, REST_DELIVERIES, REST_DEAD_LETTERS = REST_TABLES = ("rest_outbox", "rest_deliveries", "rest_dead_letters")
 #: All tables but those of games.
-OWN_TABLES = frozenset({BRONZE, QUARANTINE, UNIFIED, SCHEMAS, PROGRESS, EVENT_LOG, SUPPRESSED, SOURCE_FILES, *REST_TABLES})
+OWN_TABLES = frozenset({BRONZE, QUARANTINE, UNIFIED, *OWN})
 
 _SILVER = re.compile(r"^silver_(?P<game>.+)_events$")
 #: Table features that readers of single files would get wrong.
