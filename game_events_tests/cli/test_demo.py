@@ -10,6 +10,8 @@ import psutil
 import pytest
 
 from game_events.cli import demo as demo_command
+from game_events.cli.gold_truth import truths
+from game_events.settings import load_settings
 from game_events.stack.stack_state import StackState
 from game_events_tests.docs.pages import DOCS, PAGES, RUN_BY, blocks
 from game_events_tests.docs.printed import missing
@@ -54,6 +56,12 @@ def test_whatever_the_settings_read_and_tell_the_demo_keeps_to_its_own_parts(tmp
     assert (used.kafka_topics, used.kafka_bootstrap_servers) == (("mine_demo",), state.kafka_bootstrap_servers)
     assert (used.starting_offsets, used.starting_timestamp) == ("earliest", None)
     assert [getattr(used, name) for name in outside] == [None] * 4
+
+
+def test_a_count_of_a_column_that_may_be_null_is_not_compared_with_the_records_sent():
+    columns = {"all": "count(*)", "keys": "count(gamer_id)", "custom": "count(col_custom_1)", "first": "min(event_timestamp)"}
+    compared = truths(load_settings(gold_columns=columns))
+    assert [column for column, known in compared.items() if known is None] == ["custom"]
 
 
 @pytest.mark.stack
