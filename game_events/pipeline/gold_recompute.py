@@ -44,7 +44,7 @@ def gold_equals_recompute(pipeline: Pipeline, sample_games: int = SAMPLE_GAMES) 
     unified = pipeline.lakehouse.table(UNIFIED).open()
     gold = for_games(chosen, lambda game: pipeline.lakehouse.gold(game).open())
     silver = for_games(chosen, lambda game: pipeline.lakehouse.silver(game).open())
-    aggregate = player_agg(pipeline.settings)
+    aggregate, words = player_agg(pipeline.settings), pipeline.settings.words
     if unified is not None and not is_current(unified, aggregate):
         unified = None
     taken = {}
@@ -56,7 +56,7 @@ def gold_equals_recompute(pipeline: Pipeline, sample_games: int = SAMPLE_GAMES) 
         if batch is not None:
             taken[game] = batch
     if not taken:
-        return CheckResult(RECOMPUTED, "gold", True, "no game has a gold table yet", wrong_rows=True)
+        return CheckResult(RECOMPUTED, "gold", True, f"no {words.entity} has a gold table yet", wrong_rows=True)
     current = [g for g in taken if unified is not None and _holds(unified, gold[g])]
     rows = _all_rows(pipeline, taken, silver, gold, unified, current)
     wrong: dict[str, tuple[int, int]] = {}
@@ -74,10 +74,10 @@ def gold_equals_recompute(pipeline: Pipeline, sample_games: int = SAMPLE_GAMES) 
         "players_that_differ_in_unified": sum(u for _, u in wrong.values()),
     }
     if wrong:
-        named = ", ".join(f"{game} ({g} players in gold, {u} in unified)" for game, (g, u) in sorted(wrong.items()))
+        named = ", ".join(f"{game} ({g} {words.keys} in gold, {u} in unified)" for game, (g, u) in sorted(wrong.items()))
         summary = f"not what silver gives: {named}. A full refresh of gold (unified: of the unified table) repairs it"
     else:
-        summary = f"{players:,} players of {len(taken)} games are what silver gives"
+        summary = f"{players:,} {words.keys} of {len(taken)} {words.entities} are what silver gives"
     return CheckResult(RECOMPUTED, "gold", not wrong, summary, counts, wrong_rows=True)
 
 
