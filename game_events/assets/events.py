@@ -35,7 +35,9 @@ def report_events(
         context.log.warning(notice)
     for entry in report.tables:
         if entry.error is None:
-            yield dg.AssetMaterialization(keys.layer(entry.layer), partition=entry.game, metadata=table_metadata(entry, report))
+            yield dg.AssetMaterialization(
+                keys.layer(entry.layer), partition=entry.game, metadata=table_metadata(entry, report, keys)
+            )
     if report.replayed:
         # The table holds the same rows as before, and says of these that they are in bronze now.
         yield dg.AssetObservation(keys.quarantine, metadata={"replayed_rows": report.replayed})

@@ -19,14 +19,16 @@ class Keys:
 
     Attributes:
         names: the templates.
+        catalog: the catalog's database that tables are registered in, if they are.
     """
 
     names: Names
+    catalog: str | None = None
 
     @classmethod
     def of(cls, settings: Settings) -> Keys:
         """The keys of some settings."""
-        return cls(settings.names)
+        return cls(settings.names, settings.catalog)
 
     @property
     def bronze(self) -> dg.AssetKey:
@@ -82,6 +84,10 @@ class Keys:
             name = self.names.own_gold_asset.replace("{aggregate}", aggregate) if kind == "gold" else layer.replace(":", "_")
             found = self._key(name)
         return found
+
+    def table_name(self, table: str) -> str:
+        """A table's name as its readers know it: with the catalog's database, where it is registered in one."""
+        return f"{self.catalog}.{table}" if self.catalog else table
 
     def _key(self, name: str) -> dg.AssetKey:
         return dg.AssetKey([self.names.asset(name)])

@@ -28,7 +28,7 @@ def labelled(
         metadata = dict(spec.metadata)
         table = lakehouse.table(one[spec.key]) if lakehouse is not None and spec.key in one else None
         if table is not None:
-            metadata |= {"dagster/uri": table.uri, "dagster/table_name": qualified(settings, table.name)}
+            metadata |= {"dagster/uri": table.uri, "dagster/table_name": keys.table_name(table.name)}
         return spec.replace_attributes(owners=list(owners) or spec.owners, tags={**spec.tags, **dict(tags)}, metadata=metadata)
 
     return list(dg.map_asset_specs(label, list(assets)))
@@ -40,8 +40,3 @@ def _lakehouse(settings: Settings) -> Lakehouse | None:
         return Lakehouse.of(settings)
     except ConfigurationError:
         return None
-
-
-def qualified(settings: Settings, table: str) -> str:
-    """A table's name as its readers know it: with the catalog's database, where it is registered in one."""
-    return f"{settings.catalog}.{table}" if settings.catalog else table

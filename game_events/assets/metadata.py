@@ -7,19 +7,19 @@ from typing import Any
 
 import dagster as dg
 
-from game_events.assets.keys import LAYER_KEYS
+from game_events.assets.keys import DEFAULT, LAYER_KEYS, Keys
 from game_events.decoding.frames import ordered
 from game_events.pipeline.latency import Histogram
 from game_events.pipeline.report import RunReport, TableReport
 
 
-def table_metadata(entry: TableReport, report: RunReport) -> dict[str, Any]:
+def table_metadata(entry: TableReport, report: RunReport, keys: Keys = DEFAULT) -> dict[str, Any]:
     """Metadata of one table's materialization: Dagster's standard keys, then this pipeline's own."""
     metadata: dict[str, Any] = {
         "dagster/row_count": entry.table_rows,
         "rows_committed": entry.rows,
         "dagster/uri": dg.MetadataValue.path(entry.location),
-        "dagster/table_name": entry.table,
+        "dagster/table_name": keys.table_name(entry.table),
         "dagster/column_schema": dg.TableSchema(
             [dg.TableColumn(name, type=kind, description=entry.comments.get(name)) for name, kind in entry.columns]
         ),

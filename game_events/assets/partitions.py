@@ -21,7 +21,7 @@ def partition_events(
     So a backfill counts exactly the failed games as failed, and the UI offers exactly them for a retry.
     """
     add_games(context.instance, report, keys)
-    done = {t.game: table_metadata(t, report) for t in report.of(layer) if t.error is None and t.game is not None}
+    done = {t.game: table_metadata(t, report, keys) for t in report.of(layer) if t.error is None and t.game is not None}
     failed = [t for t in report.of(layer) if t.error is not None]
     if not failed:
         for game, metadata in done.items():

@@ -81,8 +81,8 @@ def _bronze(sources: Sequence[dg.AssetKey], keys: Keys) -> dg.AssetsDefinition:
             context.instance.add_dynamic_partitions(str(keys.partitions.name), names)
         entries = {t.layer: t for t in report.tables}
         if "quarantine" in entries:
-            yield dg.MaterializeResult(keys.quarantine, metadata=table_metadata(entries["quarantine"], report))
-        metadata = table_metadata(entries["bronze"], report) if "bronze" in entries else {"dagster/row_count": 0}
+            yield dg.MaterializeResult(keys.quarantine, metadata=table_metadata(entries["quarantine"], report, keys))
+        metadata = table_metadata(entries["bronze"], report, keys) if "bronze" in entries else {"dagster/row_count": 0}
         yield dg.MaterializeResult(keys.bronze, metadata=metadata)
 
     return bronze_events
@@ -151,7 +151,7 @@ def _unified(settings: Settings, keys: Keys) -> dg.AssetsDefinition:
         yield from report_events(context, report, keys)
         yield from rule_evaluations(report, keys)
         yield from (check_evaluation(found, keys) for found in report.checks)
-        metadata = table_metadata(unified[0], report) if unified else {"note": "nothing has changed"}
+        metadata = table_metadata(unified[0], report, keys) if unified else {"note": "nothing has changed"}
         yield dg.MaterializeResult(keys.unified, metadata=metadata)
         fail_for(report.errors)
 

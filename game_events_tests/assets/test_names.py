@@ -6,10 +6,12 @@ import pytest
 from pydantic import ValidationError
 
 from game_events.assets.keys import DEFAULT, Keys
+from game_events.assets.metadata import table_metadata
 from game_events.cli.examples import CONFIG, use_example
 from game_events.definitions import build_defs
 from game_events.names import Names
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.report import RunReport, TableReport
 from game_events.pipeline.selection import selection_of
 from game_events.settings import load_settings
 
@@ -92,3 +94,11 @@ def test_without_settings_the_names_are_those_that_they_always_were():
     }
     assert DEFAULT.partitions.name == "games"
     assert Keys(Names()).layer("gold:devices").path == ["gold_devices"]
+
+
+def test_a_table_in_a_catalog_has_one_name_in_its_asset_and_in_what_each_run_says_of_it(tmp_path):
+    settings = load_settings(lakehouse=str(tmp_path), catalog="lake.games")
+    keys = Keys.of(settings)
+    asset = build_defs(settings).resolve_asset_graph().get(keys.bronze)
+    told = table_metadata(TableReport("bronze", "bronze_events", ""), RunReport(), keys)
+    assert told["dagster/table_name"] == asset.metadata["dagster/table_name"] == "lake.games.bronze_events"
