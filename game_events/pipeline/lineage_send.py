@@ -45,11 +45,9 @@ class Sender:
 
     Attributes:
         settings: whose receiver.
-        total: what became of all events so far.
     """
 
     settings: Settings
-    total: LineageAccount = field(default_factory=LineageAccount)
     _left_s: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -73,11 +71,9 @@ class Sender:
         )
         worker.start()
         worker.join(self._left_s)
-        found = LineageAccount(
-            part.sent, len(waiting) - part.sent, part.why or ("it took too long" if part.sent < len(waiting) else "")
-        )
+        sent = part.sent  # once: the thread may still be at work
+        found = LineageAccount(sent, len(waiting) - sent, part.why or ("it took too long" if sent < len(waiting) else ""))
         self._left_s = max(0.0, self._left_s - (time.monotonic() - began))
-        self.total.add(found)
         if found.lost:
             log.warning("lineage_sent=%d lineage_lost=%d why=%r", found.sent, found.lost, found.why)
         return found
