@@ -24,8 +24,10 @@ from openlineage.client.facet_v2 import (
 )
 from openlineage.client.naming.dataset import Kafka, LocalFileSystem
 
+from game_events.gold_columns import simple_call
 from game_events.lakehouse.progress import GOLD, SILVER, UNIFIED_LAYER
 from game_events.lakehouse.tables import BRONZE, Lakehouse, gold_name, silver_name
+from game_events.pipeline.aggregates import expressions
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.report import RunReport, TableReport
 from game_events.settings import Settings
@@ -133,13 +135,14 @@ def _column_lineage(
     if entry.layer == SILVER and not any(t.applies_to(entry.game or "") for t in pipeline.extensions.transformations):
         return {name: _fields(whole, name) for name in names}
     if entry.layer == GOLD:
-        key, when = settings.key_column, settings.time_column
-        known = {
-            key: _fields(whole, key),
-            "session_count": _fields(whole, key, "AGGREGATION", "COUNT"),
-            "min_timestamp": _fields(whole, when, "AGGREGATION", "MIN"),
-            "max_timestamp": _fields(whole, when, "AGGREGATION", "MAX"),
-        }
+        key = settings.key_column
+        known = {key: _fields(whole, key)}
+        for name, sql in (settings.gold_columns or expressions(settings)).items():
+            function, of = simple_call(sql) or ("", "")
+            if function:
+                # Rows are counted by whom they are about.
+                of = key if of == "*" or of.isdigit() else of
+                known[name] = _fields(whole, of, "AGGREGATION", function.upper())
         return {name: known[name] for name in names if name in known}
     return {}
 

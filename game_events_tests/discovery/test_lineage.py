@@ -11,6 +11,7 @@ from game_events.lakehouse.labels import Labels
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.event_log import RunLog, recorded
 from game_events.pipeline.lineage import LineageRun
+from game_events.pipeline.lineage_facets import inputs_of, output
 from game_events.pipeline.report import RunReport, TableReport
 from game_events.settings import load_settings
 from game_events.sources.source import Lane
@@ -129,6 +130,21 @@ def test_a_run_tells_what_each_table_was_made_of_in_events_that_the_specificatio
     assert [i["name"] for i in unified["inputs"]] == [f"{root}/gold_rummy_player_agg"]
     assert {h["Authorization"] for h in receiver.headers} == {f"Bearer {KEY}"}
     assert report.to_dict()["lineage"] == {"sent": 16, "lost": 0, "why": ""}
+
+
+def test_golds_columns_by_settings_come_from_what_their_aggregates_name(make):
+    columns = {"session_count": "sum(score)", "readings": "count(*)", "last_level": "last(level)", "odd": "max(a) - min(a)"}
+    pipeline = make(gold_columns=columns)
+    entry = TableReport("gold", "gold_rummy_player_agg", "", "rummy", columns=[(name, "t") for name in ("gamer_id", *columns)])
+    report = RunReport(tables=[entry])
+    made = output(pipeline, entry, inputs_of(pipeline, entry, report)).facets["columnLineage"].fields
+    found = {name: [(i.field, i.transformations[0].description) for i in of.inputFields] for name, of in made.items()}
+    assert found == {
+        "gamer_id": [("gamer_id", "")],
+        "session_count": [("score", "SUM")],
+        "readings": [("gamer_id", "COUNT")],
+        "last_level": [("level", "LAST")],
+    }
 
 
 def test_a_run_that_goes_on_tells_in_parts_and_ends_once(make, receiver):
