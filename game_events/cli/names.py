@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
-
 from deltalake import DeltaTable
 
-from game_events.errors import ConfigurationError
-from game_events.lakehouse.tables import Lakehouse, Table
+from game_events.lakehouse.tables import Lakehouse, Table, no_table
 
 
 def existing_table(lakehouse: Lakehouse, name: str) -> tuple[Table, DeltaTable]:
@@ -17,10 +14,8 @@ def existing_table(lakehouse: Lakehouse, name: str) -> tuple[Table, DeltaTable]:
         ConfigurationError: there is none of that name; the message has those that are like it.
     """
     tables = {table.name: table for table in map(lakehouse.table, lakehouse.names())}
-    names, table = list(tables), tables.get(name)
+    table = tables.get(name)
     handle = table.open() if table is not None else None
     if table is None or handle is None:
-        near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        raise ConfigurationError(f"there is no table {name!r} below {lakehouse.root}{hint} (`game-events tables`)")
+        raise no_table(lakehouse, name, tables)
     return table, handle

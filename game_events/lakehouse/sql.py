@@ -9,7 +9,6 @@ is run, file access is switched off but for the root's own folder, and settings 
 
 from __future__ import annotations
 
-import difflib
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -26,7 +25,7 @@ from deltalake.exceptions import DeltaError
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.staging import file_system
 from game_events.lakehouse.store_errors import store_errors_named
-from game_events.lakehouse.tables import Lakehouse, Table
+from game_events.lakehouse.tables import Lakehouse, Table, no_table
 
 #: Rows that are fetched at once.
 FETCH_ROWS = 10_000
@@ -48,7 +47,6 @@ class TablesSql:
         """
         self._lakehouse, self._as_of = lakehouse, as_of
         self._tables = {table.name: table for table in map(lakehouse.table, lakehouse.names())}
-        self._names = list(self._tables)
         self._opened: set[str] = set()
         # Names in a query are tables, never variables of this program.
         self._connection = duckdb.connect(config={"python_enable_replacements": False})
@@ -76,7 +74,7 @@ class TablesSql:
         """
         self._refuse_others(sql)
         if _LISTS.search(sql):
-            for name in self._names:
+            for name in self._tables:
                 self._open(name)
         while True:
             try:
@@ -84,9 +82,11 @@ class TablesSql:
                 break
             except duckdb.CatalogException as error:
                 found = _MISSING.search(str(error))
-                named = self._table(found[1]) if found else None
-                if named is None or named in self._opened:
-                    raise self._unknown(error, found[1] if found else None) from None
+                if found is None:
+                    raise self._failed(error) from None
+                named = found[1].lower()  # SQL's names know no upper case
+                if named not in self._tables or named in self._opened:
+                    raise self._unknown(found[1]) from None
                 self._open(named)
             except (duckdb.Error, OSError) as error:
                 raise self._failed(error) from None
@@ -108,16 +108,11 @@ class TablesSql:
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
             raise ConfigurationError("only one SELECT (or DESCRIBE, SHOW TABLES) is run: the tables are only read here")
 
-    def _table(self, name: str) -> str | None:
-        """The table that a query means: SQL's names know no upper case."""
-        return next((n for n in self._names if n == name.lower()), None)
-
-    def _unknown(self, error: Exception, name: str | None) -> ConfigurationError:
-        if name is None:
-            return self._failed(error)
-        near = difflib.get_close_matches(name.lower(), self._names, n=3, cutoff=0.4)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        return ConfigurationError(f"there is no table {name!r} below {self._lakehouse.root}{hint} (`game-events tables`)")
+    def _unknown(self, name: str) -> ConfigurationError:
+        if name.lower() in self._tables:
+            when = f"as of {self._as_of.isoformat()}: it was made later" if self._as_of is not None else "yet"
+            return ConfigurationError(f"there is no table {name!r} {when}")
+        return no_table(self._lakehouse, name, self._tables)
 
     def _failed(self, error: Exception) -> ConfigurationError:
         first = str(error).strip()

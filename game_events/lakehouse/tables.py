@@ -6,7 +6,9 @@ A table's key is what code knows it by; its name, which people and folders see, 
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -216,3 +218,10 @@ class Lakehouse:
         with store_errors_named(self.root):
             found = system.get_file_info(pafs.FileSelector("", recursive=False))
         return self.called.keys_of(f.base_name for f in found if f.type == pafs.FileType.Directory)
+
+
+def no_table(lakehouse: Lakehouse, name: str, known: Iterable[str]) -> ConfigurationError:
+    """What to raise for a name that no table has; the message has those that are like it."""
+    near = difflib.get_close_matches(name.lower(), list(known), n=3, cutoff=0.4)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    return ConfigurationError(f"there is no table {name!r} below {lakehouse.root}{hint} (`game-events tables`)")
