@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from game_events.cli.event_log_sql import query
 from game_events.cli.options import Json
 from game_events.cli.output import Output
-from game_events.cli.sql import query
 from game_events.cli.times import since as since_of
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.event_log import KINDS, read_events

@@ -21,12 +21,12 @@ from game_events.cli import (
     mock_api,
     produce,
     quarantine,
-    query,
     redecode,
     report,
     rest,
     run,
     schema,
+    sql,
     stack,
     tables,
     up,
@@ -56,7 +56,7 @@ app.command("archive")(archive.archive)
 app.command("forget")(forget.forget)
 app.command("tables")(tables.tables)
 app.command("history")(history.history)
-app.command("sql")(query.sql)
+app.command("sql")(sql.sql)
 app.command("log")(log.log)
 app.command("report")(report.report)
 app.command("doctor")(doctor.doctor)

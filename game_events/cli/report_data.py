@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from game_events.cli.sql import query
+from game_events.cli.event_log_sql import query
 
 Rows = list[dict[str, Any]]
 #: Games with a line of their own; the others are one line, as nobody tells thirty colours apart.
