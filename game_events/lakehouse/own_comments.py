@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from functools import cache
 
-from game_events.lakehouse.tables import EVENT_LOG, PROGRESS, QUARANTINE, SCHEMAS, SUPPRESSED
+from game_events.lakehouse.tables import (
+    EVENT_LOG,
+    PROGRESS,
+    QUARANTINE,
+    REST_DEAD_LETTERS,
+    REST_DELIVERIES,
+    REST_OUTBOX,
+    SCHEMAS,
+    SOURCE_FILES,
+    SUPPRESSED,
+)
 
 #: Columns that begin with an underscore mean the same in every table.
 _EVERYWHERE = {
@@ -19,6 +29,29 @@ _EVERYWHERE = {
     "_schema_guid": "GUID of that schema, where the record names it by one",
     "_raw_value": "Value of the record as it was sent, frame included",
     "_batch": "Number of the commit of bronze_events that brought the row",
+    "_file_path": "File that the record was read from; NULL: from Kafka",
+    "_file_position": "Place of the record in its file, from 0",
+}
+#: What `rest_outbox`, `rest_deliveries` and `rest_dead_letters` say of a chunk.
+_CHUNK = {
+    "slice": "Number of the commit to rest_outbox that fixed the chunk",
+    "chunk": "Number of the chunk in its slice",
+    "key": "Idempotency key that the chunk is sent with",
+    "source": "Table, or file, that the rows come from",
+    "game": "Game that they are of",
+    "batch_from": "The rows are of batches of bronze_events above this one",
+    "batch_to": "Last batch of bronze_events that the rows are of",
+    "first": "Place of the first row in its source",
+    "last": "Place of the last row in its source",
+    "rows": "Rows of the chunk",
+    "bytes": "Bytes of their JSON",
+}
+_CHUNK_ROW = {"number": "Place of the row in its chunk", "json": "The row as it is sent"}
+_CALL = {
+    "status": "HTTP status of the last answer; NULL: there was none",
+    "attempts": "Calls that were made",
+    "at": "When it was decided (UTC)",
+    "run_id": "Run that sent it",
 }
 _BY_TABLE = {
     QUARANTINE: {
@@ -75,7 +108,20 @@ _BY_TABLE = {
         "listed_at": "When it was listed (UTC)",
         "finished_at": "When every table was free of its rows (UTC)",
         "run_id": "Run that listed it",
+        "records": "Records of those who were listed together that do not decode",
     },
+    SOURCE_FILES: {
+        "number": "Number that the path has for ever; a file's records count up from number * 2^32",
+        "path": "File",
+        "size": "Bytes",
+        "modified_at": "When it was written (UTC)",
+        "kind": "taken, or changed: another size or time under a path that was taken before",
+        "seen_at": "When a run saw it so (UTC)",
+        "run_id": "Run that did",
+    },
+    REST_OUTBOX: _CHUNK | _CHUNK_ROW,
+    REST_DELIVERIES: _CHUNK | _CALL | {"outcome": "delivered or dead"},
+    REST_DEAD_LETTERS: _CHUNK | _CHUNK_ROW | _CALL | {"reason": "Why it was given up", "answer": "What the receiver said"},
 }
 _AGGREGATE = {
     "session_count": "Number of events",

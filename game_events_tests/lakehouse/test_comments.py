@@ -5,12 +5,18 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
+from game_events.files import log
+from game_events.lakehouse import event_log, progress, suppressed
 from game_events.lakehouse.comments import MAX_TABLE_CHARS, comments_of, owners_of, tags_of, with_comments
 from game_events.lakehouse.commits import Commit, commit
 from game_events.lakehouse.format_version import FORMAT, format_of
 from game_events.lakehouse.labels import Labels
+from game_events.lakehouse.own_comments import own_comments
 from game_events.lakehouse.staging import StagedWriter
 from game_events.lakehouse.tables import Lakehouse
+from game_events.pipeline import schema_archive
+from game_events.pipeline.bronze_stage import OWN_COLUMNS, QUARANTINE_COLUMNS
+from game_events.sinks.export_tables import DELIVERIES, dead_letters_schema, outbox_schema
 
 SCHEMA = pa.schema(
     [
@@ -113,3 +119,24 @@ def test_comments_of_a_thousand_columns_have_a_limit_together():
     wide = pa.schema([pa.field(f"c{n}", pa.int64()) for n in range(1_000)])
     found = comments_of(with_comments(wide, {f"c{n}": ("x" * 500, 1) for n in range(1_000)}))
     assert sum(map(len, found.values())) == MAX_TABLE_CHARS
+
+
+@pytest.mark.parametrize(
+    ("key", "schema"),
+    {
+        "bronze_events": OWN_COLUMNS,
+        "quarantine_events": QUARANTINE_COLUMNS,
+        "schemas": schema_archive.SCHEMA,
+        "progress": progress.SCHEMA,
+        "event_log": event_log.SCHEMA,
+        "suppressed_entities": suppressed.SCHEMA,
+        "source_files": log.SCHEMA,
+        "rest_outbox": outbox_schema("gamer_id"),
+        "rest_deliveries": DELIVERIES,
+        "rest_dead_letters": dead_letters_schema("gamer_id"),
+    }.items(),
+)
+def test_every_column_of_the_projects_own_has_a_comment_and_no_other(key, schema):
+    own = own_comments(key, "gamer_id")
+    assert [name for name in schema.names if name not in own and name != "gamer_id"] == []
+    assert [name for name in own if name not in schema.names and not name.startswith("_")] == []
