@@ -27,3 +27,8 @@ class DataError(GameEventsError):
 
 class ConflictError(TransientError):
     """A rival run committed first; nothing of ours is visible. Planning again from the table's own progress helps."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line that an error says: Spark's go on with the JVM's whole stack. One that says nothing is named."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from game_events.errors import ConfigurationError
+from game_events.errors import ConfigurationError, first_line
 from game_events.extending import PLAYER_AGG, GoldAggregate, count, max_of, min_of
 from game_events.gold_columns import expression, measures
 from game_events.lakehouse.progress import Mark, Progress
@@ -71,7 +71,7 @@ def player_agg_columns(spark: SparkSession, settings: Settings, silver: StructTy
     try:
         return _aggregated(empty, (settings.key_column,), expressions(settings)).schema
     except AnalysisException as error:
-        reason = next((line for line in str(error).splitlines() if line.strip()), "").partition(" SQLSTATE")[0]
+        reason = first_line(error).partition(" SQLSTATE")[0]
         names = ", ".join(name for name in silver.names if not name.startswith("_"))
         raise ConfigurationError(f"GAME_EVENTS_GOLD_COLUMNS: {reason} Silver has: {names}") from error
 

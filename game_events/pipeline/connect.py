@@ -10,7 +10,7 @@ from typing import Any, cast
 from pyspark.errors import PySparkException, PySparkValueError
 from pyspark.sql import SparkSession
 
-from game_events.errors import ConfigurationError, TransientError
+from game_events.errors import ConfigurationError, TransientError, first_line
 from game_events.settings import Settings
 
 #: How a server says that it does not know a session any more (it was restarted, or the session was idle for too long), and how
@@ -71,7 +71,7 @@ def connect(settings: Settings, conf: Mapping[str, str]) -> SparkSession:
         for key, value in conf.items():
             session.conf.set(key, value)
     except PySparkValueError as error:
-        raise ConfigurationError(f"GAME_EVENTS_SPARK_REMOTE: {_first_line(error)}: use sc://host:port") from None
+        raise ConfigurationError(f"GAME_EVENTS_SPARK_REMOTE: {first_line(error)}: use sc://host:port") from None
     except PySparkException as error:
         raise named(error, settings) from error
     return session
@@ -133,7 +133,3 @@ def give_back(session: SparkSession) -> None:
 def _address(settings: Settings) -> str:
     """Without the parameters, among which may be a token."""
     return (settings.spark_remote or "").split(";", 1)[0].rstrip("/")
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

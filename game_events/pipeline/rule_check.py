@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, StructType
 
-from game_events.errors import ConfigurationError
+from game_events.errors import ConfigurationError, first_line
 from game_events.pipeline.spark import forgiving
 from game_events.rules import Rule
 
@@ -77,7 +77,7 @@ def _unsound(spark: SparkSession, sql: str, columns: StructType | None) -> str |
             # Without columns nothing resolves; what does not even parse has this class of its own.
             if columns is None and not str(error).lstrip().startswith("[PARSE_"):
                 return None
-            return f"{sql!r} cannot be evaluated: {_first_line(error)}"
+            return f"{sql!r} cannot be evaluated: {_reason(error)}"
         if columns is None:
             return None
         if len(fields) != 1 or not isinstance(fields[0].dataType, BooleanType):
@@ -89,14 +89,13 @@ def _unsound(spark: SparkSession, sql: str, columns: StructType | None) -> str |
         except AnalysisException as error:
             return (
                 f"{sql!r} is not about one row and its values alone (no aggregates, windows, generators, random or "
-                f"changing values): {_first_line(error)}"
+                f"changing values): {_reason(error)}"
             )
     return None
 
 
-def _first_line(error: AnalysisException) -> str:
-    lines = (line.strip() for line in str(error).splitlines())
-    return next(line for line in lines if line).partition(" SQLSTATE")[0].rstrip(".")
+def _reason(error: AnalysisException) -> str:
+    return first_line(error).partition(" SQLSTATE")[0].rstrip(".")
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from game_events.errors import ConfigurationError, GameEventsError
+from game_events.errors import ConfigurationError, GameEventsError, first_line
 from game_events.lakehouse.tables import BRONZE, Lakehouse, Table
 from game_events.pipeline.audit import without_secrets
 from game_events.pipeline.check_result import CheckResult
@@ -125,7 +125,7 @@ def _tables(lakehouse: Lakehouse) -> dict[str, Table]:
 
 def _cause(pipeline: Pipeline, error: Exception) -> str:
     """The first line: a catalog's errors are pages of stack."""
-    first = str(error).strip().partition("\n")[0] if isinstance(error, GameEventsError) else _spark_words(error)
+    first = first_line(error) if isinstance(error, GameEventsError) else _spark_words(error)
     return without_secrets(f"{type(error).__name__}: {first[:600]}", pipeline.settings)
 
 

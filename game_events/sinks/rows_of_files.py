@@ -17,7 +17,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from game_events.errors import ConfigurationError, DataError
+from game_events.errors import ConfigurationError, DataError, first_line
 from game_events.lakehouse.commits import paths
 from game_events.lakehouse.reading import read_arrow
 from game_events.lakehouse.staging import file_system
@@ -87,8 +87,7 @@ def file_rows(pipeline: Pipeline, files: Sequence[str]) -> DataFrame:
         rows = spark.read.option("mergeSchema", "true").parquet(*files)
         columns = rows.columns
     except PySparkException as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigurationError(f"the Parquet files cannot be read together: {reason}") from None
+        raise ConfigurationError(f"the Parquet files cannot be read together: {first_line(error)}") from None
     # Spark names files with a scheme, and with characters escaped: here by the addresses that `files` has.
     rows = rows.withColumn("_file_path", F.col("_metadata.file_path")).withColumn("_row", F.col("_metadata.row_index"))
     rows = rows.withColumn(
