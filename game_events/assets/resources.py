@@ -42,10 +42,16 @@ class SparkResource(LazyPySparkResource):
                     # The server of `game-events up`, on this machine, was started with them.
                     level = logging.INFO if on_this_machine(settings) else logging.WARNING
                     log.log(level, "spark_remote=set not_used_as_they_are_the_servers=%s", ",".join(not_ours))
-                self._session = connect(settings, session_config(settings) | self.spark_config)
+                session = connect(settings, session_config(settings) | self.spark_config)
             else:
-                self._session = spark_session_from_config(spark_config(settings) | self.spark_config)  # type: ignore[no-untyped-call]
-            ship(self._session, settings)
+                session = spark_session_from_config(spark_config(settings) | self.spark_config)  # type: ignore[no-untyped-call]
+            try:
+                ship(session, settings)
+            except BaseException:
+                # Whoever asks again is told the same, and gets no session whose workers lack code.
+                give_back(session)
+                raise
+            self._session = session
         return self._session
 
     def renew_if_lost(self) -> None:

@@ -13,6 +13,7 @@ import dagster as dg
 import pytest
 from pyspark.errors import PySparkException, RetriesExceeded
 
+from game_events.assets import resources
 from game_events.assets.failures import errors_decide
 from game_events.errors import ConfigurationError, TransientError
 from game_events.lakehouse.staging import StagedFile, unseen
@@ -93,6 +94,18 @@ def test_files_of_the_user_are_checked_before_anything_is_sent(tmp_path):
         with pytest.raises(ConfigurationError, match=f"GAME_EVENTS_SPARK_PY_FILES: {bad}"):
             ship(session, load_settings(spark_py_files=[str(helper), str(bad)]))
     assert len(session.sent) == 1
+
+
+def test_a_session_that_lacks_code_is_given_to_nobody(monkeypatch, tmp_path):
+    monkeypatch.setattr(resources, "connect", lambda *_: Session())
+    monkeypatch.setenv("GAME_EVENTS_SPARK_REMOTE", "sc://h:1")
+    monkeypatch.setenv("GAME_EVENTS_SPARK_PY_FILES", str(tmp_path / "helper.py"))
+    resource = resources.SparkResource()
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="GAME_EVENTS_SPARK_PY_FILES"):
+            _ = resource.spark_session
+    (tmp_path / "helper.py").write_text("")
+    assert resource.spark_session.sent[0] == str(tmp_path / "helper.py")
 
 
 def test_a_driver_listens_on_loopback_where_its_executors_are_on_this_machine():
