@@ -107,7 +107,15 @@ def main(folder: Path, root: Path, topics: dict[str, str]) -> None:
 def cells(lakes, session) -> list[dict[str, float]]:  # noqa: ANN001 - settings by rows, and a session
     """Every cell of the table."""
     with receiver(1.0) as url:  # workers that have imported everything, as a second export finds them
-        _cell(lakes[PART_ROWS], session, PART_ROWS, 10, rest_url=SecretStr(url), rest_tasks=TASKS, rest_calls_per_task=CALLS_AT_ONCE)
+        _cell(
+            lakes[PART_ROWS],
+            session,
+            PART_ROWS,
+            10,
+            rest_url=SecretStr(url),
+            rest_tasks=TASKS,
+            rest_calls_per_task=CALLS_AT_ONCE,
+        )
     found = []
     for rows_per_call, latency_ms in LATENCY_MS.items():
         for calls in (1, CALLS_AT_ONCE):
