@@ -7,15 +7,18 @@ partitions: without it Dagster would take them for never materialized, and autom
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from dagster import AssetRecordsFilter, DagsterEventType, DagsterInstance, DagsterRunStatus, RunsFilter
+from dagster import AssetRecordsFilter, DagsterEventType, DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
 
 log = logging.getLogger(__name__)
-#: Runs looked at, and deleted, at a time: a sensor's tick has to stay short.
+#: Runs deleted at a time: a sensor's tick has to stay short.
 AT_ONCE = 25
+#: Runs asked for in one query.
+PAGE = 250
 #: Storage ids asked for in one query.
 IDS_AT_ONCE = 500
 ENDED = [DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED]
@@ -30,11 +33,16 @@ def drop_old_runs(instance: DagsterInstance, keep_h: float) -> int:
         how many were deleted, `AT_ONCE` at most.
     """
     before = datetime.now(UTC) - timedelta(hours=keep_h)
-    old = instance.get_runs(RunsFilter(statuses=ENDED, updated_before=before), limit=10 * AT_ONCE, ascending=True)
-    if not old:
-        return 0
-    needed = _with_newest_events(instance) | _newest_of_each_job(instance, {run.job_name for run in old})
-    dropped = [run.run_id for run in old if run.run_id not in needed][:AT_ONCE]
+    needed: set[str] = set()
+    dropped: list[str] = []
+    # Of thousands of games each may need an old run of its own: these must not hide the runs behind them.
+    for page in _old_runs(instance, before):
+        needed = needed or _with_newest_events(instance)
+        needed |= _newest_of_each_job(instance, {run.job_name for run in page})
+        dropped += [run.run_id for run in page if run.run_id not in needed]
+        if len(dropped) >= AT_ONCE:
+            break
+    del dropped[AT_ONCE:]
     for run_id in dropped:
         instance.compute_log_manager.delete_logs(prefix=[run_id])
         instance.delete_run(run_id)
@@ -42,6 +50,15 @@ def drop_old_runs(instance: DagsterInstance, keep_h: float) -> int:
     if dropped:
         log.info("old_runs_deleted=%d before=%s", len(dropped), before.isoformat(timespec="seconds"))
     return len(dropped)
+
+
+def _old_runs(instance: DagsterInstance, before: datetime) -> Iterator[Sequence[DagsterRun]]:
+    """Runs that ended before then, the oldest first, a page at a time."""
+    wanted = RunsFilter(statuses=ENDED, updated_before=before)
+    page = instance.get_runs(wanted, limit=PAGE, ascending=True)
+    while page:
+        yield page
+        page = instance.get_runs(wanted, cursor=page[-1].run_id, limit=PAGE, ascending=True)
 
 
 def _with_newest_events(instance: DagsterInstance) -> set[str]:

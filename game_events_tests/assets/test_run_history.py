@@ -65,6 +65,14 @@ def test_old_runs_go_but_for_those_with_the_newest_event_of_an_asset_or_a_partit
     assert instance.get_latest_materialization_event(bronze.key).run_id == kept[2]
 
 
+def test_runs_that_are_still_needed_do_not_hide_those_behind_them(instance, monkeypatch):
+    monkeypatch.setattr("game_events.assets.run_history.PAGE", 1)
+    needed = [dg.materialize([silver], instance=instance, partition_key=game).run_id for game in ("rummy", "spades")]
+    runs = [refresh.execute_in_process(instance=instance).run_id for _ in range(2)]
+    assert drop_old_runs(instance, keep_h=0) == 1
+    assert {run.run_id for run in instance.get_runs()} == {*needed, runs[-1]}
+
+
 def test_runs_that_wait_or_work_stay_however_old(instance):
     for status in (DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING):
         instance.create_run_for_job(refresh, status=status)
