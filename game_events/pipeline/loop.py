@@ -157,7 +157,8 @@ class Loop:
         if self.report.state != RUNNING:
             self._set(RUNNING)
         report = RunReport(waiting=self.report.total.waiting)
-        self._read = None
+        # Until the cycle has come to its end: it may fail behind silver's commits.
+        self._read, owed, self._gold_owed = None, self._gold_owed, True
         if gold:
             self._gold_at = clock
         try:
@@ -170,7 +171,7 @@ class Loop:
                 cycle(self.pipeline, report, until=now, slices=1, gold=gold, go_on=lambda: not self.stop.is_set())
             self._read = None if any(report.lag.values()) else now.latest
             # An aggregate with an interval of its own may be owed long after the last record has come.
-            self._gold_owed = bool(report.postponed) if gold else self._gold_owed or bool(report.of("silver"))
+            self._gold_owed = bool(report.postponed) if gold else owed or bool(report.of("silver"))
             self.upkeep.note(entry.table for entry in report.tables if entry.error is None)
             report.add_upkeep(self.upkeep.work())
         finally:

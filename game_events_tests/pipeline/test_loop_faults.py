@@ -94,6 +94,27 @@ def test_a_session_that_its_server_has_forgotten_is_given_back_and_the_next_atte
     assert made[-1].tag == loop_module.TAG, "its jobs can be ended"
 
 
+def test_gold_is_owed_after_a_cycle_that_failed_behind_silvers_commits(make_loop, monkeypatch):
+    golds = []
+
+    def cycle(_pipeline, _report, *, gold, **_options):
+        golds.append(gold)
+        if len(golds) == 2:
+            raise TransientError("storage away")
+
+    monkeypatch.setattr(loop_module, "cycle", cycle)
+    loop = make_loop(TransientError("unused"), 0)
+    loop.pipeline.settings = loop.pipeline.settings.model_copy(update={"gold_interval_s": 3600})
+    ends = iter(range(9))
+    loop.pipeline.source.look = lambda: SimpleNamespace(latest={0: next(ends)})
+    loop._turn()
+    assert (golds, loop._gold_owed) == ([True], False)
+    with pytest.raises(TransientError):
+        loop._turn()
+    loop._turn()
+    assert (golds, loop._gold_owed) == ([True, False, False], True)
+
+
 @pytest.mark.parametrize("error", [TransientError("broker away"), ConflictError("a rival")])
 def test_an_outage_is_waited_out_however_long_it_is(make_loop, error):
     loop = make_loop(error, 5 * JOB_ATTEMPTS)
