@@ -37,12 +37,10 @@ class Upkeep:
     Attributes:
         lakehouse: its tables.
         retention: how long replaced files stay.
-        report: table -> what was done since the loop began.
     """
 
     lakehouse: Lakehouse
     retention: Retention
-    report: dict[str, TableUpkeep] = field(default_factory=dict)
     _commits: dict[str, int] = field(default_factory=dict)
     _looked_at: dict[str, float] = field(default_factory=dict)
     _logs: dict[str, ReplacedFiles] = field(default_factory=dict)
@@ -96,7 +94,6 @@ class Upkeep:
         except Exception as error:  # noqa: BLE001 - whatever is wrong with one table is told, and ends no loop
             done.error = str(error)
             log.warning("upkeep=failed table=%s why=%r", name, str(error))
-        self.report.setdefault(name, TableUpkeep(table.name)).add(done)
         return done
 
 
