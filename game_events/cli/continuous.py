@@ -7,13 +7,14 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType
 
 from dagster import DagsterInstance
 
 from game_events.assets.continuous import JOB, OP, run_under_way, stop_loops_of_this_process
 from game_events.assets.process_tag import PROCESS_TAG, this_process
+from game_events.assets.run_tags import HANDED_OVER
 from game_events.cli.dagster_run import JobResult, dagster_home, run_job
 from game_events.cli.output import Output
 from game_events.cli.summary import show_run
@@ -73,7 +74,10 @@ def run_continuously(output: Output, settings: Settings, duration_s: float | Non
                 began = time.monotonic()
                 result = run_job(settings, JOB, OP, {"duration_s": left})
                 results.append(result)
-                if not _goes_on(result) or pressed.count:
+                if not _goes_on(result):
+                    return
+                if pressed.count:
+                    _no_more_runs(home, result.run_id)
                     return
                 output.say(f"run {result.run_id} has lasted CONTINUOUS_RUN_H; a new one goes on")
                 left = None if left is None else max(LOOK_S, left - (time.monotonic() - began))
@@ -89,7 +93,10 @@ def run_continuously(output: Output, settings: Settings, duration_s: float | Non
             worker.join(LOOK_S)
             if pressed.count > 1:
                 output.say("ended at once")
-                _switch_off(home)
+                try:
+                    _switch_off(home)
+                except Exception as error:  # noqa: BLE001 - it ends at once, whatever Dagster's storage says
+                    output.say(f"the run could not be noted as terminated, so a sensor may start it again: {error}")
                 os._exit(INTERRUPTED)
             if pressed.count and not told:
                 told = True
@@ -111,9 +118,15 @@ def _goes_on(result: JobResult) -> bool:
     return bool(result.report.get("continuous", {}).get("handed_over"))
 
 
+def _no_more_runs(home: str, run_id: str) -> None:
+    """Ctrl-C came while a run made room for the next one: no sensor is to start that either."""
+    with DagsterInstance.from_config(home) as instance:
+        instance.add_run_tags(run_id, {HANDED_OVER: "false"})
+
+
 def _switch_off(home: str) -> None:
     """Who presses Ctrl-C twice wants it off: the run is noted as terminated, so that no sensor starts it again."""
-    with suppress(Exception), DagsterInstance.from_config(home) as instance:
+    with DagsterInstance.from_config(home) as instance:
         run = run_under_way(instance)
         if run is not None and run.tags.get(PROCESS_TAG) == this_process():
             instance.report_run_canceled(run, "ended at once by a second Ctrl-C")

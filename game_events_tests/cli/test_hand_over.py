@@ -1,0 +1,41 @@
+"""`game-events run --continuous` that is ended while a run makes room for the next one; nothing real is needed."""
+
+import os
+import signal
+import time
+
+import pytest
+from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
+
+from game_events.assets.continuous import JOB
+from game_events.assets.continuous_mode import HAND_OVER_S, decide, past_runs
+from game_events.assets.run_tags import HANDED_OVER
+from game_events.cli import continuous
+from game_events.cli.dagster_run import JobResult
+from game_events.cli.output import Output
+from game_events.settings import load_settings
+
+
+@pytest.mark.parametrize("ctrl_c", [True, False])
+def test_ctrl_c_while_a_run_hands_over_leaves_continuous_mode_off(monkeypatch, tmp_path, ctrl_c):
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    monkeypatch.setattr(continuous, "_show", lambda *_: None)
+    begun = []
+
+    def run_job(*_):
+        with DagsterInstance.from_config(str(tmp_path)) as instance:
+            handed_over = not begun
+            tags = {HANDED_OVER: str(handed_over).lower()}
+            run = DagsterRun(job_name=JOB, status=DagsterRunStatus.SUCCESS, tags=tags)
+            begun.append(instance.add_run(run).run_id)
+        if ctrl_c:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(3 * continuous.LOOK_S)
+        return JobResult(begun[-1], True, {"continuous": {"handed_over": handed_over}})
+
+    monkeypatch.setattr(continuous, "run_job", run_job)
+    continuous.run_continuously(Output(as_json=True), load_settings(), None)
+    assert len(begun) == (1 if ctrl_c else 2)
+    with DagsterInstance.from_config(str(tmp_path)) as instance:
+        decision = decide(past_runs(instance), time.time() + 2 * HAND_OVER_S)
+    assert (decision.start, decision.why.partition(":")[0]) == (False, "off")
