@@ -18,7 +18,7 @@ from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import paths
 from game_events.lakehouse.compaction import FULL_GOAL, small_files
 from game_events.lakehouse.newest_commit import waits_for_a_look
-from game_events.lakehouse.orphans import delete_orphans, orphans
+from game_events.lakehouse.orphans import Orphans, delete_orphans, orphans
 from game_events.lakehouse.replaced_files import ReplacedFiles
 from game_events.lakehouse.retention import is_derived
 from game_events.lakehouse.tables import OWN_TABLES, QUARANTINE, Table, game_of_gold, game_of_silver, is_game
@@ -103,8 +103,7 @@ def _work(pipeline: Pipeline, table: Table, done: TableUpkeep) -> None:
     handle = join_small_files(table, handle, FULL_GOAL, done)
     known = ReplacedFiles(table)
     delete_replaced(known, handle, pipeline.retention.seconds(table.key), done)
-    age = pipeline.settings.orphan_retention_h * 3600
-    found = orphans(table, age, known, listed_files(pipeline, age) if table.key == QUARANTINE else ())
+    found = _orphans(pipeline, table, known, dry_run=False)
     done.orphan_bytes += found.bytes
     done.orphans += delete_orphans(table, found)
     # Writers make checkpoints as they go; a table that is seldom written has entries that none stands for.
@@ -112,6 +111,12 @@ def _work(pipeline: Pipeline, table: Table, done: TableUpkeep) -> None:
         handle.create_checkpoint()
         crash_points.reach("checkpoint_written", table.name)
     handle.cleanup_metadata()
+
+
+def _orphans(pipeline: Pipeline, table: Table, known: ReplacedFiles, *, dry_run: bool) -> Orphans:
+    age = pipeline.settings.orphan_retention_h * 3600
+    keep = listed_files(pipeline, age, dry_run=dry_run) if table.key == QUARANTINE else ()
+    return orphans(table, age, known, keep)
 
 
 def _count(pipeline: Pipeline, table: Table, done: TableUpkeep) -> None:
@@ -130,5 +135,5 @@ def _count(pipeline: Pipeline, table: Table, done: TableUpkeep) -> None:
     before = time.time() * 1000 - pipeline.retention.seconds(table.key) * 1000
     done.replaced = sum(removed.at_ms <= before for removed in known.waiting)
     done.waiting, done.files = len(known.waiting) - done.replaced, len(paths(handle))
-    found = orphans(table, pipeline.settings.orphan_retention_h * 3600, known)
+    found = _orphans(pipeline, table, known, dry_run=True)
     done.orphans, done.orphan_bytes = len(found.files), found.bytes

@@ -147,7 +147,7 @@ def forget(table: Table, ticket: int, files: list[StagedFile]) -> None:
         return
 
 
-def listed_files(pipeline: Pipeline, older_than_s: float) -> list[str]:
+def listed_files(pipeline: Pipeline, older_than_s: float, *, dry_run: bool = False) -> list[str]:
     """Names of the files that wait in a list for their full refresh; lists that a crash has left behind are removed.
 
     A list is left behind if bronze does not hold its ticket and it is older than `older_than_s`: that refresh never came about.
@@ -161,7 +161,8 @@ def listed_files(pipeline: Pipeline, older_than_s: float) -> list[str]:
             continue
         # A ticket is the time it was made, in microseconds since 1970.
         if ticket != wanted and ticket / 1e6 < time.time() - older_than_s:
-            forget(pipeline.quarantine, ticket, listed.files)
+            if not dry_run:
+                forget(pipeline.quarantine, ticket, listed.files)
         else:
             names += [f.path for f in listed.files]
     return names

@@ -1,0 +1,42 @@
+"""What maintenance would do is what it does. No service."""
+
+import os
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from game_events.lakehouse.commits import Commit, commit
+from game_events.lakehouse.staging import StagedWriter
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.maintain import maintain
+from game_events.pipeline.quarantine_reset import ResetList, keep
+from game_events.pipeline.report import RunReport
+from game_events.settings import load_settings
+
+SCHEMA = pa.schema([("layer", pa.string())])
+DAY_S = 86_400
+
+
+def staged(table):
+    writer = StagedWriter(table, SCHEMA)
+    writer.write(pa.table({"layer": ["bronze"]}, schema=SCHEMA))
+    return writer.close()
+
+
+def test_files_listed_for_a_full_refresh_count_only_if_it_never_came_about_and_a_dry_run_removes_nothing(tmp_path):
+    pipeline = Pipeline(load_settings(lakehouse=str(tmp_path)), lambda: pytest.fail("maintenance needs no Spark"))
+    table = pipeline.quarantine
+    commit(Commit(table, SCHEMA, staged(table), expected={}, advance={}, table_id=None))
+    for days in (1, 30):  # the younger one may belong to a full refresh under way
+        files = staged(table)
+        keep(table, int((time.time() - days * DAY_S) * 1e6), ResetList(1, {}, files))
+        os.utime(Path(table.uri, files[0].path), (time.time() - 30 * DAY_S,) * 2)
+    before = sorted(Path(table.uri).iterdir())
+    report = RunReport()
+    maintain(pipeline, report, dry_run=True)
+    assert report.upkeep[table.name].orphans == 1
+    assert sorted(Path(table.uri).iterdir()) == before
+    maintain(pipeline, RunReport())
+    assert len(set(before) - set(Path(table.uri).iterdir())) == 2  # a list and its file
