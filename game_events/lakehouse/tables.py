@@ -77,6 +77,11 @@ def is_person(column: str, person: str | None) -> bool:
     return person is not None and (column == person or column.startswith(f"{person}__"))
 
 
+def has_persons(handle: DeltaTable, person: str | None) -> bool:
+    """Whether a table has a column that says whom a row is about."""
+    return any(is_person(f.name, person) for f in handle.schema().fields)
+
+
 def is_game(name: object) -> bool:
     """Whether a name may become a game."""
     return isinstance(name, str) and name not in RESERVED_GAMES and re.fullmatch(GAME_PATTERN[1:-1], name) is not None

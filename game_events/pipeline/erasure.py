@@ -26,7 +26,7 @@ from game_events.lakehouse.tables import (
     SCHEMAS,
     SUPPRESSED,
     game_of_silver,
-    is_person,
+    has_persons,
 )
 from game_events.pipeline.bronze import BATCH_APP, RIVAL_ATTEMPTS
 from game_events.pipeline.context import Pipeline
@@ -125,8 +125,7 @@ def _until_nothing_is_found(work: Work, look: Callable[[Work], bool]) -> None:
 
 def _require_id_column(pipeline: Pipeline, bronze: DeltaTable) -> None:
     """Keep somebody with a wrong setting from believing that a gamer is gone."""
-    names = [f.name for f in bronze.schema().fields]
-    if int(bronze.transaction_version(BATCH_APP) or 0) and not any(is_person(n, pipeline.settings.key_column) for n in names):
+    if int(bronze.transaction_version(BATCH_APP) or 0) and not has_persons(bronze, pipeline.settings.key_column):
         raise ConfigurationError(
             f"bronze has no column {pipeline.settings.key_column!r}: set GAME_EVENTS_KEY_COLUMN to the one that says whose "
             "a row is"
@@ -174,7 +173,7 @@ def _rest(work: Work) -> bool:
         if name in (*_OWN, BRONZE, QUARANTINE) or game_of_silver(name) is not None:
             continue
         handle = pipeline.lakehouse.table(name).open()
-        if handle is not None and any(is_person(f.name, pipeline.settings.key_column) for f in handle.schema().fields):
+        if handle is not None and has_persons(handle, pipeline.settings.key_column):
             tables[name] = handle
     hits = work.look(tables)
     for name, found in hits.items():

@@ -22,7 +22,7 @@ from pyarrow.fs import FileSelector, FileType
 from game_events.lakehouse.commits import paths
 from game_events.lakehouse.replaced_files import delete_files
 from game_events.lakehouse.staging import file_system
-from game_events.lakehouse.tables import BRONZE, QUARANTINE, Table, game_of_silver, is_person
+from game_events.lakehouse.tables import BRONZE, QUARANTINE, Table, game_of_silver, has_persons, is_person
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure_account import Erasure
 from game_events.pipeline.erasure_scan import EraseTask, Found, look_at
@@ -46,10 +46,7 @@ def remove_old_files(pipeline: Pipeline, account: Erasure, wanted: Wanted) -> No
     searched = {
         name: handle
         for name, handle in handles.items()
-        if name != BRONZE
-        and (
-            name == QUARANTINE or game_of_silver(name) or any(is_person(f.name, wanted.person) for f in handle.schema().fields)
-        )
+        if name != BRONZE and (name == QUARANTINE or game_of_silver(name) or has_persons(handle, wanted.person))
     }
     _remove(pipeline, account, searched, _search(pipeline, wanted, searched))
     _remove(pipeline, account, bronze, in_bronze)
@@ -98,9 +95,9 @@ def _remove(pipeline: Pipeline, account: Erasure, handles: Mapping[str, DeltaTab
                 continue  # maintenance has deleted it
             age = time.time() - (info.mtime.timestamp() if info.mtime is not None else time.time())
             if found.path in replaced or age >= STAGED_S:
-                account.removed_files[name] += delete_files(table, [found.path])
+                account.removed_files[table.name] += delete_files(table, [found.path])
             else:
-                account.kept_files[name] += 1
+                account.kept_files[table.name] += 1
 
 
 def _clean_log(table: Table, handle: DeltaTable, wanted: Wanted) -> bool:

@@ -16,13 +16,13 @@ import pyarrow.parquet as pq
 
 from game_events.errors import DataError
 from game_events.lakehouse.commits import paths
-from game_events.lakehouse.staging import REPORT_SCHEMA, file_system, report
+from game_events.lakehouse.staging import file_system, report
 from game_events.lakehouse.suppressed import read_suppressed
-from game_events.lakehouse.tables import QUARANTINE, SUPPRESSED, Table, is_person
+from game_events.lakehouse.tables import QUARANTINE, SUPPRESSED, Table, has_persons, is_person
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure import forget
 from game_events.pipeline.erasure_files import replaced_files
-from game_events.pipeline.erasure_scan import FILES_IN_DRIVER, TASKS
+from game_events.pipeline.erasure_scan import FILES_IN_DRIVER, by_workers
 from game_events.pipeline.erasure_wanted import Wanted
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.suppression import hashes_of, required_key
@@ -64,11 +64,8 @@ def _ids_of(pipeline: Pipeline, suppression: Suppression) -> frozenset[str]:
     files: list[tuple[str, str]] = []
     for name, table in tables.items():
         handle = table.open()
-        if handle is None or not (
-            name == QUARANTINE or any(is_person(f.name, suppression.column) for f in handle.schema().fields)
-        ):
-            continue
-        files += [(name, path) for path in (*paths(handle), *replaced_files(table, handle))]
+        if handle is not None and (name == QUARANTINE or has_persons(handle, suppression.column)):
+            files += [(name, path) for path in (*paths(handle), *replaced_files(table, handle))]
     task = RecoverTask(tables, suppression)
     return frozenset(_found(pipeline, task, files))
 
@@ -78,9 +75,7 @@ def _found(pipeline: Pipeline, task: RecoverTask, files: Sequence[tuple[str, str
         for name, path in files:
             yield from task.look(name, path)
         return
-    rows = pipeline.spark.createDataFrame(pa.table({"table": [t for t, _ in files], "path": [p for _, p in files]}))
-    for line in rows.repartition(min(len(files), TASKS)).mapInArrow(task, REPORT_SCHEMA).collect():
-        yield line["body"]
+    yield from by_workers(pipeline, task, files)
 
 
 @dataclass(frozen=True)

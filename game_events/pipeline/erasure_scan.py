@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,6 +27,8 @@ from game_events.pipeline.erasure_wanted import RECORDS, Wanted
 FILES_IN_DRIVER = 4
 #: Tasks of the job.
 TASKS = 64
+#: Batches of (table, path) -> the report (`REPORT_SCHEMA`).
+FileTask = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,11 @@ def look_at(pipeline: Pipeline, task: EraseTask, files: Sequence[tuple[str, str]
     """
     if len(files) <= FILES_IN_DRIVER:
         return [task.look(name, path) for name, path in files]
+    return [Found.from_json(body) for body in by_workers(pipeline, task, files)]
+
+
+def by_workers(pipeline: Pipeline, task: FileTask, files: Sequence[tuple[str, str]]) -> list[str]:
+    """What a task reports of (table, path), in one Spark job."""
     rows = pipeline.spark.createDataFrame(pa.table({"table": [t for t, _ in files], "path": [p for _, p in files]}))
     found = rows.repartition(min(len(files), TASKS)).mapInArrow(task, REPORT_SCHEMA).collect()
-    return [Found.from_json(line["body"]) for line in found]
+    return [line["body"] for line in found]

@@ -155,8 +155,8 @@ def make(table, gamers, rows=1):
 
 def erase(table, *ids):
     handle = table.open()
-    task = EraseTask({table.name: table}, Wanted("gamer_id", "game_name", frozenset(ids)), rewrite=True)
-    hits = [found for path in paths(handle) if (found := task.look(table.name, path)).rows]
+    task = EraseTask({table.key: table}, Wanted("gamer_id", "game_name", frozenset(ids)), rewrite=True)
+    hits = [found for path in paths(handle) if (found := task.look(table.key, path)).rows]
     commit(without(table, handle, hits, "run"))
     return hits
 
@@ -212,6 +212,17 @@ def test_old_files_and_log_entries_that_name_somebody_are_removed_and_no_others(
     os.utime(Path(table.uri) / young.path, (old, old))
     remove_old_files(pipeline, account, wanted)
     assert not (Path(table.uri) / young.path).exists()
+
+
+def test_the_account_of_removed_files_has_the_tables_names(tmp_path):
+    settings = load_settings(lakehouse=str(tmp_path), names={"prefix": "dev_"})
+    prefixed = Pipeline(settings, lambda: pytest.fail("a handful of files needs no Spark job"))
+    table = prefixed.lakehouse.table("gold_x_player_agg")
+    make(table, ["ann", WHOM])
+    erase(table, WHOM)
+    account = Erasure()
+    remove_old_files(prefixed, account, Wanted("gamer_id", "game_name", frozenset({WHOM})))
+    assert account.removed_files == {"dev_gold_x_player_agg": 1}
 
 
 def test_old_files_that_are_half_written_or_deleted_meanwhile_do_not_end_the_search(pipeline, monkeypatch):
