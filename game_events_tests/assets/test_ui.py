@@ -209,6 +209,8 @@ def row(page, key):
 
 
 def test_the_lineage_shows_topic_subject_and_every_layer(page, site):
+    from playwright.sync_api import expect  # noqa: PLC0415 - only where there is a browser
+
     page.set_viewport_size({"width": 2360, "height": 760})
     page.open(f"/asset-groups?expanded={quote(GROUPS)}")
     page.get_by_text("Hide navigation").click()
@@ -220,9 +222,8 @@ def test_the_lineage_shows_topic_subject_and_every_layer(page, site):
         "gold_unified_player_agg",
         "game_events-value",
     ):
-        page.get_by_text(name, exact=True).first.wait_for()
-    topic = page.get_by_text(site.sent["topic"], exact=True)
-    topic.first.wait_for()
+        expect(page.get_by_text(name, exact=True).first).to_be_visible(timeout=LOAD_MS)
+    expect(page.get_by_text(site.sent["topic"], exact=True).first).to_be_visible(timeout=LOAD_MS)
     picture(page, "lineage")
 
 

@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import json
 import re
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from game_events_tests.docs.world import OTHER_VARIABLES, Reader
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 #: Of the blocks that are more than text, so many in a hundred may be marked as not run.
 NOT_RUN_PERCENT = 40
-_READS = {"json": json.loads, "yaml": lambda text: list(yaml.safe_load_all(text)), "python": ast.parse}
+_READS = {"json": json.loads, "yaml": lambda text: list(yaml.safe_load_all(text)), "python": lambda text: ast.parse(text).body}
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
@@ -52,7 +53,7 @@ def test_the_test_that_is_said_to_run_a_block_knows_its_page():
 
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.language in _READS], ids=str)
 def test_data_and_code_can_be_read(block: Block):
-    _READS[block.language](block.text)
+    assert _READS[block.language](block.text), f"{block}: there is nothing in it"
 
 
 @each_page
@@ -90,11 +91,23 @@ def test_settings_in_the_text_exist(page: Path):
 
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.mark == NOT_RUN and b.language == "sh"], ids=str)
 def test_commands_and_settings_of_blocks_that_are_not_run_exist(block: Block, tmp_path: Path):
-    shell = Shell(tmp_path, bare_environment(), dry=True)
-    try:
-        Reader(shell).look_at(block)
-    finally:
-        shell.close()
+    assert wrong_in(block, tmp_path) == ""
+
+
+def wrong_in(block: Block, folder: Path) -> str:
+    """What is wrong with a block of shell that is not run."""
+    with closing(Shell(folder, bare_environment(), dry=True)) as shell:
+        try:
+            Reader(shell).look_at(block)
+        except AssertionError as error:
+            return str(error)
+    return ""
+
+
+def test_what_is_wrong_with_a_block_that_is_not_run_is_noticed(tmp_path: Path):
+    wrong = {"game-events run --selct silver": "--selct", "if true": "bash", "export GAME_EVENTS_GAMS=uno": "GAMS"}
+    for text, said in wrong.items():
+        assert said in wrong_in(Block("page.md", 1, "sh", text, NOT_RUN, "for this test"), tmp_path)
 
 
 def test_wrong_usage_is_noticed():

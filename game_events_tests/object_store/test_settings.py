@@ -104,15 +104,17 @@ def test_a_credential_among_sparks_settings_is_refused_as_anybody_could_read_it(
 
 
 def test_sparks_settings_that_name_a_provider_or_a_file_are_taken():
-    refuse_credentials(
-        {
-            "spark.hadoop.fs.s3a.aws.credentials.provider": "x",
-            "spark.hadoop.hadoop.security.credential.provider.path": "jceks://file/x",
-            "spark.authenticate.secret.file": "/run/secrets/spark",
-            "spark.hadoop.fs.azure.account.auth.type": "OAuth",
-            "spark.sql.shuffle.partitions": "8",
-        }
-    )
+    conf = {
+        "spark.hadoop.fs.s3a.aws.credentials.provider": "x",
+        "spark.hadoop.hadoop.security.credential.provider.path": "jceks://file/x",
+        "spark.authenticate.secret.file": "/run/secrets/spark",
+        "spark.hadoop.fs.azure.account.auth.type": "OAuth",
+        "spark.sql.shuffle.partitions": "8",
+    }
+    refuse_credentials(conf)
+    with pytest.raises(ConfigurationError) as raised:
+        refuse_credentials(conf | {"spark.ssl.keyStorePassword": "planted"})
+    assert [name for name in conf if name in str(raised.value)] == []
 
 
 @pytest.mark.parametrize(
