@@ -84,20 +84,7 @@ def forget(
     if dry_run:
         read_suppressed(pipeline.lakehouse).require_key(key)
     else:
-        # Before anything is committed to quarantine: that would hide a restore of it from the next run.
-        if (bronze := pipeline.bronze.open()) is not None:
-            refuse_lost_quarantine(pipeline, bronze, report)
-        finish_reset(pipeline, report)
-        note_replay(pipeline)
-        before = add_suppressed(pipeline.lakehouse, key, hashes, pipeline.run_id)
-        crash_points.reach("forget_listed")
-        bronze = pipeline.bronze.open()
-        if bronze is not None and before.unfinished:  # of the same gamers
-            work.done_before = erasures(bronze)
-        _fence(pipeline)
-        # What landed before the fence may have its part of quarantine still to come: rows that were made before the list.
-        finish_reset(pipeline, report)
-        note_replay(pipeline)
+        _keep_out(work, key)
     bronze = pipeline.bronze.open()
     if bronze is not None:
         work.wanted = replace(work.wanted, oldest_batch=oldest_batch(bronze))
@@ -114,6 +101,25 @@ def forget(
         account.finished = True
     report.seconds["erasure"] = time.monotonic() - began
     return work.wanted
+
+
+def _keep_out(work: Work, key: bytes) -> None:
+    """Put them on the list; from here on nothing of theirs comes to bronze."""
+    pipeline, report = work.pipeline, work.report
+    # Before anything is committed to quarantine: that would hide a restore of it from the next run.
+    if (bronze := pipeline.bronze.open()) is not None:
+        refuse_lost_quarantine(pipeline, bronze, report)
+    finish_reset(pipeline, report)
+    note_replay(pipeline)
+    before = add_suppressed(pipeline.lakehouse, key, work.hashes, pipeline.run_id)
+    crash_points.reach("forget_listed")
+    bronze = pipeline.bronze.open()
+    if bronze is not None and before.unfinished:  # of the same gamers
+        work.done_before = erasures(bronze)
+    _fence(pipeline)
+    # What landed before the fence may have its part of quarantine still to come: rows that were made before the list.
+    finish_reset(pipeline, report)
+    note_replay(pipeline)
 
 
 def _until_nothing_is_found(work: Work, look: Callable[[Work], bool]) -> None:

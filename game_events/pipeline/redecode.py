@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from game_events.decoding.decoder import DecodePlan, TypeKey
@@ -21,7 +22,7 @@ from game_events.lakehouse.commits import Commit, commit, evolve
 from game_events.lakehouse.reading import read_files, row_count, spark_schema
 from game_events.lakehouse.staging import discard
 from game_events.pipeline.bronze import BATCH_APP, FIRST_MESSAGE, column_map
-from game_events.pipeline.bronze_stage import OWN_COLUMNS, bronze_schema, travelling
+from game_events.pipeline.bronze_stage import OWN_COLUMNS, StageResult, bronze_schema, travelling
 from game_events.pipeline.column_comments import documented
 from game_events.pipeline.commit_notes import ERASED_BY_BATCH
 from game_events.pipeline.context import Pipeline
@@ -79,12 +80,7 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
     def task(plan: DecodePlan) -> StoredTask:
         return StoredTask(pipeline.bronze, plan, None, keep_raw=True, keep_undecodable=True, suppression=whom)
 
-    ids = rows.select("_schema_id", "_schema_guid").distinct()
-    ids = ids.where(F.col("_schema_id").isNotNull() | F.col("_schema_guid").isNotNull())
-    wanted: list[TypeKey] = [
-        (r["_schema_id"] if r["_schema_id"] is not None else r["_schema_guid"], FIRST_MESSAGE) for r in ids.collect()
-    ]
-    staged = run_decode_job(pipeline, column_map(handle), wanted, lambda: rows.select(travelling(rows.columns)), task)
+    staged = run_decode_job(pipeline, column_map(handle), _types_of(rows), lambda: rows.select(travelling(rows.columns)), task)
     crash_points.reach("redecode_staged")
     written = sum(f.rows for f in staged.bronze)
     if written + staged.suppressed != row_count(handle):
@@ -92,15 +88,7 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
         raise DataError(f"redecode wrote {written} rows of {row_count(handle)}: nothing was committed; please report this")
     info = {"redecode": "all decoded columns rebuilt from raw values", "run_id": pipeline.run_id}
     if staged.suppressed:
-        # Their id was in no column before. What silver has of them goes when it is made anew. What rules have rejected goes
-        # from quarantine first: once bronze's rows are gone nothing leads to it.
-        erase_from_quarantine(pipeline, staged.suppressed_records)
-        report.suppressed += staged.suppressed
-        report.notices.append(
-            f"{staged.suppressed:,} rows of forgotten gamers, who were not recognised before, are gone from bronze and "
-            "quarantine: take that over with `game-events redecode --downstream`"
-        )
-        info[ERASED_BY_BATCH] = json.dumps(Counter(batch for _, _, _, batch in staged.suppressed_records))
+        info[ERASED_BY_BATCH] = _erase(pipeline, report, staged)
     columns = pipeline.catalog.message_columns(column_map(handle), staged.types)
     schema = documented(pipeline, bronze_schema(columns), columns, staged.types)
     count = handle.transaction_version(REDECODE_APP)
@@ -129,3 +117,25 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
     report.seconds["bronze"] = time.monotonic() - began
     kept = Counter({NO_RAW_VALUE if why == Reason.TOMBSTONE else why: n for why, n in staged.reasons.items()})
     return Redecoded(landed.rows, kept, entry.new_columns)
+
+
+def _types_of(rows: DataFrame) -> list[TypeKey]:
+    """The types that rows of bronze were written with."""
+    ids = rows.select("_schema_id", "_schema_guid").distinct()
+    ids = ids.where(F.col("_schema_id").isNotNull() | F.col("_schema_guid").isNotNull())
+    return [(r["_schema_id"] if r["_schema_id"] is not None else r["_schema_guid"], FIRST_MESSAGE) for r in ids.collect()]
+
+
+def _erase(pipeline: Pipeline, report: RunReport, staged: StageResult) -> str:
+    """Forgotten gamers whose id was in no column before go from quarantine too; returns their rows by batch, as JSON.
+
+    What silver has of them goes when it is made anew. What rules have rejected goes before bronze's commit: once bronze's rows
+    are gone nothing leads to it.
+    """
+    erase_from_quarantine(pipeline, staged.suppressed_records)
+    report.suppressed += staged.suppressed
+    report.notices.append(
+        f"{staged.suppressed:,} rows of forgotten gamers, who were not recognised before, are gone from bronze and "
+        "quarantine: take that over with `game-events redecode --downstream`"
+    )
+    return json.dumps(Counter(batch for _, _, _, batch in staged.suppressed_records))

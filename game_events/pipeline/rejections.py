@@ -178,24 +178,7 @@ def decide(
     due = {g: v for g, v in verdicts.items() if g not in moved and _is_news(planned_from, g, v)}
     if not due:
         return Outcome(None, frozenset(moved))
-    # A full refresh of bronze came to quarantine since: these are rows of a bronze that is gone.
-    reset = f"{RESET_APP}:{now.bronze_id.partition('@')[0]}"
-    expected: dict[str, int | None] = {
-        reset: planned_from.handle.transaction_version(reset) if planned_from.handle is not None else None
-    }
-    advance: dict[str, int] = {}
-    for game, verdict in due.items():
-        app, bronze_id = f"{DECIDED_APP}:{now.bronze_id}:{game}", now.bronze_id
-        expected[app] = planned_from.batch(game)
-        advance[app] = max(verdict.batch, expected[app] or 0)
-        if verdict.generation is not None:
-            app = f"{GENERATION_APP}:{bronze_id}:{game}"
-            expected[app], advance[app] = planned_from.generation(game), verdict.generation
-    if not now.in_force:
-        advance[f"{DECIDED_APP}:{now.bronze_id}"] = 1
-    if any(verdict.generation is not None for verdict in due.values()):
-        app = f"{GENERATION_APP}:{now.bronze_id}"
-        expected[app], advance[app] = now.made_anew or None, now.made_anew + 1
+    expected, advance = _progress(planned_from, now, due)
     files = [f for v in due.values() for f in v.files]
     plan = Commit(
         pipeline.quarantine,
@@ -216,6 +199,28 @@ def decide(
         return Outcome(None, frozenset(verdicts))
     crash_points.reach("rejections_decided")
     return Outcome(landed, frozenset(moved))
+
+
+def _progress(before: Decisions, now: Decisions, due: Mapping[str, Verdict]) -> tuple[dict[str, int | None], dict[str, int]]:
+    """The `txn` that the commit compares, and those that it gives."""
+    bronze_id = now.bronze_id
+    # A full refresh of bronze came to quarantine since: these are rows of a bronze that is gone.
+    reset = f"{RESET_APP}:{bronze_id.partition('@')[0]}"
+    expected: dict[str, int | None] = {reset: before.handle.transaction_version(reset) if before.handle is not None else None}
+    advance: dict[str, int] = {}
+    for game, verdict in due.items():
+        app = f"{DECIDED_APP}:{bronze_id}:{game}"
+        expected[app] = before.batch(game)
+        advance[app] = max(verdict.batch, expected[app] or 0)
+        if verdict.generation is not None:
+            app = f"{GENERATION_APP}:{bronze_id}:{game}"
+            expected[app], advance[app] = before.generation(game), verdict.generation
+    if not now.in_force:
+        advance[f"{DECIDED_APP}:{bronze_id}"] = 1
+    if any(verdict.generation is not None for verdict in due.values()):
+        app = f"{GENERATION_APP}:{bronze_id}"
+        expected[app], advance[app] = now.made_anew or None, now.made_anew + 1
+    return expected, advance
 
 
 def _unchanged(before: Decisions, now: Decisions, game: str) -> bool:

@@ -17,6 +17,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from deltalake import DeltaTable
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
@@ -146,20 +147,10 @@ def replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Repla
 
 
 def _replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Replayed:
-    finish_reset(pipeline, report)
-    note_replay(pipeline)
-    bronze = mend_restored_bronze(pipeline, report)
-    if bronze is None:
+    tables = _settled_tables(pipeline, report)
+    if tables is None:
         return Replayed()
-    quarantine = refuse_lost_quarantine(pipeline, bronze, report)
-    if quarantine is None:
-        return Replayed()
-    if not is_finished(bronze, quarantine):
-        # A rival replaced bronze since the look above: it may hold the rows that quarantine still has.
-        raise ConflictError(f"{pipeline.quarantine.name}: a rival's full refresh of bronze is not finished yet")
-    if not is_noted(bronze, quarantine):
-        # A rival replayed since the look above, and these rows of quarantine do not say so: they would be in bronze twice.
-        raise ConflictError(f"{pipeline.quarantine.name}: a rival's replay is not noted yet")
+    bronze, quarantine = tables
     quarantine = evolve(pipeline.quarantine, quarantine, QUARANTINE_COLUMNS)
     batch = int(bronze.transaction_version(BATCH_APP) or 0) + 1
     held = read_files(pipeline.spark, quarantine.file_uris(), spark_schema(quarantine.schema()))
@@ -209,3 +200,24 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Repl
     crash_points.reach("replay_noted")
     log.info("replayed_rows=%d batch=%d left=%s", landed.rows, batch, dict(staged.reasons))
     return Replayed(landed.rows, staged.reasons)
+
+
+def _settled_tables(pipeline: Pipeline, report: RunReport) -> tuple[DeltaTable, DeltaTable] | None:
+    """Bronze and quarantine, with what was left half-way between them finished; None if one of them is not there.
+
+    Raises:
+        ConflictError: a rival has begun something since.
+    """
+    finish_reset(pipeline, report)
+    note_replay(pipeline)
+    bronze = mend_restored_bronze(pipeline, report)
+    quarantine = refuse_lost_quarantine(pipeline, bronze, report) if bronze is not None else None
+    if bronze is None or quarantine is None:
+        return None
+    if not is_finished(bronze, quarantine):
+        # A rival replaced bronze since the look above: it may hold the rows that quarantine still has.
+        raise ConflictError(f"{pipeline.quarantine.name}: a rival's full refresh of bronze is not finished yet")
+    if not is_noted(bronze, quarantine):
+        # A rival replayed since the look above, and these rows of quarantine do not say so: they would be in bronze twice.
+        raise ConflictError(f"{pipeline.quarantine.name}: a rival's replay is not noted yet")
+    return bronze, quarantine

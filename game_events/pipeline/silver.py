@@ -180,13 +180,7 @@ def _default_pass(
     """
     floor = state.floor(SILVER)
     known = set(state.games)
-    routing = Routing(frozenset(pipeline.settings.games))
-    over = 0
-    if not routing.allowed and len(known) >= pipeline.settings.max_games:
-        counted, over = new_names(source, floor, known)
-        admitted, kept_out = admit(pipeline.settings, known, counted)
-        over += sum(kept_out.values())
-        routing = Routing(frozenset(), frozenset(known | admitted))
+    routing, over = _routing(pipeline, source, floor, known)
     pipeline.on_progress(f"silver: batches {floor + 1} to {source.batch}")
     decisions = Decisions.read(pipeline, source.bronze.key)
     source = source.with_transformations()
@@ -235,6 +229,16 @@ def _default_pass(
     outcome = settle(source, decisions, starts, result, report)
     _record(source, report, outcome, done, known)
     return outcome.again | again, outcome.failed | failed, +unrouted
+
+
+def _routing(pipeline: Pipeline, source: Source, floor: int, known: set[str]) -> tuple[Routing, int]:
+    """Which names are games, and rows of names that there is no room for."""
+    routing = Routing(frozenset(pipeline.settings.games))
+    if routing.allowed or len(known) < pipeline.settings.max_games:
+        return routing, 0
+    counted, over = new_names(source, floor, known)
+    admitted, kept_out = admit(pipeline.settings, known, counted)
+    return Routing(frozenset(), frozenset(known | admitted)), over + sum(kept_out.values())
 
 
 def _planned_pass(  # noqa: PLR0913 - one pass of a loop, its state passed explicitly
