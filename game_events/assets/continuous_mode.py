@@ -15,7 +15,7 @@ import dagster as dg
 from dagster import DagsterRunStatus, RunsFilter
 
 from game_events.assets.continuous import JOB
-from game_events.assets.run_hygiene import end_dead_runs
+from game_events.assets.run_hygiene import UNFINISHED, end_dead_runs
 from game_events.assets.run_tags import ENDED_BY_ITSELF, HANDED_OVER
 
 #: Seconds to wait after a failure, doubled with each further one, up to the greatest.
@@ -26,16 +26,6 @@ HEALTHY_S = 600
 HAND_OVER_S = 15
 #: Runs that are looked at: past so many failures the pause is the longest anyway.
 RUNS_SEEN = 10
-
-UNDER_WAY = frozenset(
-    {
-        DagsterRunStatus.QUEUED,
-        DagsterRunStatus.NOT_STARTED,
-        DagsterRunStatus.STARTING,
-        DagsterRunStatus.STARTED,
-        DagsterRunStatus.CANCELING,
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -63,7 +53,7 @@ def decide(runs: Sequence[PastRun], now_s: float) -> Decision:
     if not runs:
         return Decision(False, f"continuous mode was never started: start the job `{JOB}` once, or `run --continuous`")
     newest = runs[0]
-    if newest.status in UNDER_WAY:
+    if newest.status in UNFINISHED:
         return Decision(False, f"on: run {newest.run_id} is {newest.status.value.lower()}")
     if newest.handed_over:
         left = newest.ended_s + HAND_OVER_S - now_s
