@@ -133,6 +133,16 @@ def test_a_failed_run_is_told_once_with_what_failed_and_a_link(world):
     assert world.tick()[0] == []
 
 
+def test_many_runs_that_fail_within_a_minute_are_all_told(receiver, monkeypatch):
+    monkeypatch.setattr("game_events.assets.sensors.alerts.RUNS", 1)
+    with dg.DagsterInstance.ephemeral() as instance:
+        world = World(instance, receiver)
+        assert world.tick()[0] == []
+        failed = [world.run("in words") for _ in range(3)]
+        told = [alert["run_id"] for _ in range(4) for alert in world.tick()[0]]
+    assert told == failed
+
+
 @pytest.mark.parametrize(
     ("how", "error"),
     [

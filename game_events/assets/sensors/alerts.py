@@ -14,7 +14,8 @@ from game_events.errors import GameEventsError
 from game_events.pipeline.alerts import send
 from game_events.settings import Settings, load_settings
 
-#: Failed runs looked at in one tick, and alerts sent in one: each may take 10 s, and Dagster ends a tick after 60 s.
+#: Failed runs looked at in one tick, besides those told already, and alerts sent in one: each may take 10 s, and Dagster ends
+#: a tick after 60 s.
 RUNS, ALERTS = 100, 4
 #: A run may be written later than one that ended after it: so far back each tick looks again.
 OVERLAP_S = 60.0
@@ -57,8 +58,10 @@ class Told(BaseModel):
 def tell_of_runs(instance: DagsterInstance, settings: Settings, told: Told, left: int) -> int:
     """Send an alert for each run that failed since; returns how many more may be sent in this tick."""
     after = datetime.fromtimestamp(told.since - OVERLAP_S, UTC)
+    # Those that were told are found again: as many failures within a minute must not hide the ones behind them.
+    limit = RUNS + len(told.runs)
     records = instance.get_run_records(
-        RunsFilter(statuses=[DagsterRunStatus.FAILURE], updated_after=after), RUNS, "update_timestamp", ascending=True
+        RunsFilter(statuses=[DagsterRunStatus.FAILURE], updated_after=after), limit, "update_timestamp", ascending=True
     )
     for record in records:
         run, ended = record.dagster_run, record.end_time or record.update_timestamp.timestamp()
