@@ -48,6 +48,8 @@ class Watcher(threading.Thread):
             self.faults.append(f"{name} cannot be opened: {error}")
             return
         if not files:
+            if self._most[name]:
+                self.faults.append(f"{name} fell from {self._most[name]} to nothing")
             return
         listed = ", ".join(f"'{f}'" for f in files)
         try:
