@@ -140,7 +140,7 @@ def retry_after_s(value: str | None) -> float | None:
     if value is None:
         return None
     text = value.strip()
-    if text.isdigit():
+    if text.isdecimal():
         return float(text)
     try:
         until = parsedate_to_datetime(text)

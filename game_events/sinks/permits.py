@@ -178,21 +178,22 @@ class Permits:
         """
         if self._writer is None:
             return 0
+        if self._gone:
+            raise TransientError("the run that gives leave for calls is gone")
         self._next += 1
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._asked[self._next] = answer
-        self._send({"ask": self._next})
+        self._send_line(json.dumps({"ask": self._next}).encode())
         return await answer
 
     def done(self, number: int) -> None:
-        """The call is over."""
-        if self._writer is not None:
-            self._send({"done": number})
+        """The call is over; if the run is gone nobody counts it any more, and what was answered is still noted."""
+        if self._writer is not None and not self._gone:
+            self._send_line(json.dumps({"done": number}).encode())
 
-    def _send(self, message: dict[str, int]) -> None:
-        if self._listener is not None and self._listener.done():
-            raise TransientError("the run that gives leave for calls is gone")
-        self._send_line(json.dumps(message).encode())
+    @property
+    def _gone(self) -> bool:
+        return self._listener is not None and self._listener.done()
 
     def _send_line(self, line: bytes) -> None:
         if self._writer is not None:

@@ -160,7 +160,7 @@ class _Task:
             await asyncio.gather(*(self._work(calls) for _ in range(target.calls)))
             account.answers, account.calls = dict(calls.answers), calls.answers.total()
             account.latencies = calls.latencies[:: max(1, len(calls.latencies) // LATENCIES_TOLD)]
-            if account.stopped is None:
+            if account.stopped is None and self._error is None:
                 self._results += self._doubtful
             if self._error is not None or not all(result.outcome.taken for result in self._results):
                 await self._note()

@@ -27,6 +27,7 @@ from game_events.sinks.send import SendChunks
 from game_events.sinks.target import RestTarget
 from game_events_tests.sinks.receiver import receiving
 from game_events_tests.sinks.test_chunks import ORIGINS, rows
+from game_events_tests.waiting import until
 
 TASKS = 3
 
@@ -112,6 +113,28 @@ def test_a_task_that_cannot_ask_for_leave_makes_no_call_and_says_which_setting_h
         assert receiver.calls == []
 
 
+def test_calls_that_are_answered_after_the_run_is_gone_are_noted(tmp_path: Path):
+    with receiving(tmp_path / "log", latency_ms=500) as receiver, ThreadPoolExecutor(1) as pool:
+        with PermitServer(Caps.of(1_000, 0), LOOPBACK) as permits:
+            sending = job(tmp_path, receiver.url, 9, permits)
+            task = pool.submit(sending.run_task, 0)
+            until(lambda: len(receiver.calls) == 3, what="the calls")
+        account, files = task.result(30)
+        assert (account.delivered, sum(file.rows for file in files)) == (3, 3)
+
+
+def test_calls_that_failed_before_the_run_was_gone_wait_for_the_next_one(tmp_path: Path):
+    with receiving(tmp_path / "log", error_share=1.0) as receiver, ThreadPoolExecutor(1) as pool:
+        with PermitServer(Caps.of(1, 0), LOOPBACK) as permits:
+            sending = job(tmp_path, receiver.url, 9, permits, rest_calls_per_task=1, rest_max_attempts=1)
+            task = pool.submit(sending.run_task, 0)
+            until(lambda: receiver.calls, what="the first call")
+        account, files = task.result(30)
+        assert (account.dead, files) == (0, [])
+        assert "gone" in str(account.stopped)
+        assert sending.tables.dead_letters.open() is None
+
+
 def test_executors_of_this_machine_ask_on_loopback_and_others_by_a_name():
     assert permit_host(load_settings(spark_master="local[4]")) == LOOPBACK
     assert permit_host(load_settings(spark_remote="sc://localhost:15002")) == LOOPBACK
@@ -129,6 +152,6 @@ def test_a_time_to_come_back_is_seconds_or_a_date(value: str, low: float, high: 
     assert low <= found <= high
 
 
-@pytest.mark.parametrize("value", [None, "soon", "-1", ""])
+@pytest.mark.parametrize("value", [None, "soon", "-1", "", "²"])
 def test_what_is_no_time_is_none(value: str | None):
     assert retry_after_s(value) is None
