@@ -24,6 +24,8 @@ KEPT_BYTES = 1024 * 1024
 def read_delimited(source: pa.NativeFile, file: FilePart, identity: bytes | None) -> Iterator[pa.RecordBatch]:
     """Batches of a file's messages, then a row for what is left behind a length that cannot be right."""
     held, position = b"", 0
+    # A compressed file does not tell how much is in it.
+    most = file.size if source.seekable() else MAX_MESSAGE + _LENGTH_BYTES
     while True:
         chunk = source.read(BATCH_BYTES)
         buffer = held + chunk
@@ -37,7 +39,7 @@ def read_delimited(source: pa.NativeFile, file: FilePart, identity: bytes | None
                 yield records(file, positions, slices(buffer, first[part], last[part]), identity)
             position += len(first)
         held = buffer[at:]
-        if needed is None or not chunk or needed > file.size:
+        if needed is None or not chunk or needed > most:
             break
         # One message larger than a batch: read as much as it wants at once, not chunk by chunk.
         if needed > len(held) + BATCH_BYTES:

@@ -135,6 +135,16 @@ def test_records_that_are_larger_than_a_chunk_are_read(tmp_path: Path, monkeypat
 
 
 @settings(deadline=None, max_examples=50)
+def test_a_message_may_be_larger_than_its_compressed_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delimited, "BATCH_BYTES", 1000)
+    text = "long" * 5000
+    message = b"\x0a\xa0\x9c\x01" + text.encode()  # field 1, of 20,000 bytes
+    file = put(tmp_path, "a.pb.gz", gzip.compress((b"\xa4\x9c\x01" + message) * 2))
+    assert file.stat().st_size < len(text)
+    read = Read(tmp_path, file, schema=KINDS["pb"])
+    assert ([row["game_name"] for row in read.rows.values()], read.refused) == ([text, text], {})
+
+
 @given(cut=st.integers(1, 400))
 def test_of_a_file_that_was_cut_off_all_records_before_the_cut_are_read_and_the_rest_is_one_row(
     cut: int, tmp_path_factory: pytest.TempPathFactory
