@@ -23,6 +23,7 @@ from game_events.decoding.damage import DAMAGE, DamageError, as_damage
 from game_events.decoding.reasons import Reason
 from game_events.errors import DataError
 from game_events.files.avro_skip import Skip, skipper
+from game_events.files.coordinates import FILE_ROWS
 from game_events.files.delimited import KEPT_BYTES
 from game_events.files.rows import FilePart, records, refused, slices
 from game_events.files.schemas import identity_bytes, schema_guid
@@ -96,7 +97,8 @@ def read_container(source: pa.NativeFile, file: FilePart, offer: Callable[[Regis
             head = source.read(2 * _NUMBER_BYTES)
             count, used = read_long(head, 0)
             size, used = read_long(head, used)
-            if count < 0 or not 0 <= size <= MAX_BLOCK or (size and not count):
+            # Behind a file's positions the next file's begin.
+            if not 0 <= count < FILE_ROWS - position or not 0 <= size <= MAX_BLOCK or (size and not count):
                 raise DamageError(Reason.MALFORMED, f"a block of {count} records and {size} bytes")
             source.seek(at + used)
             stored = source.read(size + SYNC_BYTES)

@@ -7,13 +7,15 @@ storage that is away is an error and no damage: the task fails, and is tried aga
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 import pyarrow as pa
 
-from game_events.errors import GameEventsError
+from game_events.errors import DataError, GameEventsError
 from game_events.files.avro_container import read_container
+from game_events.files.coordinates import FILE_ROWS
 from game_events.files.delimited import read_delimited
 from game_events.files.lines import read_lines
 from game_events.files.parquet_rows import read_parquet
@@ -86,48 +88,40 @@ class FileReader:
         """One file.
 
         Raises:
-            OSError, GameEventsError: it is gone, may not be read, or the storage is away.
+            OSError, GameEventsError: it is gone, may not be read, has too many records, or the storage is away.
         """
-        place = self.reading.place
+        place, behind = self.reading.place, 0
         with store_errors_named(place.root), place.open(file.path) as source:
             kind, codec = format_of(file.path, self.reading.format)
             try:
-                if codec is None:
-                    yield from self._records(source, file, kind)
-                else:
-                    with pa.CompressedInputStream(source, codec) as unpacked:
-                        yield from self._records(unpacked, file, kind)
+                with nullcontext(source) if codec is None else pa.CompressedInputStream(source, codec) as content:
+                    for batch in self._records(content, file, kind):
+                        if len(batch):
+                            behind = int(batch.column("file_position")[-1].as_py()) + 1
+                        if behind > FILE_ROWS:
+                            raise DataError(f"{file.path} has more than {FILE_ROWS:,} records: make several files of it")
+                        yield batch
             except (pa.ArrowException, OSError) as error:
                 if not self._is_damage(error):
                     raise
-                yield refused(file, self._position_behind(file), f"it cannot be read to its end: {error}")
+                yield refused(file, behind, f"it cannot be read to its end: {error}")
 
     def _records(self, source: pa.NativeFile, file: FilePart, kind: str | None) -> Iterator[pa.RecordBatch]:
         named = self.reading.schema
         match kind:
             case "parquet":
-                found = read_parquet(source, file, self._offer, self._is_damage)
+                yield from read_parquet(source, file, self._offer, self._is_damage)
             case "avro":
-                found = read_container(source, file, self._offer)
+                yield from read_container(source, file, self._offer)
             case "protobuf" if self.reading.framed or (named is not None and named.kind == "PROTOBUF"):
-                found = read_delimited(source, file, None if self.reading.framed or named is None else named.identity)
+                yield from read_delimited(source, file, None if self.reading.framed or named is None else named.identity)
             case "jsonl" if named is not None and named.kind == "JSON":
-                found = read_lines(source, file, named.identity)
+                yield from read_lines(source, file, named.identity)
             case None:
-                found = iter([refused(file, 0, "its name does not tell its format: set GAME_EVENTS_FILES_FORMAT")])
+                yield refused(file, 0, "its name does not tell its format: set GAME_EVENTS_FILES_FORMAT")
             case other:
                 detail = f"{other} records need a schema: set GAME_EVENTS_FILES_SCHEMA to one of their format"
-                found = iter([refused(file, 0, detail)])
-        for batch in found:
-            self._reached = (file.number, int(batch.column("file_position")[-1].as_py()) + 1 if len(batch) else 0)
-            yield batch
-
-    #: (File, position) behind the last record that was read.
-    _reached: tuple[int, int] = (-1, 0)
-
-    def _position_behind(self, file: FilePart) -> int:
-        number, position = self._reached
-        return position if number == file.number else 0
+                yield refused(file, 0, detail)
 
     def _offer(self, schema: RegistrySchema) -> None:
         self.schemas[schema.schema_id] = schema

@@ -19,6 +19,7 @@ from game_events.decoding.columns import ColumnMap
 from game_events.decoding.decoder import BatchDecoder, DecodePlan
 from game_events.decoding.formats import compile_schema, make_decoder
 from game_events.decoding.stored_columns import ColumnsDecoder, ColumnsSchema, schema_text, stored
+from game_events.errors import DataError
 from game_events.files import avro_container, delimited, rows
 from game_events.files.place import Place
 from game_events.files.reading import FileReader, FileReading, format_of
@@ -134,7 +135,6 @@ def test_records_that_are_larger_than_a_chunk_are_read(tmp_path: Path, monkeypat
         assert Read(tmp_path, file, schema=KINDS[ending]).rows == {(0, n): event(n) for n in range(20)}
 
 
-@settings(deadline=None, max_examples=50)
 def test_a_message_may_be_larger_than_its_compressed_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delimited, "BATCH_BYTES", 1000)
     text = "long" * 5000
@@ -145,6 +145,7 @@ def test_a_message_may_be_larger_than_its_compressed_file(tmp_path: Path, monkey
     assert ([row["game_name"] for row in read.rows.values()], read.refused) == ([text, text], {})
 
 
+@settings(deadline=None, max_examples=50)
 @given(cut=st.integers(1, 400))
 def test_of_a_file_that_was_cut_off_all_records_before_the_cut_are_read_and_the_rest_is_one_row(
     cut: int, tmp_path_factory: pytest.TempPathFactory
@@ -190,6 +191,21 @@ def test_a_damaged_avro_block_costs_that_block_and_a_cut_one_the_rest(tmp_path: 
     assert len(cut.refused) == 1
     assert list(cut.rows) == [(0, n) for n in range(len(cut.rows))]
     assert list(cut.refused) == [(0, len(cut.rows))]
+
+
+def test_a_block_that_announces_more_records_than_a_file_may_have_costs_the_rest_and_no_other_file(tmp_path: Path) -> None:
+    body = avro(range(40), "null", block=100)
+    first = body.index(body[-16:]) + 16
+    body = body[:first] + b"\x80\x80\x80\x80\x40" + body[first + 1 :]  # 2^33 records
+    read = Read(tmp_path, put(tmp_path, "a.avro", body))
+    assert (read.rows, list(read.refused)) == ({}, [(0, 0)])
+
+
+def test_a_file_with_more_records_than_positions_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("game_events.files.reading.FILE_ROWS", 3)
+    assert len(Read(tmp_path, put(tmp_path, "a.jsonl", lines(range(3))), schema=KINDS["jsonl"]).rows) == 3
+    with pytest.raises(DataError, match="has more than 3 records"):
+        Read(tmp_path, put(tmp_path, "b.jsonl", lines(range(4))), schema=KINDS["jsonl"])
 
 
 def test_records_left_of_a_block_behind_a_damaged_one_are_one_row(tmp_path: Path) -> None:
