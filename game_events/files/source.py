@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 
@@ -260,13 +261,11 @@ class FileSource:
             return False
 
 
+@dataclass(frozen=True)
 class FileGap(Gap):
     """A file that was gone before it was read."""
 
-    def __init__(self, topic: str, topic_id: str, partition: int, start: int, end: int, path: str) -> None:
-        """The offsets of one file."""
-        super().__init__(topic, topic_id, partition, start, end)
-        object.__setattr__(self, "path", path)
+    path: str
 
     @property
     def offsets(self) -> int | None:
@@ -274,4 +273,4 @@ class FileGap(Gap):
         return None
 
     def __str__(self) -> str:
-        return f"file {self.__dict__['path']}"
+        return f"file {self.path}"
