@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from game_events.decoding.frames import ID_HEADER
 from game_events.decoding.reasons import Reason
 from game_events.files.coordinates import PARTITION, first_offset
 from game_events.sources.source import FILES
@@ -17,7 +18,6 @@ from game_events.sources.source import FILES
 Positions = npt.NDArray[np.int64]
 TIME = pa.timestamp("us", tz="UTC")
 HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
-ID_HEADER = "__value_schema_id"
 #: Records and bytes of a batch: small files are put together up to it, large ones are cut.
 BATCH_ROWS = 20_000
 BATCH_BYTES = 32 * 1024 * 1024

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from google.protobuf import descriptor_pb2
@@ -176,7 +176,7 @@ class FileSchemas:
     def offer(self, schemas: Iterable[RegistrySchema]) -> None:
         """Schemas that came with files."""
         for schema in schemas:
-            self._offered.setdefault(schema.schema_id, replace(schema))
+            self._offered.setdefault(schema.schema_id, schema)
 
     def fetch(self, schema_id: SchemaId) -> RegistrySchema | None:
         """The schema of an id or GUID; None: nobody knows it.
