@@ -223,7 +223,7 @@ def _load_slice(
     crash_points.reach("bronze_committed")
     entry = report.add_landed("bronze", pipeline.bronze, landed, schema, batch)
     entry.new_columns += [f.name for f in schema if f.name not in known]
-    report.add_read(*({p: at // part.unit for p, at in ends.items()} for ends in (part.start, part.end)))
+    report.add_read(part.start, part.end, part.unit)
     report.gaps += part.gaps
     report.notices += [*told(part.gaps), *(f"topic {topic} joins: all that it has is read" for topic in part.joined)]
     report.batches.append(batch)

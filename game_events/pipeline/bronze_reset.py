@@ -21,6 +21,7 @@ from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, Landed, commit
 from game_events.lakehouse.staging import StagedFile, discard
 from game_events.pipeline.bronze import BATCH_APP, archive_schemas, column_map, stage_slice
+from game_events.pipeline.bronze_files import behind_origins
 from game_events.pipeline.bronze_protection import Expired, count_expired, refuse_unless_allowed, source_to_read
 from game_events.pipeline.bronze_stage import bronze_schema
 from game_events.pipeline.column_comments import documented
@@ -48,6 +49,7 @@ class _Staged:
     types: set[TypeKey] = field(default_factory=set)
     reasons: Counter[str] = field(default_factory=Counter)
     suppressed: int = 0
+    origins: Positions = field(default_factory=dict)
 
 
 def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
@@ -95,6 +97,7 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
     finish_reset(pipeline, report)
     sweep(pipeline)
     _record(pipeline, bronze, staged, batch, landed, expired, report)
+    report.add_read(staged.start, staged.end, now.unit)
     report.seconds["bronze"] = report.seconds.get("bronze", 0.0) + time.monotonic() - began
 
 
@@ -114,10 +117,13 @@ def _stage_all(pipeline: Pipeline, bronze: DeltaTable, now: Seen, batch: int, st
         staged.types |= found.types
         staged.reasons += found.reasons
         staged.suppressed += found.suppressed
+        staged.origins |= {lane: max(end, staged.origins.get(lane, 0)) for lane, end in found.origins.items()}
 
 
 def _commit(pipeline: Pipeline, bronze: DeltaTable, staged: _Staged, batch: int, ticket: int) -> Landed:
-    compared = (BATCH_APP, GENERATION_APP, RESET_APP, REPLAY_APP, ERASED_APP, *(p.app for p in staged.end))
+    # An archive may have grown: a run that reads its topics goes on behind that, too.
+    to = staged.end | behind_origins(bronze, staged.origins)
+    compared = (BATCH_APP, GENERATION_APP, RESET_APP, REPLAY_APP, ERASED_APP, *(p.app for p in to))
     read = {p: (staged.start[p], end) for p, end in staged.end.items()}
     note = slice_info(
         batch, sum(f.rows for f in staged.bronze), sum(f.rows for f in staged.quarantine), read, (), staged.suppressed
@@ -128,8 +134,8 @@ def _commit(pipeline: Pipeline, bronze: DeltaTable, staged: _Staged, batch: int,
             documented(pipeline, bronze_schema(staged.columns), staged.columns, staged.types),
             staged.bronze,
             expected={app: bronze.transaction_version(app) for app in compared},
-            advance={p.app: end for p, end in staged.end.items()}
-            | identity(staged.end)
+            advance={p.app: at for p, at in to.items()}
+            | identity(to)
             | {QUARANTINED_APP: sum(f.rows for f in staged.quarantine)}
             | {BATCH_APP: batch, GENERATION_APP: batch, RESET_APP: ticket},
             table_id=str(bronze.metadata().id),
@@ -154,7 +160,6 @@ def _record(
     known = {f.name for f in before.schema().fields}
     entry = report.add_landed("bronze", pipeline.bronze, landed, schema, batch)
     entry.new_columns += [f.name for f in schema if f.name not in known]
-    report.add_read(staged.start, staged.end)
     report.batches.append(batch)
     report.schema_ids.update(i for i, _ in staged.types)
     report.rejected += staged.reasons

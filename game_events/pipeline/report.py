@@ -213,11 +213,11 @@ class RunReport:
             for (layer, rule), entries in sorted(found.items())
         ]
 
-    def add_read(self, start: Positions, end: Positions) -> None:
-        """Note a slice that was committed."""
+    def add_read(self, start: Positions, end: Positions, unit: int = 1) -> None:
+        """Note a slice that was committed; `unit`: positions of one thing to read."""
         for lane, to in end.items():
-            begin = self.offsets.get(lane, (start[lane], to))[0]
-            self.offsets[lane] = (begin, to)
+            begin = self.offsets.get(lane, (start[lane] // unit, to))[0]
+            self.offsets[lane] = (begin, to // unit)
 
     @property
     def topics(self) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -14,6 +15,13 @@ from game_events.files.coordinates import FILE_ROWS
 from game_events.files.place import Place
 from game_events.files.source import FileGap, FileSource
 from game_events.lakehouse.tables import Lakehouse
+from game_events.pipeline import bronze, bronze_reset
+from game_events.pipeline.bronze_protection import Expired
+from game_events.pipeline.bronze_stage import StageResult
+from game_events.pipeline.commit_notes import bronze_commit, slice_info
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.report import RunReport
+from game_events.pipeline.topic_identity import next_offsets
 from game_events.settings import Settings, load_settings
 from game_events_tests.files.samples import put
 
@@ -85,3 +93,25 @@ def test_the_gap_of_a_file_names_it_and_travels() -> None:
     gap = FileGap("files", "id", 0, FILE_ROWS, 2 * FILE_ROWS, "/landing/a.pb")
     assert (str(gap), gap.offsets) == ("file /landing/a.pb", None)
     assert str(pickle.loads(pickle.dumps(gap))) == str(gap)  # noqa: S301 - our own bytes
+    lane = Lane("files", "id", 0, "files")
+    note = bronze_commit(slice_info(1, 0, 0, {lane: (FILE_ROWS, 2 * FILE_ROWS)}, [gap]))
+    assert note is not None
+    assert [(str(g), g.offsets, g.start) for g in note.gaps] == [("file number 1 of source_files", None, FILE_ROWS)]
+
+
+def test_a_full_refresh_goes_on_behind_an_archive_that_has_grown(
+    landing: Path, file_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As each slice's commit does: else a run that reads the topic would have its records twice."""
+    put(landing, "a.pb", b"x")
+    pipeline = Pipeline(file_settings, lambda: pytest.fail("no Spark here"))
+    bronze._open_or_create(pipeline, pipeline.source.look(), RunReport())
+    topic = Lane("games", "5cB9Bc9QRbCeqUM/tZO+tg", 2)
+    staged = StageResult([], [], set(), set(), Counter(), origins={topic: 7})
+    monkeypatch.setattr(bronze_reset, "refuse_unless_allowed", lambda _pipeline: None)
+    monkeypatch.setattr(bronze_reset, "count_expired", lambda _pipeline, _now: Expired())
+    monkeypatch.setattr(bronze_reset, "stage_slice", lambda *_: staged)
+    report = RunReport()
+    bronze_reset.replace_bronze(pipeline, report)
+    handle = pipeline.bronze.open()
+    assert (next_offsets(handle, [topic]), list(report.offsets.values())) == ({topic: 7}, [(0, 1)])
