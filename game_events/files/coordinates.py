@@ -7,6 +7,10 @@ crashes, restores, the checks) holds for files as it does for a topic.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from game_events.sources.source import Gap
+
 PARTITION = 0
 #: Positions of one file.
 FILE_ROWS = 2**32
@@ -20,3 +24,18 @@ def first_offset(number: int) -> int:
 def number_of(offset: int) -> int:
     """The file that an offset is in, or begins."""
     return offset // FILE_ROWS
+
+
+@dataclass(frozen=True)
+class FileGap(Gap):
+    """A file that was gone before it was read; without its path as a commit's note has it, which names its number."""
+
+    path: str = ""
+
+    @property
+    def offsets(self) -> int | None:
+        """How many records: nobody knows."""
+        return None
+
+    def __str__(self) -> str:
+        return f"file {self.path}" if self.path else f"file number {number_of(self.start)} of source_files"

@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 
@@ -21,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from game_events.decoding.decoder import TypeKey
 from game_events.errors import ConfigurationError, DataError
-from game_events.files.coordinates import FILE_ROWS, PARTITION, first_offset, number_of
+from game_events.files.coordinates import FILE_ROWS, PARTITION, FileGap, first_offset, number_of
 from game_events.files.log import Entry, FileLog, Known
 from game_events.files.place import Found, Place
 from game_events.files.reading import FILES_SCHEMA, PARQUET, FileReading, format_of
@@ -259,18 +258,3 @@ class FileSource:
                 return bool(source.read() == _PARQUET_END)
         except FileNotFoundError:
             return False
-
-
-@dataclass(frozen=True)
-class FileGap(Gap):
-    """A file that was gone before it was read."""
-
-    path: str
-
-    @property
-    def offsets(self) -> int | None:
-        """How many records: nobody knows."""
-        return None
-
-    def __str__(self) -> str:
-        return f"file {self.path}"

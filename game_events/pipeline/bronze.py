@@ -23,7 +23,8 @@ from pyspark.sql import DataFrame
 from game_events.decoding.columns import ColumnMap
 from game_events.decoding.decoder import DecodePlan, TypeKey
 from game_events.errors import ConflictError
-from game_events.files.source import FileGap, FileSource
+from game_events.files.coordinates import FileGap
+from game_events.files.source import FileSource
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, Landed, commit
 from game_events.lakehouse.reading import read_arrow

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, unquote
 
-from game_events.sources.source import KAFKA, Gap, Lane
+from game_events.files.coordinates import FileGap
+from game_events.sources.source import FILES, KAFKA, Gap, Lane
 
 _RANGE = re.compile(r"([^,\[\s]+)\[(\d+)\]@(\d+)\.\.(\d+)(?:, |$)")
 _GAP = re.compile(r"([^,\[\s]+)\[(\d+)\]#([^@]+)@(\d+)\.\.(\d*)(?:, |$)")
@@ -101,7 +102,9 @@ def bronze_commit(entry: Mapping[str, Any]) -> BronzeCommit | None:
         int(entry["quarantined"]),
         offsets,
         tuple(
-            Gap(topic, topic_id, int(p), int(a), int(b) if b else None)
+            (FileGap if topic in known and known[topic][0] == FILES else Gap)(
+                topic, topic_id, int(p), int(a), int(b) if b else None
+            )
             for topic, p, topic_id, a, b in _GAP.findall(str(entry.get("gaps", "")))
         ),
         {topic: Lane(topic, topic_id, 0, kind) for topic, (kind, topic_id) in known.items()},

@@ -11,9 +11,9 @@ import pytest
 from deltalake import DeltaTable
 
 from game_events.errors import ConfigurationError, DataError
-from game_events.files.coordinates import FILE_ROWS
+from game_events.files.coordinates import FILE_ROWS, FileGap
 from game_events.files.place import Place
-from game_events.files.source import FileGap, FileSource
+from game_events.files.source import FileSource
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline import bronze, bronze_reset
 from game_events.pipeline.bronze_protection import Expired
@@ -23,6 +23,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.topic_identity import next_offsets
 from game_events.settings import Settings, load_settings
+from game_events.sources.source import Lane
 from game_events_tests.files.samples import put
 
 
