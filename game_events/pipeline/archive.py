@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from deltalake import DeltaTable, Schema
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -19,18 +18,18 @@ from pyspark.sql.types import StructType
 
 from game_events.decoding.frames import SchemaId
 from game_events.decoding.reasons import Reason
-from game_events.errors import ConfigurationError, DataError
+from game_events.errors import ConfigurationError
 from game_events.files.archive_format import RECORDS, UNKNOWN, marked_records
 from game_events.files.place import Place
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, commit
-from game_events.lakehouse.reading import files_with, read_files, row_count, spark_schema
-from game_events.lakehouse.staging import REPORT_SCHEMA, discard
+from game_events.lakehouse.reading import files_with, read_files, row_count, selection, spark_schema
+from game_events.lakehouse.staging import REPORT_SCHEMA
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.archive_account import Archived
-from game_events.pipeline.bronze import BATCH_APP
+from game_events.pipeline.bronze import BATCH_APP, TASK_RECORDS
 from game_events.pipeline.bronze_restored import mend_restored_bronze
-from game_events.pipeline.bronze_stage import no_headers
+from game_events.pipeline.bronze_stage import STORED_AS, no_headers
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.file_stage import FileStage, staged_files
 from game_events.pipeline.generations import BronzeIdentity
@@ -40,10 +39,7 @@ from game_events.pipeline.report import RunReport
 from game_events.pipeline.schema_archive import SchemaArchive
 from game_events.sources.registry import RegistrySchema
 
-#: Column of bronze and quarantine -> column of the archive, where the names differ by more than `_kafka_`.
-_COLUMNS = {"value": "_raw_value"}
-#: Records of one task.
-TASK_RECORDS = 500_000
+_READ_COLUMNS = (*STORED_AS.values(), "_schema_id", "_schema_guid")
 
 
 def archive(pipeline: Pipeline, report: RunReport, to: str) -> None:
@@ -88,27 +84,24 @@ def _archive(pipeline: Pipeline, report: RunReport, to: str) -> Archived:
     pipeline.on_progress(f"archive: batches {int(since or 0) + 1} to {batch} of {pipeline.bronze.name}")
     ids = [r[0] if r[0] is not None else r[1] for r in rows.select("_schema_id", "_schema_guid").distinct().collect() if any(r)]
     schema = marked_records(_schemas(pipeline, ids))
-    records = rows.select(*_as_records()).coalesce(max(1, -(-_new_rows(bronze, since) // TASK_RECORDS)))
+    new = selection(bronze, "_batch", int(since or 0)).rows
+    records = rows.select(*_as_records()).coalesce(max(1, -(-new // TASK_RECORDS)))
     files = staged_files(records.mapInArrow(FileStage(table, schema, "headers"), REPORT_SCHEMA).collect())
     crash_points.reach("archive_staged")
     if not files and since == batch:
         return Archived(place.root, batch=batch)
-    try:
-        landed = commit(
-            Commit(
-                table,
-                schema,
-                files,
-                expected={app: since},
-                advance={app: batch},
-                table_id=str(held.metadata().id) if held is not None else None,
-                info={"archive_of": pipeline.bronze.name, "run_id": pipeline.run_id},
-                description="Raw records of bronze_events and quarantine_events, each once, as Kafka had them",
-            )
+    landed = commit(
+        Commit(
+            table,
+            schema,
+            files,
+            expected={app: since},
+            advance={app: batch},
+            table_id=str(held.metadata().id) if held is not None else None,
+            info={"archive_of": pipeline.bronze.name, "run_id": pipeline.run_id},
+            description="Raw records of bronze_events and quarantine_events, each once, as Kafka had them",
         )
-    except DataError:
-        discard(table, files)
-        raise
+    )
     return Archived(place.root, landed.rows, landed.files, landed.bytes, without_raw, batch)
 
 
@@ -146,14 +139,13 @@ def _records(
     uris = files_with(bronze, "_batch", since)
     rows = read_files(pipeline.spark, uris, spark_schema(bronze.schema())).where(F.col("_batch") > since)
     without_raw = rows.where(F.col("_raw_value").isNull()).count() if uris else 0
-    own = _own_columns(rows)
-    rows = rows.where(F.col("_raw_value").isNotNull()).select(*own)
+    rows = rows.where(F.col("_raw_value").isNotNull()).select(*_READ_COLUMNS)
     if quarantine is None or not row_count(quarantine):
         return rows, without_raw
     held = read_files(pipeline.spark, quarantine.file_uris(), spark_schema(quarantine.schema()))
-    held = held.where((F.col("layer") == "bronze") & (F.col("reason") != str(Reason.UNREADABLE_FILE))).select(*own)
+    held = held.where((F.col("layer") == "bronze") & (F.col("reason") != str(Reason.UNREADABLE_FILE))).select(*_READ_COLUMNS)
     # What was replayed to bronze is archived as quarantine's, where it stays.
-    rows = rows.join(held.select(*COORDINATES), COORDINATES, "left_anti").select(*own)
+    rows = rows.join(held.select(*COORDINATES), COORDINATES, "left_anti").select(*_READ_COLUMNS)
     if archived is not None:
         # By their coordinates, as no number orders them: a slice's rows may come to quarantine long before it is bronze's.
         files = [f.path for f in archived.listing()]
@@ -162,7 +154,7 @@ def _records(
             F.col("partition").alias("_kafka_partition"),
             F.col("offset").alias("_kafka_offset"),
         )
-        held = held.join(there, COORDINATES, "left_anti").select(*own)
+        held = held.join(there, COORDINATES, "left_anti").select(*_READ_COLUMNS)
     return rows.unionByName(held), without_raw
 
 
@@ -170,25 +162,12 @@ def _coordinates() -> StructType:
     return spark_schema(Schema.from_arrow(pa.schema([RECORDS.field(n) for n in ("topic_id", "partition", "offset")])))
 
 
-def _own_columns(rows: DataFrame) -> list[str]:
-    wanted = [_COLUMNS.get(name, f"_kafka_{name}") for name in RECORDS.names]
-    return [*wanted, "_schema_id", *(["_schema_guid"] if "_schema_guid" in rows.columns else [])]
-
-
 def _as_records() -> list[Column]:
     columns = []
     for name in RECORDS.names:
-        column = F.col(_COLUMNS.get(name, f"_kafka_{name}"))
+        column = F.col(STORED_AS[name])
         columns.append((F.coalesce(column, no_headers()) if name == "headers" else column).alias(name))
     return columns
-
-
-def _new_rows(bronze: DeltaTable, since: int | None) -> int:
-    """Rows of the files that hold what came since."""
-    actions = pa.table(bronze.get_add_actions(flatten=True))
-    if since and "max._batch" in actions.column_names:
-        actions = actions.filter(pc.fill_null(pc.greater(actions.column("max._batch"), since), True))
-    return int(pc.sum(actions.column("num_records")).as_py() or 0)
 
 
 def _schemas(pipeline: Pipeline, ids: list[SchemaId]) -> list[RegistrySchema]:

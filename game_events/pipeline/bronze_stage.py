@@ -49,6 +49,8 @@ OWN_COLUMNS = pa.schema(
         pa.field("_file_position", pa.int64()),
     ]
 )
+#: Column of a source -> column of bronze and quarantine.
+STORED_AS = {name: "_raw_value" if name == "value" else f"_kafka_{name}" for name in RAW_COLUMNS}
 #: Columns that tell each record of the source from every other.
 COORDINATES = ("_kafka_topic_id", "_kafka_partition", "_kafka_offset")
 QUARANTINE_COLUMNS = pa.schema(

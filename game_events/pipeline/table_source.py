@@ -22,14 +22,13 @@ from game_events.errors import ConfigurationError
 from game_events.lakehouse.object_store import delta_options
 from game_events.lakehouse.reading import files_with, read_files, selection, spark_schema
 from game_events.lakehouse.tables import BRONZE, Lakehouse, Table
+from game_events.pipeline.bronze_stage import STORED_AS
 from game_events.pipeline.generations import generation, oldest_batch
 from game_events.settings import Settings
 from game_events.sources.source import RAW_COLUMNS, TABLE, Lane, Positions, Seen, Slice
 
 #: `txn` of a bronze with the number of its last batch, as `bronze` names it.
 _BATCH_APP = "batch"
-#: Column of `RAW_COLUMNS` -> column of bronze.
-_COLUMNS = {name: f"_kafka_{name}" for name in RAW_COLUMNS if name != "value"} | {"value": "_raw_value"}
 _NO_RAW = (
     "has rows without their raw value (that pipeline runs with GAME_EVENTS_KEEP_RAW=failures): they cannot be decoded. Set "
     "it to `all` there and refresh its bronze fully"
@@ -62,7 +61,7 @@ class TableSource:
             ConfigurationError: there is no such table, or it is no bronze.
         """
         handle = self._handle()
-        missing = sorted({*_COLUMNS.values(), "_batch"} - {f.name for f in handle.schema().fields})
+        missing = sorted({*STORED_AS.values(), "_batch"} - {f.name for f in handle.schema().fields})
         last = handle.transaction_version(_BATCH_APP)
         if missing or last is None:
             raise ConfigurationError(
@@ -118,7 +117,7 @@ class TableSource:
         rows = rows.where(F.col("_batch").between(start, end - 1))
         missing = F.raise_error(F.lit(f"{self._table.uri} {_NO_RAW}"))
         raw = F.when(F.col("_raw_value").isNull(), missing.cast("binary")).otherwise(F.col("_raw_value"))
-        return rows.withColumn("_raw_value", raw).select(*(F.col(_COLUMNS[name]).alias(name) for name in RAW_COLUMNS))
+        return rows.withColumn("_raw_value", raw).select(*(F.col(STORED_AS[name]).alias(name) for name in RAW_COLUMNS))
 
     def constants(self, part: Slice) -> Mapping[str, str]:  # noqa: ARG002
         """None: its rows may be of several topics."""
