@@ -121,6 +121,7 @@ def _from_file(settings: Settings) -> RegistrySchema:
 def _imports(path: Path, text: str) -> tuple[tuple[str, str], ...]:
     """(Name, text) of the files beside it that a .proto file imports, dependencies first; others are protoc's own."""
     found: dict[str, str] = {}
+    seen: set[str] = set()  # files that import each other are for the compiler to refuse
 
     def visit(body: str) -> None:
         for line in body.splitlines():
@@ -129,10 +130,11 @@ def _imports(path: Path, text: str) -> tuple[tuple[str, str], ...]:
                 continue
             name = words[-1].strip('";')
             beside = path.parent / name
-            if name not in found and beside.is_file() and not {"..", "/"} & set(Path(name).parts):
+            if name not in seen and beside.is_file() and not {"..", "/"} & set(Path(name).parts):
+                seen.add(name)
                 inner = beside.read_text("utf-8")
                 visit(inner)
-                found.setdefault(name, inner)
+                found[name] = inner
 
     visit(text)
     return tuple(found.items())

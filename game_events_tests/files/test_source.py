@@ -116,3 +116,16 @@ def test_a_full_refresh_goes_on_behind_an_archive_that_has_grown(
     bronze_reset.replace_bronze(pipeline, report)
     handle = pipeline.bronze.open()
     assert (next_offsets(handle, [topic]), list(report.offsets.values())) == ({topic: 7}, [(0, 1)])
+
+
+def test_a_schema_may_import_the_files_beside_it_but_not_in_a_circle(landing: Path, file_settings: Settings) -> None:
+    folder = landing.parent
+    (folder / "inner.proto").write_text('syntax = "proto3"; message Inner { int64 n = 1; }')
+    (folder / "a.proto").write_text('syntax = "proto3";\nimport "inner.proto";\nmessage A { Inner inner = 1; }')
+    one = source(file_settings, files_schema=str(folder / "a.proto"), files_message_type="A").schema
+    assert one is not None
+    assert [name for name, _ in one.schema.references] == ["inner.proto"]
+    (folder / "inner.proto").write_text('syntax = "proto3";\nimport "other.proto";\nmessage Inner { int64 n = 1; }')
+    (folder / "other.proto").write_text('syntax = "proto3";\nimport "inner.proto";\nmessage Other { Inner inner = 1; }')
+    with pytest.raises(ConfigurationError, match=r"a\.proto"):
+        source(file_settings, files_schema=str(folder / "a.proto"), files_message_type="A").schema  # noqa: B018 - it is made when asked for
