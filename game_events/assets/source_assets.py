@@ -22,7 +22,7 @@ def source_assets(settings: Settings) -> list[dg.AssetSpec]:
         ]
     specs = []
     for topic in settings.kafka_topics:
-        said = f"The Kafka topic that all {settings.words.entities} share. External: producers write it."
+        said = "A Kafka topic that bronze is made from. External: producers write it."
         specs.append(_spec(source_key(settings, topic), said, "kafka"))
         said = "The registry subject with every schema version of the topic's values. External."
         specs.append(_spec(schema_key(settings, subject_of(topic)), said))

@@ -69,12 +69,10 @@ class Place:
         """All files below it whose path below it matches, older ones first.
 
         A name that begins with `_` or `.`, of a file or of a folder on the way, is nobody's: writers hide there what is not
-        finished.
+        finished. Of an archive all files that its log names are listed, and no others: a crash has left those there.
 
         Args:
             pattern: as for a shell; a `*` stands for slashes, too.
-
-        Of an archive only the files that its log names: others were left there by a crash.
 
         Raises:
             ConfigurationError: there is no such folder, it is a table and no archive, or the object store refuses us.
