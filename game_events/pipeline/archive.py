@@ -34,10 +34,13 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.file_stage import FileStage, staged_files
 from game_events.pipeline.generations import BronzeIdentity
 from game_events.pipeline.quarantine_lost import refuse_lost_quarantine
+from game_events.pipeline.quarantine_reset import since as at_or_behind
 from game_events.pipeline.replay_notes import COORDINATES
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.schema_archive import SchemaArchive
+from game_events.pipeline.topic_identity import next_offsets
 from game_events.sources.registry import RegistrySchema
+from game_events.sources.source import FILES, KAFKA, Lane, Positions
 
 _READ_COLUMNS = (*STORED_AS.values(), "_schema_id", "_schema_guid")
 
@@ -143,9 +146,10 @@ def _records(
     if quarantine is None or not row_count(quarantine):
         return rows, without_raw
     held = read_files(pipeline.spark, quarantine.file_uris(), spark_schema(quarantine.schema()))
-    held = held.where((F.col("layer") == "bronze") & (F.col("reason") != str(Reason.UNREADABLE_FILE))).select(*_READ_COLUMNS)
+    held = held.where((F.col("layer") == "bronze") & (F.col("reason") != str(Reason.UNREADABLE_FILE)))
     # What was replayed to bronze is archived as quarantine's, where it stays.
     rows = rows.join(held.select(*COORDINATES), COORDINATES, "left_anti").select(*_READ_COLUMNS)
+    held = held.where(~at_or_behind(_ahead(bronze, held))).select(*_READ_COLUMNS)
     if archived is not None:
         # By their coordinates, as no number orders them: a slice's rows may come to quarantine long before it is bronze's.
         files = [f.path for f in archived.listing()]
@@ -156,6 +160,23 @@ def _records(
         )
         held = held.join(there, COORDINATES, "left_anti").select(*_READ_COLUMNS)
     return rows.unionByName(held), without_raw
+
+
+def _ahead(bronze: DeltaTable, held: DataFrame) -> Positions:
+    """Lane -> where bronze stands, of those whose rows quarantine has from there on: their slice is not bronze's yet.
+
+    An archive with these and without what is good of the slice would be taken for one that has all of it. They come next time.
+    """
+    found: Positions = {}
+    batch = int(bronze.transaction_version(BATCH_APP) or 0)
+    lasts = held.groupBy("_kafka_topic", *COORDINATES[:2]).agg(F.max(COORDINATES[2]), F.max("_batch")).collect()
+    for topic, topic_id, partition, offset, its_batch in lasts:
+        lane = Lane(topic, topic_id, partition, FILES if topic == FILES else KAFKA)
+        at = next_offsets(bronze, [lane]).get(lane)
+        # Of a topic that joins bronze knows nothing before its first slice; of one behind a table, never.
+        if offset >= at if at is not None else its_batch > batch:
+            found[lane] = at or 0
+    return found
 
 
 def _coordinates() -> StructType:

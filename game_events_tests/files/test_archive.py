@@ -19,7 +19,7 @@ from game_events_tests.cli.conftest import Cli, cli, environment  # noqa: F401 -
 from game_events_tests.conftest import MakePipeline
 from game_events_tests.files.test_guarantees import kill
 from game_events_tests.files.test_pipeline import failed_checks
-from game_events_tests.guarantees.waves import send
+from game_events_tests.guarantees.waves import power_cut_at, send
 from game_events_tests.pipeline.topic import send_values
 
 pytestmark = pytest.mark.stack
@@ -32,6 +32,20 @@ def content(settings: Settings, table: str) -> list[tuple[Any, ...]]:
     names = {name for (name, *_) in rows(settings, table, "DESCRIBE SELECT * FROM t")} - OTHER
     listed = ", ".join(f'"{name}"' for name in sorted(names))
     return rows(settings, table, f"SELECT '{listed}', {listed} FROM t ORDER BY _kafka_partition, _kafka_offset")
+
+
+def of_archive(settings: Settings, place: Path, lakehouse: Path) -> Settings:
+    """Settings of a lakehouse whose source is an archive, without broker and registry."""
+    return settings.model_copy(
+        update={
+            "source": "files",
+            "files_path": str(place),
+            "files_settle_s": 0,
+            "lakehouse": str(lakehouse),
+            "kafka_bootstrap_servers": "127.0.0.1:9",
+            "schema_registry_url": "http://127.0.0.1:9",
+        }
+    )
 
 
 def write(settings: Settings, make_pipeline: MakePipeline, to: Path) -> RunReport:
@@ -61,16 +75,7 @@ def test_a_bronze_rebuilt_from_its_archive_equals_it_and_goes_on_with_the_topic(
     assert second.archive is not None
     assert first.archive.rows + second.archive.rows == sent.records_total + 2
 
-    rebuilt = settings.model_copy(
-        update={
-            "source": "files",
-            "files_path": str(to),
-            "files_settle_s": 0,
-            "lakehouse": str(tmp_path / "rebuilt"),
-            "kafka_bootstrap_servers": "127.0.0.1:9",
-            "schema_registry_url": "http://127.0.0.1:9",
-        }
-    )
+    rebuilt = of_archive(settings, to, tmp_path / "rebuilt")
     report = refresh(make_pipeline(rebuilt))
     assert report.success, report.errors
     for table in ("bronze_events", "quarantine_events"):
@@ -87,6 +92,34 @@ def test_a_bronze_rebuilt_from_its_archive_equals_it_and_goes_on_with_the_topic(
         assert report.success, report.errors
     assert content(live, "bronze_events") == content(settings, "bronze_events")
     assert failed_checks(make_pipeline(live)) == []
+
+
+def test_an_archive_has_nothing_of_a_slice_that_only_quarantine_has(
+    settings: Settings, make_pipeline: MakePipeline, tmp_path: Path
+) -> None:
+    to = tmp_path / "archive"
+    sent = send(settings, version=1, poison=0)
+    refresh(make_pipeline(settings))
+    # The good records stand below a bad one in their partition.
+    sent = sent.merge(send(settings, version=1, poison=0))
+    send_values(settings, [b"no frame"])
+    with power_cut_at("quarantine_committed"):
+        refresh(make_pipeline(settings))
+    first = write(settings, make_pipeline, to)
+    # Lost, rebuilt from what the archive has, and on with the topic: nothing is missing.
+    rebuilt = of_archive(settings, to, tmp_path / "rebuilt")
+    for one in (rebuilt, settings.model_copy(update={"lakehouse": rebuilt.lakehouse}), settings):
+        report = refresh(make_pipeline(one))
+        assert report.success, report.errors
+    for table in ("bronze_events", "quarantine_events"):
+        assert content(rebuilt, table) == content(settings, table)
+    second = write(settings, make_pipeline, to)
+    assert first.archive is not None
+    assert second.archive is not None
+    assert (first.archive.rows, second.archive.rows) == (sent.records_total // 2, sent.records_total // 2 + 1)
+    third = write(settings, make_pipeline, to)
+    assert third.archive is not None
+    assert third.archive.rows == 0
 
 
 def kill_archive(settings: Settings, spark: SparkSession, tmp_path: Path) -> None:
