@@ -23,7 +23,12 @@ DAMAGED = (pa.ArrowException, OSError, ValueError, EOFError)
 
 
 def read_parquet(
-    source: pa.NativeFile, file: FilePart, offer: Callable[[RegistrySchema], None], is_damage: Callable[[BaseException], bool]
+    source: pa.NativeFile,
+    file: FilePart,
+    offer: Callable[[RegistrySchema], None],
+    is_damage: Callable[[BaseException], bool],
+    *,
+    of_archive: bool = False,
 ) -> Iterator[pa.RecordBatch]:
     """Batches of a file's rows, or of a part of them, and rows for what cannot be read.
 
@@ -32,6 +37,7 @@ def read_parquet(
         file: what it is, and which part of it is read.
         offer: told of the schemas that the file brings.
         is_damage: whether an error is one of the file's content.
+        of_archive: the log of an archive names the file.
     """
     try:
         opened = pq.ParquetFile(source)
@@ -40,11 +46,16 @@ def read_parquet(
             offer(schema)
         if archive and not set(RECORDS.names) <= set(opened.schema_arrow.names):
             raise ValueError("an archive without the columns of one")
+        # Its records would come twice: those of files that were joined, or that a crash has left there.
+        if archive and not of_archive:
+            raise ValueError("it is of an archive: set GAME_EVENTS_FILES_PATH to the archive's own folder")
+        if of_archive and not archive:
+            raise ValueError("the archive's files were rewritten (OPTIMIZE?): restore its table, or make another archive")
     except DAMAGED as error:
         if not is_damage(error):
             raise
         if file.part == 0:
-            yield refused(file, 0, f"no Parquet file: {_said(error)}")
+            yield refused(file, 0, f"it cannot be read as Parquet: {_said(error)}")
         return
     position = 0
     for group in range(opened.num_row_groups):

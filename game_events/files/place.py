@@ -69,20 +69,17 @@ class Place:
         """All files below it whose path below it matches, older ones first.
 
         A name that begins with `_` or `.`, of a file or of a folder on the way, is nobody's: writers hide there what is not
-        finished. Of an archive all files that its log names are listed, and no others: a crash has left those there.
+        finished.
 
         Args:
             pattern: as for a shell; a `*` stands for slashes, too.
 
         Raises:
-            ConfigurationError: there is no such folder, it is a table and no archive, or the object store refuses us.
+            ConfigurationError: there is no such folder, or the object store refuses us.
             TransientError: the object store does not answer.
         """
         if self.local and not Path(self.root).is_dir():
             raise ConfigurationError(f"GAME_EVENTS_FILES_PATH: {self.root} is not a folder: make it, or name another")
-        archive = Table("archive", self.root, self.options).open()
-        if archive is not None:
-            return self._named_by(archive)
         system, prefix = self._system()
         with store_errors_named(self.root):
             infos = system.get_file_info(pafs.FileSelector(prefix.rstrip("/"), recursive=True))
@@ -93,11 +90,22 @@ class Place:
                 found.append(Found(f"{self.root}/{below}", info.size, (info.mtime_ns or 0) // 1000))
         return sorted(found, key=lambda f: (f.modified_us, f.path))
 
-    def _named_by(self, archive: DeltaTable) -> list[Found]:
-        if [f.name for f in archive.schema().fields] != RECORDS.names:
+    def archive(self) -> DeltaTable | None:
+        """The archive that is there; None: plain files are.
+
+        Raises:
+            ConfigurationError: it is a table and no archive, or the object store refuses us.
+            TransientError: the object store does not answer.
+        """
+        archive = Table("archive", self.root, self.options).open()
+        if archive is not None and [f.name for f in archive.schema().fields] != RECORDS.names:
             raise ConfigurationError(
                 f"GAME_EVENTS_FILES_PATH: {self.root} is a Delta table: its files are rewritten, so they are no source"
             )
+        return archive
+
+    def files_of(self, archive: DeltaTable) -> list[Found]:
+        """All files that the log of the archive here names, and no others: a crash has left those there."""
         actions = pa.table(archive.get_add_actions())
         times = actions.column("modification_time").cast(pa.int64()).to_pylist()
         columns = zip(actions.column("path").to_pylist(), actions.column("size_bytes").to_pylist(), times, strict=True)

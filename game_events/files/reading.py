@@ -55,6 +55,7 @@ class FileReading:
         format: of the setting: a format, or `auto`.
         schema: of records whose files do not hold one.
         framed: protobuf records begin with a registry frame.
+        archive: the place is an archive.
     """
 
     place: Place
@@ -62,6 +63,7 @@ class FileReading:
     format: str = "auto"
     schema: NamedSchema | None = None
     framed: bool = False
+    archive: bool = False
 
 
 @dataclass
@@ -110,7 +112,7 @@ class FileReader:
         named = self.reading.schema
         match kind:
             case "parquet":
-                yield from read_parquet(source, file, self._offer, self._is_damage)
+                yield from read_parquet(source, file, self._offer, self._is_damage, of_archive=self.reading.archive)
             case "avro":
                 yield from read_container(source, file, self._offer)
             case "protobuf" if self.reading.framed or (named is not None and named.kind == "PROTOBUF"):

@@ -76,6 +76,8 @@ class FileSource:
         self._log = FileLog(lakehouse, run_id)
         self._read_by, self._look_only = read_by, look_only
         self._checked = "not yet"
+        #: Which archive the files are of, by the last look: its place and its table's id; None: of none.
+        self.archive: str | None = None
         self._known = Known()
         self._there: frozenset[str] = frozenset()
         self._ended: set[Found] = set()
@@ -104,7 +106,9 @@ class FileSource:
             DataError: the file log was restored, or is not the one that bronze was read by.
             ConflictError: rivals took files in, again and again.
         """
-        found = self.place.listing(self.settings.files_pattern)
+        archive = self.place.archive()
+        found = self.place.listing(self.settings.files_pattern) if archive is None else self.place.files_of(archive)
+        self.archive = None if archive is None else f"{self.place.root} {archive.metadata().id}"
         self._there = frozenset(f.path for f in found)
         known = self._log.known()
         self._refuse_lost_log(known)
@@ -191,7 +195,11 @@ class FileSource:
 
     def reading(self) -> FileReading:
         """What workers need to read a slice."""
-        return FileReading(self.place, self._known.log_id, self.settings.files_format, self.schema, self.settings.files_framed)
+        settings = self.settings
+        archive = self.archive is not None
+        return FileReading(
+            self.place, self._known.log_id, settings.files_format, self.schema, settings.files_framed, archive=archive
+        )
 
     def read(self, spark: SparkSession, part: Slice) -> DataFrame:
         """The files of a slice (`FILES_SCHEMA`), for `FileReader`; large Parquet files in parts.

@@ -83,7 +83,7 @@ def _archive(pipeline: Pipeline, report: RunReport, to: str) -> Archived:
         )
     if quarantine is None and since == batch:
         return Archived(place.root, batch=batch)
-    rows, without_raw = _records(pipeline, bronze, quarantine, place if held is not None else None, int(since or 0))
+    rows, without_raw = _records(pipeline, bronze, quarantine, held, int(since or 0))
     pipeline.on_progress(f"archive: batches {int(since or 0) + 1} to {batch} of {pipeline.bronze.name}")
     ids = [r[0] if r[0] is not None else r[1] for r in rows.select("_schema_id", "_schema_guid").distinct().collect() if any(r)]
     schema = marked_records(_schemas(pipeline, ids))
@@ -136,7 +136,7 @@ def _others(folder: Path) -> list[Path]:
 
 
 def _records(
-    pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable | None, archived: Place | None, since: int
+    pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable | None, archived: DeltaTable | None, since: int
 ) -> tuple[DataFrame, int]:
     """Rows that the archive lacks, with bronze's own columns, and how many rows of bronze have no raw value."""
     uris = files_with(bronze, "_batch", since)
@@ -152,8 +152,7 @@ def _records(
     held = held.where(~at_or_behind(_ahead(bronze, held))).select(*_READ_COLUMNS)
     if archived is not None:
         # By their coordinates, as no number orders them: a slice's rows may come to quarantine long before it is bronze's.
-        files = [f.path for f in archived.listing()]
-        there = read_files(pipeline.spark, files, _coordinates()).select(
+        there = read_files(pipeline.spark, archived.file_uris(), _coordinates()).select(
             F.col("topic_id").alias("_kafka_topic_id"),
             F.col("partition").alias("_kafka_partition"),
             F.col("offset").alias("_kafka_offset"),

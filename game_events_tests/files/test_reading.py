@@ -21,6 +21,7 @@ from game_events.decoding.formats import compile_schema, make_decoder
 from game_events.decoding.stored_columns import ColumnsDecoder, ColumnsSchema, schema_text, stored
 from game_events.errors import DataError
 from game_events.files import avro_container, delimited, rows
+from game_events.files.archive_format import RECORDS, marked_records
 from game_events.files.place import Place
 from game_events.files.reading import FileReader, FileReading, format_of
 from game_events.files.schemas import NamedSchema, identity_bytes, schema_guid
@@ -336,3 +337,24 @@ def test_small_batches_are_put_together_and_no_row_is_lost() -> None:
     file = rows.FilePart(3, "p", 1, 1, "log")
     batches = [rows.refused(file, n, "d") for n in range(5)]
     assert [len(b) for b in rows.together(batches)] == [5]
+
+
+def test_files_of_an_archive_are_read_where_its_log_names_them_and_no_others(tmp_path: Path) -> None:
+    """Else records come twice: from files that a crash has left there, from files that somebody joined."""
+    record = {"topic": "t", "topic_id": "i", "partition": 1, "offset": 7, "value": b"v"}
+    for name, schema in (("own", marked_records([])), ("joined", RECORDS)):
+        pq.write_table(pa.Table.from_pylist([record], schema=schema), tmp_path / f"{name}.parquet")
+
+    def read(name: str, *, archive: bool) -> dict[str, object]:
+        path = tmp_path / f"{name}.parquet"
+        reader = FileReader(FileReading(Place(str(tmp_path)), "log", archive=archive))
+        file = {"number": 0, "path": str(path), "size": path.stat().st_size, "modified_us": 5, "part": 0, "parts": 1}
+        (batch,) = reader.batches([pa.RecordBatch.from_pylist([file])])
+        (row,) = batch.to_pylist()
+        return row
+
+    assert read("own", archive=True).items() >= record.items()
+    for name, archive, said in (("own", False, "the archive's own folder"), ("joined", True, "OPTIMIZE")):
+        row = read(name, archive=archive)
+        assert (row["reason"], row["value"]) == ("UNREADABLE_FILE", None)
+        assert said in str(row["detail"])
