@@ -53,6 +53,7 @@ class FileSource:
         run_id: str = "",
         *,
         read_by: Callable[[], str | None] = lambda: None,
+        refuse_twice: Callable[[str], None] = lambda _archive: None,
         look_only: bool = False,
     ) -> None:
         """Nothing is listed yet.
@@ -62,6 +63,7 @@ class FileSource:
             lakehouse: where the file log is.
             run_id: who takes files in.
             read_by: gives the id of the file log that bronze was read by; None: no files were read.
+            refuse_twice: raises ConfigurationError if bronze may not be given the records of this archive.
             look_only: new files are only counted, nothing is written.
 
         Raises:
@@ -74,7 +76,7 @@ class FileSource:
         self.settings = settings
         self.place = Place.of(settings, settings.files_path)
         self._log = FileLog(lakehouse, run_id)
-        self._read_by, self._look_only = read_by, look_only
+        self._read_by, self._refuse_twice, self._look_only = read_by, refuse_twice, look_only
         self._checked = "not yet"
         #: Which archive the files are of, by the last look: its place and its table's id; None: of none.
         self.archive: str | None = None
@@ -94,14 +96,15 @@ class FileSource:
         """
         return named_schema(self.settings, SchemaRegistry(self.settings))
 
-    def look(self, *, take_in: bool = True) -> Seen:
+    def look(self, *, take_in: bool = True, anew: bool = False) -> Seen:
         """The files that can be read now; new ones are taken in.
 
         Args:
             take_in: False: files that are new are only counted, nothing is written.
+            anew: bronze is replaced by what is read.
 
         Raises:
-            ConfigurationError: there is no such folder, or the object store refuses us.
+            ConfigurationError: there is no such folder, the object store refuses us, or records would come twice.
             TransientError: the object store does not answer.
             DataError: the file log was restored, or is not the one that bronze was read by.
             ConflictError: rivals took files in, again and again.
@@ -109,6 +112,8 @@ class FileSource:
         archive = self.place.archive()
         found = self.place.listing(self.settings.files_pattern) if archive is None else self.place.files_of(archive)
         self.archive = None if archive is None else f"{self.place.root} {archive.metadata().id}"
+        if self.archive is not None and take_in and not anew:
+            self._refuse_twice(self.archive)  # before its files get numbers
         self._there = frozenset(f.path for f in found)
         known = self._log.known()
         self._refuse_lost_log(known)

@@ -31,6 +31,7 @@ from game_events.lakehouse.reading import read_arrow
 from game_events.lakehouse.staging import discard
 from game_events.lakehouse.store_probe import refuse_unsafe_store
 from game_events.lakehouse.tables import Table
+from game_events.pipeline.archive_origin import archive_noted
 from game_events.pipeline.bronze_files import FileBronzeTask, behind_origins
 from game_events.pipeline.bronze_rebuilt import is_gone, not_there_any_more
 from game_events.pipeline.bronze_restored import mend_restored_bronze
@@ -201,6 +202,7 @@ def _load_slice(
         | unfenced(handle),
         advance={p.app: at for p, at in (begun | part.end | behind).items()}
         | identity([*part.end, *begun, *behind])
+        | archive_noted(handle, pipeline.source)
         | {BATCH_APP: batch},
         table_id=str(handle.metadata().id),
         seen=handle.version(),

@@ -98,7 +98,8 @@ def count_expired(pipeline: Pipeline, now: Seen) -> Expired:
 
 def source_to_read(pipeline: Pipeline) -> Seen:
     """The source as it will be read: what is older than the starting time counts as gone."""
-    now = pipeline.source.look()
+    source = pipeline.source
+    now = source.look(anew=True) if isinstance(source, FileSource) else source.look()
     return replace(now, earliest=all_there_is(pipeline, now))
 
 

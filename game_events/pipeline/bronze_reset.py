@@ -20,6 +20,7 @@ from game_events.errors import ConflictError, DataError
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, Landed, commit
 from game_events.lakehouse.staging import StagedFile, discard
+from game_events.pipeline.archive_origin import archive_noted
 from game_events.pipeline.bronze import BATCH_APP, archive_schemas, column_map, stage_slice
 from game_events.pipeline.bronze_files import behind_origins
 from game_events.pipeline.bronze_protection import Expired, count_expired, refuse_unless_allowed, source_to_read
@@ -136,6 +137,7 @@ def _commit(pipeline: Pipeline, bronze: DeltaTable, staged: _Staged, batch: int,
             expected={app: bronze.transaction_version(app) for app in compared},
             advance={p.app: at for p, at in to.items()}
             | identity(to)
+            | archive_noted(bronze, pipeline.source)
             | {QUARANTINED_APP: sum(f.rows for f in staged.quarantine)}
             | {BATCH_APP: batch, GENERATION_APP: batch, RESET_APP: ticket},
             table_id=str(bronze.metadata().id),

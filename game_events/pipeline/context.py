@@ -17,6 +17,7 @@ from game_events.files.source import FileSource
 from game_events.lakehouse.progress import ProgressTable
 from game_events.lakehouse.retention import Retention
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse, Table
+from game_events.pipeline.archive_origin import refuse_twice
 from game_events.pipeline.catalog import SchemaCatalog
 from game_events.pipeline.choose_source import make_source
 from game_events.pipeline.topic_identity import topic_id_read
@@ -90,7 +91,13 @@ class Pipeline:
     def source(self) -> Source:
         """Where bronze's records come from."""
         if self.settings.source == FILES:
-            return FileSource(self.settings, self.lakehouse, self.run_id, read_by=self._files_read_by)
+            return FileSource(
+                self.settings,
+                self.lakehouse,
+                self.run_id,
+                read_by=self._files_read_by,
+                refuse_twice=lambda archive: refuse_twice(self.bronze.open(), self.quarantine.open(), archive),
+            )
         return make_source(self.settings)
 
     def look(self) -> Seen:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from game_events.errors import ConfigurationError
@@ -17,8 +19,10 @@ from game_events.settings import Settings
 from game_events_tests.books import assert_books_balance, rows
 from game_events_tests.cli.conftest import Cli, cli, environment  # noqa: F401 - fixtures
 from game_events_tests.conftest import MakePipeline
+from game_events_tests.files.conftest import MakeFiles
+from game_events_tests.files.samples import protobuf, put
 from game_events_tests.files.test_guarantees import kill
-from game_events_tests.files.test_pipeline import failed_checks
+from game_events_tests.files.test_pipeline import failed_checks, numbers
 from game_events_tests.guarantees.waves import power_cut_at, send
 from game_events_tests.pipeline.topic import send_values
 
@@ -120,6 +124,75 @@ def test_an_archive_has_nothing_of_a_slice_that_only_quarantine_has(
     third = write(settings, make_pipeline, to)
     assert third.archive is not None
     assert third.archive.rows == 0
+
+
+def test_no_record_comes_twice_from_an_archive_to_a_bronze_that_has_it(
+    settings: Settings, make_pipeline: MakePipeline, tmp_path: Path
+) -> None:
+    to = tmp_path / "archive"
+    rebuilt = of_archive(settings, to, tmp_path / "rebuilt")
+
+    def more(*others: Settings) -> None:
+        send(settings, version=1)
+        for one in (settings, *others):
+            refresh(make_pipeline(one))
+        write(settings, make_pipeline, to)
+
+    def refused(one: Settings) -> None:
+        before = rows(one, "bronze_events", "SELECT count(*) FROM t"), rows(one, "quarantine_events", "SELECT count(*) FROM t")
+        with pytest.raises(ConfigurationError, match="would be there twice"):
+            refresh(make_pipeline(one))
+        after = rows(one, "bronze_events", "SELECT count(*) FROM t"), rows(one, "quarantine_events", "SELECT count(*) FROM t")
+        assert before == after
+
+    more()
+    refused(of_archive(settings, to, Path(settings.lakehouse)))
+    # What the archive gets later is read, as long as the topic itself is not.
+    refresh(make_pipeline(rebuilt))
+    more()
+    refresh(make_pipeline(rebuilt))
+    for table in ("bronze_events", "quarantine_events"):
+        assert content(rebuilt, table) == content(settings, table)
+    # Its files under other paths.
+    shutil.copytree(to, tmp_path / "copy")
+    refused(of_archive(settings, tmp_path / "copy", Path(rebuilt.lakehouse)))
+    live = settings.model_copy(update={"lakehouse": rebuilt.lakehouse})
+    more(live)
+    refused(rebuilt)
+    more(live)
+    # A full refresh replaces what came from elsewhere.
+    replace_bronze(make_pipeline(rebuilt.model_copy(update={"allow_bronze_full_refresh": True})), RunReport())
+    for one in (rebuilt, live):
+        assert refresh(make_pipeline(one)).rows("bronze") == 0
+    for table in ("bronze_events", "quarantine_events"):
+        assert content(live, table) == content(settings, table)
+    assert failed_checks(make_pipeline(live)) == []
+
+
+def test_an_archive_of_files_is_read_once_too_and_only_where_its_log_is(
+    landing: Path, file_settings: Settings, make_files: MakeFiles, tmp_path: Path
+) -> None:
+    put(landing, "a.pb", protobuf(range(10)))
+    refresh(make_files())
+    to = tmp_path / "archives" / "one"
+    archive(make_files(), RunReport(), str(to))
+    with pytest.raises(ConfigurationError, match="would be there twice"):
+        refresh(make_files(files_path=str(to), files_settle_s=0))
+    put(landing, "b.pb", protobuf(range(10, 20)))
+    refresh(make_files())
+    archive(make_files(), RunReport(), str(to))
+    rebuilt = {"files_path": str(to), "files_settle_s": 0, "lakehouse": str(tmp_path / "rebuilt")}
+    refresh(make_files(**rebuilt))
+    assert numbers(file_settings.model_copy(update=rebuilt)) == list(range(20))
+    # The folder above it, and an archive that was compacted by hand: nothing of them is taken for records.
+    for place, files in ((to.parent, 2), (to, 1)):
+        if place == to:
+            DeltaTable(to).optimize.compact()
+        other = {**rebuilt, "files_path": str(place), "lakehouse": str(tmp_path / f"from_{place.name}")}
+        report = refresh(make_files(**other))
+        assert (report.rows("bronze"), report.rejected) == (0, {"UNREADABLE_FILE": files})
+    # The one that was rebuilt has read them.
+    assert refresh(make_files(**rebuilt)).rows("bronze") == 0
 
 
 def kill_archive(settings: Settings, spark: SparkSession, tmp_path: Path) -> None:
