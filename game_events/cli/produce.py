@@ -20,8 +20,13 @@ from game_events.producer.produce import produce, produce_bulk
 from game_events.producer.simulator import Simulation
 from game_events.settings import load_settings
 
+#: Parameters that only one of the two ways to send knows.
+_ONE_BY_ONE = ("records", "rate", "late_share", "duplicate_share", "poison_share", "interleaving")
+_BULK = ("hot_share",)
+
 
 def produce_events(  # noqa: PLR0913, PLR0917 - each option of the command is a parameter
+    context: typer.Context,
     games: Annotated[
         str | None,
         typer.Option("--games", "--entities", help="Names, comma separated, or a number of games; default: the settings'."),
@@ -42,6 +47,7 @@ def produce_events(  # noqa: PLR0913, PLR0917 - each option of the command is a 
     as_json: Json = False,
 ) -> None:
     """Register the schema versions, write events to the topic, and say exactly what was sent."""
+    _refuse_what_is_not_heeded(context, bulk=bulk is not None)
     output = Output(as_json=as_json)
     settings = load_settings()
     if topic is not None:
@@ -83,6 +89,15 @@ def produce_events(  # noqa: PLR0913, PLR0917 - each option of the command is a 
             "games": sorted(sent.records),
         }
     )
+
+
+def _refuse_what_is_not_heeded(context: typer.Context, *, bulk: bool) -> None:
+    """Whoever asks for faults or a rate has to get them, or to hear that there are none."""
+    for name in _ONE_BY_ONE if bulk else _BULK:
+        # By the name: newer versions of typer have a click of their own.
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise typer.BadParameter(f"{'not' if bulk else 'only'} with --bulk", param_hint=f"--{name.replace('_', '-')}")
 
 
 def _names(text: str, word: str) -> tuple[str, ...]:

@@ -83,6 +83,29 @@ def test_a_number_out_of_range_is_wrong_usage(cli, options):
     assert "Invalid value" in found.err
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--records", "100"),
+        ("--rate", "5"),
+        ("--late-share", "0.5"),
+        ("--duplicate-share", "0"),
+        ("--poison-share", "0.1"),
+        ("--interleaving", "1,1,2"),
+    ],
+)
+def test_an_option_that_a_bulk_load_cannot_heed_is_wrong_usage(cli, option, value):
+    found = cli("produce", "--bulk", "50", option, value)
+    assert found.code == 2
+    assert f"Invalid value for {option}: not with --bulk" in " ".join(found.err.split())
+
+
+def test_the_share_of_the_hot_game_without_a_bulk_load_is_wrong_usage(cli):
+    found = cli("produce", "--hot-share", "0.5")
+    assert found.code == 2
+    assert "Invalid value for --hot-share: only with --bulk" in " ".join(found.err.split())
+
+
 def test_a_file_that_is_no_manifest_is_named_before_anything_is_sent(cli, tmp_path):
     wrong = tmp_path / "notes.txt"
     wrong.write_text("not a manifest")
