@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from random import Random
 from struct import pack, unpack
+from sys import float_info
 from typing import cast
 
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
@@ -17,11 +18,22 @@ from game_events.producer.schema_versions import SHIPPED, ProtoVersions
 from game_events.sample import GAME_FIELDS, Fields, Generator
 from game_events.settings import Settings
 
-_INTEGERS = {
-    getattr(FieldDescriptor, f"TYPE_{name}")
-    for name in ("INT32", "INT64", "UINT32", "UINT64", "SINT32", "SINT64", "FIXED32", "FIXED64", "SFIXED32", "SFIXED64")
+_SINGLE_MAX: float = unpack("<f", b"\xff\xff\x7f\x7f")[0]
+#: Type of a number -> its name, the lowest and the highest value that it holds.
+_LIMITS: dict[int, tuple[str, float, float]] = {
+    getattr(FieldDescriptor, f"TYPE_{name.upper()}"): (name, low, high)
+    for names, low, high in (
+        (("int32", "sint32", "sfixed32"), -(2**31), 2**31 - 1),
+        (("int64", "sint64", "sfixed64"), -(2**63), 2**63 - 1),
+        (("uint32", "fixed32"), 0, 2**32 - 1),
+        (("uint64", "fixed64"), 0, 2**64 - 1),
+        (("float",), -_SINGLE_MAX, _SINGLE_MAX),
+        (("double",), -float_info.max, float_info.max),
+    )
+    for name in names
 }
 _NUMBERS = {FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FLOAT}
+_INTEGERS = set(_LIMITS) - _NUMBERS
 #: Kind of a generator -> types of fields that take its values.
 _FITS = {
     "integer": _INTEGERS | _NUMBERS,
@@ -53,7 +65,8 @@ class MessageShape:
         """The shape of the settings' own message; without one, that of the shipped game event, whatever the columns are.
 
         Raises:
-            ConfigurationError: the text does not compile, or has not the fields that the settings name.
+            ConfigurationError: the text does not compile, or has not the fields that the settings name, or one cannot hold the
+                values that are described for it.
         """
         sample = settings.producer
         if sample.proto is None:
@@ -110,6 +123,8 @@ def _fields(message: Descriptor, meant: tuple[str, ...], wanted: Mapping[str, Ge
             raise ConfigurationError(
                 f"GAME_EVENTS_PRODUCER: {field.name} of {message.full_name} ({proto}) cannot hold values of kind {given.kind}"
             )
+        if given is not None and (beyond := _beyond(given, field)) is not None:
+            raise ConfigurationError(f"GAME_EVENTS_PRODUCER: {field.name} of {message.full_name} ({proto}) {beyond}")
         found.append((field.name, _stored(field, given or usual)))  # type: ignore[arg-type] # one of the two is there
     return tuple(found)
 
@@ -148,6 +163,21 @@ def _fits(given: Generator, field: FieldDescriptor) -> bool:
     kinds: tuple[type, ...] = (str,) if field.type == FieldDescriptor.TYPE_STRING else ()
     kinds = (int,) if field.type in _INTEGERS else (int, float) if field.type in _NUMBERS else kinds
     return all(isinstance(value, kinds) for value in given.values)
+
+
+def _beyond(given: Generator, field: FieldDescriptor) -> str | None:
+    """What is wrong with numbers that the field's type does not hold; None: it holds them all."""
+    if field.type not in _LIMITS:
+        return None
+    name, lowest, highest = _LIMITS[field.type]
+    # Written so that what is no number at all (.nan) is beyond, too.
+    numbers = (
+        [value for value in given.values if not isinstance(value, str)] if given.kind == "choice" else [given.low, given.high]
+    )
+    if all(lowest <= number <= highest for number in numbers):
+        return None
+    wanted = ", ".join(map(str, numbers)) if given.kind == "choice" else f"from {given.low:g} to {given.high:g}"
+    return f"cannot hold values {wanted}: its type is {name}, from {lowest:g} to {highest:g}"
 
 
 def _numbers(enum: EnumDescriptor | None) -> set[int]:

@@ -155,6 +155,32 @@ def test_a_message_that_does_not_fit_its_description_is_refused_before_anything_
         MessageShape.of(settings)
 
 
+@pytest.mark.parametrize(
+    ("kind", "values", "says"),
+    [
+        ("uint32", {"kind": "integer", "low": -5}, "values from -5 to 100: its type is uint32, from 0 to 4.29497e"),
+        ("int32", {"kind": "integer", "high": 1e12}, "values from 0 to 1e.12: its type is int32, from -2.14748e"),
+        ("int32", {"kind": "choice", "values": [1, 2**31]}, "values 1, 2147483648: its type is int32"),
+        ("int64", {"kind": "integer", "high": float("inf")}, "values from 0 to inf: its type is int64"),
+        ("fixed64", {"kind": "integer", "low": -1}, "values from -1 to 100: its type is fixed64"),
+        ("float", {"kind": "number", "high": 1e39}, "values from 0 to 1e.39: its type is float"),
+        ("double", {"kind": "number", "low": float("nan")}, "values from nan to 100: its type is double"),
+    ],
+)
+def test_numbers_that_the_fields_type_does_not_hold_are_refused_by_field_range_and_type(beat, kind, values, says):
+    with pytest.raises(ConfigurationError, match=rf"PRODUCER: n of Beat \(.*\) cannot hold {says}"):
+        MessageShape.of(beat(f"  {kind} n = 8;\n", described={"n": values}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "low", "high"), [("sint32", -(2**31), 2**31 - 1), ("fixed32", 0, 2**32 - 1), ("float", -3e38, 3e38)]
+)
+def test_the_whole_range_of_a_type_can_be_sent(beat, kind, low, high):
+    for number in (low, high):
+        shape = MessageShape.of(beat(f"  {kind} n = 8;\n", described={"n": {"kind": "integer", "low": number, "high": number}}))
+        assert encoder_of(shape).message(next(Simulation(fields=shape.fields).events())).n == pytest.approx(number)
+
+
 def test_a_missing_proto_stops_the_producer_and_nobody_else(tmp_path):
     settings = load_settings(producer={"proto": str(tmp_path / "nowhere.proto")})
     with pytest.raises(ConfigurationError, match=r"PRODUCER: .*nowhere\.proto cannot be read"):
