@@ -24,6 +24,7 @@ from pydantic_settings import (
 )
 from yaml import YAMLError
 
+from game_events.emptied_source import UnlessEmptied
 from game_events.errors import ConfigurationError
 from game_events.gold_columns import problem
 from game_events.local_stack_source import LocalStackSource
@@ -356,7 +357,8 @@ class Settings(SourceSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """The order of the module's docstring."""
         yaml = YamlConfigSettingsSource(settings_cls, os.environ.get(ENV_PREFIX + "CONFIG", "game_events.yaml"))
-        return init_settings, env_settings, dotenv_settings, file_secret_settings, yaml, LocalStackSource(settings_cls)
+        merged = map(UnlessEmptied, (env_settings, dotenv_settings, file_secret_settings, yaml))
+        return init_settings, *merged, LocalStackSource(settings_cls)
 
 
 def load_settings(**overrides: Any) -> Settings:  # noqa: ANN401

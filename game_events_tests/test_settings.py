@@ -52,6 +52,16 @@ def test_the_first_source_that_names_a_setting_wins(first, folder, monkeypatch):
     assert sources(folder, monkeypatch, *ORDER[first:]).kafka_bootstrap_servers == f"{ORDER[first]}:1"
 
 
+def test_mappings_of_several_sources_are_put_together_unless_one_says_that_there_is_nothing(folder, monkeypatch):
+    (folder / "game_events.yaml").write_text("kafka_options: {a: '1'}\nspark_conf: {a: '1'}\nkafka_assign: {mine: [0]}\n")
+    (folder / ".env").write_text('GAME_EVENTS_SPARK_CONF={"b": "2"}\nGAME_EVENTS_KAFKA_OPTIONS={"b": "2"}\n')
+    monkeypatch.setenv("GAME_EVENTS_KAFKA_OPTIONS", "{}")
+    settings = load_settings()
+    assert (settings.spark_conf, settings.kafka_options) == ({"a": "1", "b": "2"}, {})
+    assert settings.kafka_topics == ("mine",)
+    assert load_settings(kafka_topic="other", kafka_assign={}).kafka_topics == ("other",), "what `produce --topic` asks for"
+
+
 def test_sources_complete_each_other(folder, monkeypatch):
     (folder / "game_events.yaml").write_text("kafka_topic: from_yaml\ngames: [a, b]\n")
     (folder / ".env").write_text("GAME_EVENTS_MAX_GAMES=7\n")

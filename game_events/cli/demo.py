@@ -59,12 +59,13 @@ def _use(folder: Path, state: StackState) -> Settings:
         "STATE_DIR": str(folder),
         "LAKEHOUSE": str(folder / "lakehouse"),
         "KAFKA_TOPIC": f"{settings.produced_topic}_demo",
-        **{"SOURCE": "kafka", "KAFKA_TOPIC_PATTERN": "", "SOURCE_TABLE": ""},
+        **{"SOURCE": "kafka", "KAFKA_TOPIC_PATTERN": "", "KAFKA_ASSIGN": "{}", "SOURCE_TABLE": ""},
         **{"STARTING_OFFSETS": "earliest", "STARTING_TIMESTAMP": ""},
         "KAFKA_BOOTSTRAP_SERVERS": state.kafka_bootstrap_servers,
+        "KAFKA_OPTIONS": "{}",  # the demo's broker asks nobody for a password
         "SCHEMA_REGISTRY_URL": state.schema_registry_url,
         "GAMES": "",
-        "RULES": "[]",  # what they keep out would be missing in gold
+        **{"RULES": "[]", "EXTENSIONS": ""},  # what they keep out or change would be missing in gold
         # Sample data are nobody else's business.
         **dict.fromkeys(("ALERT_WEBHOOK_URL", "CATALOG", "OPENLINEAGE_URL", "REST_URL"), ""),
     }

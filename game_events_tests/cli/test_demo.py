@@ -41,19 +41,27 @@ def demo(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "source", [{"source": "files", "files_path": "in"}, {"kafka_topic_pattern": "prod.*"}, {"source_table": "s3://prod/bronze"}]
+    "source",
+    [
+        {"source": "files", "files_path": "in"},
+        {"kafka_topic_pattern": "prod.*"},
+        {"source_table": "s3://prod/bronze"},
+        {"kafka_assign": {"mine": [0, 3]}},
+    ],
 )
 def test_whatever_the_settings_read_and_tell_the_demo_keeps_to_its_own_parts(tmp_path, monkeypatch, source):
     state = StackState.model_construct(kafka_bootstrap_servers="h:1", schema_registry_url="http://h:2")
     outside = dict.fromkeys(("alert_webhook_url", "openlineage_url", "rest_url"), "https://prod.example") | {"catalog": "prod"}
+    secured = {"kafka_options": {"security.protocol": "SASL_SSL"}, "extensions": ["mine.py"]}
     late = {"starting_offsets": "latest", "starting_timestamp": "2030-01-01T00:00:00Z"}
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "game_events.yaml").write_text(json.dumps({"kafka_topic": "mine", **source, **outside, **late}))
+    (tmp_path / "game_events.yaml").write_text(json.dumps({"kafka_topic": "mine", **source, **outside, **secured, **late}))
     monkeypatch.setattr(os, "environ", dict(os.environ))
     for name in [name for name in os.environ if name.startswith("GAME_EVENTS_")]:
         del os.environ[name]
     used = demo_command._use(tmp_path / "demo", state)
     assert (used.kafka_topics, used.kafka_bootstrap_servers) == (("mine_demo",), state.kafka_bootstrap_servers)
+    assert (used.kafka_assign, used.kafka_options, used.extensions) == ({}, {}, ())
     assert (used.starting_offsets, used.starting_timestamp) == ("earliest", None)
     assert [getattr(used, name) for name in outside] == [None] * 4
 
