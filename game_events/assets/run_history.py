@@ -7,6 +7,7 @@ partitions: without it Dagster would take them for never materialized, and autom
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,13 +22,18 @@ AT_ONCE = 25
 PAGE = 250
 #: Storage ids asked for in one query.
 IDS_AT_ONCE = 500
+#: What every asset and partition has newest is read for it: where all old runs are needed, so often and no more.
+LOOK_AGAIN_S = 3_600.0
+#: Dagster's storage knows under this key when that was done last; the command line and the sensor share it.
+LOOKED_AT = "game_events/old_runs_looked_at"
 ENDED = [DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED]
 
 
 def drop_old_runs(instance: DagsterInstance, keep_h: float) -> int:
     """Delete runs that ended more than `keep_h` hours ago, their events and their output, the oldest first.
 
-    Guarantee: the newest materialization of each asset and partition stays, and the newest run of each job.
+    Guarantee: the newest materialization of each asset and partition stays, and the newest run of each job. Once no old run was
+    found that could be deleted, nobody looks again for an hour.
 
     Returns:
         how many were deleted, `AT_ONCE` at most.
@@ -37,11 +43,17 @@ def drop_old_runs(instance: DagsterInstance, keep_h: float) -> int:
     dropped: list[str] = []
     # Of thousands of games each may need an old run of its own: these must not hide the runs behind them.
     for page in _old_runs(instance, before):
-        needed = needed or _with_newest_events(instance)
+        if not needed:
+            if _looked_just_now(instance):
+                return 0
+            needed = _with_newest_events(instance)
         needed |= _newest_of_each_job(instance, {run.job_name for run in page})
         dropped += [run.run_id for run in page if run.run_id not in needed]
         if len(dropped) >= AT_ONCE:
             break
+    else:
+        if needed:
+            instance.daemon_cursor_storage.set_cursor_values({LOOKED_AT: str(time.time())})
     del dropped[AT_ONCE:]
     for run_id in dropped:
         instance.compute_log_manager.delete_logs(prefix=[run_id])
@@ -50,6 +62,12 @@ def drop_old_runs(instance: DagsterInstance, keep_h: float) -> int:
     if dropped:
         log.info("old_runs_deleted=%d before=%s", len(dropped), before.isoformat(timespec="seconds"))
     return len(dropped)
+
+
+def _looked_just_now(instance: DagsterInstance) -> bool:
+    """Whether all old runs were looked at within the hour, and those that nobody needs were deleted."""
+    at = instance.daemon_cursor_storage.get_cursor_values({LOOKED_AT}).get(LOOKED_AT)
+    return at is not None and 0 <= time.time() - float(at) < LOOK_AGAIN_S
 
 
 def _old_runs(instance: DagsterInstance, before: datetime) -> Iterator[Sequence[DagsterRun]]:

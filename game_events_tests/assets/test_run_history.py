@@ -1,11 +1,13 @@
 """Dagster's storage does not grow for ever: old runs go, what anybody still needs of them stays."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import dagster as dg
 import pytest
 from dagster import DagsterRunStatus
 
+from game_events.assets import run_history
 from game_events.assets.continuous import HANDED_OVER, JOB
 from game_events.assets.continuous_mode import HAND_OVER_S, PastRun, continuous_mode, decide
 from game_events.assets.run_history import drop_old_runs
@@ -73,6 +75,31 @@ def test_runs_that_are_still_needed_do_not_hide_those_behind_them(instance, monk
     assert {run.run_id for run in instance.get_runs()} == {*needed, runs[-1]}
 
 
+def test_where_all_old_runs_are_needed_what_is_newest_is_read_once_an_hour(instance, monkeypatch):
+    """The sensor asks every 30 seconds, and so does each command: of thousands of games that is a lot to read."""
+    reads, now = [], [1_000_000.0]
+    newest = run_history._with_newest_events
+    monkeypatch.setattr(run_history, "_with_newest_events", lambda used: reads.append(now[0]) or newest(used))
+    monkeypatch.setattr(run_history, "time", SimpleNamespace(time=lambda: now[0]))
+    dg.materialize([silver], instance=instance, partition_key="rummy")
+    for _ in range(3):
+        assert drop_old_runs(instance, keep_h=0) == 0
+        now[0] += 1_000
+    assert len(reads) == 1
+    dg.materialize([silver], instance=instance, partition_key="rummy")
+    assert drop_old_runs(instance, keep_h=0) == 0
+    now[0] += 1_000
+    assert drop_old_runs(instance, keep_h=0) == 1
+    assert len(reads) == 2
+
+
+def test_as_long_as_there_is_something_to_delete_nobody_waits(instance, monkeypatch):
+    monkeypatch.setattr("game_events.assets.run_history.AT_ONCE", 2)
+    for _ in range(6):
+        refresh.execute_in_process(instance=instance)
+    assert [drop_old_runs(instance, keep_h=0) for _ in range(4)] == [2, 2, 1, 0]
+
+
 def test_runs_that_wait_or_work_stay_however_old(instance):
     for status in (DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING):
         instance.create_run_for_job(refresh, status=status)
@@ -87,6 +114,17 @@ def test_the_sensor_deletes_what_the_setting_calls_old(instance, monkeypatch):
     monkeypatch.setenv("GAME_EVENTS_RUN_HISTORY_H", "0.0000001")
     assert "deleted 1 that ended long ago" in dead_runs(dg.build_sensor_context(instance=instance)).skip_message
     assert len(instance.get_runs()) == 1
+
+
+def test_settings_that_are_broken_make_the_sensor_say_so_and_end_dead_runs_all_the_same(instance, monkeypatch):
+    monkeypatch.setenv("GAME_EVENTS_RUN_HISTORY_H", "-1")
+    monkeypatch.setattr(
+        "game_events.assets.sensors.dead_runs.end_dead_runs", lambda _: [SimpleNamespace(run_id="0123456789abcdef")]
+    )
+    found = dead_runs(dg.build_sensor_context(instance=instance))
+    assert isinstance(found, dg.SkipReason)
+    assert "GAME_EVENTS_RUN_HISTORY_H: Input should be greater than 0" in found.skip_message
+    assert "ended 1 runs whose process is gone: 01234567" in found.skip_message
 
 
 def past(status, *, handed_over, ended=NOW):
