@@ -4,6 +4,7 @@ import dagster as dg
 
 from game_events.assets.run_history import drop_old_runs
 from game_events.assets.run_hygiene import end_dead_runs
+from game_events.errors import GameEventsError
 from game_events.settings import load_settings
 
 
@@ -17,8 +18,11 @@ from game_events.settings import load_settings
 def dead_runs(context: dg.SensorEvaluationContext) -> dg.SkipReason:
     """Look at the runs; it never starts one."""
     ended = end_dead_runs(context.instance)
-    dropped = drop_old_runs(context.instance, load_settings().run_history_h)
-    said = f"; deleted {dropped} that ended long ago" if dropped else ""
+    try:
+        dropped = drop_old_runs(context.instance, load_settings().run_history_h)
+        said = f"; deleted {dropped} that ended long ago" if dropped else ""
+    except GameEventsError as error:  # dead runs are ended whatever the settings are
+        said = f"; those that ended long ago stay: {error}"
     if not ended:
         return dg.SkipReason(f"every unfinished run has its process{said}")
     return dg.SkipReason(f"ended {len(ended)} runs whose process is gone: {', '.join(run.run_id[:8] for run in ended)}{said}")
