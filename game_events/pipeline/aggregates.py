@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Mapping
 
+import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
@@ -16,6 +17,8 @@ from pyspark.sql.types import StructType
 from game_events.errors import ConfigurationError, first_line
 from game_events.extending import PLAYER_AGG, GoldAggregate, count, max_of, min_of
 from game_events.gold_columns import expression, measures
+from game_events.lakehouse.comments import COMMENT
+from game_events.lakehouse.own_comments import AGGREGATE
 from game_events.lakehouse.progress import Mark, Progress
 from game_events.pipeline.spark_types import quoted
 from game_events.settings import Settings
@@ -52,6 +55,13 @@ def player_agg(settings: Settings) -> GoldAggregate:
         where="GAME_EVENTS_GOLD_COLUMNS",
         asset_name=settings.names.asset(settings.names.gold_asset),
     )
+
+
+def commented(aggregate: GoldAggregate, schema: pa.Schema) -> pa.Schema:
+    """Its columns with what they mean, where that is known: a name that settings or a declaration use may mean anything."""
+    if aggregate.name != PLAYER_AGG or aggregate.definition:
+        return schema
+    return pa.schema([f.with_metadata({COMMENT: AGGREGATE[f.name]}) if f.name in AGGREGATE else f for f in schema])
 
 
 def expressions(settings: Settings) -> dict[str, str]:

@@ -26,7 +26,7 @@ from game_events.lakehouse.commits import Commit, changed_types
 from game_events.lakehouse.progress import GOLD, SILVER, UNIFIED_LAYER, Mark, Progress
 from game_events.lakehouse.reading import BATCH_INFO, Selection, restored, selection, spark_schema
 from game_events.lakehouse.staging import discard
-from game_events.pipeline.aggregates import declared_in, definition_app, definition_for, due, player_agg, scope
+from game_events.pipeline.aggregates import commented, declared_in, definition_app, definition_for, due, player_agg, scope
 from game_events.pipeline.connect import is_lost
 from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.fan_out import FanOut, FanOutResult, stage
@@ -325,7 +325,7 @@ def _stage(
         for game, files in result.files.items():
             discard(task.table(game), files)
         raise ExtensionError(f"{aggregate} gives rows with other values of `{GAME}` than it was given: {sorted(strange)[:5]}")
-    return result, schema, rules
+    return result, commented(aggregate, schema), rules
 
 
 def _tasks(rows: int) -> int:

@@ -7,15 +7,17 @@ from deltalake.exceptions import CommitFailedError
 
 from game_events.files import log
 from game_events.lakehouse import event_log, progress, suppressed
-from game_events.lakehouse.comments import MAX_TABLE_CHARS, comments_of, owners_of, tags_of, with_comments
+from game_events.lakehouse.comments import MAX_TABLE_CHARS, comments_of, described, owners_of, tags_of, with_comments
 from game_events.lakehouse.commits import Commit, commit
 from game_events.lakehouse.format_version import FORMAT, format_of
 from game_events.lakehouse.labels import Labels
 from game_events.lakehouse.own_comments import own_comments
 from game_events.lakehouse.staging import StagedWriter
-from game_events.lakehouse.tables import Lakehouse
+from game_events.lakehouse.tables import Lakehouse, Table
 from game_events.pipeline import schema_archive
+from game_events.pipeline.aggregates import commented, player_agg
 from game_events.pipeline.bronze_stage import OWN_COLUMNS, QUARANTINE_COLUMNS
+from game_events.settings import load_settings
 from game_events.sinks.export_tables import DELIVERIES, dead_letters_schema, outbox_schema
 
 SCHEMA = pa.schema(
@@ -140,3 +142,20 @@ def test_every_column_of_the_projects_own_has_a_comment_and_no_other(key, schema
     own = own_comments(key, "gamer_id")
     assert [name for name in schema.names if name not in own and name != "gamer_id"] == []
     assert [name for name in own if name not in schema.names and not name.startswith("_")] == []
+
+
+def test_golds_columns_say_what_they_mean_where_no_setting_gives_their_names_another_meaning():
+    schema = pa.schema([("gamer_id", pa.string()), ("session_count", pa.int64()), ("min_timestamp", pa.int64())])
+    table = Table("gold_uno_player_agg", "", person="gamer_id")
+
+    def said(**columns):
+        aggregate = player_agg(load_settings(gold_columns=columns))
+        return comments_of(described(table, commented(aggregate, schema)))
+
+    assert said() == {
+        "gamer_id": "Whom the row is about",
+        "session_count": "Number of events",
+        "min_timestamp": "Time of the first event (UTC)",
+    }
+    own = said(session_count="count(DISTINCT session)", min_timestamp="min(created_at)")
+    assert own == {"gamer_id": "Whom the row is about"}
