@@ -19,7 +19,7 @@ from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Tra
 from game_events.decoding.columns import METADATA_KEY
 from game_events.errors import ConfigurationError, ConflictError, DataError, GameEventsError, TransientError
 from game_events.lakehouse import crash_points
-from game_events.lakehouse.comments import DESCRIBING, describe, described, undescribed
+from game_events.lakehouse.comments import DESCRIBING, comments_of, describe, described, undescribed
 from game_events.lakehouse.field_shares import merge_shares
 from game_events.lakehouse.format_version import marked
 from game_events.lakehouse.newest_commit import COMMIT_ID, restored_between
@@ -77,7 +77,10 @@ class Commit:
 
 @dataclass(frozen=True)
 class Landed:
-    """A commit that is visible: what it added (rows, files, bytes), and the rows and bytes of the table with it."""
+    """A commit that is visible: what it added (rows, files, bytes), and the rows and bytes of the table with it.
+
+    `comments` are those of the table's columns: a commit may well have come with older ones, which do not take their place.
+    """
 
     table: str
     version: int
@@ -87,6 +90,7 @@ class Landed:
     table_rows: int
     table_bytes: int
     bytes: int = 0
+    comments: Mapping[str, str] = field(default_factory=dict)
 
 
 def commit(plan: Commit) -> Landed:
@@ -235,7 +239,8 @@ def _landed(plan: Commit) -> Landed:
         actions = pa.table(handle.get_add_actions())
         total, size = (int(pc.sum(actions.column(name)).as_py() or 0) for name in ("num_records", "size_bytes"))
         rows, added = sum(f.rows for f in plan.files), sum(f.size for f in plan.files)
-        return Landed(plan.table.name, handle.version(), str(handle.metadata().id), rows, len(plan.files), total, size, added)
+        found = (plan.table.name, handle.version(), str(handle.metadata().id), rows, len(plan.files), total, size, added)
+        return Landed(*found, comments_of(pa.schema(handle.schema())))
     except (GameEventsError, DeltaError, OSError) as error:
         raise TransientError(
             f"{plan.table.name}: the commit landed, but the table cannot be read since: {error}. Run again: its own progress "

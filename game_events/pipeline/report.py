@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, field
 import pyarrow as pa
 
 from game_events.decoding.frames import ordered
-from game_events.lakehouse.comments import comments_of, described
 from game_events.lakehouse.commits import Landed
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.archive_account import Archived
@@ -178,7 +177,7 @@ class RunReport:
         entry.table_rows, entry.table_bytes, entry.version = landed.table_rows, landed.table_bytes, landed.version
         entry.batch = batch
         entry.columns = [(f.name, str(f.type)) for f in schema]
-        entry.comments = comments_of(described(table, schema))
+        entry.comments = dict(landed.comments)
         return entry
 
     def add_rules(

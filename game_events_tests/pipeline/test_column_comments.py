@@ -15,6 +15,7 @@ from game_events.pipeline.bronze_stage import bronze_schema
 from game_events.pipeline.catalog import SchemaCatalog
 from game_events.pipeline.column_comments import BRONZE_DESCRIPTION, about_bronze, documented, message_comment
 from game_events.pipeline.column_origins import origins
+from game_events.pipeline.report import RunReport
 from game_events.sources.registry import RegistrySchema
 
 HEAD = 'syntax = "proto3"; package t;\n'
@@ -45,7 +46,7 @@ def parts(tmp_path):
     """A pipeline's parts that comments come from; no Spark, no service."""
     lakehouse = Lakehouse(str(tmp_path))
     catalog, bronze = SchemaCatalog(Registry(), lakehouse), lakehouse.table("bronze_events")
-    return SimpleNamespace(lakehouse=lakehouse, catalog=catalog, bronze=bronze, columns=ColumnMap())
+    return SimpleNamespace(lakehouse=lakehouse, catalog=catalog, bronze=bronze, columns=ColumnMap(), report=RunReport())
 
 
 def slice_of(parts, number, *ids):
@@ -55,13 +56,14 @@ def slice_of(parts, number, *ids):
     parts.columns = plan.columns
     parts.catalog.archive(i for i, _ in plan.types)
     schema = documented(parts, bronze_schema(plan.columns), plan.columns, plan.types)
-    commit(
+    landed = commit(
         Commit(
             parts.bronze, schema, [], expected={"batch": number - 1 or None}, advance={"batch": number},
             table_id=str(handle.metadata().id) if handle is not None else None, owns_map=handle is not None,
             description=BRONZE_DESCRIPTION, about=about_bronze(parts, handle, plan.types) if handle is not None else None,
         )
     )  # fmt: skip
+    parts.told = parts.report.add_landed("bronze", parts.bronze, landed, schema, number)
     return DeltaTable(parts.bronze.uri)
 
 
@@ -79,6 +81,7 @@ def test_columns_have_the_words_of_the_newest_schema_that_their_rows_came_with(p
     # Old producers go on beside new ones, one slice of theirs after the other: nothing is taken back, nothing committed for it.
     for number, ids in enumerate(((3,), (5,), (3, 6), (9, 3)), start=3):
         handle = slice_of(parts, number, *ids)
+        assert parts.told.comments == comments_of(pa.schema(handle.schema())), "what Dagster and OpenLineage are told"
     assert decoded(handle) == now
     assert handle.version() == versions + 4
     game = next(f for f in handle.schema().fields if f.name == "game")
