@@ -68,8 +68,13 @@ def connect(settings: Settings, conf: Mapping[str, str]) -> SparkSession:
         # Nothing is sent yet: its settings follow, with the policy above.
         session: SparkSession = SparkSession.builder.remote(str(settings.spark_remote)).create()
         cast(Any, session).client.set_retry_policies([DefaultPolicy(max_retries=RETRIES, max_backoff=LONGEST_WAIT_MS)])
-        for key, value in conf.items():
-            session.conf.set(key, value)
+        try:
+            for key, value in conf.items():
+                session.conf.set(key, value)
+        except BaseException:
+            # Nobody else knows of it: a living server would keep it until its time-out.
+            give_back(session)
+            raise
     except PySparkValueError as error:
         raise ConfigurationError(f"GAME_EVENTS_SPARK_REMOTE: {first_line(error)}: use sc://host:port") from None
     except PySparkException as error:

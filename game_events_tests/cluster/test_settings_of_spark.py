@@ -18,7 +18,7 @@ from game_events.assets.failures import errors_decide
 from game_events.errors import ConfigurationError, TransientError
 from game_events.lakehouse.staging import StagedFile, unseen
 from game_events.lakehouse.tables import Table
-from game_events.pipeline.connect import is_lost, named
+from game_events.pipeline.connect import connect, is_lost, named
 from game_events.pipeline.shipped_code import on_this_machine, packed, ship
 from game_events.pipeline.spark import of_the_server, session_config, spark_config
 from game_events.settings import load_settings
@@ -155,6 +155,26 @@ def test_a_lost_server_is_tried_again_and_a_refusal_is_not():
     own = PySparkException("[DIVIDE_BY_ZERO] Division by zero.")
     assert not is_lost(own)
     assert named(own, settings) is own
+
+
+def test_a_session_whose_settings_the_server_refuses_is_given_back(monkeypatch):
+    """Else each run that is refused leaves one on the server until its time-out."""
+    calls = []
+
+    class Refusing:
+        is_stopped = False
+        client = SimpleNamespace(set_retry_policies=lambda _: None)
+        conf = SimpleNamespace(set=lambda key, _: (_ for _ in ()).throw(PySparkException(f"CANNOT_MODIFY_CONFIG: {key}")))
+
+        def stop(self):
+            calls.append("stopped")
+
+    Refusing.__module__ = "pyspark.sql.connect.session"
+    builder = SimpleNamespace(remote=lambda _: SimpleNamespace(create=Refusing))
+    monkeypatch.setattr("game_events.pipeline.connect.SparkSession", SimpleNamespace(builder=builder))
+    with pytest.raises(PySparkException, match="CANNOT_MODIFY_CONFIG"):
+        connect(load_settings(spark_remote="sc://localhost:1"), {"spark.a": "1"})
+    assert calls == ["stopped"]
 
 
 def test_a_servers_settings_are_in_a_file_that_only_its_user_reads_and_its_token_in_none(tmp_path, monkeypatch):
