@@ -6,15 +6,14 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
-from pyspark.sql import SparkSession
 
 from game_events.assets.rest_export import JOB, OP
 from game_events.cli.dagster_run import run_job
 from game_events.cli.options import Json, words
 from game_events.cli.output import Output
 from game_events.errors import ConfigurationError
-from game_events.lakehouse.tables import Lakehouse, game_of_silver
-from game_events.pipeline.context import Pipeline
+from game_events.lakehouse.tables import Lakehouse
+from game_events.pipeline.context import Pipeline, no_spark
 from game_events.settings import load_settings
 from game_events.sinks.letters import standing
 from game_events.sinks.sizing import BUSY, CALLS_PER_CORE, ROWS_PER_CORE, size
@@ -47,7 +46,7 @@ def status(as_json: Json = False) -> None:
     """How many rows wait, were delivered, were given up, and why; from the tables, without a call."""
     output = Output(as_json=as_json)
     settings = load_settings()
-    found = standing(Pipeline(settings, _no_spark))
+    found = standing(Pipeline(settings, no_spark))
     where = RestTarget.of(settings).shown if settings.rest_url is not None else "off (GAME_EVENTS_REST_URL is not set)"
     output.say(f"export: {where}")
     lines = [(what, found[what]["chunks"], found[what]["rows"]) for what in ("delivered", "waiting", "dead")]
@@ -128,14 +127,10 @@ def _games(given: list[str] | None) -> list[str]:
     names = words(given)
     if not names:
         return []
-    there = {g for g in map(game_of_silver, Lakehouse.of(load_settings()).names()) if g is not None}
+    there = sorted(Lakehouse.of(load_settings()).games())
     if names == ["all"]:
-        return sorted(there)
-    unknown = sorted(set(names) - there)
+        return there
+    unknown = sorted(set(names).difference(there))
     if unknown:
-        raise ConfigurationError(f"there is no game {', '.join(unknown)}; there are: {', '.join(sorted(there)) or 'none'}")
+        raise ConfigurationError(f"there is no game {', '.join(unknown)}; there are: {', '.join(there) or 'none'}")
     return names
-
-
-def _no_spark() -> SparkSession:
-    raise AssertionError("tables are read without Spark")

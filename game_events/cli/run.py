@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
-from pyspark.sql import SparkSession
 from typer.core import TyperCommand
 
 from game_events.assets.resources import SparkResource
@@ -20,7 +19,7 @@ from game_events.cli.summary import show_run
 from game_events.definitions import build_defs
 from game_events.errors import GameEventsError
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.context import Pipeline
+from game_events.pipeline.context import Pipeline, no_spark
 from game_events.pipeline.preflight import CheckResult
 from game_events.pipeline.selection import ALL, selection_of
 from game_events.settings import Settings, load_settings
@@ -93,7 +92,7 @@ def run(  # noqa: PLR0913, PLR0917 - the command's options
         result = run_continuously(output, settings, duration_s)
     else:
         # A wrong name is said at once, without a run that fails.
-        selection_of(Pipeline(settings, _no_spark), **asked)
+        selection_of(Pipeline(settings, no_spark), **asked)
         result = run_and_show(output, settings, asked | {"ignore_intervals": ignore_intervals})
     # The report's own `success` is about its tables: a run that broke off may have none that failed.
     output.result({**result.report, "success": result.success, "run_id": result.run_id, "error": result.error})
@@ -121,7 +120,3 @@ def run_and_show(output: Output, settings: Settings, asked: Mapping[str, object]
     if result.error:
         output.say(f"the run failed: {result.error}")
     return result
-
-
-def _no_spark() -> SparkSession:
-    raise AssertionError("names are looked up without Spark")

@@ -75,6 +75,11 @@ class Commit:
     about: str | None = None
 
 
+#: `txn` of tables whose commits are counted (gold, the unified table, the export's outbox): each is made from rows or files of
+#: the version before, so no rival's may come between; whoever else rewrites these tables (erasure) counts on.
+COMMITS_APP = "commits"
+
+
 @dataclass(frozen=True)
 class Landed:
     """A commit that is visible: what it added (rows, files, bytes), and the rows and bytes of the table with it.

@@ -209,6 +209,10 @@ class Lakehouse:
         """A game's gold table."""
         return self.table(gold_name(game, aggregate))
 
+    def games(self) -> list[str]:
+        """Games that have a silver table, sorted as `names` are; whether a name may be a game is not asked."""
+        return [game for game in map(game_of_silver, self.names()) if game is not None]
+
     def names(self) -> list[str]:
         """Keys of the Delta tables below the root, sorted by name; one listing, nothing is opened.
 

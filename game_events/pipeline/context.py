@@ -36,6 +36,11 @@ def note(pipeline: Pipeline, why: str) -> str:
     return f"{why} (run {pipeline.run_id}, {time.time_ns()})"
 
 
+def no_spark() -> SparkSession:
+    """The `get_spark` of a pipeline of which nothing is asked that needs a session."""
+    raise AssertionError("this is done without Spark")
+
+
 @dataclass(frozen=True)
 class Pipeline:
     """One pipeline's parts; makes none of them before it is used.

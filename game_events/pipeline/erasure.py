@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 
 from game_events.errors import ConfigurationError, ConflictError
 from game_events.lakehouse import crash_points
-from game_events.lakehouse.commits import commit
+from game_events.lakehouse.commits import COMMITS_APP, commit
 from game_events.lakehouse.progress import GOLD
 from game_events.lakehouse.suppressed import HASH_CHARS, add_suppressed, finish_suppressed, read_suppressed
 from game_events.lakehouse.tables import (
@@ -42,7 +42,7 @@ from game_events.pipeline.quarantine_reset import finish_reset
 from game_events.pipeline.replay_notes import note_replay
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.suppression import hashes_of, required_key
-from game_events.pipeline.unified import COMMITS_APP, refresh_unified
+from game_events.pipeline.unified import refresh_unified
 
 #: Times that tables are looked at again, for files that rivals added or rewrote meanwhile.
 PASSES = 30

@@ -14,7 +14,7 @@ from game_events.errors import ConflictError
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, commit, paths
 from game_events.lakehouse.suppressed import add_records
-from game_events.lakehouse.tables import BRONZE, QUARANTINE, game_of_silver, silver_name
+from game_events.lakehouse.tables import BRONZE, QUARANTINE, silver_name
 from game_events.pipeline.commit_notes import ERASED_BY_BATCH
 from game_events.pipeline.context import note
 from game_events.pipeline.erasure_scan import EraseTask, Found
@@ -36,7 +36,7 @@ def erase_events(work: Work) -> bool:
     pipeline.on_progress("erasure: bronze")
     hits = work.look({BRONZE: bronze})
     work.add_records(hits.get(BRONZE, []))
-    games = [game for game in map(game_of_silver, pipeline.lakehouse.names()) if game is not None]
+    games = pipeline.lakehouse.games()
     opened = {silver_name(g): h for g, h in for_games(games, lambda g: pipeline.lakehouse.silver(g).open()).items()}
     tables = {name: h for name, h in {**opened, QUARANTINE: pipeline.quarantine.open()}.items() if h is not None}
     pipeline.on_progress(f"erasure: quarantine and {len(games)} {pipeline.settings.words.entities}")

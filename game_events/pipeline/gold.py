@@ -22,7 +22,7 @@ from pyspark.errors import PySparkException
 from game_events.errors import DataError, ExtensionError, GameEventsError
 from game_events.extending import PLAYER_AGG, GoldAggregate
 from game_events.lakehouse import crash_points
-from game_events.lakehouse.commits import Commit, changed_types
+from game_events.lakehouse.commits import COMMITS_APP, Commit, changed_types
 from game_events.lakehouse.progress import GOLD, SILVER, UNIFIED_LAYER, Mark, Progress
 from game_events.lakehouse.reading import BATCH_INFO, Selection, restored, selection, spark_schema
 from game_events.lakehouse.staging import discard
@@ -42,8 +42,6 @@ from game_events.pipeline.silver_commit import failed_rules
 from game_events.pipeline.spark import forgiving
 from game_events.pipeline.transformations import run_time_failure
 
-#: `txn` that counts the commits: a run that planned from rows of silver that were replaced meanwhile must not come last.
-COMMITS_APP = "commits"
 #: Up to so many rows, new and old together, one task aggregates all games.
 SMALL_ROWS = 250_000
 #: No files at all.
@@ -346,6 +344,7 @@ def _commit(
                 f"{table.name}: {aggregate} gives other types than the table has: {'; '.join(other)}. Whoever reads the table "
                 f"may not expect that: rename the columns, or refresh {aggregate.asset} fully"
             )
+    # A run that planned from rows of silver that were replaced meanwhile must not come last.
     commits = plan.gold.transaction_version(COMMITS_APP) if plan.gold is not None else None
     expected: dict[str, int | None] = {plan.app: plan.taken, COMMITS_APP: commits}
     advance = {plan.app: plan.batch, COMMITS_APP: (commits or 0) + 1}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.tables import BRONZE as BRONZE_TABLE
-from game_events.lakehouse.tables import QUARANTINE, UNIFIED, Lakehouse, game_of_gold, game_of_silver, gold_name, silver_name
+from game_events.lakehouse.tables import QUARANTINE, UNIFIED, game_of_gold, game_of_silver, gold_name, silver_name
 from game_events.names import Names
 from game_events.pipeline.backlog import games_waiting
 from game_events.pipeline.context import Pipeline
@@ -157,14 +157,10 @@ class _Names:
         """Games with tables, games of the allow list, and names in bronze that have no table yet."""
         if self._known is None:
             allowed = frozenset(self._pipeline.settings.games)
-            found = frozenset(_games_of(self._pipeline.lakehouse)) | games_waiting(self._pipeline).keys() | allowed
+            found = frozenset(self._pipeline.lakehouse.games()) | games_waiting(self._pipeline).keys() | allowed
             self._known = found & allowed if allowed else found
         return self._known
 
     def _what_games(self) -> str:
         games = sorted(self._all_games())
         return f"games: {', '.join(games)}" if games else "there are no games yet: the first run finds them"
-
-
-def _games_of(lakehouse: Lakehouse) -> list[str]:
-    return [game for game in map(game_of_silver, lakehouse.names()) if game is not None]

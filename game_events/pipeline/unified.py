@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from game_events.errors import ConflictError, GameEventsError
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse import crash_points
-from game_events.lakehouse.commits import Commit, commit
+from game_events.lakehouse.commits import COMMITS_APP, Commit, commit
 from game_events.lakehouse.progress import GOLD, UNIFIED_LAYER, Progress
 from game_events.lakehouse.reading import BATCH_INFO, files_with, path_column, read_files, restored, spark_schema
 from game_events.lakehouse.staging import REPORT_SCHEMA
@@ -39,9 +39,6 @@ def gold_app(gold_id: str) -> str:
     return f"gold:{gold_id}"
 
 
-#: `txn` that counts the commits: rows of unchanged games are carried over from the version that was read, so no rival's
-#: commit may come between, whatever games it changed.
-COMMITS_APP = "commits"
 #: Up to so many games are named in a filter; more are joined, which is a Spark job of its own.
 NAMED_GAMES = 200
 
@@ -120,6 +117,7 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
     stage = FileStage(table, schema)
     files = staged_files(rows.coalesce(2).mapInArrow(stage, REPORT_SCHEMA).collect())
     crash_points.reach("unified_staged")
+    # Rows of unchanged games are carried over: no rival's commit may come between, whatever games it changed.
     commits = handle.transaction_version(COMMITS_APP) if handle is not None else None
     definition = definition_for(handle, aggregate)
     made = {} if definition is None else {definition_app(aggregate.name): definition}

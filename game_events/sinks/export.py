@@ -16,14 +16,14 @@ import pyarrow.compute as pc
 
 from game_events.errors import ConfigurationError, ConflictError, DataError, GameEventsError, TransientError
 from game_events.lakehouse import crash_points
-from game_events.lakehouse.commits import Commit, commit, paths
+from game_events.lakehouse.commits import COMMITS_APP, Commit, commit, paths
 from game_events.lakehouse.staging import REPORT_SCHEMA
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.export_account import Export, TaskAccount
 from game_events.pipeline.file_stage import staged_files
 from game_events.pipeline.report import RunReport
 from game_events.sinks.caps import Caps
-from game_events.sinks.export_tables import COMMITS_APP, DELIVERIES, RUN_APP, ExportTables, outbox_schema
+from game_events.sinks.export_tables import DELIVERIES, RUN_APP, ExportTables, outbox_schema
 from game_events.sinks.permits import PermitAddress, PermitServer, permit_host
 from game_events.sinks.plan import plan_files, plan_slice
 from game_events.sinks.preflight_call import preflight

@@ -19,8 +19,6 @@ from game_events.lakehouse.reading import read_arrow
 from game_events.lakehouse.tables import REST_DEAD_LETTERS, REST_DELIVERIES, REST_OUTBOX, Lakehouse, Table
 
 TIME = pa.timestamp("us", tz="UTC")
-#: `txn` of the outbox that counts its commits: it is the number of the next slice, too.
-COMMITS_APP = "commits"
 #: `txn` of the ledger: which run writes it. A run that finds another one's number there stops.
 RUN_APP = "run"
 DELIVERED, DEAD = "delivered", "dead"

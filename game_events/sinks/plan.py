@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 
 from game_events.errors import ConflictError
 from game_events.lakehouse import crash_points
-from game_events.lakehouse.commits import Commit, commit
+from game_events.lakehouse.commits import COMMITS_APP, Commit, commit
 from game_events.lakehouse.reading import read_arrow
 from game_events.lakehouse.staging import REPORT_SCHEMA, StagedFile, discard
 from game_events.pipeline.context import Pipeline
@@ -23,7 +23,7 @@ from game_events.pipeline.file_stage import staged_files
 from game_events.pipeline.generations import erasures
 from game_events.pipeline.report import RunReport, TableReport
 from game_events.sinks.chunks import CutChunks, Origin
-from game_events.sinks.export_tables import COMMITS_APP, ExportTables, outbox_schema
+from game_events.sinks.export_tables import ExportTables, outbox_schema
 from game_events.sinks.rows_of_files import file_rows, folder_table, new_files
 from game_events.sinks.rows_of_tables import new_rows
 from game_events.sinks.sources_of_rows import Step, Wishes, look

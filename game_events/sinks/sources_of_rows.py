@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from game_events.errors import GameEventsError
-from game_events.lakehouse.tables import game_of_silver, is_game
+from game_events.lakehouse.tables import is_game
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.game_commits import for_games
 from game_events.pipeline.generations import BronzeIdentity, erasures, generation
@@ -92,7 +92,7 @@ def look(pipeline: Pipeline, outbox: DeltaTable | None, wishes: Wishes) -> News:
     news = News()
     if bronze is None:
         return news
-    games = sorted({g for g in map(game_of_silver, pipeline.lakehouse.names()) if g is not None and is_game(g)})
+    games = sorted(filter(is_game, pipeline.lakehouse.games()))
     find = partial(_look, pipeline, BronzeIdentity.of(bronze), outbox, wishes)
     for game, found in for_games(games, _errors_as_values(find)).items():
         if isinstance(found, Step):

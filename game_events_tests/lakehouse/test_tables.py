@@ -98,3 +98,4 @@ def test_a_lakehouse_lists_its_tables_and_nothing_else(tmp_path):
     commit(plan(lakehouse.table("a"), [1], None, 1))
     (tmp_path / "new" / "stranger").mkdir()
     assert lakehouse.names() == ["a", "silver_b_events"]
+    assert lakehouse.games() == ["b"]

@@ -7,7 +7,7 @@ from deltalake.exceptions import DeltaError
 from game_events.assets.keys import DEFAULT, Keys
 from game_events.errors import GameEventsError
 from game_events.lakehouse.progress import ProgressTable
-from game_events.lakehouse.tables import BRONZE, Lakehouse, game_of_silver, is_game
+from game_events.lakehouse.tables import BRONZE, Lakehouse, is_game
 from game_events.pipeline.generations import BronzeIdentity
 from game_events.settings import Settings, load_settings
 
@@ -21,8 +21,7 @@ def games_of(settings: Settings) -> tuple[set[str], set[str]]:
     lakehouse = Lakehouse.of(settings)
     bronze = lakehouse.table(BRONZE).open()
     admitted = set(ProgressTable(lakehouse).read(BronzeIdentity.of(bronze).key).games) if bronze is not None else set()
-    tables = {game for name in lakehouse.names() if (game := game_of_silver(name)) is not None}
-    return admitted, tables
+    return admitted, set(lakehouse.games())
 
 
 def to_add(settings: Settings, known: set[str], admitted: set[str], tables: set[str]) -> list[str]:
