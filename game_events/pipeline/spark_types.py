@@ -11,8 +11,10 @@ from pyspark.sql.types import ArrayType, DataType, MapType, NullType, StructFiel
 
 from game_events.errors import ExtensionError
 
-#: Delta refuses them in names of columns.
+#: Delta refuses them in names of columns; a dot or a backtick no column can have that goes to Spark's workers (`mapInArrow`
+#: takes names for paths into structs), and decoding makes none (`decoding/columns.py`).
 _FORBIDDEN = set(" ,;{}()\n\t=")
+_UNREACHABLE = set(".`")
 
 
 def arrow_schema(rows: DataFrame, whose: object, known: pa.Schema | None = None) -> pa.Schema:
@@ -35,6 +37,11 @@ def arrow_schema(rows: DataFrame, whose: object, known: pa.Schema | None = None)
     for item in fields:
         if not item.name or _FORBIDDEN & set(item.name):
             raise ExtensionError(f"{whose} gives a column {item.name!r}: Delta takes no spaces and none of ,;{{}}()= in names")
+        if _UNREACHABLE & set(item.name):
+            raise ExtensionError(
+                f"{whose} gives a column {item.name!r}: Spark takes a dot in a name for a step into a struct, "
+                "and a backtick for a quote: name it otherwise"
+            )
         found.append(_arrow(item, whose))
     if known is None:
         return pa.schema(found)

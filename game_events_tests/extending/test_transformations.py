@@ -87,6 +87,7 @@ def raising(rows):
         (lambda rows: rows.withColumn("_kafka_offset", F.lit("x")), "lost or changed _kafka_offset"),
         (lambda rows: rows.withColumn("_mine", F.lit(1)), "are the pipeline's: _mine"),
         (lambda rows: rows.withColumn("a b", F.lit(1)), "Delta takes no spaces"),
+        (lambda rows: rows.withColumn("who.id", F.lit(1)), "gives a column 'who.id': Spark takes a dot"),
         (lambda rows: rows.withColumn("nothing", F.lit(None)), "nothing the type void"),
         (lambda rows: rows.select("*", F.lit(1).alias("N")), "twice"),
     ],
