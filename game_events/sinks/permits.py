@@ -60,11 +60,18 @@ class PermitServer:
     def __enter__(self) -> PermitAddress:
         self._thread.start()
         bind = LOOPBACK if self._host in (LOOPBACK, "localhost") else "0.0.0.0"  # noqa: S104 - other machines have to reach it
-        self._server = asyncio.run_coroutine_threadsafe(asyncio.start_server(self._client, bind, 0), self._loop).result()
+        try:
+            self._server = asyncio.run_coroutine_threadsafe(asyncio.start_server(self._client, bind, 0), self._loop).result()
+        except BaseException:
+            self._end_thread()  # without a server nobody comes to `__exit__`
+            raise
         return PermitAddress(self._host, self._server.sockets[0].getsockname()[1], self._token)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
+        self._end_thread()
+
+    def _end_thread(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

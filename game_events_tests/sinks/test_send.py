@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from shutil import rmtree
@@ -101,6 +102,16 @@ def test_chunks_of_an_outbox_that_was_deleted_and_made_anew_are_not_taken_for_th
             sending.note([file for _, files in done for file in files])
             assert sum(account.delivered for account, _ in done) == chunks
             rmtree(sending.tables.outbox.uri)
+
+
+def test_a_permit_server_that_cannot_listen_leaves_no_thread(monkeypatch):
+    async def full(*_):
+        raise OSError("Too many open files")
+
+    monkeypatch.setattr("game_events.sinks.permits.asyncio.start_server", full)
+    with pytest.raises(OSError, match="Too many open files"), PermitServer(Caps.of(1, 0), LOOPBACK):
+        pytest.fail("nobody can ask")
+    assert not [thread for thread in threading.enumerate() if thread.name == "rest-permits"]
 
 
 def test_a_task_that_cannot_ask_for_leave_makes_no_call_and_says_which_setting_helps(tmp_path: Path):
