@@ -98,6 +98,13 @@ class SourceSettings(BaseSettings):
             return f"topics like {self.kafka_topic_pattern}"
         return ", ".join(self.kafka_topics)
 
+    @property
+    def source_holder(self) -> str:
+        """Who has the records until they are read, in words."""
+        if self.source == "files":
+            return str(self.files_path)
+        return self.source_table or "Kafka"
+
     @field_validator("kafka_topic")
     @classmethod
     def _topics(cls, value: str) -> str:

@@ -150,7 +150,10 @@ def _open_or_create(pipeline: Pipeline, now: Seen, report: RunReport) -> DeltaTa
     if is_gone(pipeline):
         start, gaps = all_there_is(pipeline, now), not_there_any_more(pipeline, now)
         report.gaps += gaps
-        report.notices += [f"{pipeline.bronze.name} is gone: it is made again from what Kafka has", *told(gaps)]
+        report.notices += [
+            f"{pipeline.bronze.name} is gone: it is made again from what {pipeline.settings.source_holder} has",
+            *told(gaps),
+        ]
     plan = Commit(
         pipeline.bronze,
         OWN_COLUMNS,

@@ -14,7 +14,7 @@ from game_events.pipeline.bronze_stage import COORDINATES
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine_reset import LAYER, since
 from game_events.pipeline.starting_point import all_there_is
-from game_events.sources.source import KAFKA, Seen, Slice
+from game_events.sources.source import FILES, KAFKA, Seen, Slice
 
 ALLOW = "GAME_EVENTS_ALLOW_BRONZE_FULL_REFRESH"
 #: Partitions that a message names one by one.
@@ -56,12 +56,14 @@ def refuse_unless_allowed(pipeline: Pipeline) -> None:
     """
     if pipeline.settings.allow_bronze_full_refresh or pipeline.bronze.open() is None:
         return
+    gone = "are gone from there" if pipeline.settings.source == FILES else "have expired there"
     try:
         now = source_to_read(pipeline)
-        lost = f"{count_expired(pipeline, now)} have expired there and would be lost"
+        lost = f"{count_expired(pipeline, now)} {gone} and would be lost"
         lost = f"The source has {_begins(now)}: {lost}"
     except TransientError as error:
-        lost = f"What has expired in Kafka would be lost, and Kafka does not say what that is ({error})"
+        holder = pipeline.settings.source_holder
+        lost = f"What {holder} does not have any more would be lost, and {holder} does not say what that is ({error})"
     raise ConfigurationError(
         f"{pipeline.bronze.name} is protected from a full refresh. {lost}. Nothing was changed. To replace it all the same, "
         f"set {ALLOW}=true"

@@ -1,8 +1,8 @@
-"""Full refresh of bronze: all that Kafka still has of its topics is read and decoded anew, and replaces what bronze holds.
+"""Full refresh of bronze: all that the source still has is read and decoded anew, and replaces what bronze holds.
 
 Guarantee: readers see the old bronze or the new, nothing between; a crash before the one commit changes nothing, one behind it
 is finished by the next run. The table's id stays and batch numbers go on, `generation` says from which on these are other rows.
-Records that Kafka has expired are lost by it: it is refused until a setting allows it.
+Records that the source has lost are lost by it: it is refused until a setting allows it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from game_events.pipeline.replay_notes import REPLAY_APP, is_noted, note_replay
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.topic_identity import identity
 from game_events.sources.slices import plan_slice
-from game_events.sources.source import Positions, Seen
+from game_events.sources.source import FILES, Positions, Seen
 
 
 @dataclass
@@ -54,7 +54,7 @@ class _Staged:
 
 
 def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
-    """Replace bronze, and the undecodable rows of quarantine, by what Kafka has of the topic now.
+    """Replace bronze, and the undecodable rows of quarantine, by what the source has now.
 
     Slices are decoded and written one by one; then one commit takes the old files out and the new ones in.
 
@@ -167,6 +167,6 @@ def _record(
     report.rejected += staged.reasons
     report.suppressed += staged.suppressed
     report.expired = expired.expired + expired.undecodable_expired
-    report.notices.append(
-        f"{pipeline.bronze.name} was replaced by what Kafka has; lost with it, as it has expired there: {expired}"
-    )
+    holder = pipeline.settings.source_holder
+    gone = "is gone from there" if pipeline.settings.source == FILES else "has expired there"
+    report.notices.append(f"{pipeline.bronze.name} was replaced by what {holder} has; lost with it, as it {gone}: {expired}")

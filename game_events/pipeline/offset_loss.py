@@ -1,4 +1,4 @@
-"""Records that Kafka does not have any more and bronze has not read: the run stops, or goes on and says what is missing.
+"""Records that the source does not have any more and bronze has not read: the run stops, or goes on and says what is missing.
 
 Guarantee: never in silence. Which of the two is a setting; with `record_gap` the commit that passes over the offsets carries
 them in its note, and lands only if bronze still stands where the gap begins.
@@ -17,9 +17,15 @@ from game_events.pipeline.source_topics import changes
 from game_events.pipeline.topic_identity import next_offsets
 from game_events.settings import Settings
 from game_events.sources.slices import plan_slice
-from game_events.sources.source import Gap, Lane, Positions, Seen, Slice
+from game_events.sources.source import FILES, Gap, Lane, Positions, Seen, Slice
 
 SETTING = "GAME_EVENTS_ON_DATA_LOSS"
+#: What keeps it from happening again.
+_TOPICS, _FILES, _TABLE = (
+    "raise the topic's retention",
+    "leave files where they are until bronze has them",
+    "keep that table's rows until bronze has them",
+)
 #: Gaps that a message names one by one.
 SHOWN = 8
 
@@ -73,10 +79,11 @@ def refuse_unless_recorded(settings: Settings, gaps: tuple[Gap, ...], now: Seen 
     gone = {gap.topic for gap in gaps if gap.end is None}
     ids = sorted({(lane.topic, lane.topic_id) for lane in (now.latest if now is not None else ()) if lane.topic in gone})
     again = "".join(f" {topic} was made again, with id {topic_id}." for topic, topic_id in ids)
+    advice = _FILES if settings.source == FILES else _TABLE if settings.source_table is not None else _TOPICS
     raise DataError(
-        f"{what} that Kafka does not have any more and bronze has not: {named}.{again} Nothing was read. To go on with what "
-        f"there is and have the gap recorded, set {SETTING}=record_gap; so that it does not happen again, raise the topic's "
-        "retention"
+        f"{what} that {settings.source_holder} does not have any more and bronze has not: {named}.{again} Nothing was read. To "
+        f"go on with what there is and have the gap recorded, set {SETTING}=record_gap; so that it does not happen again, "
+        f"{advice}"
     )
 
 

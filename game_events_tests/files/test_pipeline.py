@@ -113,7 +113,9 @@ def test_a_file_that_is_gone_before_it_was_read_stops_the_run_or_is_a_recorded_g
     gone, stays = put(landing, "b.avro", avro(range(2, 4))), put(landing, "c.avro", avro(range(4, 6)))
     make_files().source.look()
     gone.unlink()
-    with pytest.raises(DataError, match=r"b\.avro"):
+    with pytest.raises(
+        DataError, match=rf"records are gone that {landing} does not have .*b\.avro.* leave files where they are"
+    ):
         refresh(make_files())
     report = refresh(make_files(on_data_loss="record_gap"))
     assert [str(gap) for gap in report.gaps] == [f"file {gone}"]
@@ -134,12 +136,15 @@ def test_a_full_refresh_reads_the_files_that_are_there_again(
         put(landing, f"{n}.pb", protobuf(range(n, n + 1)) + (b"\xff" if n == 3 else b""))
     refresh(make_files(files_per_batch=1))
     assert rows(file_settings, "bronze_events", "SELECT max(_batch) FROM t") == [(4,)]
-    with pytest.raises(ConfigurationError, match="0 of the 4 rows"):
+    with pytest.raises(ConfigurationError, match=r"0 of the 4 rows .* are gone from there and would be lost"):
         refresh(make_files(), selection=selection_of(make_files(), full_refresh=["bronze"]))
     (landing / "1.pb").unlink()
     allowed = make_files(allow_bronze_full_refresh=True)
     report = refresh(allowed, selection=selection_of(allowed, full_refresh=["all"]))
     assert (report.success, report.expired) == (True, 1)
+    assert [
+        n for n in report.notices if f"replaced by what {landing} has; lost with it, as it is gone from there: 1 of the 4" in n
+    ]
     assert numbers(file_settings) == [0, 2, 3]
     assert held(file_settings) == [("3.pb", "UNREADABLE_FILE", 1)]
     put(landing, "5.pb", protobuf(range(5, 6)))

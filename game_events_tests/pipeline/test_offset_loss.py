@@ -13,7 +13,7 @@ from game_events.pipeline.commit_notes import slice_info
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gap_check import offsets_lost
 from game_events.pipeline.offset_checks import offsets_continuous
-from game_events.pipeline.offset_loss import next_slice
+from game_events.pipeline.offset_loss import next_slice, refuse_unless_recorded
 from game_events.pipeline.refresh import refresh
 from game_events.pipeline.topic_identity import identity
 from game_events.settings import load_settings
@@ -96,6 +96,22 @@ def test_another_topic_by_setting_is_no_loss(table):
     now = seen("others", NEW, {0: 0}, {0: 2})
     part = next_slice(STOP, table.open(), now, now.latest, 10)
     assert (part.start, part.gaps) == ({Lane("others", NEW, 0): 0}, ())
+
+
+@pytest.mark.parametrize(
+    ("source", "holder", "advice"),
+    [
+        ({}, "Kafka", "raise the topic's retention"),
+        ({"source": "files", "files_path": "/landing"}, "/landing", "leave files where they are until bronze has them"),
+        ({"source_table": "/a/bronze_events"}, "/a/bronze_events", "keep that table's rows until bronze has them"),
+    ],
+)
+def test_the_message_is_about_the_source_that_the_records_were_in(source, holder, advice):
+    with pytest.raises(DataError) as raised:
+        refuse_unless_recorded(load_settings(**source), (Gap("games", OLD, 0, 9, 12),), None)
+    said = str(raised.value)
+    assert f"records are gone that {holder} does not have any more and bronze has not: games[0]: offsets 9 to 11." in said
+    assert said.endswith(advice)
 
 
 def test_many_gaps_are_named_up_to_some(table):
