@@ -26,8 +26,10 @@ setup: prerequisites $(READY)  ## Make .venv and fetch the Java parts (every oth
 demo: setup  ## The main job on real parts: broker, registry, producer, Spark, Delta, Dagster; EXAMPLE=iot: of another domain
 	@$(BIN)/game-events demo $(if $(EXAMPLE),--example $(EXAMPLE))
 
-test: setup  ## All tests (they start their own broker and registry)
-	@$(BIN)/python -m pytest
+# Two processes: one alone waits, most of the time, for servers that it has started or killed. File by file, in their order: the
+# longest come first.
+test: setup  ## All tests (they start their own broker and registry), in two processes
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: setup  ## ruff (style, format) and mypy (types)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
