@@ -52,6 +52,9 @@ class SourceSettings(BaseSettings):
     consumer_group: str | None = Field(
         None, description="consumer group that is told where bronze stands, for tools that watch lag"
     )
+    message_types: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="full names of the message types that are decoded, comma separated; empty: all"
+    )
     source_table: str | None = Field(None, description="another pipeline's bronze table, to read it instead of Kafka")
 
     # --- files as the source
@@ -127,6 +130,12 @@ class SourceSettings(BaseSettings):
     @classmethod
     def _nothing_is_none(cls, value: object) -> object:
         return value or None
+
+    @field_validator("message_types", mode="before")
+    @classmethod
+    def _type_names(cls, value: object) -> object:
+        """``a, b`` from the environment, or a list from YAML."""
+        return split_names(value) if isinstance(value, str) else value
 
     @field_validator("kafka_topic_pattern")
     @classmethod

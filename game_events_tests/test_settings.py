@@ -29,6 +29,14 @@ def test_everything_has_a_default():
     assert settings.kafka_bootstrap_servers == "localhost:9092"
 
 
+def test_message_types_are_comma_separated_or_a_list(folder, monkeypatch):
+    assert load_settings().message_types == ()
+    (folder / "game_events.yaml").write_text("message_types: [shop.OrderPlaced, a title with spaces]\n")
+    assert load_settings().message_types == ("shop.OrderPlaced", "a title with spaces")
+    monkeypatch.setenv("GAME_EVENTS_MESSAGE_TYPES", " shop.OrderPlaced, shop.OrderPaid ,")
+    assert load_settings().message_types == ("shop.OrderPlaced", "shop.OrderPaid")
+
+
 def sources(folder, monkeypatch, *names):
     """The same setting from several sources at once, each with the source's own name."""
     if "stack" in names:

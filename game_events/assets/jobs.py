@@ -102,7 +102,12 @@ def redecode_bronze_events(
             if config.refresh_silver_and_gold:
                 refresh_downstream(pipeline, report, full=True)
             check_after_run(pipeline, report)
-        return {"redecoded_rows": done.rows, "kept_by_reason": dict(done.kept), "new_columns": done.new_columns}
+        return {
+            "redecoded_rows": done.rows,
+            "kept_by_reason": dict(done.kept),
+            "new_columns": done.new_columns,
+            "undecoded_by_type": dict(done.other_types),
+        }
 
     yield from _run(context, pipeline, report, work)
 

@@ -36,6 +36,8 @@ def table_metadata(entry: TableReport, report: RunReport, keys: Keys = DEFAULT) 
             metadata |= {"rows_dropped": entry.dropped, "rows_quarantined": entry.quarantined}
     if entry.layer == "bronze":
         metadata |= read_metadata(report)
+        if report.other_types:
+            metadata["other_types"] = dict(report.other_types)
         if report.suppressed:
             metadata["suppressed_records"] = report.suppressed
         if report.gaps:

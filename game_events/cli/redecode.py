@@ -28,6 +28,9 @@ def redecode(downstream: Downstream = False, as_json: Json = False) -> None:
         output.say(f"redecoded: {result.report['redecoded_rows']:,} rows; new columns: {', '.join(new) or 'none'}")
         if kept:
             output.say("rows that keep the columns they had: " + ", ".join(f"{why} {n:,}" for why, n in sorted(kept.items())))
+        others = result.report["undecoded_by_type"]
+        if others:
+            output.say("of types that are not selected: " + ", ".join(f"{name} {n:,}" for name, n in sorted(others.items())))
         if not downstream:
             output.say("silver and gold keep what they have; `--downstream` takes the new columns over")
     if result.error:

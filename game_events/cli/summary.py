@@ -46,9 +46,9 @@ def show_run(output: Output, report: dict[str, Any], words: Words = USUAL) -> No
             shown.append((f"{len(rest)} more", sum(s for _, s, _ in rest), sum(g for _, _, g in rest)))
         keys = "players" if words == USUAL else words.keys
         output.table(f"by {words.entity}", (words.entity, "silver rows added", f"{keys} in gold"), shown)
-    for what in ("rejected", "unrouted"):
+    for what in ("rejected", "other_types", "unrouted"):
         if report[what]:
-            output.say(f"{what}: " + ", ".join(f"{why} {n:,}" for why, n in sorted(report[what].items())))
+            output.say(f"{what.replace('_', ' ')}: " + ", ".join(f"{why} {n:,}" for why, n in sorted(report[what].items())))
     if report["rules"]:
         show_rules(output, report, words)
     for what, means in _SINGLE.items():

@@ -88,6 +88,10 @@ class AvroSchema:
         """The one path there is."""
         return [()]
 
+    def name_of(self, path: IndexPath) -> str | None:
+        """Full name of the schema's own type; of an unnamed one its kind, as ``union``."""
+        return self.root.name if self.has(path) else None
+
     def __getstate__(self) -> dict[str, object]:
         """Without the tree: a worker parses the text once."""
         return {"schema_id": self.schema_id, "text": self.text, "references": self.references}

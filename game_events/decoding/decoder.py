@@ -35,12 +35,14 @@ class DecodePlan:
         types: the pairs that can be decoded; each one's fields are in `columns`.
         rejected: pairs, or whole ids (path ``()``), that cannot be decoded, with reason and detail.
         columns: where fields land.
+        undecoded: pairs, or whole ids, of message types that nobody has selected: kept, and not looked into.
     """
 
     schemas: Mapping[SchemaId, CompiledSchema] = field(default_factory=dict)
     types: frozenset[TypeKey] = frozenset()
     rejected: Mapping[TypeKey, tuple[Reason, str]] = field(default_factory=dict)
     columns: ColumnMap = field(default_factory=ColumnMap)
+    undecoded: frozenset[TypeKey] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -60,12 +62,14 @@ class DecodedBatch:
     Attributes:
         good: (positions in the batch, schema id, decoded columns) for each group of rows of one type.
         rejected: the rows that could not be decoded.
+        undecoded: (positions, their type) of rows whose message type is not selected.
         types: pairs that occurred and were decoded.
-        unknown: pairs that occurred and the plan does not know; their rows are in neither list.
+        unknown: pairs that occurred and the plan does not know; their rows are in none of these lists.
     """
 
     good: list[tuple[Rows, SchemaId, pa.Table]] = field(default_factory=list)
     rejected: list[Rejected] = field(default_factory=list)
+    undecoded: list[tuple[Rows, TypeKey]] = field(default_factory=list)
     types: set[TypeKey] = field(default_factory=set)
     unknown: set[TypeKey] = field(default_factory=set)
 
@@ -86,7 +90,7 @@ class BatchDecoder:
             headers: their headers, list of struct<key, value>, shape (n,).
 
         Returns:
-            every row in `good`, in `rejected` or, by its type, in `unknown`.
+            every row in `good`, in `rejected`, in `undecoded` or, by its type, in `unknown`.
         """
         result = DecodedBatch()
         paths: Counter[SchemaId] = Counter()
@@ -96,6 +100,9 @@ class BatchDecoder:
                 # Bad only if the schema has indexes at all, which the driver will know.
                 result.unknown.add((bad.schema_id, ()))
                 continue
+            if bad.schema_id is not None and (bad.schema_id, ()) in self._plan.undecoded:
+                result.undecoded.append((bad.rows, (bad.schema_id, ())))
+                continue
             # Of a schema that nobody can read it is not known whether it has indexes, so they cannot be what is wrong.
             refusal = None if bad.schema_id is None else self._plan.rejected.get((bad.schema_id, ()))
             reason, detail = refusal or (bad.reason, bad.reason.explanation)
@@ -103,6 +110,11 @@ class BatchDecoder:
         known: list[frames.FrameGroup] = []
         for group in groups:
             key = (group.schema_id, group.path)
+            # First: what nobody has selected need not be decodable.
+            other = next((k for k in (key, (group.schema_id, ())) if k in self._plan.undecoded), None)
+            if other is not None:
+                result.undecoded.append((group.rows, other))
+                continue
             refusal = self._plan.rejected.get(key) or self._plan.rejected.get((group.schema_id, ()))
             if refusal is not None:
                 result.rejected.append(Rejected(*refusal, group.rows, group.schema_id))

@@ -62,6 +62,11 @@ class ProtobufSchema:
         """Index paths of the file's own message types, nested ones left out."""
         return [(index,) for index in range(len(self.main_file().message_type))]
 
+    def name_of(self, path: IndexPath) -> str | None:
+        """Full name of the message type at an index path; None if there is none."""
+        found = self.message(path)
+        return None if found is None else str(found.full_name)
+
     def message(self, path: IndexPath) -> Descriptor | None:
         """The message type at an index path of the frame, or None if there is none."""
         file = self.main_file()
@@ -108,7 +113,7 @@ def _files(schema: RegistrySchema, main: str, *options: str) -> list[descriptor_
         binary = FileSet()
         texts: list[str] = []
         for file_name, text in (*schema.references, (main, schema.text)):
-            described = _from_base64(text)
+            described = from_base64(text)
             if described is not None:
                 described.name = file_name
                 binary.file.append(described)
@@ -122,7 +127,8 @@ def _files(schema: RegistrySchema, main: str, *options: str) -> list[descriptor_
         return _in_order([*compiled.file, *binary.file])
 
 
-def _from_base64(text: str) -> descriptor_pb2.FileDescriptorProto | None:
+def from_base64(text: str) -> descriptor_pb2.FileDescriptorProto | None:
+    """The file that a registry's text holds in base64; None: it is `.proto` text."""
     try:
         return descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
     except (binascii.Error, ValueError, DecodeError):

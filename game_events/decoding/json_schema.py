@@ -78,6 +78,10 @@ class JsonSchema:
         """The one path there is."""
         return [()]
 
+    def name_of(self, path: IndexPath) -> str | None:
+        """Its name: title, else ``$id``, else ``json``."""
+        return self.message if self.has(path) else None
+
     def follow(self, reference: str, place: Place) -> Place:
         """The schema that a ``$ref`` leads to.
 

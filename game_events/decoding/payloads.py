@@ -29,6 +29,9 @@ class CompiledSchema(Protocol):
     def paths(self) -> list[IndexPath]:
         """Index paths of its message types that are not nested in another, in order."""
 
+    def name_of(self, path: IndexPath) -> str | None:
+        """Full name of the message type at an index path it has, without building a decoder; None: it has no name."""
+
 
 @dataclass
 class Decoded:

@@ -43,6 +43,11 @@ class ColumnsSchema:
         """The one path there is."""
         return [()]
 
+    def name_of(self, path: IndexPath) -> str | None:
+        """Columns have no name that anybody gave them."""
+        del path
+        return None
+
 
 class ColumnsDecoder:
     """Puts the columns where the map has them (see `payloads.PayloadDecoder`)."""

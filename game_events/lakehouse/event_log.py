@@ -54,6 +54,7 @@ KINDS = {
     "read": "offsets read from the topic, and what was left",
     "table": "a table changed, or could not be changed",
     "rejected": "records that came to quarantine, by reason or rule",
+    "other_types": "records of message types that are not selected, which are in bronze undecoded, by type",
     "unrouted": "rows of bronze that belong to no game, by why",
     "replayed": "rows that came from quarantine to bronze, or to silver",
     "gap": "offsets of a partition that were gone before they were read",

@@ -41,7 +41,6 @@ from game_events.pipeline.bronze_stage import (
     QUARANTINE_COLUMNS,
     QUARANTINE_DESCRIPTION,
     BronzeTask,
-    StageResult,
     StageTask,
     bronze_schema,
     source_columns,
@@ -57,6 +56,7 @@ from game_events.pipeline.quarantine_lost import QUARANTINED_APP, refuse_lost_qu
 from game_events.pipeline.quarantine_reset import finish_reset
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.spark import kafka_batches
+from game_events.pipeline.stage_result import StageResult
 from game_events.pipeline.starting_point import all_there_is, starting_point
 from game_events.pipeline.suppression import suppression, unfenced
 from game_events.pipeline.topic_identity import identity, next_offsets
@@ -78,6 +78,11 @@ def column_map(handle: DeltaTable) -> ColumnMap:
     """Where fields land, from the metadata of the table's columns."""
     schema = pa.schema(handle.schema())
     return ColumnMap.from_metadata((f.name, schema.field(f.name).type, f.metadata) for f in handle.schema().fields)
+
+
+def has_decoded_columns(handle: DeltaTable) -> bool:
+    """Whether bronze has a column of any message: none yet if all that came so far is of types that are not selected."""
+    return any(f.name not in OWN_COLUMNS.names for f in handle.schema().fields)
 
 
 def load_bronze(pipeline: Pipeline, report: RunReport, until: Seen | None = None, slices: int | None = None) -> int:
@@ -183,7 +188,7 @@ def _load_slice(
     crash_points.reach("bronze_staged")
 
     seen = pipeline.catalog.message_columns(column_map(handle), staged.types)
-    archive_schemas(pipeline, report, staged.types)
+    archive_schemas(pipeline, report, {*staged.types, *staged.undecoded})
     crash_points.reach("schemas_archived")
     if staged.quarantine:
         _refuse_if_erased_meanwhile(pipeline, handle, staged)
@@ -233,7 +238,8 @@ def _load_slice(
     report.gaps += part.gaps
     report.notices += [*told(part.gaps), *(f"topic {topic} joins: all that it has is read" for topic in part.joined)]
     report.batches.append(batch)
-    report.schema_ids.update(i for i, _ in staged.types)
+    report.schema_ids.update(i for i, _ in (*staged.types, *staged.undecoded))
+    report.other_types += pipeline.catalog.other_types(staged.undecoded)
     report.rejected += staged.reasons
     report.suppressed += staged.suppressed
     report.arrived(staged.arrivals)

@@ -14,7 +14,8 @@ from game_events.decoding.decoder import DecodePlan
 from game_events.files.reading import FileReader, FileReading
 from game_events.lakehouse.staging import report
 from game_events.lakehouse.tables import Table
-from game_events.pipeline.bronze_stage import SCHEMA_KIND, BronzeTask
+from game_events.pipeline.bronze_stage import BronzeTask
+from game_events.pipeline.stage_result import SCHEMA_KIND
 from game_events.pipeline.topic_identity import next_offsets
 from game_events.sources.source import Positions
 

@@ -49,6 +49,7 @@ class _Staged:
     end: Positions = field(default_factory=dict)
     types: set[TypeKey] = field(default_factory=set)
     reasons: Counter[str] = field(default_factory=Counter)
+    undecoded: Counter[TypeKey] = field(default_factory=Counter)
     suppressed: int = 0
     origins: Positions = field(default_factory=dict)
 
@@ -81,7 +82,7 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
         batch = int(bronze.transaction_version(BATCH_APP) or 0) + 1
         _stage_all(pipeline, bronze, now, batch, staged)
         keep(pipeline.quarantine, ticket, ResetList(batch, staged.end, staged.quarantine))
-        archive_schemas(pipeline, report, staged.types)
+        archive_schemas(pipeline, report, {*staged.types, *staged.undecoded})
     except Exception:
         _drop(pipeline, staged, ticket)
         raise
@@ -117,6 +118,7 @@ def _stage_all(pipeline: Pipeline, bronze: DeltaTable, now: Seen, batch: int, st
         staged.end |= part.end
         staged.types |= found.types
         staged.reasons += found.reasons
+        staged.undecoded += found.undecoded
         staged.suppressed += found.suppressed
         staged.origins |= {lane: max(end, staged.origins.get(lane, 0)) for lane, end in found.origins.items()}
 
@@ -163,7 +165,8 @@ def _record(
     entry = report.add_landed("bronze", pipeline.bronze, landed, schema, batch)
     entry.new_columns += [f.name for f in schema if f.name not in known]
     report.batches.append(batch)
-    report.schema_ids.update(i for i, _ in staged.types)
+    report.schema_ids.update(i for i, _ in (*staged.types, *staged.undecoded))
+    report.other_types += pipeline.catalog.other_types(staged.undecoded)
     report.rejected += staged.reasons
     report.suppressed += staged.suppressed
     report.expired = expired.expired + expired.undecodable_expired

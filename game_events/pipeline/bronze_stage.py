@@ -19,11 +19,10 @@ from game_events.decoding.columns import ColumnMap
 from game_events.decoding.decoder import BatchDecoder, DecodedBatch, DecodePlan, Rejected, TypeKey
 from game_events.decoding.frames import Rows, SchemaId
 from game_events.decoding.reasons import Reason
-from game_events.lakehouse.staging import StagedFile, StagedWriter, report
+from game_events.lakehouse.staging import StagedWriter, report
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.latency import Arrivals, count_arrivals
 from game_events.pipeline.suppressor import Suppression, Suppressor
-from game_events.sources.registry import RegistrySchema
 from game_events.sources.source import FILES, RAW_COLUMNS, Lane, Positions
 
 HEADERS = "_kafka_headers"
@@ -75,8 +74,6 @@ QUARANTINE_DESCRIPTION = (
 )
 #: Columns that only files' records have -> columns of bronze.
 FILE_COLUMNS = {"file_path": "_file_path", "file_position": "_file_position"}
-#: Kind of a row of the workers' report that brings a schema which the driver does not know.
-SCHEMA_KIND = "schema"
 _HEADERS_SQL = "array<struct<key:string,value:binary>>"
 
 
@@ -109,7 +106,7 @@ class BronzeTask:
         plan: how to decode.
         constants: columns of the source that are the same in all rows, and do not travel with them.
         batch, run_id: the slice's batch; who reads it.
-        keep_raw: whether bronze keeps the raw values.
+        keep_raw: whether bronze keeps the raw values of what is decoded.
         decided: (topic id, partition) -> offsets that quarantine holds already (a crash came between its commit and bronze's).
         suppression: whose records are in neither table, but counted; None: nobody was forgotten.
     """
@@ -153,64 +150,6 @@ class StageTask(Protocol):
         """Consumes rows, yields the report (`REPORT_SCHEMA`)."""
 
 
-@dataclass(frozen=True)
-class StageResult:
-    """What all workers together report of a slice.
-
-    Attributes:
-        bronze, quarantine: files.
-        types, unknown: pairs of schema id and index path that were decoded; that the plan does not know.
-        reasons: why rows are in quarantine.
-        arrivals: when the records were produced (only of records from Kafka).
-        forgotten: worker by worker: rows of forgotten gamers, which are in no file.
-        suppressed_records: of stored rows: (topic id, partition, offset, batch) of these.
-        schemas: that files brought and the plan does not know.
-        origins: of records from an archive: lane -> offset behind the last one.
-    """
-
-    bronze: list[StagedFile]
-    quarantine: list[StagedFile]
-    types: set[TypeKey]
-    unknown: set[TypeKey]
-    reasons: Counter[str]
-    arrivals: Arrivals = field(default_factory=Counter)
-    forgotten: list[int] = field(default_factory=list)
-    suppressed_records: list[tuple[str, int, int, int]] = field(default_factory=list)
-    schemas: list[RegistrySchema] = field(default_factory=list)
-    origins: Positions = field(default_factory=dict)
-
-    @property
-    def suppressed(self) -> int:
-        """Rows of forgotten gamers."""
-        return sum(self.forgotten)
-
-    @classmethod
-    def read(cls, rows: Iterable[tuple[str, str]]) -> StageResult:
-        """From the rows of the workers' reports."""
-        result = cls([], [], set(), set(), Counter())
-        for kind, body in rows:
-            if kind == "bronze":
-                result.bronze.append(StagedFile.from_json(body))
-            elif kind == "quarantine":
-                result.quarantine.append(StagedFile.from_json(body))
-            elif kind == SCHEMA_KIND:
-                schema = json.loads(body)
-                schema["references"] = tuple((name, text) for name, text in schema["references"])
-                result.schemas.append(RegistrySchema(**schema))
-            else:
-                seen = json.loads(body)
-                result.types.update((i, tuple(p)) for i, p in seen["types"])
-                result.unknown.update((i, tuple(p)) for i, p in seen["unknown"])
-                result.reasons.update(seen["reasons"])
-                result.arrivals.update(dict(seen.get("arrivals", ())))
-                result.suppressed_records.extend(map(tuple, seen.get("suppressed_records", ())))
-                result.forgotten.append(seen["suppressed"])
-                for topic, topic_id, partition, end in seen.get("origins", ()):
-                    lane = Lane(topic, topic_id, partition)
-                    result.origins[lane] = max(end, result.origins.get(lane, 0))
-        return result
-
-
 class _Stage:
     """One worker's pass over its part."""
 
@@ -221,6 +160,7 @@ class _Stage:
         self._good = StagedWriter(task.bronze, self._schema)
         self._bad = StagedWriter(task.quarantine, QUARANTINE_COLUMNS)
         self._types: set[TypeKey] = set()
+        self._undecoded: Counter[TypeKey] = Counter()
         self._unknown: set[TypeKey] = set()
         self._reasons: Counter[str] = Counter()
         self._arrivals: Arrivals = Counter()
@@ -249,6 +189,7 @@ class _Stage:
             "types": list(self._types),
             "unknown": list(self._unknown),
             "reasons": self._reasons,
+            "undecoded": [[*key, rows] for key, rows in self._undecoded.items()],
             "arrivals": list(self._arrivals.items()),
             "suppressed": self._suppressed,
             "origins": [[lane.topic, lane.topic_id, lane.partition, end] for lane, end in self._origins.items()],
@@ -301,6 +242,10 @@ class _Stage:
             own = self._own(batch, rows, schema_id, raw=self._task.keep_raw)
             by_name = own | {name: columns.column(name) for name in columns.column_names}
             self._good.write(arranged(by_name, self._schema, len(rows)))
+        for rows, key in decoded.undecoded:
+            # Whatever the setting says: nothing else of these records is kept, and they may be decoded one day.
+            self._good.write(arranged(self._own(batch, rows, key[0], raw=True), self._schema, len(rows)))
+            self._undecoded[key] += len(rows)
         for rejected in decoded.rejected:
             self._bad.write(self._quarantined(batch, rejected))
             self._reasons[rejected.reason] += len(rejected.rows)
@@ -316,14 +261,18 @@ class _Stage:
                     (rows[~gone], schema_id, columns.filter(pa.array(~gone))) if gone.any() else (rows, schema_id, columns)
                 )
         count = len(batch)
-        theirs = (
-            suppressor.undecodable(batch, self._column(batch, "topic_id", count)) if decoded.rejected else np.zeros(0, bool)
-        )
+        without_columns = decoded.rejected or decoded.undecoded
+        theirs = suppressor.undecodable(batch, self._column(batch, "topic_id", count)) if without_columns else np.zeros(0, bool)
         for item in decoded.rejected:
             gone = theirs[item.rows]
             self._suppressed += int(gone.sum())
             if not gone.all():
                 kept.rejected.append(replace(item, rows=item.rows[~gone]))
+        for rows, key in decoded.undecoded:
+            gone = theirs[rows]
+            self._suppressed += int(gone.sum())
+            if not gone.all():
+                kept.undecoded.append((rows[~gone], key))
         return kept
 
     def _own(self, batch: pa.RecordBatch, rows: Rows, schema_id: SchemaId | None, *, raw: bool) -> dict[str, pa.Array]:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 
 from game_events.decoding.columns import ColumnMap, Field
 from game_events.decoding.comments import NO_COMMENTS, Comments, read_comments
+from game_events.decoding.declared_names import declared_names
 from game_events.decoding.decoder import DecodePlan, TypeKey
 from game_events.decoding.formats import compile_schema, make_decoder
-from game_events.decoding.frames import SchemaId, ordered
+from game_events.decoding.frames import IndexPath, SchemaId, ordered
 from game_events.decoding.payloads import CompiledSchema, PayloadDecoder
 from game_events.decoding.reasons import Reason
 from game_events.errors import DataError, TransientError
@@ -35,9 +37,19 @@ IDS_S, DOWN_S = 5.0, 30.0
 class SchemaCatalog:
     """What this process knows of schema ids; grows, never forgets."""
 
-    def __init__(self, registry: SchemaRegistry | FileSchemas, lakehouse: Lakehouse) -> None:
-        """Reads the archive; the registry is asked later, id by id."""
+    def __init__(
+        self, registry: SchemaRegistry | FileSchemas, lakehouse: Lakehouse, selected: Collection[str] = frozenset()
+    ) -> None:
+        """Reads the archive; the registry is asked later, id by id.
+
+        Args:
+            registry: who knows schemas by id.
+            lakehouse: where they are archived.
+            selected: full names of the message types that are decoded; empty: all of them.
+        """
         self._registry, self._archive = registry, SchemaArchive(lakehouse)
+        self._selected = frozenset(selected)
+        self._names: dict[TypeKey, str | None] = {}
         self._archived = self._archive.read()
         self._verified: set[SchemaId] = set()
         self._unknown_since: dict[SchemaId, float] = {}
@@ -85,7 +97,7 @@ class SchemaCatalog:
         return next(((subject, ids[schema_id]) for subject, ids in self._ids.items() if schema_id in ids), None)
 
     def plan(self, columns: ColumnMap, wanted: Iterable[TypeKey]) -> DecodePlan:
-        """A plan that decodes the wanted pairs, each with its writer's schema.
+        """A plan that decodes the wanted pairs, each with its writer's schema, but those of types that are not selected.
 
         Raises:
             TransientError: a wanted id is neither archived nor can the registry be asked.
@@ -94,6 +106,7 @@ class SchemaCatalog:
         schemas: dict[SchemaId, CompiledSchema] = {}
         types: set[TypeKey] = set()
         rejected: dict[TypeKey, tuple[Reason, str]] = {}
+        undecoded: set[TypeKey] = set()
         for schema_id, path in sorted(set(wanted), key=lambda key: (ordered(key[0]), key[1])):
             compiled = self._compile(schema_id)
             if compiled is None:
@@ -102,22 +115,34 @@ class SchemaCatalog:
                 continue
             if isinstance(compiled, DataError):
                 rejected[(schema_id, ())] = (Reason.BAD_SCHEMA, str(compiled))
+                undecoded |= self._not_selected(schema_id, None)
                 continue
             schemas[schema_id] = compiled
             key = (schema_id, path if compiled.indexed else ())
             if not compiled.has(key[1]):
                 continue  # workers say BAD_INDEX, now that they know the schema
+            others = self._not_selected(schema_id, compiled, key[1])
+            undecoded |= others
+            if key in others:
+                continue
             decoder = self._message(compiled, key)
             if isinstance(decoder, DataError):
                 rejected[key] = (Reason.BAD_SCHEMA, str(decoder))
             else:
                 types.add(key)
                 columns = columns.with_message(decoder.message, decoder.fields)
-        return DecodePlan(schemas, frozenset(types), rejected, columns)
+        return DecodePlan(schemas, frozenset(types), rejected, columns, frozenset(undecoded))
 
     def message_columns(self, columns: ColumnMap, seen: Iterable[TypeKey]) -> ColumnMap:
         """The map with only the message types that really occurred added to it."""
         return self.plan(columns, seen).columns
+
+    def other_types(self, undecoded: Mapping[TypeKey, int]) -> Counter[str]:
+        """Rows of types that are not selected, by the types' full names."""
+        found: Counter[str] = Counter()
+        for key, rows in undecoded.items():
+            found[self._names[key] or ""] += rows
+        return found
 
     def offer(self, schemas: Iterable[RegistrySchema]) -> None:
         """Schemas that came with the records themselves, as those of files do."""
@@ -142,6 +167,17 @@ class SchemaCatalog:
             raise compiled
         decoders = (make_decoder(compiled, path) for path in compiled.paths())
         return {decoder.message: decoder.fields for decoder in decoders}
+
+    def names(self, schema_id: SchemaId) -> list[str]:
+        """Full names of a schema's message types that are not nested in others; none if it does not tell.
+
+        Raises:
+            TransientError: it is not archived, and the registry cannot be asked.
+        """
+        compiled = self._compile(schema_id)
+        if compiled is None or isinstance(compiled, DataError):
+            return sorted(self._declared(schema_id).values())
+        return [name for path in compiled.paths() if (name := compiled.name_of(path)) is not None]
 
     def known_messages(self, schema_id: SchemaId) -> dict[str, tuple[Field, ...]]:
         """Message types that were decoded with this id so far, by full name; nobody is asked."""
@@ -202,6 +238,23 @@ class SchemaCatalog:
             if schema_id not in self._compiled:
                 self._compiled[schema_id] = _compile(schema)
         return self._compiled[schema_id]
+
+    def _not_selected(self, schema_id: SchemaId, compiled: CompiledSchema | None, *more: IndexPath) -> set[TypeKey]:
+        """Types of a schema that nobody has selected: those at the top, so that none is reported as unknown, and `more`."""
+        if not self._selected:
+            return set()
+        if compiled is not None:
+            keys = [(schema_id, path) for path in (*compiled.paths(), *more)]
+            self._names |= {key: compiled.name_of(key[1]) for key in keys if key not in self._names}
+        else:
+            declared = self._declared(schema_id)
+            keys = [(schema_id, path) for path in declared]
+            self._names |= {(schema_id, path): name for path, name in declared.items()}
+        return {key for key in keys if self._names[key] is not None and self._names[key] not in self._selected}
+
+    def _declared(self, schema_id: SchemaId) -> Mapping[IndexPath, str]:
+        schema = self._fetched.get(schema_id) or self._archived.get(schema_id)
+        return declared_names(schema) if schema is not None else {}
 
     def _message(self, compiled: CompiledSchema, key: TypeKey) -> PayloadDecoder | DataError:
         if key not in self._messages:

@@ -129,8 +129,9 @@ class Pipeline:
         """Schemas by id."""
         registry = SchemaRegistry(self.settings)
         if self.settings.source != FILES:
-            return SchemaCatalog(registry, self.lakehouse)
-        return SchemaCatalog(FileSchemas(registry, framed=self.settings.files_framed), self.lakehouse)
+            return SchemaCatalog(registry, self.lakehouse, self.settings.message_types)
+        schemas = FileSchemas(registry, framed=self.settings.files_framed)
+        return SchemaCatalog(schemas, self.lakehouse, self.settings.message_types)
 
     @property
     def retention(self) -> Retention:

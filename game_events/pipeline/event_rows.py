@@ -63,8 +63,11 @@ def _facts(report: RunReport, settings: Settings) -> Iterator[dict[str, Any]]:
         }
     for entry in report.tables:
         yield _table(entry, report, settings)
-    for kind, counts in (("rejected", report.rejected), ("unrouted", report.unrouted)):
-        layer = "quarantine" if kind == "rejected" else "silver"
+    for kind, layer, counts in (
+        ("rejected", "quarantine", report.rejected),
+        ("other_types", "bronze", report.other_types),
+        ("unrouted", "silver", report.unrouted),
+    ):
         for why, rows in sorted(counts.items()):
             yield {"kind": kind, "layer": layer, "name": why, "rows": rows}
     yield from _single_counts(report, settings.names)

@@ -22,7 +22,7 @@ from game_events.extending import PLAYER_AGG
 from game_events.lakehouse.staging import REPORT_SCHEMA, StagedFile, StagedWriter, report
 from game_events.lakehouse.store_errors import explain
 from game_events.lakehouse.tables import Lakehouse, Table
-from game_events.pipeline.routing import Routing
+from game_events.pipeline.routing import INVALID, NO_NAME, Routing
 from game_events.pipeline.rule_split import RuleCounts, RuleSplit, Splitter, counts_from_json, counts_to_json
 
 #: Rows and bytes sorted at a time: large enough that a game's part is more than a handful of rows.
@@ -230,7 +230,7 @@ class _FanOutStage:
         if why is None:
             return True
         # Invalid names are counted together: their number has no bound.
-        self._refused.setdefault(why, Counter())["" if why == "invalid" else str(name)] += rows
+        self._refused.setdefault(why, Counter())["" if why in (INVALID, NO_NAME) else str(name)] += rows
         return False
 
     def _writer(self, game: str) -> StagedWriter:

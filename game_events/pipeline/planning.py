@@ -10,8 +10,9 @@ from game_events.decoding.columns import ColumnMap
 from game_events.decoding.decoder import DecodePlan, TypeKey
 from game_events.lakehouse.staging import REPORT_SCHEMA, discard
 from game_events.lakehouse.tables import Table
-from game_events.pipeline.bronze_stage import StageResult, StageTask
+from game_events.pipeline.bronze_stage import StageTask
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.stage_result import StageResult
 
 
 def run_decode_job(
@@ -47,7 +48,7 @@ def run_decode_job(
         if not new and _same_columns(work.plan.columns, pipeline.catalog.message_columns(columns, staged.types)):
             return staged
         _discard(work.tables, staged)
-        planned = planned | new if new else set(staged.types)
+        planned = planned | new if new else {*staged.types, *staged.undecoded}
         pipeline.catalog.met |= new
 
 

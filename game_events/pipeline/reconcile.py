@@ -11,6 +11,7 @@ from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
 from game_events.lakehouse.reading import read_files, row_count, spark_schema
+from game_events.pipeline.bronze import has_decoded_columns
 from game_events.pipeline.bronze_stage import COORDINATES
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.game_commits import for_games
@@ -164,10 +165,12 @@ def _count(
         pa.table({"_game": list(taken), "_taken": pa.array(taken.values(), pa.int64())}), "_game string, _taken bigint"
     )
     held = decisions.held_rows(pipeline, decisions.rejected_games)
+    # Without the column no record of a selected message type has come yet.
+    name = F.col(entity) if has_decoded_columns(handle) else F.lit(None).cast("string")
     if held is None:
-        rows = rows.select(F.col(entity).alias("_name"), "_batch", F.lit(None).alias("_held"))
+        rows = rows.select(name.alias("_name"), "_batch", F.lit(None).alias("_held"))
     else:
-        rows = rows.select(F.col(entity).alias("_name"), "_batch", *COORDINATES)
+        rows = rows.select(name.alias("_name"), "_batch", *COORDINATES)
         rows = rows.join(held.withColumn("_held", F.lit(True)), list(COORDINATES), "left")
     pending = F.col("_batch") > F.col("_taken")
     found = (

@@ -1,7 +1,7 @@
 """Bronze's decoded columns, rebuilt from its raw values: without Kafka, in one atomic commit.
 
 Guarantee: rows, coordinates, batches and progress stay; readers see the old columns or the new. A row that does not decode any
-more, or holds no raw value, keeps the columns it has and is counted.
+more, or holds no raw value, keeps the columns it has and is counted; one of a message type that is not selected has none.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from game_events.lakehouse.commits import Commit, commit, evolve
 from game_events.lakehouse.reading import read_files, row_count, spark_schema
 from game_events.lakehouse.staging import discard
 from game_events.pipeline.bronze import BATCH_APP, FIRST_MESSAGE, column_map
-from game_events.pipeline.bronze_stage import OWN_COLUMNS, StageResult, bronze_schema, travelling
+from game_events.pipeline.bronze_stage import OWN_COLUMNS, bronze_schema, travelling
 from game_events.pipeline.column_comments import documented
 from game_events.pipeline.commit_notes import ERASED_BY_BATCH
 from game_events.pipeline.context import Pipeline
@@ -30,6 +30,7 @@ from game_events.pipeline.erasure_tables import erase_from_quarantine
 from game_events.pipeline.planning import run_decode_job
 from game_events.pipeline.quarantine_lost import refuse_lost_quarantine
 from game_events.pipeline.report import RunReport
+from game_events.pipeline.stage_result import StageResult
 from game_events.pipeline.stored_stage import StoredTask
 from game_events.pipeline.suppression import suppression, unfenced
 
@@ -47,11 +48,13 @@ class Redecoded:
         rows: rows of the table.
         kept: rows that keep the columns they had, by reason (`NO_RAW_VALUE`: bronze did not keep it).
         new_columns: columns that bronze did not have before.
+        other_types: rows of message types that are not selected, which are in no decoded column now.
     """
 
     rows: int = 0
     kept: Counter[str] = field(default_factory=Counter)
     new_columns: list[str] = field(default_factory=list)
+    other_types: Counter[str] = field(default_factory=Counter)
 
 
 def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
@@ -116,7 +119,7 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
     entry.new_columns = [f.name for f in schema if f.name not in before]
     report.seconds["bronze"] = time.monotonic() - began
     kept = Counter({NO_RAW_VALUE if why == Reason.TOMBSTONE else why: n for why, n in staged.reasons.items()})
-    return Redecoded(landed.rows, kept, entry.new_columns)
+    return Redecoded(landed.rows, kept, entry.new_columns, pipeline.catalog.other_types(staged.undecoded))
 
 
 def _types_of(rows: DataFrame) -> list[TypeKey]:

@@ -170,7 +170,7 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Repl
     report.suppressed += erase_from_quarantine(pipeline, staged.suppressed_records)
     if not staged.bronze:
         return Replayed(0, staged.reasons)
-    archive_schemas(pipeline, report, staged.types)
+    archive_schemas(pipeline, report, {*staged.types, *staged.undecoded})
     columns = pipeline.catalog.message_columns(column_map(bronze), staged.types)
     schema = documented(pipeline, bronze_schema(columns), columns, staged.types)
     last = bronze.transaction_version(REPLAY_APP)
@@ -195,7 +195,8 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Repl
     entry = report.add_landed("bronze", pipeline.bronze, landed, schema, batch)
     entry.new_columns += [f.name for f in schema if f.name not in known]
     report.batches.append(batch)
-    report.schema_ids.update(i for i, _ in staged.types)
+    report.schema_ids.update(i for i, _ in (*staged.types, *staged.undecoded))
+    report.other_types += pipeline.catalog.other_types(staged.undecoded)
     note_replay(pipeline)
     crash_points.reach("replay_noted")
     log.info("replayed_rows=%d batch=%d left=%s", landed.rows, batch, dict(staged.reasons))

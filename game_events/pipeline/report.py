@@ -96,10 +96,11 @@ class RunReport:
         schema_ids: ids that occurred.
         new_schemas: id that was archived for the first time -> (subject, version) of it, where that is known.
         rejected: quarantine reason -> rows.
+        other_types: message type that is not selected -> rows of it, which came to bronze undecoded.
         replayed: rows that came from quarantine to bronze.
         readmitted: rows of quarantine that rules let into silver after all.
         rules: (layer, game, rule) -> what it said; each row once, however often it was staged.
-        unrouted: rows whose game is no table, by why: invalid, not_allowed, over_limit.
+        unrouted: rows whose game is no table, by why: invalid, not_allowed, over_limit, no_name.
         seconds: layer -> seconds.
         checks: results of the checks that the run made.
         latency: layer -> how long records took from Kafka's timestamp to their commit there.
@@ -125,6 +126,7 @@ class RunReport:
     schema_ids: set[int | str] = field(default_factory=set)
     new_schemas: dict[int | str, tuple[str, int] | None] = field(default_factory=dict)
     rejected: Counter[str] = field(default_factory=Counter)
+    other_types: Counter[str] = field(default_factory=Counter)
     replayed: int = 0
     readmitted: int = 0
     rules: dict[tuple[str, str, str], RuleReport] = field(default_factory=dict)
@@ -262,6 +264,7 @@ class RunReport:
             "batches": self.batches,
             "schema_ids": sorted(self.schema_ids, key=ordered),
             "rejected": dict(self.rejected),
+            "other_types": dict(self.other_types),
             "replayed": self.replayed,
             "readmitted": self.readmitted,
             "dropped": sum(t.dropped for t in self.tables),

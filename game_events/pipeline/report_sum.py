@@ -40,6 +40,7 @@ def report_sum(reports: Sequence[RunReport]) -> RunReport:
         whole.schema_ids |= report.schema_ids
         whole.new_schemas |= report.new_schemas
         whole.rejected += report.rejected
+        whole.other_types += report.other_types
         whole.unrouted += report.unrouted
         whole.replayed += report.replayed
         whole.readmitted += report.readmitted

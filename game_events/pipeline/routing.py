@@ -9,6 +9,8 @@ from game_events.settings import Settings
 
 #: Why a row is in no game's table.
 INVALID, NOT_ALLOWED, OVER_LIMIT = "invalid", "not_allowed", "over_limit"
+#: Where not every message type is decoded, rows without a name are as they should be, and are told apart from bad names.
+NO_NAME = "no_name"
 
 
 @dataclass(frozen=True)
@@ -18,13 +20,17 @@ class Routing:
     Attributes:
         allowed: the allow list; empty: every valid name.
         only: if not None, rows of other games are skipped, neither routed nor counted.
+        unnamed: what a row without a name is refused for.
     """
 
     allowed: frozenset[str] = frozenset()
     only: frozenset[str] | None = None
+    unnamed: str = INVALID
 
     def refusal(self, name: object) -> str | None:
         """Why a name gets no table; None if it may."""
+        if name is None:
+            return self.unnamed
         if not is_game(name):
             return INVALID
         return NOT_ALLOWED if self.allowed and name not in self.allowed else None

@@ -22,6 +22,7 @@ from game_events.lakehouse import crash_points
 from game_events.lakehouse.progress import SILVER, Progress
 from game_events.lakehouse.reading import files_with, read_files, restored, row_count, spark_schema
 from game_events.lakehouse.staging import discard
+from game_events.pipeline.bronze import has_decoded_columns
 from game_events.pipeline.bronze_restored import refuse_undone_erasures
 from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.fan_out import FanOutResult
@@ -30,7 +31,7 @@ from game_events.pipeline.generations import BronzeIdentity, erasures, generatio
 from game_events.pipeline.quarantine_lost import refuse_lost_quarantine
 from game_events.pipeline.rejections import Decisions
 from game_events.pipeline.report import RunReport, TableReport
-from game_events.pipeline.routing import OVER_LIMIT, Routing, admit
+from game_events.pipeline.routing import INVALID, NO_NAME, OVER_LIMIT, Routing, admit
 from game_events.pipeline.silver_commit import settle
 from game_events.pipeline.silver_stage import Source, Start, new_names, stage_games
 
@@ -71,6 +72,8 @@ def refresh_silver(
     if not just_loaded:
         refuse_lost_quarantine(pipeline, handle, report)
         refuse_undone_erasures(pipeline, handle)
+    if not has_decoded_columns(handle):
+        return  # no record of a selected message type has come yet
     for attempt in range(ATTEMPTS):
         source = Source.of(pipeline, pipeline.bronze.open() or handle if attempt else handle)
         try:
@@ -133,7 +136,7 @@ def _refresh(pipeline: Pipeline, report: RunReport, source: Source, games: froze
     for game, why in failed.items():
         table = pipeline.lakehouse.silver(game)
         report.tables.append(TableReport(SILVER, table.name, table.uri, game, error=why))
-    valid_unrouted = any(why != "invalid" and rows for why, rows in unrouted.items())
+    valid_unrouted = any(why not in (INVALID, NO_NAME) and rows for why, rows in unrouted.items())
 
     def moved(now: Progress) -> Progress:
         # A floor that is gone took with it the failures that it left out: then all is looked at again.
@@ -233,7 +236,8 @@ def _default_pass(
 
 def _routing(pipeline: Pipeline, source: Source, floor: int, known: set[str]) -> tuple[Routing, int]:
     """Which names are games, and rows of names that there is no room for."""
-    routing = Routing(frozenset(pipeline.settings.games))
+    unnamed = NO_NAME if pipeline.settings.message_types else INVALID
+    routing = Routing(frozenset(pipeline.settings.games), unnamed=unnamed)
     if routing.allowed or len(known) < pipeline.settings.max_games:
         return routing, 0
     counted, over = new_names(source, floor, known)
@@ -335,7 +339,7 @@ def _record(source: Source, report: RunReport, outcome: Committed, done: dict[st
 def new_games(pipeline: Pipeline, above: int | None = None) -> list[str]:
     """Valid, allowed names without a table in bronze above a batch (None: silver's floor), while there is room for games."""
     handle = pipeline.bronze.open()
-    if handle is None or not row_count(handle):
+    if handle is None or not row_count(handle) or not has_decoded_columns(handle):
         return []
     source = Source.of(pipeline, handle)
     state = pipeline.progress.read(source.bronze.key)

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,8 +14,11 @@ from hypothesis import strategies as st
 
 from game_events.decoding.decoder import DecodePlan
 from game_events.decoding.reasons import Reason
+from game_events.lakehouse.suppressed import entity_hash
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse
-from game_events.pipeline.bronze_stage import OWN_COLUMNS, QUARANTINE_COLUMNS, BronzeTask, StageResult, bronze_schema
+from game_events.pipeline.bronze_stage import OWN_COLUMNS, QUARANTINE_COLUMNS, BronzeTask, bronze_schema
+from game_events.pipeline.stage_result import StageResult
+from game_events.pipeline.suppressor import Suppression
 from game_events_tests.decoding.helpers import compiled, frame, plan_for, python_class
 
 HEAD = 'syntax = "proto3"; package s; message Event {'
@@ -63,10 +67,10 @@ CONSTANTS = {"topic": "games", "topic_id": "topic-id"}
 class Staged:
     """A task's result, read back from disk."""
 
-    def __init__(self, root, batches, *, plan=PLAN, keep_raw=True, decided=None):
+    def __init__(self, root, batches, *, plan=PLAN, keep_raw=True, decided=None, suppression=None):
         lakehouse = Lakehouse(str(root))
         bronze, quarantine = lakehouse.table(BRONZE), lakehouse.table(QUARANTINE)
-        self.task = BronzeTask(bronze, quarantine, plan, CONSTANTS, 9, "run 1", keep_raw, decided or {})
+        self.task = BronzeTask(bronze, quarantine, plan, CONSTANTS, 9, "run 1", keep_raw, decided or {}, suppression)
         (report,) = list(pickle.loads(pickle.dumps(self.task))(iter(batches)))  # noqa: S301 - our own bytes
         self.result = StageResult.read((r["kind"], r["body"]) for r in report.to_pylist())
         self.bronze = self._rows(bronze, self.result.bronze)
@@ -261,3 +265,28 @@ def test_statistics_bound_the_offsets_and_the_batch(tmp_path):
     stats = json.loads(file.stats)
     assert [stats[k]["_kafka_offset"] for k in ("minValues", "maxValues")] == [30, 34]
     assert [stats[k]["_batch"] for k in ("minValues", "maxValues")] == [9, 9]
+
+
+@pytest.mark.parametrize("keep_raw", [True, False])
+def test_records_of_types_that_are_not_selected_are_in_bronze_as_they_came_and_counted(tmp_path, keep_raw):
+    plan = replace(plan_for((NEW, (0,))), schemas={71: OLD, 72: NEW}, undecoded=frozenset({(71, (0,))}))
+    values = [good(1, game_name="uno"), good(2, OLD, game="go"), good(3, OLD)[:-1]]
+    staged = Staged(tmp_path, [records(values)], plan=plan, keep_raw=keep_raw)
+    rows = {row["_kafka_offset"]: row for row in staged.bronze}
+    assert sorted(rows) == [0, 1, 2]
+    # Nothing else of them is kept: their bytes stay whatever the setting says.
+    assert [rows[n]["_raw_value"] for n in (1, 2)] == values[1:]
+    assert (rows[0]["_raw_value"] == values[0]) == keep_raw
+    assert {(rows[n]["_schema_id"], rows[n]["game_name"], rows[n]["n"]) for n in (1, 2)} == {(71, None, None)}
+    assert (staged.result.undecoded, staged.result.types) == ({(71, (0,)): 2}, {(72, (0,))})
+    assert staged.quarantine == []
+
+
+def test_forgotten_gamers_are_kept_out_of_records_that_are_not_decoded_by_key_and_place(tmp_path):
+    plan = DecodePlan({71: OLD}, undecoded=frozenset({(71, (0,))}))
+    key = b"a key of the tests"
+    gone = Suppression("gamer", key, frozenset({entity_hash(key, b"k")}), frozenset({("topic-id", 0, 3)}))
+    staged = Staged(tmp_path, [records([good(n, OLD) for n in range(7)])], plan=plan, suppression=gone)
+    # Every third record has no key, all others have `k`.
+    assert staged.good == [0, 6]
+    assert (staged.result.suppressed, staged.result.undecoded) == (5, {(71, (0,)): 2})

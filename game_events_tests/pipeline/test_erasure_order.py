@@ -18,13 +18,14 @@ from game_events.lakehouse.suppressed import add_suppressed, read_suppressed
 from game_events.lakehouse.tables import SUPPRESSED
 from game_events.pipeline import bronze as bronze_module
 from game_events.pipeline import erasure, erasure_passes
-from game_events.pipeline.bronze_stage import OWN_COLUMNS, QUARANTINE_COLUMNS, StageResult
+from game_events.pipeline.bronze_stage import OWN_COLUMNS, QUARANTINE_COLUMNS
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure_resume import resume
 from game_events.pipeline.generations import ERASED_APP, BronzeIdentity
 from game_events.pipeline.preflight import environment_checks
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.silver_commit import DROPPED_APP, QUARANTINED_APP
+from game_events.pipeline.stage_result import StageResult
 from game_events.pipeline.suppression import hashes_of, suppression
 from game_events.settings import load_settings
 from game_events.sources.source import Slice

@@ -66,6 +66,7 @@ def a_report():
         schema_ids={7},
         new_schemas={7: ("game_events-value", 3)},
         rejected=Counter(EMPTY=3),
+        other_types=Counter({"shop.Heartbeat": 5}),
         unrouted=Counter(invalid=1),
         replayed=2,
         seconds={"bronze": 1.5, "silver": 0.5},
@@ -87,6 +88,7 @@ def test_every_kind_of_event_comes_from_the_report_and_says_what_it_says(setting
         "read": 1,
         "table": 4,
         "rejected": 1,
+        "other_types": 1,
         "unrouted": 1,
         "replayed": 1,
         "schema": 3,
@@ -94,6 +96,7 @@ def test_every_kind_of_event_comes_from_the_report_and_says_what_it_says(setting
     }
     assert set(kinds) <= set(KINDS)
     by_kind = {r["kind"]: r for r in rows}
+    assert (by_kind["other_types"]["name"], by_kind["other_types"]["rows"]) == ("shop.Heartbeat", 5)
     read = by_kind["read"]
     assert (read["rows"], read["lag"]) == (13, 2)
     assert json.loads(read["detail"])["partitions"] == {"0": [5, 15, 2], "1": [0, 3, 0]}

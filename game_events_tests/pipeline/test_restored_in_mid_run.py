@@ -18,7 +18,7 @@ from game_events.lakehouse.reading import BATCH_INFO, read_arrow
 from game_events.lakehouse.staging import StagedWriter
 from game_events.pipeline import bronze as bronze_module
 from game_events.pipeline.bronze import load_bronze
-from game_events.pipeline.bronze_stage import OWN_COLUMNS, QUARANTINE_COLUMNS, StageResult, bronze_schema
+from game_events.pipeline.bronze_stage import OWN_COLUMNS, QUARANTINE_COLUMNS, bronze_schema
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fan_out import FanOutResult
 from game_events.pipeline.quarantine_lost import QUARANTINED_APP
@@ -26,6 +26,7 @@ from game_events.pipeline.rejections import Decisions, Verdict, decide
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.silver_commit import settle
 from game_events.pipeline.silver_stage import Source, Start
+from game_events.pipeline.stage_result import StageResult
 from game_events.pipeline.topic_identity import offsets_of
 from game_events.settings import load_settings
 from game_events_tests.lanes import by_partition, seen
@@ -71,7 +72,9 @@ class World:
     def pipeline(self, **more):
         settings = load_settings(lakehouse=str(self.root), kafka_topic=TOPIC, max_records_per_batch=5, **more)
         made = Pipeline(settings, lambda: pytest.fail("no Spark is needed"))
-        catalog = SimpleNamespace(ids_of=lambda _: [], archive=lambda _: [], message_columns=lambda columns, _: columns)
+        catalog = SimpleNamespace(
+            ids_of=lambda _: [], archive=lambda _: [], message_columns=lambda columns, _: columns, other_types=Counter
+        )
         made.__dict__.update(source=self.topic, catalog=catalog)
         return made
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from game_events.lakehouse.tables import is_game
 from game_events.pipeline.reconcile import Books, Reconciliation
 from game_events.pipeline.report import RunReport, TableReport
-from game_events.pipeline.routing import INVALID, NOT_ALLOWED, Routing, admit
+from game_events.pipeline.routing import INVALID, NO_NAME, NOT_ALLOWED, Routing, admit
 from game_events.settings import Settings
 
 HOSTILE = [None, "", "unified", "../../etc", "Rummy", "🎲", "a" * 300, "a/b", "a\n", 7, b"uno"]
@@ -20,6 +20,11 @@ HOSTILE = [None, "", "unified", "../../etc", "Rummy", "🎲", "a" * 300, "a/b", 
 @pytest.mark.parametrize("routing", [Routing(), Routing(frozenset({"uno"})), Routing(only=frozenset({"uno"}))])
 def test_a_hostile_name_gets_no_table_whatever_is_allowed(name, routing):
     assert routing.refusal(name) == INVALID
+
+
+def test_rows_without_a_name_are_told_apart_where_not_every_type_is_decoded():
+    routing = Routing(unnamed=NO_NAME)
+    assert [routing.refusal(name) for name in (None, "", "../x", "uno")] == [NO_NAME, INVALID, INVALID, None]
 
 
 def test_without_an_allow_list_every_good_name_is_routed():
@@ -129,6 +134,7 @@ def test_the_report_for_programs_is_plain_json_and_says_everything():
         "batches": [7],
         "schema_ids": [3, 12],
         "rejected": {"MALFORMED": 2},
+        "other_types": {},
         "replayed": 0,
         "unrouted": {"invalid": 1},
         "readmitted": 0,

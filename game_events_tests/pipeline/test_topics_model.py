@@ -17,10 +17,11 @@ from game_events.lakehouse.reading import read_arrow
 from game_events.lakehouse.staging import StagedWriter
 from game_events.pipeline import bronze as bronze_module
 from game_events.pipeline.bronze import load_bronze
-from game_events.pipeline.bronze_stage import COORDINATES, QUARANTINE_COLUMNS, StageResult, bronze_schema
+from game_events.pipeline.bronze_stage import COORDINATES, QUARANTINE_COLUMNS, bronze_schema
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.offset_checks import offsets_continuous
 from game_events.pipeline.report import RunReport
+from game_events.pipeline.stage_result import StageResult
 from game_events.settings import load_settings
 from game_events.sources.source import Lane, Seen
 
@@ -70,7 +71,9 @@ class World:
     def pipeline(self):
         settings = load_settings(lakehouse=str(self.root), kafka_topic_pattern=r"t\..", on_data_loss="record_gap")
         made = Pipeline(settings, lambda: pytest.fail("no Spark is needed"))
-        catalog = SimpleNamespace(ids_of=lambda _: [], archive=lambda _: [], message_columns=lambda columns, _: columns)
+        catalog = SimpleNamespace(
+            ids_of=lambda _: [], archive=lambda _: [], message_columns=lambda columns, _: columns, other_types=Counter
+        )
         made.__dict__.update(source=self.broker, catalog=catalog)
         return made
 

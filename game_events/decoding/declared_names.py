@@ -1,0 +1,85 @@
+"""Names of message types in a schema's text, for a schema that does not compile: they say whether anybody wants its records.
+
+Only what the text says by itself is told; a text that says nothing has no names, and its records are treated as before.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from game_events.decoding.descriptors import from_base64
+from game_events.decoding.frames import IndexPath
+from game_events.decoding.json_schema import UNNAMED, JsonSchema
+from game_events.errors import DataError
+from game_events.sources.registry import RegistrySchema
+
+#: Comments and texts are passed over: what looks like a message inside them is none.
+_WORDS = re.compile(r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|(?P<word>[A-Za-z_][\w.]*|[{}();=])""", re.DOTALL)
+
+
+def declared_names(schema: RegistrySchema) -> Mapping[IndexPath, str]:
+    """Index path -> full name of a schema's message types, those nested in others left out; empty: the text does not tell."""
+    match schema.format:
+        case "PROTOBUF":
+            return _of_protobuf(schema.text)
+        case "AVRO":
+            name = _of_avro(schema.text)
+        case "JSON":
+            name = _of_json(schema)
+        case _:
+            name = None
+    return {} if name is None else {(): name}
+
+
+def _of_protobuf(text: str) -> dict[IndexPath, str]:
+    described = from_base64(text)
+    if described is not None and described.message_type:
+        package, names = described.package, [item.name for item in described.message_type]
+    else:
+        package, names = _of_proto_text(text)
+    return {(index,): f"{package}.{name}" if package else name for index, name in enumerate(names)}
+
+
+def _of_proto_text(text: str) -> tuple[str, list[str]]:
+    """Package and top-level messages, in order."""
+    package, names, depth = "", [], 0
+    words = _words(text)
+    for word in words:
+        if word in {"{", "}"}:
+            depth += 1 if word == "{" else -1
+        elif not depth and word == "package":
+            package = next(words, "")
+        elif not depth and word == "message":
+            names.append(next(words, ""))
+    # Braces that do not match, or a name that is none: nothing that was read is certain.
+    good = not depth and all(re.fullmatch(r"[A-Za-z_]\w*", name) for name in names)
+    return package, names if good else []
+
+
+def _words(text: str) -> Iterator[str]:
+    return (found["word"] for found in _WORDS.finditer(text) if found["word"])
+
+
+def _of_avro(text: str) -> str | None:
+    try:
+        node: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    while isinstance(node, dict) and isinstance(node.get("type"), dict):
+        node = node["type"]
+    name = node.get("name") if isinstance(node, dict) else None
+    if not isinstance(name, str) or not name:
+        return None
+    namespace = node.get("namespace")
+    return f"{namespace}.{name}" if "." not in name and isinstance(namespace, str) and namespace else name
+
+
+def _of_json(schema: RegistrySchema) -> str | None:
+    try:
+        name = JsonSchema(schema.schema_id, schema.text).message
+    except DataError:
+        return None
+    return None if name == UNNAMED else name
