@@ -103,6 +103,11 @@ def _show(output: Output, account: Erasure) -> None:
             f"{account.unsearchable:,} rows of quarantine decode under nothing: nobody can say whose they are. Once they "
             "decode, a replay keeps out those of forgotten gamers"
         )
+    if account.undecoded:
+        output.say(
+            f"{account.undecoded:,} rows of bronze are of message types that are not selected, and do not tell whose they are. "
+            "Once they are decoded, a redecode takes out those of forgotten gamers"
+        )
     if account.lost_ids:
         output.say(
             f"{account.lost_ids:,} of the ids are in no row any more. If one stands in the bytes of a record that decodes "

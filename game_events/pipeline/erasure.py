@@ -28,7 +28,7 @@ from game_events.lakehouse.tables import (
     game_of_silver,
     has_persons,
 )
-from game_events.pipeline.bronze import BATCH_APP, RIVAL_ATTEMPTS
+from game_events.pipeline.bronze import BATCH_APP, RIVAL_ATTEMPTS, has_decoded_columns
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure_account import Erasure
 from game_events.pipeline.erasure_passes import erase_events
@@ -95,7 +95,7 @@ def forget(
         if not dry_run:
             _gold_follows(work)
     _until_nothing_is_found(work, _rest)
-    account.unsearchable = sum(work.unsearchable.values())
+    account.unsearchable, account.undecoded = work.unsearchable_of(QUARANTINE), work.unsearchable_of(BRONZE)
     if not dry_run and report.success:
         finish_suppressed(pipeline.lakehouse, hashes)
         account.finished = True
@@ -131,7 +131,9 @@ def _until_nothing_is_found(work: Work, look: Callable[[Work], bool]) -> None:
 
 def _require_id_column(pipeline: Pipeline, bronze: DeltaTable) -> None:
     """Keep somebody with a wrong setting from believing that a gamer is gone."""
-    if int(bronze.transaction_version(BATCH_APP) or 0) and not has_persons(bronze, pipeline.settings.key_column):
+    if not int(bronze.transaction_version(BATCH_APP) or 0) or not has_decoded_columns(bronze):
+        return
+    if not has_persons(bronze, pipeline.settings.key_column):
         raise ConfigurationError(
             f"bronze has no column {pipeline.settings.key_column!r}: set GAME_EVENTS_KEY_COLUMN to the one that says whose "
             "a row is"

@@ -17,6 +17,7 @@ class Erasure:
         dry_run: nothing was changed: rows are those that would go.
         rows: table -> rows of theirs that went; gold and unified: rows of the aggregates.
         unsearchable: rows of quarantine that decode under nothing: nobody can say whose they are.
+        undecoded: rows of bronze whose message type is not selected, and which do not tell whose they are.
         lost_ids: gamers of an erasure that was resumed whose id no row has: nothing but undecodable bytes may be left of them.
         finished: every table was looked at, and holds nothing of them any more.
         vacuumed: old files were looked at, too.
@@ -29,6 +30,7 @@ class Erasure:
     dry_run: bool = False
     rows: Counter[str] = field(default_factory=Counter)
     unsearchable: int = 0
+    undecoded: int = 0
     lost_ids: int = 0
     finished: bool = False
     vacuumed: bool = False
@@ -43,6 +45,7 @@ class Erasure:
             "dry_run": self.dry_run,
             "rows": dict(sorted(self.rows.items())),
             "unsearchable": self.unsearchable,
+            "undecoded": self.undecoded,
             "lost_ids": self.lost_ids,
             "finished": self.finished,
             "vacuumed": self.vacuumed,

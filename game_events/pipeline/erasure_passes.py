@@ -77,6 +77,10 @@ def _commit_quarantine(work: Work, hits: list[Found], tables: Mapping[str, Delta
 def _commit_bronze(work: Work, hits: list[Found], bronze: DeltaTable) -> DeltaTable:
     if not hits:
         return bronze
+    theirs = work.undecoded(hits)
+    if theirs:
+        # Before they go, as for quarantine.
+        add_records(work.pipeline.lakehouse, work.hashes, theirs)
     batches = Counter[int]()
     for (_, batch), rows in by_game_and_batch(pa.concat_tables([f.records for f in hits])).items():
         batches[batch] += rows

@@ -18,7 +18,7 @@ from game_events.errors import DataError
 from game_events.lakehouse.commits import paths
 from game_events.lakehouse.staging import file_system, report
 from game_events.lakehouse.suppressed import read_suppressed
-from game_events.lakehouse.tables import QUARANTINE, SUPPRESSED, Table, has_persons, is_person
+from game_events.lakehouse.tables import BRONZE, QUARANTINE, SUPPRESSED, Table, has_persons, is_person
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure import forget
 from game_events.pipeline.erasure_files import replaced_files
@@ -64,7 +64,7 @@ def _ids_of(pipeline: Pipeline, suppression: Suppression) -> frozenset[str]:
     files: list[tuple[str, str]] = []
     for name, table in tables.items():
         handle = table.open()
-        if handle is not None and (name == QUARANTINE or has_persons(handle, suppression.column)):
+        if handle is not None and (name in (BRONZE, QUARANTINE) or has_persons(handle, suppression.column)):
             files += [(name, path) for path in (*paths(handle), *replaced_files(table, handle))]
     task = RecoverTask(tables, suppression)
     return frozenset(_found(pipeline, task, files))
@@ -105,7 +105,8 @@ class RecoverTask:
         with suppress(FileNotFoundError), system.open_input_file(prefix + path) as source:
             file = pq.ParquetFile(source)
             column = self.suppression.column
-            names = [n for n in file.schema_arrow.names if is_person(n, column) or (name == QUARANTINE and n == "_kafka_key")]
+            by_key = name in (BRONZE, QUARANTINE)  # of bronze for what is not decoded there
+            names = [n for n in file.schema_arrow.names if is_person(n, column) or (by_key and n == "_kafka_key")]
             suppressor = Suppressor(self.suppression)
             for group in range(file.num_row_groups):
                 rows = file.read_row_group(group, names)

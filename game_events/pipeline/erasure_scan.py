@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from game_events.lakehouse.staging import REPORT_SCHEMA, StagedFile, StagedWriter, file_system, report
-from game_events.lakehouse.tables import QUARANTINE, Table
+from game_events.lakehouse.tables import BRONZE, QUARANTINE, Table
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.erasure_wanted import RECORDS, Wanted
+from game_events.pipeline.erasure_wanted import BYTES, RECORDS, Wanted
 
 #: Up to so many files the driver looks at by itself: a Spark job costs more.
 FILES_IN_DRIVER = 4
@@ -41,6 +41,7 @@ class Found:
         files: what stands for it without them; none if all its rows were theirs, or nothing was to be written.
         records: these rows, as `RECORDS`.
         unsearchable: rows that stay and of which nobody can say whose they are.
+        traced: of bronze, those of `records` that only their key or their bytes tell of.
         unreadable: it is no whole Parquet file: it is being written, or the run that wrote it was killed.
     """
 
@@ -51,25 +52,22 @@ class Found:
     records: pa.Table = field(default_factory=RECORDS.empty_table)
     unsearchable: int = 0
     unreadable: bool = False
+    traced: pa.Table = field(default_factory=RECORDS.empty_table)
 
     def to_json(self) -> str:
         """For the way back through Spark."""
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, RECORDS) as writer:
-            writer.write_table(self.records)
         body = {"table": self.table, "path": self.path, "rows": self.rows, "unsearchable": self.unsearchable}
         body["unreadable"] = self.unreadable
-        packed = base64.b64encode(sink.getvalue()).decode() if self.rows else ""
-        return json.dumps(body | {"files": [f.to_json() for f in self.files], "records": packed})
+        packed = {"records": _packed(self.records), "traced": _packed(self.traced)}
+        return json.dumps(body | {"files": [f.to_json() for f in self.files]} | packed)
 
     @classmethod
     def from_json(cls, text: str) -> Found:
         """The inverse of `to_json`."""
         body = json.loads(text)
-        packed = body["records"]
-        records = pa.ipc.open_stream(base64.b64decode(packed)).read_all() if packed else RECORDS.empty_table()
         files = [StagedFile.from_json(f) for f in body["files"]]
-        return cls(body["table"], body["path"], body["rows"], files, records, body["unsearchable"], body["unreadable"])
+        records, traced = _unpacked(body["records"]), _unpacked(body["traced"])
+        return cls(body["table"], body["path"], body["rows"], files, records, body["unsearchable"], body["unreadable"], traced)
 
 
 @dataclass(frozen=True)
@@ -120,10 +118,16 @@ class EraseTask:
         with system.open_input_file(prefix + path) as source:
             file = pq.ParquetFile(source)
             columns = self.wanted.columns(name, file.schema_arrow.names)
-            masks, parts, unsearchable = [], [], 0
+            masks, parts, traced, unsearchable = [], [], [], 0
             for group in range(file.num_row_groups):
                 rows = file.read_row_group(group, columns)
                 mask = self.wanted.mask(name, rows)
+                if name == BRONZE and (nameless := self.wanted.nameless(rows)).any():
+                    # Only here: bytes of all rows are most of the file.
+                    theirs = self.wanted.traced(file.read_row_group(group, list(BYTES)), nameless)
+                    traced.append(_records(name, rows.filter(pa.array(theirs)), self.wanted.entity))
+                    unsearchable += int((nameless & ~theirs).sum())
+                    mask |= theirs
                 masks.append(mask)
                 if mask.any():
                     parts.append(_records(name, rows.filter(pa.array(mask)), self.wanted.entity))
@@ -133,7 +137,21 @@ class EraseTask:
             if not hits:
                 return Found(name, path, unsearchable=unsearchable)
             files = _without(table, file, masks) if self.rewrite else []
-        return Found(name, path, hits, files, pa.concat_tables(parts), unsearchable)
+        by_bytes = pa.concat_tables([RECORDS.empty_table(), *traced])
+        return Found(name, path, hits, files, pa.concat_tables(parts), unsearchable, traced=by_bytes)
+
+
+def _packed(records: pa.Table) -> str:
+    if not records.num_rows:
+        return ""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, RECORDS) as writer:
+        writer.write_table(records)
+    return base64.b64encode(sink.getvalue()).decode()
+
+
+def _unpacked(text: str) -> pa.Table:
+    return pa.ipc.open_stream(base64.b64decode(text)).read_all() if text else RECORDS.empty_table()
 
 
 def _records(table: str, rows: pa.Table, entity: str) -> pa.Table:

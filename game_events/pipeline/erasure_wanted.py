@@ -19,6 +19,10 @@ from game_events.pipeline.suppressor import as_texts
 
 #: Shorter ids are not looked for in bytes that nobody can decode: they would be found in other gamers' records by chance.
 MIN_SEARCHED_BYTES = 4
+#: What tells whose a record is that is no columns.
+BYTES = ("_kafka_key", "_raw_value")
+#: Records whose bytes are looked through at once: they are Python's objects then.
+_ROWS_AT_ONCE = 10_000
 #: A length in one byte, as protobuf has it.
 _SHORT = 128
 
@@ -79,14 +83,14 @@ class Wanted:
         """What is read of a file to find their rows."""
         wanted = {*RECORDS.names, self.entity}
         if table == QUARANTINE:
-            wanted |= {"layer", "replayed_batch", "_kafka_key", "_raw_value"}
+            wanted |= {"layer", "replayed_batch", *BYTES}
         return [n for n in names if n in wanted or is_person(n, self.person)]
 
     def mask(self, table: str, rows: pa.Table) -> npt.NDArray[np.bool_]:
         """Which rows of a table are theirs."""
         found = np.zeros(rows.num_rows, dtype=bool)
         if table == QUARANTINE:
-            return found | self._recorded(rows, _IN_QUARANTINE) | self._traced(rows)
+            return found | self._recorded(rows, _IN_QUARANTINE) | self.traced(rows, self.unsearchable(rows))
         for name in rows.column_names:
             if is_person(name, self.person):
                 found |= self._named(rows.column(name))
@@ -109,13 +113,25 @@ class Wanted:
         found[mine.join(self.records.select(keys), keys, join_type="left semi").column("_row").to_numpy()] = True
         return found
 
-    def _traced(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
-        """Rows that lead to no row of bronze, by what their bytes hold."""
+    def traced(self, rows: pa.Table, among: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Rows that are theirs by what their key and their bytes hold (`BYTES`), of those that no column tells of."""
         found = np.zeros(rows.num_rows, dtype=bool)
+        places = np.flatnonzero(among)
+        searched, done = rows.select(list(BYTES)).filter(pa.array(among)), 0
         keys = {text.encode() for text in self.ids}
-        for at in np.flatnonzero(self.unsearchable(rows)):
-            key, value = (rows.column(c)[int(at)].as_py() for c in ("_kafka_key", "_raw_value"))
-            found[at] = key in keys or (value is not None and self.traces is not None and bool(self.traces.search(value)))
+        for part in searched.to_batches(max_chunksize=_ROWS_AT_ONCE):
+            for key, value in zip(*(part.column(name).to_pylist() for name in BYTES), strict=True):
+                in_value = value is not None and self.traces is not None and bool(self.traces.search(value))
+                found[places[done]] = key in keys or in_value
+                done += 1
+        return found
+
+    def nameless(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
+        """Rows of bronze in which no column says whose they are, or of which game: their message type is not decoded."""
+        found = np.ones(rows.num_rows, dtype=bool)
+        for name in rows.column_names:
+            if name == self.entity or is_person(name, self.person):
+                found &= pc.is_null(rows.column(name)).to_numpy()
         return found
 
     def unsearchable(self, rows: pa.Table) -> npt.NDArray[np.bool_]:

@@ -41,7 +41,8 @@ class Work:
     #: game -> bronze batch up to which its counters are right.
     settled: dict[str, int] = field(default_factory=dict)
     touched: set[str] = field(default_factory=set)
-    unsearchable: dict[str, int] = field(default_factory=dict)
+    #: (table, file) -> rows of which nobody can say whose they are.
+    unsearchable: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def look(self, tables: Mapping[str, DeltaTable]) -> dict[str, list[Found]]:
         """Look at the files that were not looked at yet; table -> files with rows of theirs."""
@@ -51,8 +52,8 @@ class Work:
         )
         hits: dict[str, list[Found]] = {}
         for found in look_at(self.pipeline, task, files):
-            if found.table == QUARANTINE:
-                self.unsearchable[found.path] = found.unsearchable
+            if found.table in (BRONZE, QUARANTINE):
+                self.unsearchable[found.table, found.path] = found.unsearchable
             if found.rows:
                 hits.setdefault(found.table, []).append(found)
             else:
@@ -69,13 +70,15 @@ class Work:
 
     def undecodable(self, hits: Iterable[Found]) -> set[Record]:
         """Those of quarantine's rows that have no row of bronze: only their key or bytes tell whose they are."""
-        columns = ["_kafka_topic_id", "_kafka_partition", "_kafka_offset"]
+        return _coordinates(f.records for f in hits) - _coordinates([self.wanted.records])
 
-        def records(found: pa.Table) -> set[Record]:
-            known = found.select(columns).drop_null()
-            return set(zip(*(known.column(name).to_pylist() for name in columns), strict=True))
+    def undecoded(self, hits: Iterable[Found]) -> set[Record]:
+        """Those of bronze's rows whose message type is not decoded: the same is true of them."""
+        return _coordinates(f.traced for f in hits)
 
-        return records(pa.concat_tables([RECORDS.empty_table(), *(f.records for f in hits)])) - records(self.wanted.records)
+    def unsearchable_of(self, table: str) -> int:
+        """Rows of a table of which nobody can say whose they are."""
+        return sum(rows for (name, _), rows in self.unsearchable.items() if name == table)
 
     def held_now(self) -> pa.Table:
         """Rows of theirs that quarantine held instead of silver, with those that came since it was looked at.
@@ -98,6 +101,12 @@ class Work:
         """Delete files that nobody has committed, nor will."""
         for name, found in hits.items():
             discard(self.pipeline.lakehouse.table(name), [file for f in found for file in f.files])
+
+
+def _coordinates(found: Iterable[pa.Table]) -> set[Record]:
+    columns = ["_kafka_topic_id", "_kafka_partition", "_kafka_offset"]
+    known = pa.concat_tables([RECORDS.empty_table(), *found]).select(columns).drop_null()
+    return set(zip(*(known.column(name).to_pylist() for name in columns), strict=True))
 
 
 def find_what_is_gone(work: Work, bronze: DeltaTable) -> None:

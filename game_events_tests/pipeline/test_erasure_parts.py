@@ -7,6 +7,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
@@ -19,7 +20,8 @@ from game_events.pipeline import erasure_files
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure_account import Erasure
 from game_events.pipeline.erasure_files import remove_old_files
-from game_events.pipeline.erasure_scan import EraseTask
+from game_events.pipeline.erasure_resume import RecoverTask
+from game_events.pipeline.erasure_scan import EraseTask, Found
 from game_events.pipeline.erasure_tables import without
 from game_events.pipeline.erasure_wanted import RECORDS, Wanted
 from game_events.pipeline.erasure_work import Work, find_what_is_gone
@@ -125,6 +127,41 @@ def test_bytes_that_nobody_can_decode_tell_an_id_that_stands_in_them_as_a_whole_
     assert not wanted.mask("quarantine_events", decoded).any()
     # By chance in anybody's bytes.
     assert not Wanted("gamer_id", "game_name", frozenset({"7"})).mask("quarantine_events", quarantined([b"\x017"])).any()
+
+
+def test_rows_of_bronze_that_are_not_decoded_tell_whose_they_are_by_key_and_bytes(tmp_path):
+    raw = WHOM.encode()
+    columns = {
+        "_kafka_topic_id": ["t"] * 5,
+        "_kafka_partition": pa.array([0] * 5, pa.int32()),
+        "_kafka_offset": range(5),
+        "_kafka_key": pa.array([None, raw, None, b"x", raw], pa.binary()),
+        "_raw_value": pa.array([b"\x12" + bytes([len(raw)]) + raw, b"?", b"nobody's", None, b"decoded"], pa.binary()),
+        # The last one is decoded, and somebody else's: what its key says is no more than before.
+        "gamer_id": [None, None, None, None, "ann"],
+        "game_name": [None, None, None, None, "uno"],
+    }
+    bronze = Lakehouse(str(tmp_path)).table("bronze_events")
+    rows = pa.table(columns)
+    writer = StagedWriter(bronze, rows.schema)
+    writer.write(rows)
+    (file,) = writer.close()
+    task = EraseTask({bronze.key: bronze}, Wanted("gamer_id", "game_name", frozenset({WHOM})), rewrite=True)
+    found = Found.from_json(task.look(bronze.key, file.path).to_json())
+    assert (found.rows, found.unsearchable) == (2, 2)
+    assert found.traced.column("_kafka_offset").to_pylist() == [0, 1]
+    (left,) = found.files
+    assert pq.read_table(Path(bronze.uri) / left.path).column("_kafka_offset").to_pylist() == [2, 3, 4]
+
+
+def test_an_id_that_only_keys_of_records_have_that_are_not_decoded_is_found_again_by_its_hash(tmp_path):
+    bronze = Lakehouse(str(tmp_path)).table("bronze_events")
+    rows = pa.table({"_kafka_key": pa.array([WHOM.encode(), b"ann"]), "gamer_id": pa.array([None, None], pa.string())})
+    writer = StagedWriter(bronze, rows.schema)
+    writer.write(rows)
+    (file,) = writer.close()
+    suppression = Suppression("gamer_id", KEY, frozenset({entity_hash(KEY, WHOM.encode())}))
+    assert RecoverTask({bronze.key: bronze}, suppression).look(bronze.key, file.path) == {WHOM}
 
 
 def test_a_record_of_another_topic_at_the_same_place_of_the_same_batch_is_not_theirs():

@@ -3,6 +3,8 @@
 import pytest
 
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
+from game_events.pipeline.erasure import forget
+from game_events.pipeline.erasure_files import remove_old_files
 from game_events.pipeline.reconcile import reconcile
 from game_events.pipeline.redecode import redecode
 from game_events.pipeline.refresh import refresh, refresh_downstream
@@ -10,9 +12,10 @@ from game_events.pipeline.replay import Selection, replay
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.selection import selection_of
 from game_events.pipeline.whole_checks import CHECKS
-from game_events_tests.books import count, gold, rows
+from game_events_tests.books import coordinates, count, gold, rows
 from game_events_tests.decoding.helpers import compiled, frame, python_class
 from game_events_tests.guarantees.waves import versions
+from game_events_tests.pipeline.erasure_world import places_of, tables_of
 from game_events_tests.pipeline.topic import register, send_values
 
 pytestmark = pytest.mark.stack
@@ -23,6 +26,7 @@ OWN = "string game_name = 1; string gamer_id = 2; google.protobuf.Timestamp even
 TEXT = HEAD + f" message Played {{ {OWN} int32 level = 4; }} message Heartbeat {{ {OWN} string host = 4; }}"
 AVRO = '{"type": "record", "name": "Login", "namespace": "t", "fields": [{"name": "browser", "type": "string"}]}'
 PLAYED, HEARTBEAT = "t.Played", "t.Heartbeat"
+KEY, GONE = "a key of the tests, long enough", "gamer-to-forget"
 
 
 @pytest.fixture
@@ -157,3 +161,32 @@ def test_a_full_refresh_of_bronze_counts_and_keeps_them_too(topic, selecting):
     assert (report.success, report.other_types) == (True, {HEARTBEAT: 1})
     assert (count(allowed.settings, BRONZE), count(allowed.settings, "silver_uno_events")) == (2, 1)
     assert_sound(selecting(PLAYED))
+
+
+def test_a_forgotten_gamer_is_in_no_byte_of_records_that_are_not_decoded_and_does_not_come_back(topic, selecting):
+    more = {"erasure_key": KEY, "allow_bronze_full_refresh": True}
+    topic((PLAYED, "uno", GONE, 1), (HEARTBEAT, "uno", GONE, "host-1"), (HEARTBEAT, "uno", "ann", "host-1"))
+    topic((PLAYED, "uno", "ann", 1))
+    settings = selecting(PLAYED, **more).settings
+    refresh(selecting(PLAYED, **more))
+    pipeline, report = selecting(PLAYED, **more), RunReport()
+    wanted = forget(pipeline, report, frozenset({GONE}))
+    assert (report.erasure.finished, report.erasure.rows["bronze_events"]) == (True, 2)
+    assert (report.erasure.undecoded, report.erasure.unsearchable) == (1, 0)
+    remove_old_files(pipeline, report.erasure, wanted)
+    assert places_of(settings, GONE) == []
+    assert_sound(selecting(PLAYED, **more))
+
+    # What Kafka still has of them stays out, and what comes now is recognised once it is decoded.
+    again = selecting(PLAYED, **more)
+    report = refresh(again, selection=selection_of(again, full_refresh=["all"]))
+    assert (report.success, report.suppressed, tables_of(settings, GONE)) == (True, 2, set())
+    topic((HEARTBEAT, "uno", GONE, "host-9"))
+    refresh(selecting(PLAYED, **more))
+    assert tables_of(settings, GONE) == {BRONZE}
+    report = RunReport()
+    redecode(selecting(PLAYED, HEARTBEAT, **more), report)
+    assert report.suppressed == 1
+    refresh_downstream(selecting(PLAYED, HEARTBEAT, **more), RunReport(), full=True)
+    assert len(coordinates(settings, "silver_uno_events")) == 2
+    assert_sound(selecting(PLAYED, HEARTBEAT, **more))
