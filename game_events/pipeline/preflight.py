@@ -21,8 +21,10 @@ from game_events.lakehouse.tables import BRONZE as BRONZE_TABLE
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.backlog import backlog
 from game_events.pipeline.bronze_protection import ALLOW
+from game_events.pipeline.catalog import SchemaCatalog
 from game_events.pipeline.choose_source import make_source, subjects
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.schema_archive import SchemaArchive
 from game_events.pipeline.selection import BRONZE, Parts, Selection
 from game_events.pipeline.suppression import recognised
 from game_events.settings import Settings
@@ -30,6 +32,9 @@ from game_events.sources.registry import SchemaRegistry
 from game_events.sources.source import FILES
 from game_events.stack.jars import resolve
 from game_events.stack.java import find_java
+
+#: Names of message types in the hint of `doctor`.
+TYPES_SHOWN = 20
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,7 @@ def environment_checks(settings: Settings) -> dict[str, Check]:
         "java": lambda: str(find_java()),
         "java parts": lambda: f"{len(resolve().spark)} jars for Spark, broker and registry",
         **sources,
+        **({"message types": lambda: _message_types(settings)} if settings.message_types else {}),
         "lakehouse": lambda: _writable(settings),
         "tables": lambda: _tables(Lakehouse.of(settings)),
         "forgotten gamers": lambda: _forgotten(settings),
@@ -151,6 +157,24 @@ def _registry(settings: Settings) -> str:
     registry = SchemaRegistry(settings)
     said = [f"subject {subject}, {len(registry.version_numbers(subject))} versions" for subject in subjects(settings)]
     return f"{settings.schema_registry_url}: {'; '.join(said)}"
+
+
+def _message_types(settings: Settings) -> str:
+    """A hint and no failure: with some naming strategies no subject leads to a type before its first record."""
+    lakehouse = Lakehouse.of(settings)
+    from_files = settings.source == FILES
+    catalog = SchemaCatalog(SchemaRegistry(settings), lakehouse)
+    ids = set(SchemaArchive(lakehouse).read())
+    if not from_files:
+        ids |= {i for subject in subjects(settings) for i in catalog.ids_of(subject)}
+    known = {name for i in ids for name in catalog.names(i)}
+    # Messages within messages are not listed.
+    missing = [n for n in settings.message_types if n not in known and not any(n.startswith(f"{k}.") for k in known)]
+    said = f"decoded are {', '.join(settings.message_types)}"
+    if missing and known:
+        said += f"; no known schema has {', '.join(missing)}: there are {', '.join(sorted(known)[:TYPES_SHOWN])}"
+        said += f" and {len(known) - TYPES_SHOWN} more" if len(known) > TYPES_SHOWN else ""
+    return said
 
 
 def _writable(settings: Settings) -> str:

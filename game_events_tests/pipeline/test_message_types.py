@@ -5,6 +5,7 @@ import pytest
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
 from game_events.pipeline.erasure import forget
 from game_events.pipeline.erasure_files import remove_old_files
+from game_events.pipeline.preflight import environment_checks
 from game_events.pipeline.reconcile import reconcile
 from game_events.pipeline.redecode import redecode
 from game_events.pipeline.refresh import refresh, refresh_downstream
@@ -151,6 +152,23 @@ def test_without_raw_values_those_of_other_types_are_kept_and_can_be_decoded_lat
         ("ann", 1, None),
         ("bob", None, "host-1"),
     ]
+
+
+@pytest.mark.usefixtures("topic")
+def test_doctor_tells_of_a_name_that_no_known_schema_has(selecting, make_settings):
+    def said(*names):
+        return environment_checks(make_settings(message_types=names))["message types"]()
+
+    assert said(PLAYED, HEARTBEAT, f"{PLAYED}.Inner") == f"decoded are {PLAYED}, {HEARTBEAT}, {PLAYED}.Inner"
+    assert said(PLAYED, "t.Login") == (
+        f"decoded are {PLAYED}, t.Login; no known schema has t.Login: there are {HEARTBEAT}, {PLAYED}"
+    )
+    # Of another subject: known once a record of it has come.
+    login = register(make_settings(), AVRO, "AVRO", subject="t.Login")
+    send_values(make_settings(), [b"\0" + login.to_bytes(4, "big") + b"\x02x"])
+    refresh(selecting(PLAYED))
+    assert said(PLAYED, "t.Login") == f"decoded are {PLAYED}, t.Login"
+    assert "message types" not in environment_checks(make_settings())
 
 
 def test_a_full_refresh_of_bronze_counts_and_keeps_them_too(topic, selecting):
