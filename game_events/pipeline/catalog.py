@@ -142,7 +142,7 @@ class SchemaCatalog:
         found: Counter[str] = Counter()
         for key, rows in undecoded.items():
             found[self._names[key] or ""] += rows
-        return found
+        return +found
 
     def offer(self, schemas: Iterable[RegistrySchema]) -> None:
         """Schemas that came with the records themselves, as those of files do."""

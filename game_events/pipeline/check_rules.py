@@ -9,6 +9,7 @@ from pyspark.sql.types import StructType
 from game_events.gold_columns import measures
 from game_events.lakehouse.reading import row_count
 from game_events.pipeline.aggregates import player_agg_columns
+from game_events.pipeline.bronze import has_decoded_columns
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.rule_check import problems, refuse
 from game_events.pipeline.silver_stage import Source
@@ -28,7 +29,7 @@ def check_rules(pipeline: Pipeline) -> str:
     bronze = pipeline.bronze.open()
     silver: StructType | None = None
     gold: StructType | None = None
-    if bronze is not None and row_count(bronze):
+    if bronze is not None and row_count(bronze) and has_decoded_columns(bronze):
         source = Source.of(pipeline, bronze)
         silver, gold = source.columns, _gold(pipeline, source.columns)
     found: dict[str, str] = {}
@@ -47,7 +48,7 @@ def check_gold_columns(pipeline: Pipeline) -> str:
     """
     bronze = pipeline.bronze.open()
     count = len(pipeline.settings.gold_columns)
-    if bronze is None or not row_count(bronze):
+    if bronze is None or not row_count(bronze) or not has_decoded_columns(bronze):
         return f"{count} columns; not compared with silver's: there are no rows yet"
     player_agg_columns(pipeline.spark, pipeline.settings, Source.of(pipeline, bronze).columns)
     way = "merged with the old" if measures(pipeline.settings.gold_columns) else "computed anew where rows are new"

@@ -12,6 +12,7 @@ from pyspark.sql.types import StructType
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse.reading import files_with, path_column, read_files, row_count, spark_schema
 from game_events.pipeline.aggregates import player_agg_columns
+from game_events.pipeline.bronze import has_decoded_columns
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.game_commits import for_games
 from game_events.pipeline.gold_rows import game_in_path
@@ -41,7 +42,7 @@ def audit_rules(pipeline: Pipeline, rules: Iterable[Rule]) -> Found:
     """
     chosen = list(rules)
     bronze = pipeline.bronze.open()
-    if bronze is None or not row_count(bronze):
+    if bronze is None or not row_count(bronze) or not has_decoded_columns(bronze):
         return {}
     source = Source.of(pipeline, bronze)
     games = sorted(pipeline.progress.read(source.bronze.key).games)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from game_events.decoding.decoder import BatchDecoder, DecodePlan, TypeKey
 from game_events.decoding.frames import Rows, SchemaId
@@ -121,4 +122,4 @@ def _records(rows: pa.Table, at: Rows) -> Iterator[tuple[object, ...]]:
 def _undecodable(batch: pa.RecordBatch, suppressor: Suppressor) -> npt.NDArray[np.bool_]:
     """Which of these rows are a forgotten gamer's by what is known without decoding them."""
     record = {name: batch.column(f"_kafka_{name}") for name in ("key", "partition", "offset")}
-    return suppressor.undecodable(pa.RecordBatch.from_pydict(record), batch.column("_kafka_topic_id"))
+    return suppressor.undecodable(pa.RecordBatch.from_pydict(record), pc.fill_null(batch.column("_kafka_topic_id"), ""))

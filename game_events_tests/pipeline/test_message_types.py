@@ -3,6 +3,7 @@
 import pytest
 
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
+from game_events.pipeline.check_rules import sql_checks
 from game_events.pipeline.erasure import forget
 from game_events.pipeline.erasure_files import remove_old_files
 from game_events.pipeline.preflight import environment_checks
@@ -11,12 +12,14 @@ from game_events.pipeline.redecode import redecode
 from game_events.pipeline.refresh import refresh, refresh_downstream
 from game_events.pipeline.replay import Selection, replay
 from game_events.pipeline.report import RunReport
+from game_events.pipeline.rule_audit import audit_rules
 from game_events.pipeline.selection import selection_of
 from game_events.pipeline.whole_checks import CHECKS
 from game_events_tests.books import coordinates, count, gold, rows
 from game_events_tests.decoding.helpers import compiled, frame, python_class
 from game_events_tests.guarantees.waves import versions
 from game_events_tests.pipeline.erasure_world import places_of, tables_of
+from game_events_tests.pipeline.quality_world import rule
 from game_events_tests.pipeline.topic import register, send_values
 
 pytestmark = pytest.mark.stack
@@ -84,6 +87,9 @@ def test_only_the_selected_type_is_decoded_and_a_changed_selection_is_taken_over
     assert (count(settings, BRONZE), columns(settings, BRONZE), report.of("silver")) == (2, set(), [])
     assert_sound(selecting(PLAYED))
     assert_nothing_to_do(selecting(PLAYED))
+    with_rules = selecting(PLAYED, rules=[rule("a_level", "level > 0", "drop")], gold_columns={"n": "count(*)"})
+    assert all("no rows yet" in check() for check in sql_checks(with_rules).values())
+    assert audit_rules(with_rules, with_rules.rules) == {}
 
     topic((PLAYED, "uno", "ann", 1), (HEARTBEAT, "uno", "ann", "host-1"), (PLAYED, "go", "bob", 2))
     topic((HEARTBEAT, "uno", "ann", "cut off"), damaged=True)
