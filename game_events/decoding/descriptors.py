@@ -69,6 +69,8 @@ class ProtobufSchema:
 
     def message(self, path: IndexPath) -> Descriptor | None:
         """The message type at an index path of the frame, or None if there is none."""
+        if not path:
+            return None  # asked for a frame whose indexes cannot be read
         file = self.main_file()
         level, name = file.message_type, file.package
         for index in path:

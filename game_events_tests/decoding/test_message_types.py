@@ -109,6 +109,15 @@ def test_a_damaged_record_of_another_type_is_not_noticed_and_one_whose_type_cann
     assert reasons_by_position(batch) == {1: Reason.BAD_INDEX, 2: Reason.TOMBSTONE, 3: Reason.TRUNCATED}
 
 
+def test_damaged_indexes_of_a_schema_that_nobody_planned_for_are_bad_input_and_end_no_run(catalog):
+    damaged = b"\0\0\0\0\1\x80"
+    for selected in ((), ("shop.OrderPlaced",)):
+        known = catalog(*selected)
+        batch = decode(known.plan(ColumnMap(), []), [damaged])
+        assert batch.unknown == {(1, ())}
+        assert reasons_by_position(decode(known.plan(ColumnMap(), batch.unknown), [damaged])) == {0: Reason.BAD_INDEX}
+
+
 @pytest.mark.parametrize(
     ("schema_id", "value", "name"),
     [(4, b"\0\0\0\0\4\0\x0a", "shop.Heartbeat"), (5, framed(b"\x02", 5), "shop.Refund"), (6, framed(b"{}", 6), "shop.Visit")],
