@@ -31,7 +31,7 @@ PART_ROWS = 2_400
 LATENCY_MS = {1: 34.0, 10: 95.0}
 #: (rows per call, tasks) -> rows a second that the documents report, on 16 cores.
 THEIRS = {(1, 4): 122, (1, 8): 249, (1, 16): 447, (10, 4): 456, (10, 8): 877, (10, 16): 1_687}
-CALLS_AT_ONCE = 16
+CALLS_AT_ONCE = 32
 TASKS = 16
 AHEAD = 5
 CLI = [sys.executable, "-c", "from game_events.cli.main import main; main()"]

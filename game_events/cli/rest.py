@@ -80,7 +80,7 @@ def size_command(
         f"GAME_EVENTS_SPARK_MASTER='local[{found.tasks}]'). One call at a time would take {found.one_by_one:,}"
     )
     output.say(
-        f"they wait most of the time: at an assumed {CALLS_PER_CORE:,} calls and {ROWS_PER_CORE:,} rows a second for each "
+        f"they wait most of the time: at {CALLS_PER_CORE:,} calls and {ROWS_PER_CORE:,} rows a second for each "
         f"core, {BUSY:.0%} busy, {found.cores:,} core{'s' if found.cores > 1 else ''} will do"
     )
     output.result(asdict(found))
