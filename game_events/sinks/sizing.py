@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-#: Calls that one core makes in a second of processor time, and rows that it turns into JSON, cuts and reads in one; both rounded
-#: down from what was measured, with the receiver's own share in them.
+#: Calls that one core makes in a second of processor time, and rows that it turns into JSON, cuts and reads in one; both are
+#: rounded down from what was measured, with the receiver's own share in them.
 CALLS_PER_CORE, ROWS_PER_CORE = 2_000, 25_000
 #: A core is not to be planned beyond this share.
 BUSY = 0.7
