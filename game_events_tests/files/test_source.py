@@ -17,10 +17,10 @@ from game_events.files.source import FileSource
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline import bronze, bronze_reset
 from game_events.pipeline.bronze_protection import Expired
-from game_events.pipeline.bronze_stage import StageResult
 from game_events.pipeline.commit_notes import bronze_commit, slice_info
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.report import RunReport
+from game_events.pipeline.stage_result import StageResult
 from game_events.pipeline.topic_identity import next_offsets
 from game_events.settings import Settings, load_settings
 from game_events.sources.source import Lane

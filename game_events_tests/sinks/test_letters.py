@@ -15,7 +15,7 @@ from game_events_tests.sinks.test_send import TASKS, job
 def test_a_dead_letter_whose_rows_were_all_erased_waits_for_nobody(tmp_path: Path):
     with receiving(tmp_path / "log", refuse_share=1.0) as receiver:
         sending = job(tmp_path, receiver.url, TASKS)
-        assert [sending.run_task(task).dead for task in range(TASKS)] == [1] * TASKS
+        assert [sending.run_task(task)[0].dead for task in range(TASKS)] == [1] * TASKS
     export._clear(sending.tables)
     pipeline = Pipeline(load_settings(lakehouse=str(tmp_path / "lakehouse")), lambda: None)
     assert standing(pipeline)["dead"] == {"chunks": 3, "rows": 3}
