@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any
 
@@ -27,6 +27,7 @@ from game_events.lakehouse.staging import file_system
 from game_events.lakehouse.store_errors import store_errors_named
 from game_events.lakehouse.tables import Lakehouse, Table, no_table
 
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: Rows that are fetched at once.
 FETCH_ROWS = 10_000
 _MISSING = re.compile(r"Table with name \"?(.+?)\"? does not exist")
@@ -160,13 +161,15 @@ def _travel(table: Table, handle: DeltaTable, then: datetime) -> bool:
     Raises:
         ConfigurationError: the log does not reach back so far.
     """
-    first = handle.history()[-1]
-    if then.timestamp() * 1_000 < int(first["timestamp"]):
-        if int(first.get("version", 0)) == 0:
+    # The commits' own times, as `history` shows them; delta-rs goes by the log files', which are written a little later.
+    history, moment = handle.history(), (then - EPOCH) // timedelta(milliseconds=1)
+    reached = [int(commit["version"]) for commit in history if int(commit.get("timestamp", 0)) <= moment]
+    if not reached:
+        if int(history[-1]["version"]) == 0:
             return False
         raise ConfigurationError(f"{table.name}: its log does not reach back to {then.isoformat()} any more")
     try:
-        handle.load_as_version(then)
+        handle.load_as_version(max(reached))
     except DeltaError as error:
         raise ConfigurationError(f"{table.name} cannot be read as of {then.isoformat()}: {error}") from None
     return True

@@ -1,6 +1,7 @@
 """`game-events sql` and `history` on tables that nothing but delta-rs has written."""
 
 import json
+import os
 from datetime import UTC, datetime
 
 import duckdb
@@ -142,6 +143,16 @@ def test_time_travel_gives_the_table_as_it_was_or_says_why_not(cli, lakehouse):
     said = cli("sql", asked, "--as-of", first)
     assert said.code == 1
     assert "are gone: maintenance deletes replaced ones after GAME_EVENTS_RETENTION_H hours" in said.err
+
+
+def test_a_time_that_history_shows_is_that_version_however_late_its_log_entry_was_written(cli, lakehouse):
+    for entry in (lakehouse.table("silver_a_events").local_path / "_delta_log").glob("*.json"):
+        written = entry.stat().st_mtime + 5
+        os.utime(entry, (written, written))
+    versions = cli("history", "silver_a_events", "--json").result["versions"]
+    times = [versions[at]["time"].replace(" ", "T") for at in (-1, 0)]
+    counts = [cli("sql", "SELECT count(*) FROM silver_a_events", "--as-of", then, "--json").result["rows"] for then in times]
+    assert counts == [[[2]], [[3]]]
 
 
 def test_history_says_what_each_version_was(cli, lakehouse):
