@@ -2,6 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint bench chaos docs docs-serve up lock clean prerequisites
@@ -16,8 +17,12 @@ $(READY): requirements.lock pyproject.toml
 	@$(MAKE) --no-print-directory prerequisites
 	@echo "setting up $(VENV) (once; about a minute)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@sed -n '/^uv==/,/[^\\]$$/p' requirements.lock > $(VENV)/uv.lock
+	@$(PIP) install --quiet --no-deps --require-hashes -r $(VENV)/uv.lock
+# uv needs a third of pip's time. It does not know of pip's own settings: where those name another package index, pip does it.
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements.lock || \
+	  { echo "uv could not install the packages, trying with pip" >&2; $(PIP) install --quiet --no-deps --require-hashes -r requirements.lock; }
+	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
 	@$(BIN)/python -m game_events.stack.jars
 	@touch $(READY)
 
@@ -50,7 +55,7 @@ up: setup  ## Local stack and Dagster UI; prints the address, Ctrl-C stops it
 	@$(BIN)/game-events up
 
 lock:  ## Resolve requirements.lock anew from pyproject.toml
-	@$(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet uv
+	@$(PYTHON) -m venv $(VENV) && $(PIP) install --quiet uv
 	@$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \
 	  --no-strip-extras --no-header --no-annotate --quiet -o requirements.lock
 
