@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,22 +13,35 @@ from pyspark.sql import SparkSession
 
 from game_events.pipeline.context import Pipeline
 from game_events.settings import Settings, load_settings
-from game_events.stack import local_stack
 from game_events.stack.stack_state import StackState
+from game_events_tests import shared_servers
 from game_events_tests.cluster.kinds import KIND, spark_of
 from game_events_tests.guarantees.conftest import crash  # noqa: F401 - a fixture for every folder
 from game_events_tests.object_store.client import KEY, SECRET, ObjectStore
 
-#: Read before the tests' environment is made.
-OTHERS_STACK = os.environ.get("GAME_EVENTS_TEST_STACK")
+#: What the tests' own settings leave in the environment.
+KEPT = ("GAME_EVENTS_CACHE", shared_servers.VARIABLE, shared_servers.OWNER)
 _numbers = itertools.count(1)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_cmdline_main() -> Generator[None, object, object]:
+    """The whole run, other processes of it included."""
+    with shared_servers.servers_of_this_run():
+        return (yield)
+
+
+@pytest.fixture(scope="session")
+def servers() -> Path:
+    """Folder of the servers that all processes of the run share."""
+    return Path(os.environ[shared_servers.VARIABLE])
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Tests see neither the user's settings nor the user's stack, and write nothing into the checkout."""
     saved = dict(os.environ)
-    for key in [k for k in os.environ if k.startswith("GAME_EVENTS_") and k != "GAME_EVENTS_CACHE"]:
+    for key in [k for k in os.environ if k.startswith("GAME_EVENTS_") and k not in KEPT]:
         del os.environ[key]
     folder = tmp_path_factory.mktemp("home")
     os.environ["GAME_EVENTS_STATE_DIR"] = str(folder / "state")
@@ -44,20 +57,15 @@ def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 
 @pytest.fixture(scope="session")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
-    """A real broker and a real registry; those of `GAME_EVENTS_TEST_STACK` in tests that tests have started."""
-    if OTHERS_STACK:
-        yield StackState.model_validate_json(OTHERS_STACK)
-        return
-    folder = tmp_path_factory.mktemp("stack")
-    yield local_stack.up(folder)
-    local_stack.down(folder, delete_data=True)
+def stack(servers: Path) -> StackState:
+    """A real broker and a real registry."""
+    return shared_servers.SharedServers(servers).stack()
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """One session for all tests: in this process, unless `GAME_EVENTS_TEST_SPARK` names another kind."""
-    with spark_of(KIND, tmp_path_factory.mktemp("spark")) as session:
+def spark(tmp_path_factory: pytest.TempPathFactory, servers: Path) -> Iterator[SparkSession]:
+    """One session for all tests of this process: in the shared JVM, unless `GAME_EVENTS_TEST_SPARK` names another kind."""
+    with spark_of(KIND, tmp_path_factory.mktemp("spark"), servers) as session:
         yield session
 
 

@@ -22,6 +22,7 @@ from game_events.stack import connect_server
 from game_events.stack.ports import free_ports
 from game_events.stack.server_process import find, last_lines, stop
 from game_events_tests.cluster.standalone import StandaloneCluster
+from game_events_tests.shared_servers import SharedServers, attached
 from game_events_tests.waiting import until
 
 LOCAL, STANDALONE, CONNECT = KINDS = ("local", "standalone", "connect")
@@ -35,8 +36,8 @@ running: list[StandaloneCluster] = []
 
 
 @contextmanager
-def spark_of(kind: str, folder: Path) -> Iterator[SparkSession]:
-    """A session of a kind, with S3's jars, which one over local tables is not given."""
+def spark_of(kind: str, folder: Path, servers: Path) -> Iterator[SparkSession]:
+    """A session of a kind, with S3's jars, which one over local tables is not given; `servers`: folder of the shared ones."""
     if kind == CONNECT:
         with _server(folder) as remote:
             settings = load_settings(spark_remote=remote)
@@ -48,16 +49,22 @@ def spark_of(kind: str, folder: Path) -> Iterator[SparkSession]:
         running.append(cluster)
         try:
             own = {"spark.executor.memory": "512m", "spark.executor.cores": "1"}
-            yield from _classic(cluster.url, own)
+            with classic(cluster.url, own) as session:
+                yield session
         finally:
             cluster.stop()
     else:
-        yield from _classic(LOCAL_MASTER, {})
+        with attached(SharedServers(servers).gateway()) as session:
+            yield session
 
 
-def _classic(master: str, own: Mapping[str, str]) -> Iterator[SparkSession]:
+@contextmanager
+def classic(master: str, own: Mapping[str, str], java_options: str = "") -> Iterator[SparkSession]:
+    """A session with a JVM of this process's own."""
     builder = SparkSession.builder
-    for key, value in _with_s3(master, own).items():
+    conf = _with_s3(master, own)
+    conf["spark.driver.extraJavaOptions"] += f" {java_options}"
+    for key, value in conf.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     try:

@@ -24,9 +24,9 @@ pytestmark = [
 ]
 
 
-def run_tests(kind, stack, *arguments):
+def run_tests(kind, *arguments):
     """Run tests on a kind, with this process's broker and registry; how it ended and what it said."""
-    environment = os.environ | {"GAME_EVENTS_TEST_SPARK": kind, "GAME_EVENTS_TEST_STACK": stack.model_dump_json()}
+    environment = os.environ | {"GAME_EVENTS_TEST_SPARK": kind}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=--strict-markers --strict-config"]
     done = subprocess.run(
         [*command, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=850, check=False
@@ -36,9 +36,9 @@ def run_tests(kind, stack, *arguments):
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", [STANDALONE, CONNECT])
-def test_the_pipeline_does_the_same_wherever_spark_runs(kind, stack):
+def test_the_pipeline_does_the_same_wherever_spark_runs(kind, stack):  # noqa: ARG001 - the tests find it
     # Another process for what kills servers and leaves jobs behind: other tests' sessions live in its process, too.
     for tests in ([f"game_events_tests/{name}" for name in WHERE], [f"game_events_tests/cluster/on_{kind}.py"]):
-        code, said = run_tests(kind, stack, "-m", "every_spark", *tests)
+        code, said = run_tests(kind, "-m", "every_spark", *tests)
         assert code == 0, said
         assert "skipped" not in said

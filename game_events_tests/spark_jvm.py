@@ -1,0 +1,48 @@
+"""The JVM that the tests share, held by a process of its own: ``python -m game_events_tests.spark_jvm FILE OWNER``.
+
+It writes how to reach it into FILE, and ends with SIGTERM or when the process with the pid OWNER has gone.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+
+from game_events_tests.cluster.kinds import LOCAL_MASTER, classic
+from game_events_tests.shared_servers import Gateway
+
+#: Seconds between two looks for the owner.
+LOOK_S = 2.0
+#: Tests are over before the optimizing compiler has paid for itself: without it they take two thirds of the processor time.
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+#: The processes that share it run their jobs at the same time, each with as many partitions as for two cores.
+CONF = {
+    "spark.master": "local[4]",
+    "spark.default.parallelism": "2",
+    "spark.driver.memory": "3g",
+    # Delta's own jobs over a log of a few lines.
+    "spark.databricks.delta.snapshotPartitions": "2",
+}
+
+
+def main(file: Path, owner: str) -> None:
+    """Hold it."""
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    with classic(LOCAL_MASTER, CONF, JAVA_OPTIONS) as session:
+        gateway = session.sparkContext._gateway.gateway_parameters
+        written = file.with_suffix(".new")
+        written.touch(mode=0o600)
+        written.write_text(Gateway(port=gateway.port, token=gateway.auth_token).model_dump_json())
+        written.rename(file)
+        while not ended.wait(LOOK_S):
+            if owner and not psutil.pid_exists(int(owner)):
+                return
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])
