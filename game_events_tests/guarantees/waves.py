@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -23,6 +23,7 @@ from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
 from game_events.settings import Settings
 from game_events_tests.books import gold, rows
+from game_events_tests.guarantees.attached_driver import Driver
 
 GAMES = ("rummy", "spades", "uno")
 COMMAND = [sys.executable, "-c", "from game_events.cli.main import main; main()", "run", "--json"]
@@ -152,7 +153,7 @@ def assert_gold_follows_silver(settings: Settings, *games: str) -> None:
         assert unified(settings, game) == gold(settings, game)
 
 
-def wait_all(runs: list[subprocess.Popen[str]], timeout_s: float) -> list[int]:
+def wait_all(runs: Sequence[Driver | subprocess.Popen[str]], timeout_s: float) -> list[int]:
     """Exit codes of processes; one that does not end is killed."""
     until = time.monotonic() + timeout_s
     try:

@@ -25,7 +25,7 @@ from game_events.sinks.plan import plan_slice
 from game_events.sinks.send import SendChunks
 from game_events.sinks.sources_of_rows import Wishes
 from game_events.sinks.target import RestTarget
-from game_events_tests.guarantees.attached_driver import start_driver
+from game_events_tests.guarantees.attached_driver import Driver, start_driver
 from game_events_tests.guarantees.waves import wait_all
 from game_events_tests.sinks.receiver import Receiver, receiving
 from game_events_tests.sinks.world import World, offsets_of, only_same_calls_were_repeated
@@ -47,7 +47,7 @@ def assert_the_next_run_finishes_it(world: World, receiver: Receiver) -> None:
     assert paths(outbox) == []
 
 
-def driver(world: World, spark: SparkSession, receiver: Receiver, log: Path, crash_at: str = "") -> subprocess.Popen[str]:
+def driver(world: World, spark: SparkSession, receiver: Receiver, log: Path, crash_at: str = "") -> Driver:
     settings = world.settings()
     more = {"rest_url": receiver.url, "rest_rows_per_call": "3", "rest_tasks": "2", "rest_calls_per_task": "1"}
     return start_driver(settings, spark, log, crash_at, "export", **more)
