@@ -5,6 +5,7 @@ Used by every test that runs the pipeline.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import duckdb
@@ -17,6 +18,14 @@ from game_events.producer.manifest import Manifest
 from game_events.settings import Settings
 
 
+@cache
+def _duckdb() -> duckdb.DuckDBPyConnection:
+    """One database for the process: to open one takes longer than a query. Each query has a cursor, with views of its own."""
+    connection = duckdb.connect()
+    connection.execute("SET GLOBAL TimeZone = 'UTC'")
+    return connection
+
+
 def rows(settings: Settings, table: str, sql: str = "SELECT * FROM t") -> list[tuple[Any, ...]]:
     """Rows of a query over one table, called `t` in it; no rows if there is no such table."""
     uri = f"{settings.lakehouse}/{table}"
@@ -25,17 +34,16 @@ def rows(settings: Settings, table: str, sql: str = "SELECT * FROM t") -> list[t
     files = DeltaTable(uri).file_uris()
     if not files:
         return []
-    with duckdb.connect() as connection:
-        connection.execute("SET TimeZone = 'UTC'")
+    with _duckdb().cursor() as cursor:
         if uri.startswith("s3://"):
             # DuckDB would have to fetch an extension for this: Arrow's own client of S3 reads the files.
             store = pafs.S3FileSystem(endpoint_override=settings.storage_endpoint, region="us-east-1")
             parts = [pq.read_table(f.removeprefix("s3://"), filesystem=store) for f in files]
-            connection.register("t", pa.concat_tables(parts, promote_options="permissive"))
+            cursor.register("t", pa.concat_tables(parts, promote_options="permissive"))
         else:
             listed = ", ".join(f"'{f}'" for f in files)
-            connection.execute(f"CREATE VIEW t AS SELECT * FROM read_parquet([{listed}], union_by_name = true)")
-        return connection.execute(sql).fetchall()
+            cursor.execute(f"CREATE TEMP VIEW t AS SELECT * FROM read_parquet([{listed}], union_by_name = true)")
+        return cursor.execute(sql).fetchall()
 
 
 def count(settings: Settings, table: str) -> int:
