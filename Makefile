@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench chaos docs docs-serve up lock clean prerequisites
+.PHONY: help setup demo test test-all lint bench chaos docs docs-serve up lock clean prerequisites
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,10 +31,14 @@ setup: prerequisites $(READY)  ## Make .venv and fetch the Java parts (every oth
 demo: setup  ## The main job on real parts: broker, registry, producer, Spark, Delta, Dagster; EXAMPLE=iot: of another domain
 	@$(BIN)/game-events demo $(if $(EXAMPLE),--example $(EXAMPLE))
 
-# Two processes: one alone waits, most of the time, for servers that it has started or killed. File by file, in their order: the
-# longest come first.
-test: setup  ## All tests (they start their own broker and registry), in two processes
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Three processes that share the servers: two cores are busy while one process waits. File by file, the longest first.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+
+test: setup  ## Tests in minutes: all but the long scenarios, and one of each kind of those; they start their own broker, registry, Spark
+	@$(PYTEST) -m "not scenario or sample"
+
+test-all: setup  ## All tests
+	@$(PYTEST)
 
 lint: setup  ## ruff (style, format) and mypy (types)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -19,6 +19,10 @@ from game_events_tests.cluster.kinds import KIND, spark_of
 from game_events_tests.guarantees.conftest import crash  # noqa: F401 - a fixture for every folder
 from game_events_tests.object_store.client import KEY, SECRET, ObjectStore
 
+#: In the order in which files of tests are run.
+TIERS = ("scenario", "integration", "unit")
+#: Fixtures that make a test one of integration.
+SERVERS = frozenset({"servers", "stack", "spark", "store"})
 #: What the tests' own settings leave in the environment.
 KEPT = ("GAME_EVENTS_CACHE", shared_servers.VARIABLE, shared_servers.OWNER)
 _numbers = itertools.count(1)
@@ -29,6 +33,19 @@ def pytest_cmdline_main() -> Generator[None, object, object]:
     """The whole run, other processes of it included."""
     with shared_servers.servers_of_this_run():
         return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tiers. Files with scenarios come first, so that no process begins one when the others are done."""
+    for item in items:
+        if item.get_closest_marker("scenario") is None:
+            uses = item.fixturenames if isinstance(item, pytest.Function) else ()
+            item.add_marker("unit" if SERVERS.isdisjoint(uses) else "integration")
+    first = {item.path: TIERS.index("unit") for item in items}
+    for item in items:
+        first[item.path] = min(first[item.path], *(TIERS.index(m.name) for m in item.iter_markers() if m.name in TIERS))
+    items.sort(key=lambda item: first[item.path])
 
 
 @pytest.fixture(scope="session")

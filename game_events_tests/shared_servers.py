@@ -4,7 +4,7 @@ The process that the user starts makes a folder and names it in the environment;
 the others find it, and the process that made the folder stops them in the end. Tests have topics, subjects, sessions and
 folders of their own. A test that breaks a server starts a small one for itself.
 
-``GAME_EVENTS_TEST_SERVERS=/some/folder`` names a folder whose servers stay for the next run: for who runs tests again and again.
+``GAME_EVENTS_TEST_SERVERS=/some/folder`` names a folder whose servers stay for the next run.
 """
 
 from __future__ import annotations

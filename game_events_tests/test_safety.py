@@ -153,7 +153,6 @@ def listening(process: psutil.Process) -> set[str]:
     }
 
 
-@pytest.mark.stack
 def test_the_local_broker_and_registry_and_spark_listen_on_this_machine_only(stack: StackState, spark: SparkSession):
     assert spark.range(1).count() == 1
     started = [psutil.Process(server.pid) for server in (stack.kafka, stack.registry) if server is not None]

@@ -23,7 +23,6 @@ from game_events_tests.assets.conftest import logged
 from game_events_tests.assets.test_ui import STOP_S, Site
 
 pytestmark = [
-    pytest.mark.stack,
     # Dagster 1.13 calls its own deprecated property for every nested resource.
     pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated:DeprecationWarning"),
 ]

@@ -27,7 +27,6 @@ from game_events_tests.assets.conftest import PROJECT, logged, materializations
 from game_events_tests.waiting import until
 
 pytestmark = [
-    pytest.mark.stack,
     # Dagster 1.13 calls its own deprecated property for every nested resource.
     pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated:DeprecationWarning"),
     # Dagster's client of its code server leaves a socket to the garbage collector.

@@ -18,7 +18,6 @@ from game_events.settings import load_settings
 from game_events.sources.kafka_client import ensure_topic
 
 pytestmark = [
-    pytest.mark.stack,
     # Dagster 1.13 calls its own deprecated property for every nested resource.
     pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated:DeprecationWarning"),
 ]

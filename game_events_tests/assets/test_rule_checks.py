@@ -16,7 +16,6 @@ from game_events_tests.assets.conftest import materializations
 from game_events_tests.pipeline.quality_world import Event, in_silver, rejected, rule, send_events
 
 pytestmark = [
-    pytest.mark.stack,
     # Dagster 1.13 calls its own deprecated property for every nested resource.
     pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated:DeprecationWarning"),
 ]

@@ -9,8 +9,6 @@ from game_events.assets.sensors.schema_versions import schema_versions
 from game_events.producer.registration import register_versions
 from game_events.sources.registry import registry_client
 
-pytestmark = pytest.mark.stack
-
 
 @pytest.fixture
 def register(environment):

@@ -51,7 +51,6 @@ SENSORS = """query { sensorsOrError(
 
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.stack,
     pytest.mark.skipif(CHROMIUM is None and not REQUIRED, reason="no chromium, chromium-browser or google-chrome on the PATH"),
 ]
 

@@ -20,7 +20,6 @@ from game_events_tests.cli.conftest import Cli
 from game_events_tests.guarantees.waves import send
 
 pytestmark = [
-    pytest.mark.stack,
     # Dagster 1.13 calls its own deprecated property for every nested resource.
     pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated:DeprecationWarning"),
 ]

@@ -13,7 +13,6 @@ from game_events_tests.assets.receiver import Receiver
 from game_events_tests.discovery.openlineage_spec import check_event
 
 pytestmark = [
-    pytest.mark.stack,
     # Dagster 1.13 calls its own deprecated property for every nested resource.
     pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated:DeprecationWarning"),
 ]

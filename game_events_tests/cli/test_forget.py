@@ -4,8 +4,6 @@ import os
 import signal
 import subprocess
 
-import pytest
-
 from game_events.pipeline.refresh import refresh
 from game_events_tests.books import count
 from game_events_tests.guarantees.waves import COMMAND, end_orphans
@@ -30,7 +28,6 @@ def test_nobody_to_forget_and_no_key_are_said_before_anything_starts(cli, monkey
     assert WHOM not in said.everything
 
 
-@pytest.mark.stack
 def test_an_erasure_that_is_killed_is_finished_by_the_same_command_and_says_what_went(
     cli, environment, make_pipeline, monkeypatch, tmp_path
 ):

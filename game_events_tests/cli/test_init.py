@@ -69,7 +69,6 @@ def test_names_that_cannot_be_are_refused(cli, tmp_path, monkeypatch, options, s
     assert not (tmp_path / "mine").exists()
 
 
-@pytest.mark.stack
 @pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated:DeprecationWarning")
 def test_the_demo_of_what_it_wrote_is_exact(environment, folder, spark, monkeypatch, capfd):  # noqa: ARG001
     monkeypatch.chdir(folder)

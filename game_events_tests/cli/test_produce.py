@@ -6,7 +6,6 @@ from game_events.cli import produce as cli_produce
 from game_events.producer.manifest import Manifest
 
 
-@pytest.mark.stack
 def test_it_says_what_was_sent_and_adds_it_to_the_manifest(cli, environment, tmp_path):
     manifest = tmp_path / "sent.json"
     options = ("--games", "rummy,uno", "--records", "5", "--manifest", str(manifest), "--json")
@@ -117,7 +116,6 @@ def test_a_file_that_is_no_manifest_is_named_before_anything_is_sent(cli, tmp_pa
 
 @pytest.mark.usefixtures("no_waiting")
 @pytest.mark.parametrize("what", ["broker", "registry"])
-@pytest.mark.stack
 def test_a_server_that_does_not_answer_is_named_with_the_setting(cli, environment, monkeypatch, what):
     assert environment.kafka_topic
     key, value = {

@@ -8,7 +8,6 @@ from game_events_tests.guarantees.waves import send
 from game_events_tests.registry_proxy import registry_proxy
 
 pytestmark = [
-    pytest.mark.stack,
     # Dagster 1.13 calls its own deprecated property for every nested resource.
     pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated:DeprecationWarning"),
 ]

@@ -9,7 +9,6 @@ from game_events_tests.books import assert_books_balance
 from game_events_tests.guarantees.waves import send
 
 pytestmark = [
-    pytest.mark.stack,
     # Dagster 1.13 calls its own deprecated property for every nested resource.
     pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated:DeprecationWarning"),
 ]

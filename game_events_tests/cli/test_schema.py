@@ -5,8 +5,6 @@ from confluent_kafka.schema_registry import Schema
 
 from game_events.sources.registry import registry_client
 
-pytestmark = pytest.mark.stack
-
 FIRST = """syntax = "proto3"; package t; message Event {
   string game_name = 1; int32 score = 2; string device = 3; Place place = 4; message Place { string city = 1; } }"""
 SECOND = """syntax = "proto3"; package t; message Event {

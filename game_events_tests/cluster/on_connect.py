@@ -34,7 +34,6 @@ from game_events_tests.cluster.kinds import REMOTE
 from game_events_tests.waiting import until
 
 pytestmark = [
-    pytest.mark.stack,
     pytest.mark.every_spark,
     pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated:DeprecationWarning"),
 ]

@@ -18,7 +18,7 @@ from game_events_tests.cluster.kinds import running
 from game_events_tests.extending.own import extension
 from game_events_tests.waiting import until
 
-pytestmark = [pytest.mark.stack, pytest.mark.every_spark]
+pytestmark = pytest.mark.every_spark
 
 
 def test_workers_run_the_drivers_code_and_the_users_and_none_that_lies_about_on_their_machine(spark, tmp_path):

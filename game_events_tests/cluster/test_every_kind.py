@@ -19,7 +19,6 @@ ROOT = Path(__file__).parents[2]
 WHERE = ("pipeline", "extending", "object_store")
 
 pytestmark = [
-    pytest.mark.stack,
     pytest.mark.skipif(KIND != LOCAL, reason="starts the other kinds itself"),
 ]
 

@@ -14,7 +14,6 @@ from game_events_tests.docs.pages import PAGES, blocks
 from game_events_tests.docs.world import World
 
 pytestmark = [
-    pytest.mark.stack,
     # Dagster 1.13 calls its own deprecated property for every nested resource.
     pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated:DeprecationWarning"),
 ]

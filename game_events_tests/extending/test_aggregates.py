@@ -24,8 +24,6 @@ from game_events_tests.guarantees.waves import at_point, power_cut_at, versions
 from game_events_tests.pipeline.test_loop import looping
 from game_events_tests.waiting import until
 
-pytestmark = pytest.mark.stack
-
 GAMES = ("rummy", "spades", "uno")
 SELDOM = MEDIAN.replace('mode="recompute"', 'mode="recompute", interval_s=3600')
 

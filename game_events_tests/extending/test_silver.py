@@ -14,8 +14,6 @@ from game_events_tests.books import count, gold, rows
 from game_events_tests.extending.own import extension
 from game_events_tests.guarantees.waves import versions
 
-pytestmark = pytest.mark.stack
-
 GAMES = ("rummy", "uno")
 HOUR = """
 @silver_transformation

@@ -26,7 +26,6 @@ from game_events_tests.files.test_pipeline import failed_checks, numbers
 from game_events_tests.guarantees.waves import power_cut_at, send
 from game_events_tests.pipeline.topic import send_values
 
-pytestmark = pytest.mark.stack
 #: What is another in a bronze that was read in another order, from other places (`detail` names the registry that was asked).
 OTHER = {"_batch", "_file_path", "_file_position", "quarantined_at", "run_id", "detail"}
 

@@ -7,7 +7,6 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from pyspark.sql import SparkSession
 
 from game_events.errors import ConflictError
@@ -26,8 +25,6 @@ from game_events_tests.pipeline.test_erasure import GONE, KEY, RULES, STAYS, for
 from game_events_tests.pipeline.topic import register, send_values
 from game_events_tests.registry_proxy import registry_proxy
 from game_events_tests.waiting import until
-
-pytestmark = pytest.mark.stack
 
 #: Of each wave, game and gamer: one good row, one that a rule rejects, one that a rule drops.
 AMOUNTS = (1, 3000, -4)

@@ -74,7 +74,6 @@ def test_the_guarantees_have_a_paragraph_for_every_crash_point() -> None:
     assert [name for name in CRASH_POINTS if f"\n**`{name}`**" not in text] == []
 
 
-@pytest.mark.stack
 @pytest.mark.parametrize("point", FIRST_POINTS)
 def test_a_first_run_killed_at_any_point_is_finished_by_the_next_run(
     point: str, settings: Settings, make_pipeline: MakePipeline, crash: Crash
@@ -87,7 +86,6 @@ def test_a_first_run_killed_at_any_point_is_finished_by_the_next_run(
     assert_the_next_run_finishes_it(settings, make_pipeline, sent)
 
 
-@pytest.mark.stack
 @pytest.mark.parametrize("point", COMMAND_POINTS)
 def test_a_command_killed_with_its_jvm_is_finished_by_the_next_run(
     point: str, settings: Settings, make_pipeline: MakePipeline, tmp_path: Path
@@ -109,7 +107,6 @@ def assert_the_next_run_finishes_it(settings: Settings, make_pipeline: MakePipel
     assert versions(settings) == before
 
 
-@pytest.mark.stack
 def test_a_later_run_killed_at_any_point_is_finished_by_the_next_run(
     settings: Settings, make_pipeline: MakePipeline, crash: Crash
 ) -> None:
@@ -137,7 +134,6 @@ def test_a_later_run_killed_at_any_point_is_finished_by_the_next_run(
     assert runs in ([], [(0,)]), "a run that was killed before it had told of itself is in the event log"
 
 
-@pytest.mark.stack
 def test_crashes_one_after_another_at_ever_later_points_leave_nothing_that_one_run_does_not_finish(
     settings: Settings, make_pipeline: MakePipeline, crash: Crash
 ) -> None:

@@ -42,7 +42,6 @@ def resumed(pipeline: Pipeline) -> None:
     assert (report.erasure.finished, report.erasure.lost_ids) == (True, 0), report.errors
 
 
-@pytest.mark.stack
 def test_an_erasure_that_is_killed_at_any_point_is_finished_by_the_same_command_or_without_its_ids(
     settings: Settings, make_pipeline: MakePipeline, crash: Crash
 ) -> None:

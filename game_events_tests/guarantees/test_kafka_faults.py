@@ -32,8 +32,6 @@ from game_events_tests.guarantees.waves import assert_gold_follows_silver, at_po
 from game_events_tests.lanes import by_partition
 from game_events_tests.pipeline.quality_world import Event
 
-pytestmark = pytest.mark.stack
-
 ANN = [Event("uno", gamer="ann")]
 BAD = [b"no frame"]
 

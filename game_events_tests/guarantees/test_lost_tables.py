@@ -20,8 +20,6 @@ from game_events_tests.guarantees.topics import expire, make_topic, put
 from game_events_tests.guarantees.waves import assert_gold_follows_silver, versions
 from game_events_tests.pipeline.quality_world import Event
 
-pytestmark = pytest.mark.stack
-
 GAMES = ("chess", "uno")
 WAVE = [Event("uno"), Event("chess"), b"no frame", Event("uno", gamer="bob")]
 

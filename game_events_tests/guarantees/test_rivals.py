@@ -33,8 +33,6 @@ from game_events_tests.guarantees.waves import (
     wait_all,
 )
 
-pytestmark = pytest.mark.stack
-
 
 def delete(settings: Settings, table: str) -> None:
     """Somebody removes a table's folder."""

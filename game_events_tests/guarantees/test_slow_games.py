@@ -18,7 +18,6 @@ from game_events_tests.conftest import MakePipeline, MakeSettings
 from game_events_tests.guarantees.waves import send
 from game_events_tests.pipeline.quality_world import Event, assert_sound, send_events
 
-pytestmark = pytest.mark.stack
 #: Long enough for nobody: what is replaced may go at once, and so may entries of the log.
 AT_ONCE = 1e-6
 

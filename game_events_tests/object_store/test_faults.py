@@ -40,7 +40,6 @@ def failure_of(settings: Settings, run: Callable[[], object]) -> GameEventsError
     return TransientError("; ".join(report.errors))
 
 
-@pytest.mark.stack
 def test_a_store_that_answers_503_for_a_while_is_waited_for(s3: Settings, make_s3_pipeline: MakeS3, store: ObjectStore) -> None:
     sent = send(s3)
     store.tell("fail 503 6")
@@ -48,7 +47,6 @@ def test_a_store_that_answers_503_for_a_while_is_waited_for(s3: Settings, make_s
     assert_books_balance(s3, sent)
 
 
-@pytest.mark.stack
 @pytest.mark.parametrize("point", ["bronze_staged", "silver_staged"])
 def test_a_store_that_goes_away_in_mid_run_and_comes_back_loses_nothing(
     point: str, s3: Settings, make_s3_pipeline: MakeS3, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
@@ -115,7 +113,6 @@ def test_a_store_that_is_away_ends_the_job_instead_of_being_waited_for_once_for_
     assert isinstance(explain(raised.value, tables_only.lakehouse), TransientError)
 
 
-@pytest.mark.stack
 def test_a_store_that_ignores_conditional_puts_is_refused_before_anything_is_written(
     s3: Settings, make_s3_pipeline: MakeS3, store: ObjectStore
 ) -> None:

@@ -36,7 +36,6 @@ from game_events_tests.object_store.client import ObjectStore
 from game_events_tests.registry_proxy import registry_proxy
 from game_events_tests.waiting import until
 
-pytestmark = pytest.mark.stack
 MakeS3 = Callable[[Settings], Pipeline]
 #: Where a run is cut off: before any commit, between two of them, at a table's first commit.
 POINTS = ("bronze_staged", "quarantine_committed", "before_create:silver_late_events", "gold_staged")

@@ -21,7 +21,6 @@ from game_events_tests.decoding.helpers import compiled, frame, python_class
 from game_events_tests.guarantees.waves import assert_gold_follows_silver
 from game_events_tests.pipeline.topic import register, send_values
 
-pytestmark = pytest.mark.stack
 HELD = "SELECT _kafka_offset, reason, _raw_value FROM t"
 
 TEXT = """syntax = "proto3"; package f; import "google/protobuf/timestamp.proto";

@@ -44,8 +44,6 @@ from game_events_tests.lanes import by_partition
 from game_events_tests.pipeline.quality_world import Event, assert_sound, in_silver, rejected, rule, send_events
 from game_events_tests.registry_proxy import registry_proxy
 
-pytestmark = pytest.mark.stack
-
 
 @pytest.fixture
 def settings(make_settings):

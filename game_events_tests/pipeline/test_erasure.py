@@ -37,8 +37,6 @@ from game_events_tests.pipeline.quality_world import (
 from game_events_tests.pipeline.topic import register, send_values
 from game_events_tests.registry_proxy import registry_proxy
 
-pytestmark = pytest.mark.stack
-
 GONE, STAYS = "gamer-to-forget", "gamer-who-stays"
 KEY = "a key of the tests, long enough"
 OWN = """

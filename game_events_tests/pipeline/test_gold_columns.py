@@ -11,8 +11,6 @@ from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
 from game_events_tests.books import assert_books_balance, rows
 
-pytestmark = pytest.mark.stack
-
 GAMES = ("rummy", "uno")
 ANEW = {
     "sessions": "count(*)",

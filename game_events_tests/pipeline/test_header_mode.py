@@ -14,8 +14,6 @@ from game_events.sources.kafka_client import ensure_topic
 from game_events_tests.books import count, rows
 from game_events_tests.decoding.test_formats import Producer as Serializers
 
-pytestmark = pytest.mark.stack
-
 
 @pytest.fixture
 def serializers(monkeypatch):

@@ -20,8 +20,6 @@ from game_events_tests.books import assert_books_balance, count, gold, rows
 from game_events_tests.guarantees.waves import versions
 from game_events_tests.waiting import until
 
-pytestmark = pytest.mark.stack
-
 
 def wave(*games, **options):
     return Simulation(games=games, records_per_game_and_version=20, gamers_per_game=5, **options)

@@ -22,8 +22,6 @@ from game_events_tests.pipeline.erasure_world import places_of, tables_of
 from game_events_tests.pipeline.quality_world import rule
 from game_events_tests.pipeline.topic import register, send_values
 
-pytestmark = pytest.mark.stack
-
 HEAD = 'syntax = "proto3"; package t; import "google/protobuf/timestamp.proto";'
 OWN = "string game_name = 1; string gamer_id = 2; google.protobuf.Timestamp event_timestamp = 3;"
 #: Two types in one schema; a third one has a subject of its own (RecordNameStrategy), which no topic leads to.

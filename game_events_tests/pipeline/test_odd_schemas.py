@@ -22,8 +22,6 @@ from game_events_tests.books import coordinates, count, rows
 from game_events_tests.decoding.helpers import compiled, frame, python_class
 from game_events_tests.pipeline.topic import register, send_values
 
-pytestmark = pytest.mark.stack
-
 HEAD = 'syntax = "proto3"; package o; import "google/protobuf/struct.proto"; import "google/protobuf/any.proto";'
 OWN = "string game_name = 1; string gamer_id = 2; int64 event_timestamp = 2001;"
 #: name -> (schema, a message as keyword arguments besides game and gamer, column -> value in silver)

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from game_events.pipeline.erasure import forget
 from game_events.pipeline.maintain import maintain
 from game_events.pipeline.refresh import refresh
@@ -11,8 +9,6 @@ from game_events.pipeline.report import RunReport
 from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
 from game_events_tests.books import assert_books_balance, coordinates, count, rows
-
-pytestmark = pytest.mark.stack
 
 
 def test_dev_and_prod_share_a_root_and_nothing_else_and_tables_may_be_renamed(make_settings, make_pipeline):

@@ -15,8 +15,6 @@ from game_events.pipeline.report import RunReport
 from game_events_tests.books import assert_books_balance, coordinates, count, rows
 from game_events_tests.guarantees.waves import at_point, power_cut_at, send, versions
 
-pytestmark = pytest.mark.stack
-
 
 def everything(settings):
     return sorted(rows(settings, BRONZE, "SELECT * FROM t"), key=repr)

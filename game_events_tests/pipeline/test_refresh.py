@@ -21,8 +21,6 @@ from game_events.producer.simulator import DEFAULT_GAMES, Simulation
 from game_events_tests.books import assert_books_balance, coordinates, count, gold, rows
 from game_events_tests.lanes import by_partition
 
-pytestmark = pytest.mark.stack
-
 
 def versions(settings):
     lakehouse = Lakehouse.of(settings)

@@ -15,8 +15,6 @@ from game_events_tests.guarantees.waves import send
 from game_events_tests.pipeline.topic import send_values
 from game_events_tests.registry_proxy import registry_proxy
 
-pytestmark = pytest.mark.stack
-
 #: What the registry answers -> (error class, words that tell the user what to do).
 FAULTS = {
     "401": ((401, b'{"error_code":401,"message":"Unauthorized"}'), ConfigurationError, "GAME_EVENTS_SCHEMA_REGISTRY_USER"),

@@ -16,8 +16,6 @@ from game_events.pipeline.report import RunReport
 from game_events_tests.guarantees.waves import at_point, power_cut_at, versions
 from game_events_tests.pipeline.quality_world import Event, assert_sound, in_silver, rejected, rule, send_events
 
-pytestmark = pytest.mark.stack
-
 POSITIVE = [rule("positive", "amount > 0", "quarantine")]
 NEGATIVE = [rule("negative", "amount < 0", "quarantine")]
 WAVE = [Event("uno", 1), Event("uno", -1), Event("chess", 2), Event("chess", -2)]

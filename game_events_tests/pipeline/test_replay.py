@@ -21,7 +21,6 @@ from game_events_tests.guarantees.waves import assert_gold_follows_silver, power
 from game_events_tests.pipeline.topic import register, send_values
 from game_events_tests.registry_proxy import registry_proxy
 
-pytestmark = pytest.mark.stack
 GAMES = ("rummy", "spades", "uno")
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from game_events.pipeline.refresh import refresh, refresh_downstream
 from game_events.pipeline.replay import Selection, selection_of
 from game_events.pipeline.replay_rejected import replay_and_refresh
@@ -19,8 +17,6 @@ from game_events_tests.pipeline.quality_world import (
     rule,
     send_events,
 )
-
-pytestmark = pytest.mark.stack
 
 STRICT = [rule("large", "amount > 5", "quarantine"), rule("noted", "note = 'x'", "drop")]
 MILD = [rule("large", "amount > 2", "quarantine")]

@@ -93,7 +93,6 @@ def test_the_error_names_rule_problem_and_columns_in_one_line_and_spark_writes_n
     assert not logging.getLogger("SQLQueryContextLogger").disabled
 
 
-@pytest.mark.stack
 def test_rules_are_checked_before_there_are_rows_and_against_the_columns_there_are(make_settings, make_pipeline):
     rules = [rule("silver_rule", "amount > 0"), rule("gold_rule", "session_count > 0", layer="gold")]
     assert check_rules(make_pipeline(make_settings())) == "no rules"

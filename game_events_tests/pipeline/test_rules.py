@@ -21,8 +21,6 @@ from game_events_tests.pipeline.quality_world import (
     send_events,
 )
 
-pytestmark = pytest.mark.stack
-
 
 def said(report):
     """(layer, game, rule) -> rows and violations."""

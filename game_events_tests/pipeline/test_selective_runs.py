@@ -12,7 +12,6 @@ from game_events.pipeline.selection import selection_of
 from game_events_tests.books import assert_books_balance, rows
 from game_events_tests.guarantees.waves import power_cut_at, send, versions
 
-pytestmark = pytest.mark.stack
 OWN = {"progress", "schemas"}
 
 

@@ -28,8 +28,6 @@ from game_events.pipeline.whole_checks import check_after_run
 from game_events_tests.guarantees.waves import power_cut_at, send
 from game_events_tests.registry_proxy import registry_proxy
 
-pytestmark = pytest.mark.stack
-
 
 @pytest.fixture
 def proxy(stack):

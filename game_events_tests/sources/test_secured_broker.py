@@ -17,7 +17,6 @@ from game_events_tests.lanes import by_partition, lanes
 from game_events_tests.pipeline.quality_world import Event
 from game_events_tests.sources.secured_broker import MECHANISMS, PASSWORD, secured_broker
 
-pytestmark = pytest.mark.stack
 WRONG = {"secret": "wr0ng-one"}
 
 

@@ -23,8 +23,6 @@ from game_events_tests.guarantees.topics import admin, before_reading, expire, m
 from game_events_tests.pipeline.quality_world import Event
 from game_events_tests.pipeline.topic import register
 
-pytestmark = pytest.mark.stack
-
 EVENT = [Event("uno", gamer="ann")]
 BAD = [b"no frame"]
 #: Another message, in a subject of its own; its payload is written by hand: game_name, gamer_id, score.
