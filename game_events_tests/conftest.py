@@ -19,6 +19,8 @@ from game_events_tests.cluster.kinds import KIND, spark_of
 from game_events_tests.guarantees.conftest import crash  # noqa: F401 - a fixture for every folder
 from game_events_tests.object_store.client import KEY, SECRET, ObjectStore
 
+#: Read before the tests' environment is made.
+NO_SKIPS = bool(os.environ.get("GAME_EVENTS_TEST_NO_SKIPS"))
 #: In the order in which files of tests are run.
 TIERS = ("scenario", "integration", "unit")
 #: Fixtures that make a test one of integration.
@@ -46,6 +48,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         first[item.path] = min(first[item.path], *(TIERS.index(m.name) for m in item.iter_markers() if m.name in TIERS))
     items.sort(key=lambda item: first[item.path])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Where everything is there that a test may need, a test that is skipped has failed."""
+    report = yield
+    if NO_SKIPS and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -17,12 +17,15 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 from pydantic import BaseModel
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
+import game_events
+import game_events_tests
 from game_events.stack import local_stack
 from game_events.stack.server_process import ServerProcess, find, last_lines, spawn, stop
 from game_events.stack.stack_state import StackState
@@ -73,6 +76,15 @@ class SharedServers:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+def _newest_code() -> int:
+    """When a file of the project was last changed, in nanoseconds since 1970."""
+    return max(f.stat().st_mtime_ns for package in (game_events, game_events_tests) for f in _folder(package).rglob("*.py"))
+
+
+def _folder(package: ModuleType) -> Path:
+    return Path(str(package.__file__)).parent
+
+
 def _recorded(file: Path) -> ServerProcess | None:
     return ServerProcess.model_validate_json(file.read_text()) if file.exists() else None
 
@@ -106,7 +118,9 @@ def attached(gateway: Gateway) -> Iterator[SparkSession]:
     assert jvm is not None
     context = jvm.org.apache.spark.SparkContext.getOrCreate()
     wrapped = jvm.org.apache.spark.api.java.JavaSparkContext.fromSparkContext(context)
-    python = SparkContext(gateway=java, jsc=wrapped, conf=SparkConf(_jconf=wrapped.getConf()))
+    # Spark gives a job only workers that were started with the same environment: none that has imported older code.
+    code = {"GAME_EVENTS_TEST_CODE": str(_newest_code())}
+    python = SparkContext(gateway=java, jsc=wrapped, conf=SparkConf(_jconf=wrapped.getConf()), environment=code)
     own = jvm.org.apache.spark.sql.classic.SparkSession.builder().sparkContext(context).getOrCreate().newSession()
     # The first session of a process is the one that `builder.getOrCreate()` gives.
     yield SparkSession(python, own)
