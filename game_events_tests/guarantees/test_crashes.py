@@ -41,7 +41,12 @@ POINTS = (
     "events_due",
 )
 #: In a lakehouse without tables: what is different there.
-FIRST_POINTS = ("bronze_staged", "quarantine_committed", "before_create:silver_rummy_events", "gold_committed")
+FIRST_POINTS = (
+    "bronze_staged",
+    pytest.param("quarantine_committed", marks=pytest.mark.sample),
+    "before_create:silver_rummy_events",
+    "gold_committed",
+)
 #: The command as a user starts it, with a JVM of its own that dies with it.
 COMMAND_POINTS = ("game_committed:1",)
 #: Points of other work than a plain run's: test_crashes_of_other_work.py here, the tests of game_events_tests/files, and
@@ -74,6 +79,7 @@ def test_the_guarantees_have_a_paragraph_for_every_crash_point() -> None:
     assert [name for name in CRASH_POINTS if f"\n**`{name}`**" not in text] == []
 
 
+@pytest.mark.scenario
 @pytest.mark.parametrize("point", FIRST_POINTS)
 def test_a_first_run_killed_at_any_point_is_finished_by_the_next_run(
     point: str, settings: Settings, make_pipeline: MakePipeline, crash: Crash
@@ -86,6 +92,7 @@ def test_a_first_run_killed_at_any_point_is_finished_by_the_next_run(
     assert_the_next_run_finishes_it(settings, make_pipeline, sent)
 
 
+@pytest.mark.scenario
 @pytest.mark.parametrize("point", COMMAND_POINTS)
 def test_a_command_killed_with_its_jvm_is_finished_by_the_next_run(
     point: str, settings: Settings, make_pipeline: MakePipeline, tmp_path: Path
@@ -107,6 +114,7 @@ def assert_the_next_run_finishes_it(settings: Settings, make_pipeline: MakePipel
     assert versions(settings) == before
 
 
+@pytest.mark.scenario
 def test_a_later_run_killed_at_any_point_is_finished_by_the_next_run(
     settings: Settings, make_pipeline: MakePipeline, crash: Crash
 ) -> None:
@@ -134,6 +142,7 @@ def test_a_later_run_killed_at_any_point_is_finished_by_the_next_run(
     assert runs in ([], [(0,)]), "a run that was killed before it had told of itself is in the event log"
 
 
+@pytest.mark.scenario
 def test_crashes_one_after_another_at_ever_later_points_leave_nothing_that_one_run_does_not_finish(
     settings: Settings, make_pipeline: MakePipeline, crash: Crash
 ) -> None:

@@ -19,6 +19,7 @@ from game_events_tests.guarantees.waves import assert_gold_follows_silver
 from game_events_tests.pipeline.quality_world import Event, assert_sound, rejected, send_events
 from game_events_tests.pipeline.test_erasure import KEY, RULES, STAYS, forgotten, wave
 
+pytestmark = pytest.mark.scenario
 #: Every point of an erasure, once, with a detail where it has one.
 POINTS = (
     "forget_listed",

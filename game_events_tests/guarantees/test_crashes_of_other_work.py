@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
 from game_events.pipeline.bronze_reset import replace_bronze
 from game_events.pipeline.quarantine_reset import listed_files
@@ -17,6 +19,7 @@ from game_events_tests.guarantees.conftest import Crash
 from game_events_tests.guarantees.waves import GAMES, end_orphans, send, start_run, versions, wait_all
 from game_events_tests.registry_proxy import registry_proxy
 
+pytestmark = pytest.mark.scenario
 A_WEEK_S = 7 * 86_400.0
 
 

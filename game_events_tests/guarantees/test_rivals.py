@@ -77,6 +77,7 @@ def test_three_runs_at_once_with_different_ends_load_every_row_once(
     assert_books_balance(settings, sent)
 
 
+@pytest.mark.scenario
 def test_three_commands_at_once_load_every_row_once(
     make_settings: MakeSettings, make_pipeline: MakePipeline, tmp_path: Path
 ) -> None:

@@ -28,7 +28,10 @@ from game_events_tests.guarantees.attached_driver import start_driver
 from game_events_tests.guarantees.waves import GAMES, power_cut_at, send, versions, wait_all
 from game_events_tests.waiting import until
 
+pytestmark = pytest.mark.scenario
 
+
+@pytest.mark.sample
 def test_two_drivers_that_have_both_staged_slices_with_different_ends_load_every_row_once(
     make_settings: MakeSettings, make_pipeline: MakePipeline, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ from game_events_tests.conftest import MakePipeline, MakeSettings
 from game_events_tests.guarantees.waves import send
 from game_events_tests.pipeline.quality_world import Event, assert_sound, send_events
 
+pytestmark = pytest.mark.scenario
 #: Long enough for nobody: what is replaced may go at once, and so may entries of the log.
 AT_ONCE = 1e-6
 
