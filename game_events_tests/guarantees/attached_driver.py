@@ -25,6 +25,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure import forget
 from game_events.pipeline.event_log import recorded
 from game_events.pipeline.loop import Loop
+from game_events.pipeline.maintain import maintain
 from game_events.pipeline.redecode import redecode
 from game_events.pipeline.refresh import refresh, refresh_downstream
 from game_events.pipeline.replay import Selection
@@ -72,7 +73,7 @@ class Driver:
 
 def start_driver(
     settings: Settings,
-    spark: SparkSession,
+    spark: SparkSession | None,
     log: Path,
     crash_at: str = "",
     work: str = "run",
@@ -84,7 +85,7 @@ def start_driver(
 
     Args:
         settings: whose topic and tables.
-        spark: the session whose JVM it uses.
+        spark: the session whose JVM it uses; None: the work needs none.
         log: its output.
         crash_at: where SIGKILL ends it.
         work: a name of `WORK`.
@@ -92,7 +93,10 @@ def start_driver(
         gamer: whom to forget.
         more: further settings.
     """
-    gateway = spark.sparkContext._gateway.gateway_parameters
+    gateway = None
+    if spark is not None:
+        found = spark.sparkContext._gateway.gateway_parameters
+        gateway = Gateway(port=found.port, token=found.auth_token)
     named = {
         "kafka_bootstrap_servers": settings.kafka_bootstrap_servers,
         "schema_registry_url": settings.schema_registry_url,
@@ -105,14 +109,12 @@ def start_driver(
     }
     environment = os.environ | {f"GAME_EVENTS_{key.upper()}": value for key, value in named.items()}
     environment |= {crash_points.VARIABLE: crash_at, MEET: meet, GAMER: gamer}
-    process = _fork_server.Process(
-        target=_drive, args=(Gateway(port=gateway.port, token=gateway.auth_token), environment, log, work)
-    )
+    process = _fork_server.Process(target=_drive, args=(gateway, environment, log, work))
     process.start()
     return Driver(process)
 
 
-def _drive(gateway: Gateway, environment: dict[str, str], log: Path, work: str) -> None:
+def _drive(gateway: Gateway | None, environment: dict[str, str], log: Path, work: str) -> None:
     """What the driver's process does."""
     os.environ.clear()
     os.environ.update(environment)
@@ -125,6 +127,7 @@ def _drive(gateway: Gateway, environment: dict[str, str], log: Path, work: str) 
 
     @cache
     def session() -> SparkSession:
+        assert gateway is not None, "no Spark is needed"
         return attached(gateway).__enter__()
 
     WORK[work](Pipeline(load_settings(), session), RunReport())
@@ -165,6 +168,7 @@ WORK = {
     "replace_bronze": replace_bronze,
     "redecode": redecode,
     "export": export_rows,
+    "maintain": maintain,
     "replay": lambda pipeline, report: replay_and_refresh(pipeline, report, Selection()),
     "archive": lambda pipeline, report: archive(pipeline, report, f"{pipeline.settings.state_dir}/archive"),
     "forget": lambda pipeline, report: forget(pipeline, report, frozenset({os.environ[GAMER]})),
