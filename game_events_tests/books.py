@@ -20,7 +20,7 @@ from game_events.settings import Settings
 
 
 @cache
-def _duckdb() -> duckdb.DuckDBPyConnection:
+def database() -> duckdb.DuckDBPyConnection:
     """One database for the process: to open one takes longer than a query. Each query has a cursor, with views of its own."""
     connection = duckdb.connect()
     connection.execute("SET GLOBAL TimeZone = 'UTC'")
@@ -36,7 +36,7 @@ def rows(settings: Settings, table: str, sql: str = "SELECT * FROM t") -> list[t
         return []
     if not files:
         return []
-    with _duckdb().cursor() as cursor:
+    with database().cursor() as cursor:
         if uri.startswith("s3://"):
             # DuckDB would have to fetch an extension for this: Arrow's own client of S3 reads the files.
             store = pafs.S3FileSystem(endpoint_override=settings.storage_endpoint, region="us-east-1")

@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -242,7 +243,14 @@ class CommitProtocol(RuleBasedStateMachine):
         return lambda: commit(plan)
 
 
-TestSlicesCrashesAndRivalsInAnyOrder = CommitProtocol.TestCase
-TestSlicesCrashesAndRivalsInAnyOrder.settings = settings(
-    max_examples=25, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
-)
+class TestFewSlicesCrashesAndRivalsInAnyOrder(CommitProtocol.TestCase):
+    """For `make test`."""
+
+    settings = settings(max_examples=8, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@pytest.mark.scenario
+class TestSlicesCrashesAndRivalsInAnyOrder(CommitProtocol.TestCase):
+    """Many."""
+
+    settings = settings(max_examples=25, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))

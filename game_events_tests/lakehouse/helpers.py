@@ -4,12 +4,12 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import duckdb
 import pyarrow as pa
 from deltalake import DeltaTable
 
 from game_events.lakehouse.commits import Commit
 from game_events.lakehouse.staging import StagedWriter
+from game_events_tests.books import database
 
 SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.string())])
 
@@ -37,8 +37,8 @@ def rows(table, columns="*"):
     files = DeltaTable(table.uri).file_uris()
     if not files:
         return []
-    with duckdb.connect() as connection:
-        found = connection.execute(f"SELECT {columns} FROM read_parquet(?, union_by_name => true) ORDER BY ALL", [files])
+    with database().cursor() as cursor:
+        found = cursor.execute(f"SELECT {columns} FROM read_parquet(?, union_by_name => true) ORDER BY ALL", [files])
         return found.fetchall()
 
 
