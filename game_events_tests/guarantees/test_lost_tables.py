@@ -192,7 +192,8 @@ def test_a_deleted_bronze_is_made_again_and_what_kafka_has_forgotten_stops_it_or
     going_on = grown.model_copy(update={"on_data_loss": "record_gap", "starting_offsets": "latest"})
     report = refresh(make_pipeline(going_on))
     assert [(g.start, g.end) for g in report.gaps] == [(0, 3)]
-    assert [c[2] for c in coordinates(grown, BRONZE)] == [3, 4, 5, 7], "a bronze that is made again does not start at the end"
+    left = [offset for offset in range(3, 4 * world.waves) if WAVE[offset % 4] != b"no frame"]
+    assert [c[2] for c in coordinates(grown, BRONZE)] == left, "a bronze that is made again does not start at the end"
     assert_gold_follows_silver(grown, *GAMES)
 
 
@@ -200,9 +201,8 @@ def test_a_quarantine_that_was_deleted_or_restored_stops_the_run_with_what_to_do
     newest = versions(grown)[QUARANTINE]
     restore(grown, QUARANTINE, 0)
     before = versions(grown)
-    with pytest.raises(
-        DataError, match=rf"quarantine_events was restored.*undo it \(quarantine_events: .*VERSION AS OF {newest}"
-    ):
+    undo = rf"undo it \(quarantine_events: .*VERSION AS OF {newest}"
+    with pytest.raises(DataError, match=rf"quarantine_events was restored.*{undo}"):
         refresh(make_pipeline(grown))
     assert versions(grown) == before
     restore(grown, QUARANTINE, newest)
