@@ -22,7 +22,10 @@ from game_events_tests.guarantees.waves import (
 from game_events_tests.guarantees.world import World
 
 
-@pytest.mark.parametrize("rows_of_a_slice", [1_000, 20], ids=["in one slice as before", "in several slices"])
+@pytest.mark.parametrize(
+    "rows_of_a_slice",
+    [pytest.param(1_000, id="in one slice as before", marks=pytest.mark.scenario), pytest.param(20, id="in several slices")],
+)
 def test_a_rebuilt_bronze_replaces_silver_and_gold_instead_of_doubling_them(rows_of_a_slice: int, world: World) -> None:
     world.delete(BRONZE)
     world.send(version=2)
@@ -34,6 +37,7 @@ def test_a_rebuilt_bronze_replaces_silver_and_gold_instead_of_doubling_them(rows
     world.whole = True
 
 
+@pytest.mark.scenario
 def test_a_lost_progress_table_costs_a_second_look_but_no_row_and_no_commit(world: World) -> None:
     world.send(games=("rummy", "uno"))
     world.refresh()
@@ -52,7 +56,10 @@ def test_a_lost_progress_table_costs_a_second_look_but_no_row_and_no_commit(worl
     world.assert_whole()
 
 
-@pytest.mark.parametrize("lost", [silver_name("spades"), gold_name("spades"), UNIFIED, PROGRESS])
+@pytest.mark.parametrize(
+    "lost",
+    [silver_name("spades"), *(pytest.param(n, marks=pytest.mark.scenario) for n in (gold_name("spades"), UNIFIED, PROGRESS))],
+)
 def test_a_deleted_table_is_made_again_whole_when_its_game_has_new_rows(lost: str, world: World) -> None:
     world.delete(lost)
     world.send(version=2, games=("spades", "uno"))
@@ -64,10 +71,8 @@ def test_a_deleted_table_is_made_again_whole_when_its_game_has_new_rows(lost: st
 @pytest.mark.parametrize(
     ("table", "stage"),
     [
-        (silver_name("spades"), None),
         (silver_name("spades"), "silver_staged"),
-        (gold_name("spades"), None),
-        (UNIFIED, None),
+        *(pytest.param(n, None, marks=pytest.mark.scenario) for n in (silver_name("spades"), gold_name("spades"), UNIFIED)),
     ],
 )
 def test_a_table_restored_to_an_older_version_has_every_row_once_when_its_game_has_new_rows(
@@ -85,7 +90,7 @@ def test_a_table_restored_to_an_older_version_has_every_row_once_when_its_game_h
     world.assert_whole()
 
 
-@pytest.mark.parametrize("layer", ["silver", "gold"])
+@pytest.mark.parametrize("layer", ["silver", pytest.param("gold", marks=pytest.mark.scenario)])
 def test_a_game_that_fails_to_commit_fails_alone_and_the_next_run_repairs_it_and_only_it(layer: str, world: World) -> None:
     world.send(version=2)
     with pytest.MonkeyPatch.context() as patch:
@@ -102,6 +107,7 @@ def test_a_game_that_fails_to_commit_fails_alone_and_the_next_run_repairs_it_and
     world.assert_whole()
 
 
+@pytest.mark.scenario
 def test_a_game_that_failed_when_it_was_new_gets_the_rows_of_every_batch(world: World) -> None:
     with pytest.MonkeyPatch.context() as patch:
         fail_commits_of(patch, silver_name("newcomer"))
@@ -114,15 +120,16 @@ def test_a_game_that_failed_when_it_was_new_gets_the_rows_of_every_batch(world: 
 
 def test_a_game_admitted_later_gets_the_rows_it_had_before(world: World) -> None:
     wave = world.send(games=("rummy", "admitted"))
-    report = world.refresh(games=(*GAMES, "poker", "newcomer"))
+    report = world.refresh(games=GAMES)
     assert {t.game for t in report.of("silver")} == {"rummy"}
     assert report.unrouted["not_allowed"] == sum(wave.records["admitted"].values())
 
     world.send(version=2, games=("rummy", "admitted"))
-    assert world.refresh(games=(*GAMES, "poker", "newcomer", "admitted")).success
+    assert world.refresh(games=(*GAMES, "admitted")).success
     world.assert_whole()
 
 
+@pytest.mark.scenario
 def test_a_game_taken_off_the_allow_list_for_a_time_gets_the_rows_of_that_time(world: World) -> None:
     world.send(version=2)
     report = world.refresh(games=("rummy", "uno"))

@@ -75,10 +75,10 @@ def test_three_commands_at_once_load_every_row_once(
 #: Between staging and commit; with the version of the slow run's wave, so that each brings columns that no table has.
 STAGED = [
     pytest.param("bronze_staged", 2, id="bronze_staged"),
-    pytest.param("quarantine_committed", 4, id="quarantine_committed"),
+    pytest.param("quarantine_committed", 4, id="quarantine_committed", marks=pytest.mark.scenario),
     pytest.param("silver_staged", 6, id="silver_staged"),
-    pytest.param("gold_staged", 8, id="gold_staged"),
-    pytest.param("unified_staged", 9, id="unified_staged"),
+    pytest.param("gold_staged", 8, id="gold_staged", marks=pytest.mark.scenario),
+    pytest.param("unified_staged", 9, id="unified_staged", marks=pytest.mark.scenario),
 ]
 
 
@@ -98,7 +98,9 @@ def test_a_whole_run_of_a_rival_between_staging_and_commit_doubles_nothing(
     world.assert_whole()
 
 
-@pytest.mark.parametrize(("layer", "point"), [("silver", "silver_staged"), ("gold", "gold_staged")])
+@pytest.mark.parametrize(
+    ("layer", "point"), [("silver", "silver_staged"), pytest.param("gold", "gold_staged", marks=pytest.mark.scenario)]
+)
 def test_the_loser_of_one_game_plans_it_again_and_lands_the_others(
     layer: str, point: str, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +138,7 @@ def test_a_rival_that_changes_another_game_of_the_unified_table_keeps_its_rows(
     world.assert_whole()
 
 
+@pytest.mark.scenario
 def test_a_finished_run_does_not_forget_the_failure_of_a_rival_that_is_ahead(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
