@@ -27,7 +27,7 @@ def crash(settings: Settings, spark: SparkSession, tmp_path: Path) -> Crash:
 
     def crash(point: str, work: str = "run", using: Settings = settings, **more: str) -> None:
         log = tmp_path / "driver.log"
-        assert wait_all([start_driver(using, spark, log, point, work, **more)], 180) == [-signal.SIGKILL], log.read_text()
+        assert wait_all([start_driver(using, spark, log, point, work, **more)], 900) == [-signal.SIGKILL], log.read_text()
 
     return crash
 

@@ -104,7 +104,7 @@ def test_a_command_killed_with_its_jvm_is_finished_by_the_next_run(
 ) -> None:
     sent = send(settings, version=1)
     killed = start_run(settings, tmp_path / "run", crash_at=point)
-    assert wait_all([killed], 180) == [-signal.SIGKILL], (tmp_path / "run" / "stderr").read_text()
+    assert wait_all([killed], 900) == [-signal.SIGKILL], (tmp_path / "run" / "stderr").read_text()
     end_orphans(settings)
     sent = sent.merge(send(settings, version=3))
     assert_the_next_run_finishes_it(settings, make_pipeline, sent)

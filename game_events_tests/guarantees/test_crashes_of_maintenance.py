@@ -43,7 +43,7 @@ def killed(pipeline: Pipeline, point: str, log: Path) -> None:
     """`maintain` in a process of its own, which SIGKILL ends at a point."""
     times = {"retention_h": str(AT_ONCE), "derived_retention_h": str(AT_ONCE)}
     driver = start_driver(pipeline.settings, None, log, point, "maintain", **times)
-    assert wait_all([driver], 180) == [-signal.SIGKILL], (point, log.read_text())
+    assert wait_all([driver], 900) == [-signal.SIGKILL], (point, log.read_text())
 
 
 def done_by(pipeline: Pipeline) -> dict[str, TableUpkeep]:

@@ -122,7 +122,7 @@ def test_a_worker_killed_while_it_writes_fails_the_run_and_the_next_one_has_ever
     settings = make_settings()
     sent = send(settings)
     run = start_run(settings, tmp_path / "run", "file_open:silver_spades_events")
-    assert wait_all([run], 180) == [1], (tmp_path / "run" / "stderr").read_text()
+    assert wait_all([run], 900) == [1], (tmp_path / "run" / "stderr").read_text()
     end_orphans(settings)
     assert coordinates(settings, "silver_rummy_events") == []
     sent = sent.merge(send(settings, version=2))

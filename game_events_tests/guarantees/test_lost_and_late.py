@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,13 @@ from game_events_tests.guarantees.waves import (
 )
 from game_events_tests.guarantees.world import World
 
+#: A further case of what another one stands for.
+LONG = partial(pytest.param, marks=pytest.mark.scenario)
+
 
 @pytest.mark.parametrize(
     "rows_of_a_slice",
-    [pytest.param(1_000, id="in one slice as before", marks=pytest.mark.scenario), pytest.param(20, id="in several slices")],
+    [LONG(1_000, id="in one slice as before"), pytest.param(20, id="in several slices")],
 )
 def test_a_rebuilt_bronze_replaces_silver_and_gold_instead_of_doubling_them(rows_of_a_slice: int, world: World) -> None:
     world.delete(BRONZE)
@@ -56,10 +60,7 @@ def test_a_lost_progress_table_costs_a_second_look_but_no_row_and_no_commit(worl
     world.assert_whole()
 
 
-@pytest.mark.parametrize(
-    "lost",
-    [silver_name("spades"), *(pytest.param(n, marks=pytest.mark.scenario) for n in (gold_name("spades"), UNIFIED, PROGRESS))],
-)
+@pytest.mark.parametrize("lost", [silver_name("spades"), *map(LONG, (gold_name("spades"), UNIFIED, PROGRESS))])
 def test_a_deleted_table_is_made_again_whole_when_its_game_has_new_rows(lost: str, world: World) -> None:
     world.delete(lost)
     world.send(version=2, games=("spades", "uno"))
@@ -72,7 +73,7 @@ def test_a_deleted_table_is_made_again_whole_when_its_game_has_new_rows(lost: st
     ("table", "stage"),
     [
         (silver_name("spades"), "silver_staged"),
-        *(pytest.param(n, None, marks=pytest.mark.scenario) for n in (silver_name("spades"), gold_name("spades"), UNIFIED)),
+        *(LONG(name, None) for name in (silver_name("spades"), gold_name("spades"), UNIFIED)),
     ],
 )
 def test_a_table_restored_to_an_older_version_has_every_row_once_when_its_game_has_new_rows(
@@ -90,7 +91,7 @@ def test_a_table_restored_to_an_older_version_has_every_row_once_when_its_game_h
     world.assert_whole()
 
 
-@pytest.mark.parametrize("layer", ["silver", pytest.param("gold", marks=pytest.mark.scenario)])
+@pytest.mark.parametrize("layer", ["silver", LONG("gold")])
 def test_a_game_that_fails_to_commit_fails_alone_and_the_next_run_repairs_it_and_only_it(layer: str, world: World) -> None:
     world.send(version=2)
     with pytest.MonkeyPatch.context() as patch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,9 @@ from game_events_tests.books import assert_books_balance
 from game_events_tests.conftest import MakePipeline, MakeSettings
 from game_events_tests.guarantees.waves import GAMES, at_point, fail_commits_of, send, start_run, wait_all
 from game_events_tests.guarantees.world import World
+
+#: A further case of what another one stands for.
+LONG = partial(pytest.param, marks=pytest.mark.scenario)
 
 
 @pytest.mark.scenario
@@ -64,7 +68,7 @@ def test_three_commands_at_once_load_every_row_once(
             runs.append(start_run(settings, tmp_path / f"run{number}"))
             sent = sent.merge(send(settings, version=1 + number, records=4))
     finally:
-        codes = wait_all(runs, 240)
+        codes = wait_all(runs, 900)
     said = [(tmp_path / f"run{n}" / "stderr").read_text() for n in range(3)]
     assert codes == [0, 0, 0], said
 
@@ -75,10 +79,10 @@ def test_three_commands_at_once_load_every_row_once(
 #: Between staging and commit; with the version of the slow run's wave, so that each brings columns that no table has.
 STAGED = [
     pytest.param("bronze_staged", 2, id="bronze_staged"),
-    pytest.param("quarantine_committed", 4, id="quarantine_committed", marks=pytest.mark.scenario),
+    LONG("quarantine_committed", 4, id="quarantine_committed"),
     pytest.param("silver_staged", 6, id="silver_staged"),
-    pytest.param("gold_staged", 8, id="gold_staged", marks=pytest.mark.scenario),
-    pytest.param("unified_staged", 9, id="unified_staged", marks=pytest.mark.scenario),
+    LONG("gold_staged", 8, id="gold_staged"),
+    LONG("unified_staged", 9, id="unified_staged"),
 ]
 
 
@@ -98,9 +102,7 @@ def test_a_whole_run_of_a_rival_between_staging_and_commit_doubles_nothing(
     world.assert_whole()
 
 
-@pytest.mark.parametrize(
-    ("layer", "point"), [("silver", "silver_staged"), pytest.param("gold", "gold_staged", marks=pytest.mark.scenario)]
-)
+@pytest.mark.parametrize(("layer", "point"), [("silver", "silver_staged"), LONG("gold", "gold_staged")])
 def test_the_loser_of_one_game_plans_it_again_and_lands_the_others(
     layer: str, point: str, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
