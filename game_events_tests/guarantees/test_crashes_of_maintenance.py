@@ -19,7 +19,7 @@ from game_events.pipeline.upkeep_report import TableUpkeep
 from game_events.settings import load_settings
 from game_events_tests.guarantees.attached_driver import start_driver
 from game_events_tests.guarantees.waves import wait_all
-from game_events_tests.lakehouse.helpers import committed_files, data_files, plan, rows
+from game_events_tests.lakehouse.helpers import committed_files, data_files, grow_old, plan, rows
 
 #: Each point of maintenance once, in a table of each kind. Gold's comes first: tables are looked after side by side.
 POINTS = (
@@ -60,12 +60,6 @@ def append(table: Table, count: int) -> None:
         at = handle.transaction_version("txn") if handle is not None else None
         n = at or 0
         commit(plan(table, [2 * n, 2 * n + 1], at, n + 1, info={BATCH_INFO: "1"}))
-
-
-def grow_old(table: Table) -> None:
-    """Entries of its log are older than a second, in which Delta counts how long they stay."""
-    for entry in Path(table.uri, "_delta_log").glob("*.json"):
-        os.utime(entry, (time.time() - 2,) * 2)
 
 
 def log_entries(table: Table) -> int:

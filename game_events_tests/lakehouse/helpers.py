@@ -1,6 +1,8 @@
 """What the lakehouse tests share: small tables, and DuckDB as the reader that is not ours."""
 
+import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -45,6 +47,12 @@ def rows(table, columns="*"):
 def numbers(table):
     """The numbers of a table, sorted."""
     return [n for (n,) in rows(table, "n")]
+
+
+def grow_old(table):
+    """Entries of its log are older than a second, in which Delta counts how long they stay."""
+    for entry in Path(table.uri, "_delta_log").glob("*.json"):
+        os.utime(entry, (time.time() - 2,) * 2)
 
 
 def data_files(table):

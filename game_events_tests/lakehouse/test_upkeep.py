@@ -21,7 +21,7 @@ from game_events.lakehouse.retention import Retention
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.upkeep import Upkeep
 from game_events.settings import Settings
-from game_events_tests.lakehouse.helpers import SCHEMA, committed_files, data_files, numbers, plan, rows, staged
+from game_events_tests.lakehouse.helpers import SCHEMA, committed_files, data_files, grow_old, numbers, plan, rows, staged
 
 OURS = {BATCH_INFO: "1"}
 
@@ -206,7 +206,7 @@ def test_each_log_entry_is_read_once_and_later_ones_are_found(table):
 def test_files_are_found_too_whose_removal_only_a_checkpoint_remembers(table):
     replaced(table, 4)
     Retention(kept_h=1e-6).apply(table.name, table.open())
-    time.sleep(1.1)
+    grow_old(table)
     table.open().create_checkpoint()
     table.open().cleanup_metadata()
     assert not list(Path(table.uri, "_delta_log").glob("*0.json")), "the entries are gone"
@@ -327,7 +327,7 @@ def test_the_log_of_a_table_that_is_always_replaced_does_not_grow(lakehouse, mon
     for n in range(1, 24):
         commit(plan(gold, [n], n, n + 1, replace=True))
         if n == 11:
-            time.sleep(1.1)
+            grow_old(gold)
     entries = list(Path(gold.uri, "_delta_log").glob("*.json"))
     assert len(entries) < 16
 
