@@ -106,14 +106,14 @@ def test_a_loop_writes_a_row_again_once_for_each_size_class(table, monkeypatch):
     goal = dataclasses.replace(LOOP_GOAL, files=6)
     monkeypatch.setattr(compaction, "FACTOR", 4)
     written = []
-    for n in range(36):
+    for n in range(37):
         commit(plan(table, range(100 * n, 100 * n + 100), n or None, n + 1))
         if n == 0:
             (size,) = pa.table(table.open().get_add_actions()).column("size_bytes").to_pylist()
             monkeypatch.setattr(compaction, "SMALLEST", 2 * size)
         for group in small_files(table, table.open(), goal):
             written.append(join_files(table, table.open(), group).rows)
-    assert numbers(table) == list(range(3600))
+    assert numbers(table) == list(range(3700))
     assert len(committed_files(table)) < 3 * goal.files
     assert written == [*[600] * 6, 3600], "each row once for each of two size classes"
 
@@ -329,7 +329,7 @@ def test_the_log_of_a_table_that_is_always_replaced_does_not_grow(lakehouse, mon
         if n == 11:
             grow_old(gold)
     entries = list(Path(gold.uri, "_delta_log").glob("*.json"))
-    assert len(entries) < 16
+    assert len(entries) < 18, "nothing of 25 entries was removed"
 
 
 class TestUpkeepOfALoop:
