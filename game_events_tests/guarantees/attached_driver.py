@@ -25,6 +25,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure import forget
 from game_events.pipeline.event_log import recorded
 from game_events.pipeline.loop import Loop
+from game_events.pipeline.maintain import maintain
 from game_events.pipeline.redecode import redecode
 from game_events.pipeline.refresh import refresh, refresh_downstream
 from game_events.pipeline.replay import Selection
@@ -39,8 +40,9 @@ MEET = "GAME_EVENTS_TESTS_MEET"
 GAMER = "GAME_EVENTS_TESTS_GAMER"
 #: Where rivals hold files that are not committed.
 MEETINGS = ("bronze_staged", "silver_staged", "gold_staged", "unified_staged")
-#: A driver that lost every row to a rival comes to no later meeting: the others go on without it.
+#: A driver that lost every row to a rival comes to no later meeting: the others go on without it. To the first one all come.
 MEETING_S = 5.0
+FIRST_MEETING_S = 600.0
 _fork_server = multiprocessing.get_context("forkserver")
 _fork_server.set_forkserver_preload([__name__])
 
@@ -72,7 +74,7 @@ class Driver:
 
 def start_driver(
     settings: Settings,
-    spark: SparkSession,
+    spark: SparkSession | None,
     log: Path,
     crash_at: str = "",
     work: str = "run",
@@ -84,7 +86,7 @@ def start_driver(
 
     Args:
         settings: whose topic and tables.
-        spark: the session whose JVM it uses.
+        spark: the session whose JVM it uses; None: the work needs none.
         log: its output.
         crash_at: where SIGKILL ends it.
         work: a name of `WORK`.
@@ -92,7 +94,10 @@ def start_driver(
         gamer: whom to forget.
         more: further settings.
     """
-    gateway = spark.sparkContext._gateway.gateway_parameters
+    gateway = None
+    if spark is not None:
+        found = spark.sparkContext._gateway.gateway_parameters
+        gateway = Gateway(port=found.port, token=found.auth_token)
     named = {
         "kafka_bootstrap_servers": settings.kafka_bootstrap_servers,
         "schema_registry_url": settings.schema_registry_url,
@@ -105,14 +110,12 @@ def start_driver(
     }
     environment = os.environ | {f"GAME_EVENTS_{key.upper()}": value for key, value in named.items()}
     environment |= {crash_points.VARIABLE: crash_at, MEET: meet, GAMER: gamer}
-    process = _fork_server.Process(
-        target=_drive, args=(Gateway(port=gateway.port, token=gateway.auth_token), environment, log, work)
-    )
+    process = _fork_server.Process(target=_drive, args=(gateway, environment, log, work))
     process.start()
     return Driver(process)
 
 
-def _drive(gateway: Gateway, environment: dict[str, str], log: Path, work: str) -> None:
+def _drive(gateway: Gateway | None, environment: dict[str, str], log: Path, work: str) -> None:
     """What the driver's process does."""
     os.environ.clear()
     os.environ.update(environment)
@@ -125,6 +128,7 @@ def _drive(gateway: Gateway, environment: dict[str, str], log: Path, work: str) 
 
     @cache
     def session() -> SparkSession:
+        assert gateway is not None, "no Spark is needed"
         return attached(gateway).__enter__()
 
     WORK[work](Pipeline(load_settings(), session), RunReport())
@@ -152,7 +156,7 @@ def meet_at_points(folder: Path, number: int) -> None:
         if name in MEETINGS and name not in met:
             met.add(name)
             (folder / f"{name}-{os.getpid()}").touch()
-            until = time.monotonic() + MEETING_S
+            until = time.monotonic() + (FIRST_MEETING_S if name == MEETINGS[0] else MEETING_S)
             while len(list(folder.glob(f"{name}-*"))) < number and time.monotonic() < until:
                 time.sleep(0.01)
         reach(name, detail)
@@ -165,6 +169,7 @@ WORK = {
     "replace_bronze": replace_bronze,
     "redecode": redecode,
     "export": export_rows,
+    "maintain": maintain,
     "replay": lambda pipeline, report: replay_and_refresh(pipeline, report, Selection()),
     "archive": lambda pipeline, report: archive(pipeline, report, f"{pipeline.settings.state_dir}/archive"),
     "forget": lambda pipeline, report: forget(pipeline, report, frozenset({os.environ[GAMER]})),

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from game_events.errors import ConflictError
@@ -45,6 +46,7 @@ def insisting(work: Callable[[], object]) -> None:
                 raise
 
 
+@pytest.mark.scenario
 def test_replay_erasure_and_maintenance_beside_a_loop_of_another_process_lose_double_and_bring_back_nothing(
     make_settings: MakeSettings, make_pipeline: MakePipeline, spark: SparkSession, stack: StackState, tmp_path: Path
 ) -> None:

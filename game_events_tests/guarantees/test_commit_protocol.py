@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -49,12 +50,14 @@ class CommitProtocol(RuleBasedStateMachine):
         #: partition -> (game, whether it can be decoded), by offset
         self.topic: dict[int, list[tuple[str, bool]]] = {p: [] for p in PARTITIONS}
         self.runs: list[list[Step]] = []
+        self.seen: dict[tuple[str, int], list[dict[str, Any]]] = {}
 
     def teardown(self) -> None:
         """Whatever happened: one undisturbed run later everything is in its place."""
         self.runs.clear()
         for game in GAMES:
             self.rival(takes=(RECORDS, RECORDS), game=game, layers=3)
+        self.seen.clear()
         self.books_balance()
         sent = Counter(game for records in self.topic.values() for game, good in records if good)
         held = {g: sum(r["n"] for r in self.rows(self.lakehouse.gold(g))) for g in GAMES}
@@ -223,10 +226,15 @@ class CommitProtocol(RuleBasedStateMachine):
     def txn(handle: Any, app: object) -> int | None:
         return handle.transaction_version(str(app)) if handle is not None else None
 
-    @staticmethod
-    def rows(table: Table, handle: Any = None) -> list[dict[str, Any]]:
+    def rows(self, table: Table, handle: Any = None) -> list[dict[str, Any]]:
+        """Each version is read once, until the end."""
         handle = handle or table.open()
-        return [] if handle is None else read_arrow(table, handle).to_pylist()
+        if handle is None:
+            return []
+        version = (table.uri, handle.version())
+        if version not in self.seen:
+            self.seen[version] = read_arrow(table, handle).to_pylist()
+        return self.seen[version]
 
     def coordinates(self, table: Table) -> list[tuple[int, int]]:
         return sorted((r["partition"], r["offset"]) for r in self.rows(table))
@@ -242,7 +250,14 @@ class CommitProtocol(RuleBasedStateMachine):
         return lambda: commit(plan)
 
 
-TestSlicesCrashesAndRivalsInAnyOrder = CommitProtocol.TestCase
-TestSlicesCrashesAndRivalsInAnyOrder.settings = settings(
-    max_examples=25, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
-)
+class TestFewSlicesCrashesAndRivalsInAnyOrder(CommitProtocol.TestCase):
+    """For `make test`."""
+
+    settings = settings(max_examples=5, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@pytest.mark.scenario
+class TestSlicesCrashesAndRivalsInAnyOrder(CommitProtocol.TestCase):
+    """Many."""
+
+    settings = settings(max_examples=25, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))

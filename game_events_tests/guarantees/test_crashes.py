@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -40,8 +41,17 @@ POINTS = (
     "unified_committed",
     "events_due",
 )
+#: Each part in a world of its own, so that no check has many games to look at; the first stands for all.
+SAMPLE = ("quarantine_committed", "game_committed:1", "gold_game_committed:1", "unified_staged")
+_REST = [point for point in POINTS if point not in SAMPLE]
+PARTS = [pytest.param(SAMPLE, id="sample", marks=pytest.mark.sample), *(_REST[n::3] for n in range(3))]
 #: In a lakehouse without tables: what is different there.
-FIRST_POINTS = ("bronze_staged", "quarantine_committed", "before_create:silver_rummy_events", "gold_committed")
+FIRST_POINTS = (
+    "bronze_staged",
+    pytest.param("quarantine_committed", marks=pytest.mark.sample),
+    "before_create:silver_rummy_events",
+    "gold_committed",
+)
 #: The command as a user starts it, with a JVM of its own that dies with it.
 COMMAND_POINTS = ("game_committed:1",)
 #: Points of other work than a plain run's: test_crashes_of_other_work.py here, the tests of game_events_tests/files, and
@@ -74,6 +84,7 @@ def test_the_guarantees_have_a_paragraph_for_every_crash_point() -> None:
     assert [name for name in CRASH_POINTS if f"\n**`{name}`**" not in text] == []
 
 
+@pytest.mark.scenario
 @pytest.mark.parametrize("point", FIRST_POINTS)
 def test_a_first_run_killed_at_any_point_is_finished_by_the_next_run(
     point: str, settings: Settings, make_pipeline: MakePipeline, crash: Crash
@@ -86,13 +97,14 @@ def test_a_first_run_killed_at_any_point_is_finished_by_the_next_run(
     assert_the_next_run_finishes_it(settings, make_pipeline, sent)
 
 
+@pytest.mark.scenario
 @pytest.mark.parametrize("point", COMMAND_POINTS)
 def test_a_command_killed_with_its_jvm_is_finished_by_the_next_run(
     point: str, settings: Settings, make_pipeline: MakePipeline, tmp_path: Path
 ) -> None:
     sent = send(settings, version=1)
     killed = start_run(settings, tmp_path / "run", crash_at=point)
-    assert wait_all([killed], 180) == [-signal.SIGKILL], (tmp_path / "run" / "stderr").read_text()
+    assert wait_all([killed], 900) == [-signal.SIGKILL], (tmp_path / "run" / "stderr").read_text()
     end_orphans(settings)
     sent = sent.merge(send(settings, version=3))
     assert_the_next_run_finishes_it(settings, make_pipeline, sent)
@@ -107,17 +119,19 @@ def assert_the_next_run_finishes_it(settings: Settings, make_pipeline: MakePipel
     assert versions(settings) == before
 
 
+@pytest.mark.scenario
+@pytest.mark.parametrize("points", PARTS)
 def test_a_later_run_killed_at_any_point_is_finished_by_the_next_run(
-    settings: Settings, make_pipeline: MakePipeline, crash: Crash
+    points: Sequence[str], settings: Settings, make_pipeline: MakePipeline, crash: Crash
 ) -> None:
     """As above with tables and floors that exist, one point after another."""
     sent = send(settings)
     refresh(make_pipeline(settings))
-    for number, point in enumerate(POINTS):
+    for number, point in enumerate(points):
         place = point.format(new=f"new_{number}")
         # Each wave has a game and, some of them, columns that are new.
         games = (*GAMES, f"new_{number}")
-        sent = sent.merge(send(settings, version=min(10, 2 + number // 2), games=games, records=3, poison=0.5))
+        sent = sent.merge(send(settings, version=2 + number, games=games, records=3, poison=0.5))
         crash(place)
         # Not all games have rows in the retried run's own part: some have nothing but what the crash left.
         sent = sent.merge(send(settings, version=1, games=GAMES[:2], records=2))
@@ -134,6 +148,7 @@ def test_a_later_run_killed_at_any_point_is_finished_by_the_next_run(
     assert runs in ([], [(0,)]), "a run that was killed before it had told of itself is in the event log"
 
 
+@pytest.mark.scenario
 def test_crashes_one_after_another_at_ever_later_points_leave_nothing_that_one_run_does_not_finish(
     settings: Settings, make_pipeline: MakePipeline, crash: Crash
 ) -> None:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import commit
 from game_events.lakehouse.reading import BATCH_INFO
 from game_events.lakehouse.tables import Lakehouse, Table
@@ -20,7 +17,9 @@ from game_events.pipeline.maintain import maintain
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.upkeep_report import TableUpkeep
 from game_events.settings import load_settings
-from game_events_tests.lakehouse.helpers import committed_files, data_files, plan, rows
+from game_events_tests.guarantees.attached_driver import start_driver
+from game_events_tests.guarantees.waves import wait_all
+from game_events_tests.lakehouse.helpers import committed_files, data_files, grow_old, plan, rows
 
 #: Each point of maintenance once, in a table of each kind. Gold's comes first: tables are looked after side by side.
 POINTS = (
@@ -30,13 +29,6 @@ POINTS = (
     "file_deleted:silver_uno_events@3",
     "checkpoint_written:silver_uno_events",
 )
-WORK = """
-from game_events.pipeline.context import Pipeline
-from game_events.pipeline.maintain import maintain
-from game_events.pipeline.report import RunReport
-from game_events.settings import load_settings
-maintain(Pipeline(load_settings(), lambda: None), RunReport())
-"""
 #: Long enough for nobody: what is replaced may go at once.
 AT_ONCE = 1e-6
 
@@ -47,13 +39,11 @@ def maintained(tmp_path: Path) -> Pipeline:
     return Pipeline(settings, lambda: pytest.fail("no Spark is needed"))
 
 
-def killed(pipeline: Pipeline, point: str) -> None:
+def killed(pipeline: Pipeline, point: str, log: Path) -> None:
     """`maintain` in a process of its own, which SIGKILL ends at a point."""
-    named = {"lakehouse": pipeline.settings.lakehouse, "retention_h": AT_ONCE, "derived_retention_h": AT_ONCE}
-    environment = os.environ | {f"GAME_EVENTS_{key.upper()}": str(value) for key, value in named.items()}
-    environment[crash_points.VARIABLE] = point
-    ended = subprocess.run([sys.executable, "-c", WORK], env=environment, capture_output=True, text=True, check=False)
-    assert ended.returncode == -signal.SIGKILL, (point, ended.stderr)
+    times = {"retention_h": str(AT_ONCE), "derived_retention_h": str(AT_ONCE)}
+    driver = start_driver(pipeline.settings, None, log, point, "maintain", **times)
+    assert wait_all([driver], 900) == [-signal.SIGKILL], (point, log.read_text())
 
 
 def done_by(pipeline: Pipeline) -> dict[str, TableUpkeep]:
@@ -76,7 +66,10 @@ def log_entries(table: Table) -> int:
     return len(list(Path(table.uri, "_delta_log").glob("*.json")))
 
 
-def test_maintenance_killed_at_any_point_loses_nothing_and_the_next_one_completes_it(maintained: Pipeline) -> None:
+def test_maintenance_killed_at_any_point_loses_nothing_and_the_next_one_completes_it(
+    maintained: Pipeline, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    log = tmp_path_factory.mktemp("driver") / "log"
     lakehouse = Lakehouse.of(maintained.settings)
     silver, gold = lakehouse.table("silver_uno_events"), lakehouse.table("gold_uno_player_agg")
     for n in range(5):
@@ -84,9 +77,9 @@ def test_maintenance_killed_at_any_point_loses_nothing_and_the_next_one_complete
     for point in POINTS:
         # Enough that there is something to join, to delete and to shorten each time, whatever the kill before has left.
         append(silver, 4)
-        time.sleep(1.1)  # Delta counts how long entries of the log stay in whole seconds
+        grow_old(silver)
         before = {table.name: rows(table) for table in (silver, gold)}
-        killed(maintained, point)
+        killed(maintained, point, log)
         assert {table.name: rows(table) for table in (silver, gold)} == before, point
     append(silver, 1)
     before = {table.name: rows(table) for table in (silver, gold)}
@@ -105,7 +98,7 @@ def test_maintenance_killed_at_any_point_loses_nothing_and_the_next_one_complete
     assert done_by(maintained)["silver_uno_events"].orphans == len(unnamed)
     assert data_files(silver) == committed_files(silver)
     append(silver, 11)
-    time.sleep(1.1)
+    grow_old(silver)
     long = log_entries(silver)
     done_by(maintained)
     assert log_entries(silver) < long - 10, "the log was not shortened"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
 from game_events.pipeline.bronze_reset import replace_bronze
 from game_events.pipeline.quarantine_reset import listed_files
@@ -17,6 +19,7 @@ from game_events_tests.guarantees.conftest import Crash
 from game_events_tests.guarantees.waves import GAMES, end_orphans, send, start_run, versions, wait_all
 from game_events_tests.registry_proxy import registry_proxy
 
+pytestmark = pytest.mark.scenario
 A_WEEK_S = 7 * 86_400.0
 
 
@@ -119,7 +122,7 @@ def test_a_worker_killed_while_it_writes_fails_the_run_and_the_next_one_has_ever
     settings = make_settings()
     sent = send(settings)
     run = start_run(settings, tmp_path / "run", "file_open:silver_spades_events")
-    assert wait_all([run], 180) == [1], (tmp_path / "run" / "stderr").read_text()
+    assert wait_all([run], 900) == [1], (tmp_path / "run" / "stderr").read_text()
     end_orphans(settings)
     assert coordinates(settings, "silver_rummy_events") == []
     sent = sent.merge(send(settings, version=2))

@@ -104,6 +104,7 @@ def test_offsets_that_expire_while_a_run_reads_them_stop_it_or_are_a_gap(make_se
     assert_told(make_pipeline(settings), lost=4)
 
 
+@pytest.mark.scenario
 def test_a_rival_that_passes_over_the_same_gap_doubles_nothing(make_settings, make_pipeline, monkeypatch):
     settings = make_settings(on_data_loss="record_gap")
     make_topic(settings)
@@ -176,6 +177,7 @@ def test_a_topic_made_anew_while_it_is_read_gives_no_row_the_old_topics_coordina
     assert held(settings) == [[(0, 0), (0, 1), (0, 2), (0, 3)]]
 
 
+@pytest.mark.scenario
 def test_partitions_that_are_added_are_read_from_their_first_record_in_mid_run_too(make_settings, make_pipeline, monkeypatch):
     settings = make_settings(starting_offsets="latest", max_records_per_batch=2)
     make_topic(settings)
@@ -213,6 +215,7 @@ def test_aborted_transactions_leave_gaps_that_are_no_loss_and_an_open_one_is_rea
     assert_gold_follows_silver(settings, "uno", "chess")
 
 
+@pytest.mark.scenario
 def test_clocks_that_are_ahead_behind_or_negative_change_no_count_and_hold_up_nothing(settings, make_pipeline):
     make_topic(settings)
     ahead = int(datetime(2200, 1, 1, tzinfo=UTC).timestamp() * 1000)
@@ -230,6 +233,7 @@ def test_clocks_that_are_ahead_behind_or_negative_change_no_count_and_hold_up_no
     assert refresh(make_pipeline(settings)).rows("silver") == 1
 
 
+@pytest.mark.scenario
 def test_duplicates_sent_by_a_producer_are_records_of_their_own_and_counted_as_such(settings, make_pipeline):
     make_topic(settings, 2)
     threads = [threading.Thread(target=put, args=(settings, ANN * 3, p)) for p in (0, 1)]

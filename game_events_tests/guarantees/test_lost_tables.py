@@ -36,36 +36,68 @@ def restore(settings, table, version, spark=None):
         spark.sql(f"RESTORE TABLE delta.`{uri}` TO VERSION AS OF {version}")
 
 
-def after_batch(settings, batch):
-    """Bronze's version right after a batch."""
-    history = DeltaTable(f"{settings.lakehouse}/{BRONZE}").history()
-    return next(e["version"] for e in history if e.get("batch") == str(batch))
+class Grown:
+    """A topic and its tables, wave by wave, each wave a run of its own; nothing new is in the topic.
+
+    Attributes:
+        older: bronze's version before the last wave.
+        newest: its version after it.
+        whole: every record is in its place: the next test begins with it then.
+    """
+
+    def __init__(self, settings, make_pipeline):
+        self.settings, self.make_pipeline = settings, make_pipeline
+        self.waves, self.newest = 0, None
+        make_topic(settings)
+        for _ in range(2):
+            self.grow()
+        self.whole = True
+
+    def grow(self):
+        put(self.settings, WAVE)
+        assert refresh(self.make_pipeline(self.settings)).success
+        self.waves += 1
+        self.older, self.newest = self.newest, versions(self.settings)[BRONZE]
+
+    def assert_whole(self):
+        """Every record of the topic is in its place once, in every layer."""
+        settings, pipeline = self.settings, self.make_pipeline(self.settings)
+        bronze, held = coordinates(settings, BRONZE), coordinates(settings, QUARANTINE)
+        assert [c[2] for c in sorted(bronze + held)] == list(range(4 * self.waves))
+        assert len(held) == self.waves
+        assert [count(settings, silver_name(g)) for g in GAMES] == [self.waves, 2 * self.waves]
+        assert_gold_follows_silver(settings, *GAMES)
+        for found in (offsets_continuous(pipeline), offsets_unique(pipeline)):
+            assert found.passed, found.summary
+        assert reconcile(pipeline).passed
+        self.whole = True
+
+
+@pytest.fixture(scope="module")
+def worlds():
+    """Those of this file: more than one where a test has left the one before unfinished."""
+    return []
 
 
 @pytest.fixture
-def grown(settings, make_pipeline):
-    """Two waves, each a run of its own; nothing new is in the topic."""
-    make_topic(settings)
-    for _ in range(2):
-        put(settings, WAVE)
-        assert refresh(make_pipeline(settings)).success
-    return settings
+def world(worlds, make_settings, make_pipeline, tmp_path_factory):
+    if not worlds or not worlds[-1].whole:
+        place = tmp_path_factory.mktemp("grown")
+        settings = make_settings(lakehouse=str(place / "lakehouse"), state_dir=place / "state", allow_bronze_full_refresh=True)
+        worlds.append(Grown(settings, make_pipeline))
+    worlds[-1].whole = False
+    return worlds[-1]
 
 
-def assert_whole(pipeline, waves=2):
-    """Every record of the topic is in its place once, in every layer."""
-    settings = pipeline.settings
-    bronze, held = coordinates(settings, BRONZE), coordinates(settings, QUARANTINE)
-    assert [c[2] for c in sorted(bronze + held)] == list(range(4 * waves))
-    assert len(held) == waves
-    assert [count(settings, silver_name(g)) for g in GAMES] == [waves, 2 * waves]
-    assert_gold_follows_silver(settings, *GAMES)
-    for found in (offsets_continuous(pipeline), offsets_unique(pipeline)):
-        assert found.passed, found.summary
-    assert reconcile(pipeline).passed
+@pytest.fixture
+def grown(world):
+    return world.settings
 
 
-def test_derived_tables_deleted_or_restored_while_nothing_new_comes_are_made_whole_by_the_next_run(grown, make_pipeline, spark):
+@pytest.mark.scenario
+def test_derived_tables_deleted_or_restored_while_nothing_new_comes_are_made_whole_by_the_next_run(
+    world, grown, make_pipeline, spark
+):
     faults = [
         (lambda s, t: restore(s, t, 0), silver_name("uno")),
         (lambda s, t: restore(s, t, 0, spark), gold_name("chess")),
@@ -82,93 +114,107 @@ def test_derived_tables_deleted_or_restored_while_nothing_new_comes_are_made_who
         if table != UNIFIED:
             assert f"made whole again: {table}" in report.notices[0]
         assert_gold_follows_silver(grown, *GAMES)
+    world.assert_whole()
+
+
+def test_derived_tables_and_progress_lost_at_once_are_made_whole_by_the_next_run(world, grown, make_pipeline):
     before = versions(grown)
-    # All at once, and progress with them: first an old state of it, then none.
+    # First an old state of progress, then none.
     for lost in (lambda: restore(grown, PROGRESS, 1), lambda: delete(grown, PROGRESS)):
         delete(grown, silver_name("chess"))
         delete(grown, gold_name("uno"))
         lost()
         assert refresh(make_pipeline(grown)).success
-        assert_whole(make_pipeline(grown))
+        world.assert_whole()
     assert refresh(make_pipeline(grown)).tables == []
     assert versions(grown)[BRONZE] == before[BRONZE]
 
 
-@pytest.mark.parametrize("by", ["delta-rs", "spark"])
-def test_a_restored_bronze_reads_what_is_gone_from_kafka_again_and_every_layer_follows(grown, make_pipeline, spark, by):
-    whole = after_batch(grown, 2)
-    restore(grown, BRONZE, after_batch(grown, 1), spark if by == "spark" else None)
-    assert count(grown, BRONZE) == 3
+@pytest.mark.parametrize("by", ["delta-rs", pytest.param("spark", marks=pytest.mark.scenario)])
+def test_a_restored_bronze_reads_what_is_gone_from_kafka_again_and_every_layer_follows(world, grown, make_pipeline, spark, by):
+    whole = world.newest
+    restore(grown, BRONZE, world.older, spark if by == "spark" else None)
+    assert count(grown, BRONZE) == 3 * (world.waves - 1)
     report = refresh(make_pipeline(grown))
     assert report.success, report.errors
     assert "3 rows were gone and are read from Kafka again" in report.notices[0]
-    assert_whole(make_pipeline(grown))
+    world.assert_whole()
     assert refresh(make_pipeline(grown)).tables == []
     # Forward again, to before the first restore: nothing is doubled.
     restore(grown, BRONZE, whole)
-    put(grown, WAVE)
-    assert refresh(make_pipeline(grown)).success
-    assert_whole(make_pipeline(grown), waves=3)
+    world.grow()
+    world.assert_whole()
+    world.older = whole
 
 
-def test_a_restored_bronze_whose_records_have_expired_is_a_gap_and_can_be_undone(grown, make_pipeline):
-    whole = after_batch(grown, 2)
-    restore(grown, BRONZE, after_batch(grown, 1))
-    expire(grown, {0: 6})
-    silver = count(grown, silver_name("uno"))
-    for _ in range(2):
-        with pytest.raises(DataError, match=r"offsets 4 to 5.*ON_DATA_LOSS"):
-            refresh(make_pipeline(grown))
-    assert count(grown, silver_name("uno")) == silver, "nothing downstream was touched"
-    restore(grown, BRONZE, whole)
-    assert refresh(make_pipeline(grown)).success
-    assert_whole(make_pipeline(grown))
-
-
-def test_a_restored_bronze_behind_a_full_refresh_is_refused_with_how_to_undo_it(grown, make_pipeline, make_settings):
-    pipeline = make_pipeline(make_settings(allow_bronze_full_refresh=True))
-    replace_bronze(pipeline, RunReport())
-    whole = after_batch(grown, 3)
-    restore(grown, BRONZE, after_batch(grown, 1))
+@pytest.mark.scenario
+def test_a_restored_bronze_behind_a_full_refresh_is_refused_with_how_to_undo_it(world, grown, make_pipeline):
+    before = versions(grown)[BRONZE]
+    replace_bronze(make_pipeline(grown), RunReport())
+    whole = versions(grown)[BRONZE]
+    restore(grown, BRONZE, before)
     with pytest.raises(DataError, match=rf"a full refresh came between.*undo it \(bronze_events: .*VERSION AS OF {whole},"):
         refresh(make_pipeline(grown))
     restore(grown, BRONZE, whole)
     assert refresh(make_pipeline(grown)).success
-    assert_whole(make_pipeline(grown))
+    world.assert_whole()
 
 
-def test_a_deleted_bronze_is_made_again_and_what_kafka_has_forgotten_stops_it_or_is_a_gap(grown, make_pipeline, make_settings):
+@pytest.mark.scenario
+def test_a_restored_bronze_whose_records_have_expired_is_a_gap_and_can_be_undone(world, grown, make_pipeline):
+    world.newest = versions(grown)[BRONZE]
+    world.grow()
+    whole, first = world.newest, 4 * (world.waves - 1)
+    restore(grown, BRONZE, world.older)
+    expire(grown, {0: first + 2})
+    silver = count(grown, silver_name("uno"))
+    for _ in range(2):
+        with pytest.raises(DataError, match=rf"offsets {first} to {first + 1}.*ON_DATA_LOSS"):
+            refresh(make_pipeline(grown))
+    assert count(grown, silver_name("uno")) == silver, "nothing downstream was touched"
+    restore(grown, BRONZE, whole)
+    assert refresh(make_pipeline(grown)).success
+    world.assert_whole()
+    world.whole = False  # records of the topic are gone
+
+
+@pytest.mark.scenario
+def test_a_deleted_bronze_is_made_again_and_what_kafka_has_forgotten_stops_it_or_is_a_gap(world, grown, make_pipeline):
     delete(grown, BRONZE)
     assert refresh(make_pipeline(grown)).success
-    assert_whole(make_pipeline(grown))
+    world.assert_whole()
+    world.whole = False
     delete(grown, BRONZE)
     expire(grown, {0: 3})
     with pytest.raises(DataError, match=r"bronze_events is gone \(put the table back.*offsets 0 to 2.*ON_DATA_LOSS"):
         refresh(make_pipeline(grown))
     assert not (Path(grown.lakehouse) / BRONZE / "_delta_log").exists()
-    going_on = make_settings(on_data_loss="record_gap", starting_offsets="latest")
+    going_on = grown.model_copy(update={"on_data_loss": "record_gap", "starting_offsets": "latest"})
     report = refresh(make_pipeline(going_on))
     assert [(g.start, g.end) for g in report.gaps] == [(0, 3)]
-    assert [c[2] for c in coordinates(grown, BRONZE)] == [3, 4, 5, 7], "a bronze that is made again does not start at the end"
+    left = [offset for offset in range(3, 4 * world.waves) if WAVE[offset % 4] != b"no frame"]
+    assert [c[2] for c in coordinates(grown, BRONZE)] == left, "a bronze that is made again does not start at the end"
     assert_gold_follows_silver(grown, *GAMES)
 
 
-def test_a_quarantine_that_was_deleted_or_restored_stops_the_run_with_what_to_do(grown, make_pipeline, make_settings):
+def test_a_quarantine_that_was_deleted_or_restored_stops_the_run_with_what_to_do(world, grown, make_pipeline):
+    newest = versions(grown)[QUARANTINE]
     restore(grown, QUARANTINE, 0)
     before = versions(grown)
-    with pytest.raises(DataError, match=r"quarantine_events was restored.*undo it \(quarantine_events: .*VERSION AS OF 1"):
+    undo = rf"undo it \(quarantine_events: .*VERSION AS OF {newest}"
+    with pytest.raises(DataError, match=rf"quarantine_events was restored.*{undo}"):
         refresh(make_pipeline(grown))
     assert versions(grown) == before
-    restore(grown, QUARANTINE, 1)
-    put(grown, WAVE)
-    assert refresh(make_pipeline(grown)).success
-    assert_whole(make_pipeline(grown), waves=3)
+    restore(grown, QUARANTINE, newest)
+    world.grow()
+    world.assert_whole()
+    world.whole = False
 
     delete(grown, QUARANTINE)
-    with pytest.raises(DataError, match=r"quarantine_events is gone, and with it 3 records.*ON_DATA_LOSS"):
+    with pytest.raises(DataError, match=rf"quarantine_events is gone, and with it {world.waves} records.*ON_DATA_LOSS"):
         refresh(make_pipeline(grown))
     put(grown, WAVE)
-    report = refresh(make_pipeline(make_settings(on_data_loss="record_gap")))
-    assert "the 3 records" in report.notices[0]
-    assert (count(grown, BRONZE), count(grown, QUARANTINE)) == (12, 1)
+    report = refresh(make_pipeline(grown.model_copy(update={"on_data_loss": "record_gap"})))
+    assert f"the {world.waves} records" in report.notices[0]
+    assert (count(grown, BRONZE), count(grown, QUARANTINE)) == (3 * (world.waves + 1), 1)
     assert refresh(make_pipeline(grown)).success

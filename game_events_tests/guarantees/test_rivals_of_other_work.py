@@ -26,28 +26,30 @@ from game_events_tests.books import assert_books_balance, count, rows
 from game_events_tests.conftest import MakePipeline, MakeSettings
 from game_events_tests.guarantees.attached_driver import start_driver
 from game_events_tests.guarantees.waves import GAMES, power_cut_at, send, versions, wait_all
+from game_events_tests.guarantees.world import World
 from game_events_tests.waiting import until
 
+pytestmark = pytest.mark.scenario
+#: Seconds: several processes at once, on a machine that may be busy.
+PATIENCE_S = 600
 
-def test_two_drivers_that_have_both_staged_slices_with_different_ends_load_every_row_once(
-    make_settings: MakeSettings, make_pipeline: MakePipeline, spark: SparkSession, tmp_path: Path
+
+@pytest.mark.parametrize("ends", [pytest.param((8, 40), marks=pytest.mark.sample), (40, 8, 15)])
+def test_drivers_that_have_all_staged_slices_with_different_ends_load_every_row_once(
+    ends: tuple[int, ...], world: World, spark: SparkSession, tmp_path: Path
 ) -> None:
-    settings = make_settings()
-    sent = send(settings)
-    refresh(make_pipeline(settings))
-    for number, ends in enumerate(((7, 40), (40, 7))):
-        sent = sent.merge(send(settings, version=2 + number, games=(*GAMES, f"late_{number}"), poison=0.5))
-        place = tmp_path / f"meeting{number}"
-        place.mkdir()
-        logs = [place / f"log{n}" for n in range(len(ends))]
-        drivers = [
-            start_driver(make_settings(max_records_per_batch=end), spark, log, meet=f"{place}:2")
-            for end, log in zip(ends, logs, strict=True)
-        ]
-        assert wait_all(drivers, 180) == [0, 0], [log.read_text() for log in logs]
-        assert len(list(place.glob("bronze_staged-*"))) == 2, "they did not meet"
-        assert refresh(make_pipeline(settings)).success
-        assert_books_balance(settings, sent)
+    world.send(version=len(ends), games=(*GAMES, f"late_{len(ends)}"), records=3, poison=0.5)
+    logs = [tmp_path / f"log{n}" for n in range(len(ends))]
+    drivers = [
+        start_driver(
+            world.settings.model_copy(update={"max_records_per_batch": end}), spark, log, meet=f"{tmp_path}:{len(ends)}"
+        )
+        for end, log in zip(ends, logs, strict=True)
+    ]
+    assert wait_all(drivers, PATIENCE_S) == [0] * len(ends), [log.read_text() for log in logs]
+    assert len(list(tmp_path.glob("bronze_staged-*"))) == len(ends), "they did not meet"
+    assert world.refresh().success
+    world.assert_whole()
 
 
 def test_runs_beside_a_live_loop_take_nothing_twice_and_stop_nobody(
@@ -61,12 +63,12 @@ def test_runs_beside_a_live_loop_take_nothing_twice_and_stop_nobody(
     try:
         until(lambda: count(settings, "gold_unified_player_agg"), what="the loop's first rows")
         for version in (2, 3, 4):
-            sent = sent.merge(send(settings, version=version, games=(*GAMES, f"late_{version}")))
+            sent = sent.merge(send(settings, version=version, games=(*GAMES, f"late_{version}"), records=3))
             assert refresh(make_pipeline(make_settings(max_records_per_batch=10))).success
         until(lambda: count(settings, BRONZE) == sent.decodable, what="every row in bronze")
     finally:
         loop.stop.set()
-        thread.join(60)
+        thread.join(PATIENCE_S)
     assert loop.report.total.errors == []
     assert refresh(make_pipeline(settings)).success
     assert_books_balance(settings, sent)
@@ -100,11 +102,11 @@ def test_a_full_refresh_that_two_runs_finish_at_once_fails_neither_although_the_
 def test_everything_that_changes_rows_at_once_one_goes_on_and_the_others_say_why_they_do_not(
     make_settings: MakeSettings, make_pipeline: MakePipeline
 ) -> None:
-    settings = make_settings(allow_bronze_full_refresh=True, max_records_per_batch=20)
+    settings = make_settings(allow_bronze_full_refresh=True, max_records_per_batch=15)
     sent = send(settings, poison=0.5)
     refresh(make_pipeline(settings))
     for version in (2, 3):
-        sent = sent.merge(send(settings, version=version, poison=0.5))
+        sent = sent.merge(send(settings, version=version, records=3, poison=0.5))
         work: list[Callable[[Pipeline], object]] = [
             refresh,
             lambda p: refresh(Pipeline(make_settings(max_records_per_batch=7), p.get_spark)),

@@ -56,6 +56,7 @@ def assert_whole(pipeline, waves):
     assert reconcile(pipeline).passed
 
 
+@pytest.mark.scenario
 def test_a_full_disk_at_any_layer_fails_the_run_with_its_name_and_the_next_run_goes_on(settings, make_pipeline, disk):
     make_topic(settings)
     put(settings, WAVE)
@@ -79,6 +80,7 @@ def test_a_full_disk_at_any_layer_fails_the_run_with_its_name_and_the_next_run_g
     assert refresh(make_pipeline(settings)).tables == []
 
 
+@pytest.mark.scenario
 def test_a_continuous_run_waits_out_a_full_disk(make_settings, make_pipeline, disk, monkeypatch):
     monkeypatch.setattr(loop_module, "LONGEST_PAUSE_S", 1.0)
     settings = make_settings(poll_interval_s=0.1, gold_interval_s=0)
@@ -102,6 +104,7 @@ def test_a_continuous_run_waits_out_a_full_disk(make_settings, make_pipeline, di
     assert_whole(make_pipeline(settings), 2)
 
 
+@pytest.mark.scenario
 def test_a_root_that_becomes_read_only_is_named_and_nothing_is_half_visible(settings, make_pipeline, disk, monkeypatch):
     make_topic(settings)
     remount(disk, "ro")

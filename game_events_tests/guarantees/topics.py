@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
@@ -38,9 +38,21 @@ def make_topic(settings: Settings, partitions: int = 1) -> None:
 
 def make_anew(settings: Settings, partitions: int = 1) -> None:
     """Delete the topic and make one of the same name."""
-    client = admin(settings)
+    client, old = admin(settings), topic_id(settings)
     client.delete_topics([settings.kafka_topic])[settings.kafka_topic].result(30)
     make_topic(settings, partitions)
+    # The broker has agreed before it tells of the new topic to those who ask.
+    until(lambda: topic_id(settings) not in (None, old), 30, what="the new topic")
+
+
+def topic_id(settings: Settings) -> str | None:
+    """That of the topic that the broker knows now."""
+    client = admin(settings)
+    asked = client.describe_topics(TopicCollection([settings.kafka_topic]))
+    try:
+        return str(asked[settings.kafka_topic].result(30).topic_id)
+    except KafkaException:
+        return None
 
 
 def add_partitions(settings: Settings, total: int) -> None:

@@ -16,7 +16,9 @@ import pytest
 from deltalake import DeltaTable
 
 from game_events.lakehouse import crash_points
+from game_events.lakehouse.commits import Commit, Landed, commit
 from game_events.lakehouse.tables import Lakehouse
+from game_events.pipeline import game_commits
 from game_events.pipeline.context import Pipeline
 from game_events.producer.manifest import Manifest
 from game_events.producer.produce import produce
@@ -24,6 +26,7 @@ from game_events.producer.simulator import Simulation
 from game_events.settings import Settings
 from game_events_tests.books import gold, rows
 from game_events_tests.guarantees.attached_driver import Driver
+from game_events_tests.spark_jvm import JAVA_OPTIONS
 
 GAMES = ("rummy", "spades", "uno")
 COMMAND = [sys.executable, "-c", "from game_events.cli.main import main; main()", "run", "--json"]
@@ -70,6 +73,8 @@ def start_run(settings: Settings, home: Path, crash_at: str | None = None, *argu
         "GAME_EVENTS_SPARK_MASTER": settings.spark_master,
         "GAME_EVENTS_ALLOW_BRONZE_FULL_REFRESH": str(settings.allow_bronze_full_refresh),
     }
+    # Its JVM and what that costs are not the point.
+    environment["JAVA_TOOL_OPTIONS"] = JAVA_OPTIONS
     if crash_at is not None:
         environment[crash_points.VARIABLE] = crash_at
     # Into files: nobody reads a pipe of a run that others wait for.
@@ -168,3 +173,14 @@ def silver_version(pipeline: Pipeline, game: str) -> int:
     handle = pipeline.lakehouse.silver(game).open()
     assert handle is not None
     return handle.version()
+
+
+def fail_commits_of(patch: pytest.MonkeyPatch, table: str) -> None:
+    """The storage refuses every commit to one table."""
+
+    def refusing(plan: Commit) -> Landed:
+        if plan.table.name == table:
+            raise OSError(f"no space left for {table}")
+        return commit(plan)
+
+    patch.setattr(game_commits, "commit", refusing)

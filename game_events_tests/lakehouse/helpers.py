@@ -1,15 +1,17 @@
 """What the lakehouse tests share: small tables, and DuckDB as the reader that is not ours."""
 
+import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import duckdb
 import pyarrow as pa
 from deltalake import DeltaTable
 
 from game_events.lakehouse.commits import Commit
 from game_events.lakehouse.staging import StagedWriter
+from game_events_tests.books import database
 
 SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.string())])
 
@@ -37,14 +39,20 @@ def rows(table, columns="*"):
     files = DeltaTable(table.uri).file_uris()
     if not files:
         return []
-    with duckdb.connect() as connection:
-        found = connection.execute(f"SELECT {columns} FROM read_parquet(?, union_by_name => true) ORDER BY ALL", [files])
+    with database().cursor() as cursor:
+        found = cursor.execute(f"SELECT {columns} FROM read_parquet(?, union_by_name => true) ORDER BY ALL", [files])
         return found.fetchall()
 
 
 def numbers(table):
     """The numbers of a table, sorted."""
     return [n for (n,) in rows(table, "n")]
+
+
+def grow_old(table):
+    """Entries of its log are older than a second, in which Delta counts how long they stay."""
+    for entry in Path(table.uri, "_delta_log").glob("*.json"):
+        os.utime(entry, (time.time() - 2,) * 2)
 
 
 def data_files(table):

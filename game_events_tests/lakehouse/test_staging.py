@@ -6,7 +6,6 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 
-import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -17,6 +16,7 @@ from game_events.lakehouse import staging
 from game_events.lakehouse.commits import Commit, commit
 from game_events.lakehouse.staging import STATISTICS_CHARS, StagedFile, StagedWriter, discard, report
 from game_events.lakehouse.tables import Lakehouse
+from game_events_tests.books import database
 from game_events_tests.lakehouse.helpers import SCHEMA, data_files
 
 TIME = pa.timestamp("us", tz="UTC")
@@ -77,9 +77,8 @@ def duckdb_statistics(path, names):
     """Rows, lowest, highest and NULLs of a file, recounted by DuckDB."""
     low, high, nulls = {}, {}, {}
     wanted = ", ".join(f'min("{name}"), max("{name}"), count(*) - count("{name}")' for name in names)
-    with duckdb.connect() as connection:
-        connection.execute("SET TimeZone = 'UTC'")
-        (count, *found) = connection.execute(f"SELECT count(*), {wanted} FROM read_parquet(?)", [str(path)]).fetchone()
+    with database().cursor() as cursor:
+        (count, *found) = cursor.execute(f"SELECT count(*), {wanted} FROM read_parquet(?)", [str(path)]).fetchone()
     for at, name in enumerate(names):
         lowest, highest, nulls[name] = found[3 * at : 3 * at + 3]
         if lowest is not None:

@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 from game_events.errors import ConflictError
-from game_events.lakehouse import compaction, replaced_files
+from game_events.lakehouse import commits, compaction, replaced_files
 from game_events.lakehouse.commits import commit
 from game_events.lakehouse.compaction import FULL_GOAL, LOOP_GOAL, join_files, small_files
 from game_events.lakehouse.orphans import delete_orphans, orphans
@@ -21,7 +21,7 @@ from game_events.lakehouse.retention import Retention
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.upkeep import Upkeep
 from game_events.settings import Settings
-from game_events_tests.lakehouse.helpers import SCHEMA, committed_files, data_files, numbers, plan, rows, staged
+from game_events_tests.lakehouse.helpers import SCHEMA, committed_files, data_files, grow_old, numbers, plan, rows, staged
 
 OURS = {BATCH_INFO: "1"}
 
@@ -103,16 +103,19 @@ def test_batches_are_still_found_by_their_files_statistics(table):
 
 
 def test_a_loop_writes_a_row_again_once_for_each_size_class(table, monkeypatch):
-    monkeypatch.setattr(compaction, "SMALLEST", 1_000)
+    goal = dataclasses.replace(LOOP_GOAL, files=6)
+    monkeypatch.setattr(compaction, "FACTOR", 4)
     written = []
-    for n in range(256):
-        commit(plan(table, range(10 * n, 10 * n + 10), n or None, n + 1))
-        for group in small_files(table, table.open(), LOOP_GOAL):
+    for n in range(37):
+        commit(plan(table, range(100 * n, 100 * n + 100), n or None, n + 1))
+        if n == 0:
+            (size,) = pa.table(table.open().get_add_actions()).column("size_bytes").to_pylist()
+            monkeypatch.setattr(compaction, "SMALLEST", 2 * size)
+        for group in small_files(table, table.open(), goal):
             written.append(join_files(table, table.open(), group).rows)
-    assert numbers(table) == list(range(2560))
-    assert len(committed_files(table)) < 3 * LOOP_GOAL.files
-    assert sum(written) <= 2 * 2560
-    assert sum(written) >= 2560
+    assert numbers(table) == list(range(3700))
+    assert len(committed_files(table)) < 3 * goal.files
+    assert written == [*[600] * 6, 3600], "each row once for each of two size classes"
 
 
 def test_quarantine_keeps_files_of_other_layers_and_games_apart(lakehouse):
@@ -203,7 +206,7 @@ def test_each_log_entry_is_read_once_and_later_ones_are_found(table):
 def test_files_are_found_too_whose_removal_only_a_checkpoint_remembers(table):
     replaced(table, 4)
     Retention(kept_h=1e-6).apply(table.name, table.open())
-    time.sleep(1.1)
+    grow_old(table)
     table.open().create_checkpoint()
     table.open().cleanup_metadata()
     assert not list(Path(table.uri, "_delta_log").glob("*0.json")), "the entries are gone"
@@ -316,16 +319,17 @@ def test_the_settings_have_the_defaults_that_tables_are_made_with():
     assert Retention(settings.retention_h, settings.derived_retention_h) == Retention()
 
 
-def test_the_log_of_a_table_that_is_always_replaced_does_not_grow(lakehouse):
+def test_the_log_of_a_table_that_is_always_replaced_does_not_grow(lakehouse, monkeypatch):
+    monkeypatch.setattr(commits, "CHECKPOINT_COMMITS", 10)
     gold = lakehouse.table("gold_uno_player_agg")
     commit(plan(gold, [0], None, 1))
     Retention(derived_h=1 / 3600).apply(gold.name, gold.open())
-    for n in range(1, 120):
+    for n in range(1, 24):
         commit(plan(gold, [n], n, n + 1, replace=True))
-        if n == 55:
-            time.sleep(1.1)
+        if n == 11:
+            grow_old(gold)
     entries = list(Path(gold.uri, "_delta_log").glob("*.json"))
-    assert len(entries) < 80
+    assert len(entries) < 18, "nothing of 25 entries was removed"
 
 
 class TestUpkeepOfALoop:
