@@ -70,6 +70,7 @@ def assert_nothing_to_do(settings, make_pipeline):
     assert versions(settings) == before
 
 
+@pytest.mark.scenario
 def test_bronze_is_protected_and_the_refusal_names_the_setting_and_what_would_be_lost(settings, make_settings, make_pipeline):
     sent = send(settings, version=2)
     refresh(make_pipeline(settings))
@@ -112,6 +113,7 @@ def test_bronze_is_protected_and_the_refusal_names_the_setting_and_what_would_be
     assert_nothing_to_do(settings, make_pipeline)
 
 
+@pytest.mark.scenario
 def test_readers_see_the_old_tables_or_the_new_and_records_decode_with_what_is_known_now(
     settings, make_settings, make_pipeline, stack
 ):
@@ -178,6 +180,7 @@ def assert_books_of(settings, sent):
     assert len(bronze) == len(set(bronze)) == sent.decodable
 
 
+@pytest.mark.scenario
 def test_a_full_refresh_whose_command_is_killed_is_finished_by_the_next_run(settings, make_pipeline, tmp_path):
     """What a kill at its other points leaves: `guarantees/test_crashes_of_other_work.py`."""
     sent = send(settings, version=1)
@@ -248,7 +251,8 @@ def test_a_run_that_commits_meanwhile_wins_and_the_full_refresh_says_so_and_chan
     assert not list(Path(settings.lakehouse, QUARANTINE).glob("_reset-*"))
 
 
-@pytest.mark.parametrize("point", ["silver_staged", "gold_staged"])
+@pytest.mark.scenario
+@pytest.mark.parametrize("point", [pytest.param("silver_staged", marks=pytest.mark.sample), "gold_staged"])
 def test_a_run_whose_bronze_is_replaced_under_it_brings_nothing_of_the_old_one_back(
     point, settings, make_pipeline, monkeypatch
 ):
@@ -272,6 +276,7 @@ def test_a_run_whose_bronze_is_replaced_under_it_brings_nothing_of_the_old_one_b
     assert_nothing_to_do(settings, make_pipeline)
 
 
+@pytest.mark.scenario
 def test_rows_that_rules_reject_are_decided_anew_for_a_bronze_that_was_replaced(make_settings, make_pipeline):
     wave = [Event("uno", 1), Event("uno", -1), Event("chess", 2), Event("chess", -2)]
     first = make_settings(allow_bronze_full_refresh=True, rules=[rule("positive", "amount > 0", "quarantine")])

@@ -114,6 +114,7 @@ def forgotten(pipeline, gamer=GONE, *, vacuum=False):
     return report.erasure
 
 
+@pytest.mark.scenario
 @pytest.mark.every_spark
 def test_a_forgotten_gamer_is_in_no_byte_and_does_not_come_back(settings, make_pipeline):
     events = wave(settings)
@@ -178,6 +179,7 @@ def few_jobs(make_settings):
     return make_settings(erasure_key=KEY, rules=RULES)
 
 
+@pytest.mark.scenario
 def test_runs_beside_an_erasure_lose_nothing_and_bring_nobody_back(few_jobs, make_pipeline, monkeypatch):
     """Whichever of the two is between staging and commit."""
     settings = few_jobs

@@ -131,6 +131,7 @@ def test_a_game_that_fails_is_in_the_report_and_comes_back_while_the_others_go_o
     assert_books_balance(settings, sent)
 
 
+@pytest.mark.scenario
 def test_a_broker_that_goes_away_and_comes_back_costs_waiting_and_no_record(
     make_settings, make_pipeline, tmp_path, monkeypatch
 ):
@@ -163,6 +164,7 @@ def test_a_broker_that_goes_away_and_comes_back_costs_waiting_and_no_record(
         local_stack.down(folder, delete_data=True)
 
 
+@pytest.mark.scenario
 def test_the_loop_says_little(make_settings, spark, caplog):
     settings = make_settings(poll_interval_s=0.1, gold_interval_s=0)
     produce(settings, wave("rummy"))

@@ -207,6 +207,7 @@ def test_gold_stays_equal_to_a_recompute_over_many_waves(settings, make_pipeline
     assert gold(settings, "rummy") == recomputed
 
 
+@pytest.mark.scenario
 def test_many_games_with_one_that_has_nearly_all_rows(settings, make_pipeline):
     sent = produce_bulk(settings, BulkSimulation(records=60_000, games=300, hot_share=0.9), partitions=4)
     report = refresh(make_pipeline(settings))

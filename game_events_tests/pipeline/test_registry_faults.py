@@ -114,6 +114,7 @@ def test_an_outage_in_mid_run_costs_nothing_that_is_known(make_settings, make_pi
     assert_books_balance(settings, sent)
 
 
+@pytest.mark.scenario
 def test_an_outage_is_not_waited_for_again_and_again(make_settings, make_pipeline, proxy):
     for version in (1, 2, 3):
         send(make_settings(), version=version)

@@ -79,6 +79,7 @@ def test_rows_of_an_unknown_schema_are_kept_and_come_by_themselves_once_it_is_re
     assert versions(settings) == before
 
 
+@pytest.mark.scenario
 def test_a_pipeline_that_goes_on_notices_the_schema_too(settings, make_settings, make_pipeline, proxy):
     pipeline = make_pipeline(settings)
     sent = sent_with_hidden_schema(make_settings, proxy)
@@ -164,6 +165,7 @@ def test_of_two_replays_at_once_one_brings_the_rows(settings, make_settings, mak
     assert_all_there(settings, sent.records_total)
 
 
+@pytest.mark.scenario
 def test_a_run_that_commits_while_a_replay_works_costs_neither_a_row(
     settings, make_settings, make_pipeline, proxy, monkeypatch
 ):
@@ -183,6 +185,7 @@ def test_a_run_that_commits_while_a_replay_works_costs_neither_a_row(
     assert_all_there(settings, sent.records_total + more[0].decodable)
 
 
+@pytest.mark.scenario
 def test_a_rebuilt_bronze_gets_what_was_replayed_to_the_old_one(settings, make_settings, make_pipeline, proxy):
     sent = sent_with_hidden_schema(make_settings, proxy)
     other = send(make_settings(), version=1, poison=0.0)
@@ -195,6 +198,7 @@ def test_a_rebuilt_bronze_gets_what_was_replayed_to_the_old_one(settings, make_s
     assert_all_there(settings, sent.records_total + other.records_total)
 
 
+@pytest.mark.scenario
 def test_a_rival_that_crashes_before_its_note_doubles_no_row(settings, make_settings, make_pipeline, proxy, monkeypatch):
     sent = sent_with_hidden_schema(make_settings, proxy)
     refresh(make_pipeline(settings))
@@ -214,6 +218,7 @@ def test_a_rival_that_crashes_before_its_note_doubles_no_row(settings, make_sett
     assert_all_there(settings, sent.records_total)
 
 
+@pytest.mark.scenario
 def test_two_that_note_one_replay_do_not_fail_and_it_counts_its_rows(
     settings, make_settings, make_pipeline, proxy, monkeypatch
 ):

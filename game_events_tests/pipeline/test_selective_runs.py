@@ -37,6 +37,8 @@ def of(*games, layers=("silver", "gold")):
     return {names[layer].format(game) for game in games for layer in layers}
 
 
+@pytest.mark.scenario
+@pytest.mark.sample
 def test_only_what_is_selected_is_written_and_the_next_run_catches_up_with_the_rest(settings, make_pipeline, run):
     sent = send(settings, poison=0.0)
     assert run("bronze") == {"bronze_events"}
@@ -61,6 +63,7 @@ def test_only_what_is_selected_is_written_and_the_next_run_catches_up_with_the_r
     assert backlog(make_pipeline(settings)).games == {"silver": [], "gold": [], "unified": []}
 
 
+@pytest.mark.scenario
 @pytest.mark.every_spark
 def test_a_full_refresh_replaces_what_is_named_what_is_made_from_it_follows_and_readers_see_whole_tables(
     settings, make_pipeline, run

@@ -53,6 +53,7 @@ def copies(settings, make_settings, make_pipeline, proxy, tmp_path):
     return copy
 
 
+@pytest.mark.scenario
 def test_the_offset_checks_pass_through_replay_crash_redecode_and_log_clean_up_and_fail_on_each_fault(
     settings, make_settings, make_pipeline, proxy, copies
 ):
@@ -141,6 +142,7 @@ def assert_doubles_are_found(copies):
     assert offsets_unique(rejected).passed
 
 
+@pytest.mark.scenario
 def test_gold_and_the_unified_table_are_compared_with_what_silver_gives(settings, make_settings, make_pipeline, copies):
     send(make_settings(), poison=0.0)
     refresh(make_pipeline(settings))
