@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from pathlib import Path
 
@@ -33,12 +32,9 @@ from game_events_tests.guarantees.waves import (
     GAMES,
     assert_gold_follows_silver,
     at_point,
-    end_orphans,
     power_cut_at,
     send,
-    start_run,
     versions,
-    wait_all,
 )
 from game_events_tests.lanes import by_partition
 from game_events_tests.pipeline.quality_world import Event, assert_sound, in_silver, rejected, rule, send_events
@@ -140,7 +136,7 @@ def test_readers_see_the_old_tables_or_the_new_and_records_decode_with_what_is_k
     stop = threading.Event()
 
     def poll():
-        while not stop.is_set():
+        while not stop.wait(0.05):
             for table, seen in polled.items():
                 seen.update(rows(settings, table, f"SELECT {counts[table]} FROM t"))
 
@@ -181,15 +177,13 @@ def assert_books_of(settings, sent):
 
 
 @pytest.mark.scenario
-def test_a_full_refresh_whose_command_is_killed_is_finished_by_the_next_run(settings, make_pipeline, tmp_path):
+def test_a_full_refresh_that_is_killed_is_finished_by_the_next_run(settings, make_pipeline, crash):
     """What a kill at its other points leaves: `guarantees/test_crashes_of_other_work.py`."""
     sent = send(settings, version=1)
     assert sent.poison
     refresh(make_pipeline(settings))
     before = versions(settings)
-    killed = start_run(settings, tmp_path / "run", "reset_committed", "--full-refresh", "bronze")
-    assert wait_all([killed], 180) == [-signal.SIGKILL], (tmp_path / "run" / "stderr").read_text()
-    end_orphans(settings)
+    crash("reset_committed", "replace_bronze")
     assert {name for name, version in versions(settings).items() if version != before[name]} == {BRONZE}
 
     sent = sent.merge(send(settings, version=3))

@@ -76,7 +76,7 @@ def test_a_full_refresh_replaces_what_is_named_what_is_made_from_it_follows_and_
     seen, stop = set(), threading.Event()
 
     def poll():
-        while not stop.is_set():
+        while not stop.wait(0.05):
             seen.update(n for table, sql in tables.items() for (n,) in rows(settings, table, f"SELECT {sql} FROM t"))
 
     reader = threading.Thread(target=poll)
