@@ -118,6 +118,7 @@ def test_damage_costs_only_its_own_record_and_the_books_balance(loaded, spark):
     assert reconcile(Pipeline(loaded.settings, lambda: spark)).passed
 
 
+@pytest.mark.scenario
 def test_a_ten_megabyte_record_and_a_hundred_thousand_elements_are_ordinary_records(settings, make_pipeline):
     schema_id = register(settings, TEXT)
     event = python_class(compiled(TEXT, schema_id))

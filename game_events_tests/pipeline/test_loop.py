@@ -77,6 +77,7 @@ def test_a_loop_follows_new_records_games_and_versions_and_is_idle_without_cost(
     assert refresh(make_pipeline(settings)).tables == []
 
 
+@pytest.mark.scenario
 def test_gold_keeps_its_own_interval_and_follows_at_the_end_of_a_bounded_loop_or_in_any_run(make_settings, make_pipeline):
     settings = make_settings(poll_interval_s=0.1, gold_interval_s=3600)
     first = produce(settings, wave("rummy"))

@@ -148,6 +148,7 @@ def test_damaged_records_of_a_type_that_is_not_selected_any_more_come_out_of_qua
     assert_sound(selecting(PLAYED))
 
 
+@pytest.mark.scenario
 def test_without_raw_values_those_of_other_types_are_kept_and_can_be_decoded_later(topic, selecting):
     topic((PLAYED, "uno", "ann", 1), (HEARTBEAT, "uno", "bob", "host-1"))
     settings = selecting(PLAYED, keep_raw="failures").settings

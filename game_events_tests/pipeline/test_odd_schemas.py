@@ -64,7 +64,13 @@ SCHEMAS = {
 WIDE = "two thousand fields"
 
 
-@pytest.mark.parametrize("names", [tuple(name for name in SCHEMAS if name != WIDE), (WIDE,)], ids=["odd", "wide"])
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(tuple(name for name in SCHEMAS if name != WIDE), id="odd"),
+        pytest.param((WIDE,), id="wide", marks=pytest.mark.scenario),
+    ],
+)
 def test_odd_schemas_reach_silver_and_spark_and_duckdb_read_them(names, settings, make_pipeline, spark):
     """Each schema is a game's."""
     games = {name: f"game_{number}" for number, name in enumerate(names)}

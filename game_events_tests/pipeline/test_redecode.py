@@ -72,6 +72,7 @@ def test_games_and_aggregates_that_were_wrong_are_right_afterwards(settings, mak
     assert versions(settings) == after
 
 
+@pytest.mark.scenario
 def test_rows_without_a_raw_value_keep_their_columns(make_settings, make_pipeline):
     settings = make_settings(keep_raw="failures")
     sent = send(settings, version=2)

@@ -141,6 +141,7 @@ def test_with_an_allow_list_only_its_games_become_tables(make_settings, make_pip
     assert count(settings, "silver_rummy_events") == 20
 
 
+@pytest.mark.scenario
 def test_past_the_limit_of_games_only_names_with_enough_rows_are_let_in(make_settings, make_pipeline):
     settings = make_settings(max_games=2, new_game_min_rows=100)
     produce(settings, Simulation(games=("rummy", "uno"), records_per_game_and_version=20))
@@ -196,6 +197,7 @@ def test_raw_value_key_headers_and_coordinates_of_each_record_are_kept(world):
         assert raw[:5] == b"\0" + schema_id.to_bytes(4, "big")
 
 
+@pytest.mark.scenario
 def test_spark_reads_every_table_with_plain_delta(world, spark):
     settings, sent = world
     read = spark.read.format("delta")

@@ -43,7 +43,7 @@ def settings(make_settings, proxy):
 
 
 def test_with_a_cold_cache_nothing_is_committed_and_the_error_says_what_to_do(settings, make_settings, make_pipeline, proxy):
-    sent = send(make_settings())
+    sent = send(make_settings(), games=GAMES)
     for answer, error, words in FAULTS.values():
         proxy.always(*answer)
         with pytest.raises(error, match=words) as raised:
@@ -93,6 +93,7 @@ def test_a_warm_archive_carries_runs_through_outages_and_an_id_that_is_not_in_it
     assert_books_balance(settings, sent)
 
 
+@pytest.mark.scenario
 def test_an_outage_in_mid_run_costs_nothing_that_is_known(make_settings, make_pipeline, proxy):
     settings = make_settings(schema_registry_url=proxy.url, max_records_per_batch=10)
     sent = send(make_settings(), version=1, poison=0.0)
@@ -114,11 +115,11 @@ def test_an_outage_is_not_waited_for_again_and_again(make_settings, make_pipelin
     # However long the run takes here.
     monkeypatch.setattr("game_events.sources.registry.COOL_DOWN_S", 3600)
     for version in (1, 2, 3):
-        send(make_settings(), version=version, games=GAMES, records=18)
+        send(make_settings(), version=version, games=GAMES, records=8)
     settings = make_settings(schema_registry_url=proxy.url, max_records_per_batch=10)
     refresh(make_pipeline(settings))
     for version in (1, 2, 3):
-        send(make_settings(), version=version, poison=0.0, games=GAMES, records=18)
+        send(make_settings(), version=version, poison=0.0, games=GAMES, records=8)
     proxy.always(503)
     proxy.asked.clear()
     refresh(make_pipeline(settings))
@@ -126,6 +127,7 @@ def test_an_outage_is_not_waited_for_again_and_again(make_settings, make_pipelin
     assert len(proxy.asked) <= 6
 
 
+@pytest.mark.scenario
 def test_each_id_is_asked_for_and_compiled_once_in_a_process(make_settings, make_pipeline, proxy, monkeypatch):
     compiled = []
     real = catalog.compile_schema
@@ -156,6 +158,7 @@ def test_a_registry_that_gives_an_old_id_a_new_meaning_stops_the_run(settings, m
     assert count(settings, BRONZE) == before
 
 
+@pytest.mark.scenario
 def test_a_subject_deleted_after_its_data_was_produced_is_still_decoded(settings, make_settings, make_pipeline, proxy):
     sent = send(make_settings(), version=2, games=GAMES)
     proxy.answer = lambda path: (404, "application/json", b'{"error_code":40401}') if path.startswith("/subjects") else None
@@ -163,13 +166,14 @@ def test_a_subject_deleted_after_its_data_was_produced_is_still_decoded(settings
     assert_books_balance(settings, sent)
 
 
+@pytest.mark.scenario
 def test_ids_that_nobody_knows_are_asked_for_once_however_many_slices_follow(make_settings, make_pipeline, proxy):
-    values = [bytes([0]) + (1_000_000 + n).to_bytes(4, "big") + b"\0abc" for n in range(50)]
+    values = [bytes([0]) + (1_000_000 + n).to_bytes(4, "big") + b"\0abc" for n in range(30)]
     send_values(make_settings(), values)
     report = refresh(make_pipeline(make_settings(schema_registry_url=proxy.url, max_records_per_batch=10)))
-    assert report.rejected["UNKNOWN_SCHEMA"] == 50
+    assert report.rejected["UNKNOWN_SCHEMA"] == 30
     # Once to read the slices, once more at the end of the run: they may have been registered meanwhile.
-    assert sum(path.startswith("/schemas/ids/") for path in proxy.asked) == 2 * 50
+    assert sum(path.startswith("/schemas/ids/") for path in proxy.asked) == 2 * 30
 
 
 def test_an_id_that_the_registry_finds_impossible_stops_no_run(settings, make_settings, make_pipeline, proxy):

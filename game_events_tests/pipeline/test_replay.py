@@ -269,7 +269,7 @@ def test_rows_that_do_not_decode_although_their_schema_is_known_are_tried_once_a
     assert versions(settings) == before
 
 
-@pytest.mark.parametrize("where", ["in the value", "in the header"])
+@pytest.mark.parametrize("where", ["in the value", pytest.param("in the header", marks=pytest.mark.scenario)])
 def test_rows_of_an_unknown_schema_without_message_indexes_are_known_as_such(
     settings, make_settings, make_pipeline, proxy, where
 ):

@@ -33,7 +33,6 @@ def replayed(pipeline, *reasons):
 
 
 @pytest.mark.scenario
-@pytest.mark.sample
 def test_replay_lets_in_what_passes_now_adds_what_does_not_and_leaves_one_row_of_what_stays(make_settings, make_pipeline):
     settings = make_settings(rules=STRICT)
     send_events(settings, EVENTS)

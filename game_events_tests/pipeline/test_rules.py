@@ -125,6 +125,7 @@ def test_what_cannot_be_computed_is_a_violation_and_no_failure(make_settings, ma
     assert pipeline.spark.conf.get("spark.sql.ansi.enabled") == ansi
 
 
+@pytest.mark.scenario
 def test_a_rule_that_fails_stops_its_game_alone_until_the_rule_or_the_rows_change(make_settings, make_pipeline):
     rules = [rule("sane", "amount < 1000", "fail"), rule("positive", "amount > 0", "quarantine")]
     settings = make_settings(rules=rules)

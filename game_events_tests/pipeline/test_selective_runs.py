@@ -38,7 +38,6 @@ def of(*games, layers=("silver", "gold")):
 
 
 @pytest.mark.scenario
-@pytest.mark.sample
 def test_only_what_is_selected_is_written_and_the_next_run_catches_up_with_the_rest(settings, make_pipeline, run):
     sent = send(settings, poison=0.0)
     assert run("bronze") == {"bronze_events"}
