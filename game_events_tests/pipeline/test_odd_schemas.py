@@ -72,10 +72,11 @@ WIDE = "two thousand fields"
     ],
 )
 def test_odd_schemas_reach_silver_and_spark_and_duckdb_read_them(names, settings, make_pipeline, spark):
-    """Each schema is a game's."""
+    """Each schema is a game's, in a package of its own: fields of one type with one number are one column."""
     games = {name: f"game_{number}" for number, name in enumerate(names)}
     for name, game in games.items():
         text, values, _ = SCHEMAS[name]
+        text = text.replace("package o;", f"package {game};")
         schema_id = register(settings, text, subject=f"{settings.kafka_topic}-{game}")
         event = python_class(compiled(text, schema_id))
         messages = [event(game_name=game, gamer_id=f"g{n}", **values) for n in range(3)] + [event(game_name=game)]
