@@ -86,7 +86,9 @@ def test_odd_schemas_reach_silver_and_spark_and_duckdb_read_them(names, settings
 
     assert report.success, report.errors
     assert count(settings, QUARANTINE) == 0
-    assert len(coordinates(settings, BRONZE)) == 4 * len(names)
+    bronze = coordinates(settings, BRONZE)
+    assert len(bronze) == 4 * len(names)
+    assert sorted(c for game in games.values() for c in coordinates(settings, f"silver_{game}_events")) == bronze
     for name, game in games.items():
         expected = SCHEMAS[name][2]
         listed = ", ".join(f'"{column}"' for column in expected) or "1"
