@@ -6,6 +6,7 @@ Used by every test that runs the pipeline.
 from __future__ import annotations
 
 from functools import cache
+from itertools import chain
 from typing import Any
 
 import duckdb
@@ -75,7 +76,7 @@ def assert_books_balance(settings: Settings, manifest: Manifest) -> None:
     assert len(held) == sum(manifest.poison.values())
     assert len(set(bronze + held)) == manifest.records_total, "a record is missing or doubled"
     silver = {game: coordinates(settings, f"silver_{game}_events") for game in manifest.records}
-    assert sorted(c for held in silver.values() for c in held) == bronze, "bronze is not the sum of the games' silver tables"
+    assert sorted(chain.from_iterable(silver.values())) == bronze, "bronze is not the sum of the games' silver tables"
     unified = {
         (r[0], r[1]): r[2:]
         for r in rows(

@@ -26,6 +26,7 @@ CONF = {
     "spark.driver.memory": "3g",
     # Delta's own jobs over a log of a few lines.
     "spark.databricks.delta.snapshotPartitions": "2",
+    "spark.python.daemon.module": "game_events_tests.spark_daemon",
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import uuid
 from dataclasses import dataclass
 
 import pytest
@@ -14,12 +13,12 @@ from game_events.lakehouse.tables import BRONZE, QUARANTINE
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reconcile import reconcile
 from game_events.pipeline.refresh import refresh
-from game_events.settings import Settings, load_settings
+from game_events.settings import Settings
 from game_events.sources.kafka_client import ensure_topic
 from game_events_tests.books import coordinates, rows
 from game_events_tests.decoding.helpers import compiled, frame, python_class
 from game_events_tests.guarantees.waves import assert_gold_follows_silver
-from game_events_tests.pipeline.topic import register, send_values
+from game_events_tests.pipeline.topic import own_settings, register, send_values
 
 HELD = "SELECT _kafka_offset, reason, _raw_value FROM t"
 
@@ -90,14 +89,7 @@ class Loaded:
 @pytest.fixture(scope="module")
 def loaded(stack, spark, tmp_path_factory) -> Loaded:
     """The run that all faults share."""
-    folder = tmp_path_factory.mktemp("bad_bytes")
-    settings = load_settings(
-        kafka_bootstrap_servers=stack.kafka_bootstrap_servers,
-        schema_registry_url=stack.schema_registry_url,
-        kafka_topic=f"bad_bytes_{uuid.uuid4().hex[:8]}",
-        lakehouse=str(folder / "lakehouse"),
-        state_dir=folder / "state",
-    )
+    settings = own_settings(stack, tmp_path_factory.mktemp("bad_bytes"))
     schema_id = register(settings, TEXT)
     event = python_class(compiled(TEXT, schema_id))
     head = b"\0" + struct.pack(">I", schema_id)
@@ -126,6 +118,7 @@ def test_damage_costs_only_its_own_record_and_the_books_balance(loaded, spark):
     assert reconcile(Pipeline(loaded.settings, lambda: spark)).passed
 
 
+@pytest.mark.scenario
 def test_a_ten_megabyte_record_and_a_hundred_thousand_elements_are_ordinary_records(settings, make_pipeline):
     schema_id = register(settings, TEXT)
     event = python_class(compiled(TEXT, schema_id))

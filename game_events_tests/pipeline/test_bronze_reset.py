@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from pathlib import Path
 
@@ -33,12 +32,9 @@ from game_events_tests.guarantees.waves import (
     GAMES,
     assert_gold_follows_silver,
     at_point,
-    end_orphans,
     power_cut_at,
     send,
-    start_run,
     versions,
-    wait_all,
 )
 from game_events_tests.lanes import by_partition
 from game_events_tests.pipeline.quality_world import Event, assert_sound, in_silver, rejected, rule, send_events
@@ -70,6 +66,7 @@ def assert_nothing_to_do(settings, make_pipeline):
     assert versions(settings) == before
 
 
+@pytest.mark.scenario
 def test_bronze_is_protected_and_the_refusal_names_the_setting_and_what_would_be_lost(settings, make_settings, make_pipeline):
     sent = send(settings, version=2)
     refresh(make_pipeline(settings))
@@ -112,6 +109,7 @@ def test_bronze_is_protected_and_the_refusal_names_the_setting_and_what_would_be
     assert_nothing_to_do(settings, make_pipeline)
 
 
+@pytest.mark.scenario
 def test_readers_see_the_old_tables_or_the_new_and_records_decode_with_what_is_known_now(
     settings, make_settings, make_pipeline, stack
 ):
@@ -138,7 +136,7 @@ def test_readers_see_the_old_tables_or_the_new_and_records_decode_with_what_is_k
     stop = threading.Event()
 
     def poll():
-        while not stop.is_set():
+        while not stop.wait(0.05):
             for table, seen in polled.items():
                 seen.update(rows(settings, table, f"SELECT {counts[table]} FROM t"))
 
@@ -178,15 +176,14 @@ def assert_books_of(settings, sent):
     assert len(bronze) == len(set(bronze)) == sent.decodable
 
 
-def test_a_full_refresh_whose_command_is_killed_is_finished_by_the_next_run(settings, make_pipeline, tmp_path):
+@pytest.mark.scenario
+def test_a_full_refresh_that_is_killed_is_finished_by_the_next_run(settings, make_pipeline, crash):
     """What a kill at its other points leaves: `guarantees/test_crashes_of_other_work.py`."""
     sent = send(settings, version=1)
     assert sent.poison
     refresh(make_pipeline(settings))
     before = versions(settings)
-    killed = start_run(settings, tmp_path / "run", "reset_committed", "--full-refresh", "bronze")
-    assert wait_all([killed], 180) == [-signal.SIGKILL], (tmp_path / "run" / "stderr").read_text()
-    end_orphans(settings)
+    crash("reset_committed", "replace_bronze")
     assert {name for name, version in versions(settings).items() if version != before[name]} == {BRONZE}
 
     sent = sent.merge(send(settings, version=3))
@@ -248,6 +245,7 @@ def test_a_run_that_commits_meanwhile_wins_and_the_full_refresh_says_so_and_chan
     assert not list(Path(settings.lakehouse, QUARANTINE).glob("_reset-*"))
 
 
+@pytest.mark.scenario
 @pytest.mark.parametrize("point", ["silver_staged", "gold_staged"])
 def test_a_run_whose_bronze_is_replaced_under_it_brings_nothing_of_the_old_one_back(
     point, settings, make_pipeline, monkeypatch
@@ -272,6 +270,7 @@ def test_a_run_whose_bronze_is_replaced_under_it_brings_nothing_of_the_old_one_b
     assert_nothing_to_do(settings, make_pipeline)
 
 
+@pytest.mark.scenario
 def test_rows_that_rules_reject_are_decided_anew_for_a_bronze_that_was_replaced(make_settings, make_pipeline):
     wave = [Event("uno", 1), Event("uno", -1), Event("chess", 2), Event("chess", -2)]
     first = make_settings(allow_bronze_full_refresh=True, rules=[rule("positive", "amount > 0", "quarantine")])

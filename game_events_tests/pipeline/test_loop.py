@@ -77,6 +77,7 @@ def test_a_loop_follows_new_records_games_and_versions_and_is_idle_without_cost(
     assert refresh(make_pipeline(settings)).tables == []
 
 
+@pytest.mark.scenario
 def test_gold_keeps_its_own_interval_and_follows_at_the_end_of_a_bounded_loop_or_in_any_run(make_settings, make_pipeline):
     settings = make_settings(poll_interval_s=0.1, gold_interval_s=3600)
     first = produce(settings, wave("rummy"))
@@ -131,6 +132,7 @@ def test_a_game_that_fails_is_in_the_report_and_comes_back_while_the_others_go_o
     assert_books_balance(settings, sent)
 
 
+@pytest.mark.scenario
 def test_a_broker_that_goes_away_and_comes_back_costs_waiting_and_no_record(
     make_settings, make_pipeline, tmp_path, monkeypatch
 ):
@@ -163,6 +165,7 @@ def test_a_broker_that_goes_away_and_comes_back_costs_waiting_and_no_record(
         local_stack.down(folder, delete_data=True)
 
 
+@pytest.mark.scenario
 def test_the_loop_says_little(make_settings, spark, caplog):
     settings = make_settings(poll_interval_s=0.1, gold_interval_s=0)
     produce(settings, wave("rummy"))

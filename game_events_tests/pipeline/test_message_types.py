@@ -73,6 +73,8 @@ def columns(settings, table):
     return {c for (c,) in rows(settings, table, "SELECT column_name FROM (DESCRIBE t)") if not c.startswith("_")}
 
 
+@pytest.mark.scenario
+@pytest.mark.sample
 def test_only_the_selected_type_is_decoded_and_a_changed_selection_is_taken_over_exactly_once(topic, selecting):
     pipeline = selecting(PLAYED)
     settings = pipeline.settings
@@ -131,6 +133,7 @@ def test_only_the_selected_type_is_decoded_and_a_changed_selection_is_taken_over
     assert_nothing_to_do(selecting(PLAYED))
 
 
+@pytest.mark.scenario
 def test_damaged_records_of_a_type_that_is_not_selected_any_more_come_out_of_quarantine_once(topic, selecting):
     topic((PLAYED, "uno", "ann", 1))
     topic((HEARTBEAT, "uno", "ann", "cut off"), damaged=True)
@@ -145,6 +148,7 @@ def test_damaged_records_of_a_type_that_is_not_selected_any_more_come_out_of_qua
     assert_sound(selecting(PLAYED))
 
 
+@pytest.mark.scenario
 def test_without_raw_values_those_of_other_types_are_kept_and_can_be_decoded_later(topic, selecting):
     topic((PLAYED, "uno", "ann", 1), (HEARTBEAT, "uno", "bob", "host-1"))
     settings = selecting(PLAYED, keep_raw="failures").settings
@@ -175,6 +179,7 @@ def test_doctor_tells_of_a_name_that_no_known_schema_has(selecting, make_setting
     assert "message types" not in environment_checks(make_settings())
 
 
+@pytest.mark.scenario
 def test_a_full_refresh_of_bronze_counts_and_keeps_them_too(topic, selecting):
     topic((PLAYED, "uno", "ann", 1), (HEARTBEAT, "uno", "bob", "host-1"))
     refresh(selecting())
@@ -185,6 +190,7 @@ def test_a_full_refresh_of_bronze_counts_and_keeps_them_too(topic, selecting):
     assert_sound(selecting(PLAYED))
 
 
+@pytest.mark.scenario
 def test_a_forgotten_gamer_is_in_no_byte_of_records_that_are_not_decoded_and_does_not_come_back(topic, selecting):
     more = {"erasure_key": KEY, "allow_bronze_full_refresh": True}
     topic((PLAYED, "uno", GONE, 1), (HEARTBEAT, "uno", GONE, "host-1"), (HEARTBEAT, "uno", "ann", "host-1"))

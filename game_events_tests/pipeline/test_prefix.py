@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from game_events.pipeline.erasure import forget
 from game_events.pipeline.maintain import maintain
 from game_events.pipeline.refresh import refresh
@@ -11,6 +13,7 @@ from game_events.producer.simulator import Simulation
 from game_events_tests.books import assert_books_balance, coordinates, count, rows
 
 
+@pytest.mark.scenario
 def test_dev_and_prod_share_a_root_and_nothing_else_and_tables_may_be_renamed(make_settings, make_pipeline):
     prod = make_settings(erasure_key="0123456789abcdef" * 2)
     dev = make_settings(names={"prefix": "dev_"}, gold_columns={"sessions": "count(*)"})

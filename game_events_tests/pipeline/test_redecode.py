@@ -55,6 +55,7 @@ def test_lost_columns_come_back_from_the_raw_values_and_rows_batches_and_progres
     assert_books_balance(settings, sent)
 
 
+@pytest.mark.scenario
 def test_games_and_aggregates_that_were_wrong_are_right_afterwards(settings, make_pipeline):
     sent = send(settings, version=2)
     load_bronze(make_pipeline(settings), RunReport())
@@ -71,6 +72,7 @@ def test_games_and_aggregates_that_were_wrong_are_right_afterwards(settings, mak
     assert versions(settings) == after
 
 
+@pytest.mark.scenario
 def test_rows_without_a_raw_value_keep_their_columns(make_settings, make_pipeline):
     settings = make_settings(keep_raw="failures")
     sent = send(settings, version=2)
@@ -101,6 +103,7 @@ def test_an_empty_lakehouse_has_nothing_to_redecode(settings, make_pipeline):
     assert redecode(make_pipeline(settings), RunReport()).rows == 0
 
 
+@pytest.mark.scenario
 def test_gold_follows_a_silver_that_was_replaced_after_a_crash_too(settings, make_pipeline):
     sent = send(settings, version=2)
     refresh(make_pipeline(settings))

@@ -21,6 +21,8 @@ NEGATIVE = [rule("negative", "amount < 0", "quarantine")]
 WAVE = [Event("uno", 1), Event("uno", -1), Event("chess", 2), Event("chess", -2)]
 
 
+@pytest.mark.scenario
+@pytest.mark.sample
 def test_a_run_killed_between_decision_and_silver_is_finished_as_decided_though_the_rule_changed(
     make_settings, make_pipeline, crash
 ):
@@ -38,6 +40,7 @@ def test_a_run_killed_between_decision_and_silver_is_finished_as_decided_though_
     assert_sound(changed)
 
 
+@pytest.mark.scenario
 def test_a_crash_at_any_point_of_a_later_run_is_finished_by_a_run_with_other_rules(make_settings, make_pipeline):
     settings = make_settings()
     send_events(settings, WAVE)
@@ -63,7 +66,10 @@ def test_a_crash_at_any_point_of_a_later_run_is_finished_by_a_run_with_other_rul
     assert versions(settings) == before
 
 
-@pytest.mark.parametrize("point", ["silver_staged", "rejections_decided", "game_committed:1"])
+@pytest.mark.scenario
+@pytest.mark.parametrize(
+    "point", ["silver_staged", pytest.param("rejections_decided", marks=pytest.mark.sample), "game_committed:1"]
+)
 def test_of_rivals_with_other_rules_the_first_decides_game_by_game(make_settings, make_pipeline, monkeypatch, point):
     """The rival has read on: its rows end elsewhere, and one game is its own alone."""
     settings = make_settings(rules=POSITIVE)
@@ -109,6 +115,7 @@ def test_a_run_without_rules_that_began_before_the_first_decision_does_what_was_
     assert_sound(mine)
 
 
+@pytest.mark.scenario
 def test_silver_that_was_deleted_or_restored_is_rebuilt_as_decided_and_a_rebuilt_bronze_by_the_rules_in_force(
     make_settings, make_pipeline
 ):

@@ -54,12 +54,26 @@ def held(settings, sql="SELECT reason, replayed_batch IS NOT NULL, count(*) FROM
     return rows(settings, QUARANTINE, sql)
 
 
+def assert_quarantine_says_who_when_and_what_happened(settings, pipeline, schema_id):
+    found = held(
+        settings,
+        "SELECT DISTINCT run_id, reason, detail, _schema_id, replayed_table, replayed_batch, "
+        "replayed_at >= quarantined_at FROM t",
+    )
+    bronze_id = str(pipeline.bronze.open().metadata().id)
+    assert [(r[0], r[1], r[3], r[4], r[6]) for r in found] == [(pipeline.run_id, "UNKNOWN_SCHEMA", schema_id, bronze_id, True)]
+    assert rows(settings, BRONZE, "SELECT DISTINCT _batch FROM t") == [(found[0][5],)]
+    raw = {r[0] for r in rows(settings, BRONZE, "SELECT _raw_value FROM t")}
+    assert raw == {r[0] for r in held(settings, "SELECT _raw_value FROM t")}
+
+
 @pytest.mark.every_spark
 def test_rows_of_an_unknown_schema_are_kept_and_come_by_themselves_once_it_is_registered(
     settings, make_settings, make_pipeline, proxy
 ):
     sent = sent_with_hidden_schema(make_settings, proxy)
-    first = refresh(make_pipeline(settings))
+    pipeline = make_pipeline(settings)
+    first = refresh(pipeline)
     assert (first.rejected["UNKNOWN_SCHEMA"], count(settings, BRONZE)) == (sent.records_total, 0)
     # Not registered yet: nothing moves, and no table gets a commit.
     before = versions(settings)
@@ -72,6 +86,7 @@ def test_rows_of_an_unknown_schema_are_kept_and_come_by_themselves_once_it_is_re
     assert_all_there(settings, sent.records_total)
     assert held(settings) == [("UNKNOWN_SCHEMA", True, sent.records_total)]
     assert reconcile(make_pipeline(settings)).passed
+    assert_quarantine_says_who_when_and_what_happened(settings, pipeline, *sent.schema_ids.values())
 
     before = versions(settings)
     again = refresh(make_pipeline(settings))
@@ -79,6 +94,7 @@ def test_rows_of_an_unknown_schema_are_kept_and_come_by_themselves_once_it_is_re
     assert versions(settings) == before
 
 
+@pytest.mark.scenario
 def test_a_pipeline_that_goes_on_notices_the_schema_too(settings, make_settings, make_pipeline, proxy):
     pipeline = make_pipeline(settings)
     sent = sent_with_hidden_schema(make_settings, proxy)
@@ -87,25 +103,6 @@ def test_a_pipeline_that_goes_on_notices_the_schema_too(settings, make_settings,
     more = send(make_settings(), version=3, poison=0.0)
     refresh(pipeline)
     assert_all_there(settings, sent.records_total + more.records_total)
-
-
-def test_the_quarantine_says_who_when_and_what_happened(settings, make_settings, make_pipeline, proxy):
-    sent = sent_with_hidden_schema(make_settings, proxy, records=2)
-    pipeline = make_pipeline(settings)
-    refresh(pipeline)
-    proxy.show_all()
-    refresh(make_pipeline(settings))
-    found = held(
-        settings,
-        "SELECT DISTINCT run_id, reason, detail, _schema_id, replayed_table, replayed_batch, "
-        "replayed_at >= quarantined_at FROM t",
-    )
-    bronze_id = str(pipeline.bronze.open().metadata().id)
-    (schema_id,) = sent.schema_ids.values()
-    assert [(r[0], r[1], r[3], r[4], r[6]) for r in found] == [(pipeline.run_id, "UNKNOWN_SCHEMA", schema_id, bronze_id, True)]
-    assert rows(settings, BRONZE, "SELECT DISTINCT _batch FROM t") == [(found[0][5],)]
-    raw = {r[0] for r in rows(settings, BRONZE, "SELECT _raw_value FROM t")}
-    assert raw == {r[0] for r in held(settings, "SELECT _raw_value FROM t")}
 
 
 def test_replay_takes_only_what_was_asked_for_and_leaves_what_still_cannot_be_decoded(
@@ -130,17 +127,19 @@ def test_replay_takes_only_what_was_asked_for_and_leaves_what_still_cannot_be_de
     assert held(settings, "SELECT count(*) FROM t WHERE replayed_batch IS NULL") == [(poison,)]
 
 
-@pytest.mark.parametrize("point", ["replay_staged", "replay_committed"])
-def test_a_replay_killed_at_any_point_is_finished_by_the_next_run(settings, make_settings, make_pipeline, proxy, point):
-    sent = sent_with_hidden_schema(make_settings, proxy)
-    refresh(make_pipeline(settings))
-    proxy.show_all()
-    with power_cut_at(point):
+def test_a_replay_killed_at_any_point_is_finished_by_the_next_run(settings, make_settings, make_pipeline, proxy):
+    total = 0
+    for version, point in enumerate(("replay_staged", "replay_committed"), 2):
+        sent = sent_with_hidden_schema(make_settings, proxy, version)
+        total += sent.records_total
         refresh(make_pipeline(settings))
-    more = send(make_settings(), version=1, poison=0.0)
-    refresh(make_pipeline(settings))
-    assert_all_there(settings, sent.records_total + more.records_total)
-    assert held(settings) == [("UNKNOWN_SCHEMA", True, sent.records_total)]
+        proxy.show_all()
+        with power_cut_at(point):
+            refresh(make_pipeline(settings))
+        more = send(make_settings(), version=1, poison=0.0)
+        refresh(make_pipeline(settings))
+        assert_all_there(settings, total + more.records_total * (version - 1))
+        assert held(settings) == [("UNKNOWN_SCHEMA", True, total)]
     before = versions(settings)
     refresh(make_pipeline(settings))
     assert versions(settings) == before
@@ -164,6 +163,49 @@ def test_of_two_replays_at_once_one_brings_the_rows(settings, make_settings, mak
     assert_all_there(settings, sent.records_total)
 
 
+@pytest.mark.scenario
+def test_a_rival_in_the_middle_of_a_replays_notes_neither_fails_it_nor_doubles_a_row(
+    settings, make_settings, make_pipeline, proxy, monkeypatch
+):
+    sent = sent_with_hidden_schema(make_settings, proxy, version=2)
+    refresh(make_pipeline(settings))
+    proxy.show_all()
+    # Two note one replay: it does not fail, and it counts its rows.
+    real_commit, rivals = replay_notes.commit, []
+
+    def rival_then_commit(plan):
+        if not rivals:
+            rivals.append(None)
+            replay_notes.note_replay(make_pipeline(settings))
+        return real_commit(plan)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(replay_notes, "commit", rival_then_commit)
+        assert replay(make_pipeline(settings), RunReport(), Selection()).rows == sent.records_total
+    assert rivals
+    assert held(settings) == [("UNKNOWN_SCHEMA", True, sent.records_total)]
+
+    # One that crashes before its own note.
+    more = sent_with_hidden_schema(make_settings, proxy, version=3)
+    refresh(make_pipeline(settings))
+    proxy.show_all()
+    real_note, rivals = replay_module.note_replay, []
+
+    def note_then_rival(pipeline):
+        real_note(pipeline)
+        if not rivals:
+            rivals.append(None)
+            with power_cut_at("replay_committed"):
+                replay(make_pipeline(settings), RunReport(), Selection())
+
+    monkeypatch.setattr(replay_module, "note_replay", note_then_rival)
+    assert replay(make_pipeline(settings), RunReport(), Selection()).rows == 0
+    assert rivals
+    refresh(make_pipeline(settings))
+    assert_all_there(settings, sent.records_total + more.records_total)
+
+
+@pytest.mark.scenario
 def test_a_run_that_commits_while_a_replay_works_costs_neither_a_row(
     settings, make_settings, make_pipeline, proxy, monkeypatch
 ):
@@ -183,6 +225,7 @@ def test_a_run_that_commits_while_a_replay_works_costs_neither_a_row(
     assert_all_there(settings, sent.records_total + more[0].decodable)
 
 
+@pytest.mark.scenario
 def test_a_rebuilt_bronze_gets_what_was_replayed_to_the_old_one(settings, make_settings, make_pipeline, proxy):
     sent = sent_with_hidden_schema(make_settings, proxy)
     other = send(make_settings(), version=1, poison=0.0)
@@ -193,44 +236,6 @@ def test_a_rebuilt_bronze_gets_what_was_replayed_to_the_old_one(settings, make_s
     refresh(make_pipeline(settings))
     refresh(make_pipeline(settings))
     assert_all_there(settings, sent.records_total + other.records_total)
-
-
-def test_a_rival_that_crashes_before_its_note_doubles_no_row(settings, make_settings, make_pipeline, proxy, monkeypatch):
-    sent = sent_with_hidden_schema(make_settings, proxy)
-    refresh(make_pipeline(settings))
-    proxy.show_all()
-    real, rivals = replay_module.note_replay, []
-
-    def note_then_rival(pipeline):
-        real(pipeline)
-        if not rivals:
-            rivals.append(None)
-            with power_cut_at("replay_committed"):
-                replay(make_pipeline(settings), RunReport(), Selection())
-
-    monkeypatch.setattr(replay_module, "note_replay", note_then_rival)
-    assert replay(make_pipeline(settings), RunReport(), Selection()).rows == 0
-    refresh(make_pipeline(settings))
-    assert_all_there(settings, sent.records_total)
-
-
-def test_two_that_note_one_replay_do_not_fail_and_it_counts_its_rows(
-    settings, make_settings, make_pipeline, proxy, monkeypatch
-):
-    sent = sent_with_hidden_schema(make_settings, proxy)
-    refresh(make_pipeline(settings))
-    proxy.show_all()
-    real, rivals = replay_notes.commit, []
-
-    def rival_then_commit(plan):
-        if not rivals:
-            rivals.append(None)
-            replay_notes.note_replay(make_pipeline(settings))
-        return real(plan)
-
-    monkeypatch.setattr(replay_notes, "commit", rival_then_commit)
-    assert replay(make_pipeline(settings), RunReport(), Selection()).rows == sent.records_total
-    assert held(settings) == [("UNKNOWN_SCHEMA", True, sent.records_total)]
 
 
 def test_rows_that_do_not_decode_although_their_schema_is_known_are_tried_once_and_again_when_others_come(
@@ -264,7 +269,7 @@ def test_rows_that_do_not_decode_although_their_schema_is_known_are_tried_once_a
     assert versions(settings) == before
 
 
-@pytest.mark.parametrize("where", ["in the value", "in the header"])
+@pytest.mark.parametrize("where", ["in the value", pytest.param("in the header", marks=pytest.mark.scenario)])
 def test_rows_of_an_unknown_schema_without_message_indexes_are_known_as_such(
     settings, make_settings, make_pipeline, proxy, where
 ):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from game_events.pipeline.refresh import refresh, refresh_downstream
 from game_events.pipeline.replay import Selection, selection_of
 from game_events.pipeline.replay_rejected import replay_and_refresh
@@ -30,6 +32,7 @@ def replayed(pipeline, *reasons):
     return report
 
 
+@pytest.mark.scenario
 def test_replay_lets_in_what_passes_now_adds_what_does_not_and_leaves_one_row_of_what_stays(make_settings, make_pipeline):
     settings = make_settings(rules=STRICT)
     send_events(settings, EVENTS)
@@ -70,6 +73,7 @@ def test_replay_lets_in_what_passes_now_adds_what_does_not_and_leaves_one_row_of
     assert_sound(free)
 
 
+@pytest.mark.scenario
 def test_a_replay_killed_after_its_decision_is_finished_by_the_next_run_whatever_its_rules(make_settings, make_pipeline):
     settings = make_settings(rules=STRICT[:1])
     send_events(settings, EVENTS)

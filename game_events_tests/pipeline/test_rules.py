@@ -125,6 +125,7 @@ def test_what_cannot_be_computed_is_a_violation_and_no_failure(make_settings, ma
     assert pipeline.spark.conf.get("spark.sql.ansi.enabled") == ansi
 
 
+@pytest.mark.scenario
 def test_a_rule_that_fails_stops_its_game_alone_until_the_rule_or_the_rows_change(make_settings, make_pipeline):
     rules = [rule("sane", "amount < 1000", "fail"), rule("positive", "amount > 0", "quarantine")]
     settings = make_settings(rules=rules)
@@ -151,6 +152,7 @@ def test_a_rule_that_fails_stops_its_game_alone_until_the_rule_or_the_rows_chang
     assert_sound(make_pipeline(changed))
 
 
+@pytest.mark.scenario
 def test_a_rule_of_gold_that_fails_keeps_the_old_aggregate_and_lets_the_other_games_go_on(make_settings, make_pipeline):
     settings = make_settings(rules=[rule("few", "session_count < 3", "fail", layer="gold", games=["uno"])])
     send_events(settings, [Event("uno"), Event("chess"), Event("chess"), Event("chess")])
@@ -177,6 +179,7 @@ def test_a_rule_that_cannot_be_evaluated_is_named_while_bronze_goes_on_and_silve
     assert in_silver(mended) == {"uno": [0]}
 
 
+@pytest.mark.scenario
 def test_when_nothing_is_left_of_any_game_its_tables_are_there_and_empty(make_settings, make_pipeline):
     settings = make_settings(rules=[rule("none", "false", "drop")])
     send_events(settings, [Event("uno", 1), Event("chess", 1)])

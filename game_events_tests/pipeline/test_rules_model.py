@@ -95,6 +95,7 @@ class Model:
         return [n for n, at in enumerate(self.places) if at == place and game in (None, self.events[n].game)]
 
 
+@pytest.mark.scenario
 @pytest.mark.parametrize("seed", [1, 2])
 def test_random_waves_rules_crashes_and_replays_leave_each_row_where_the_model_says(make_settings, make_pipeline, seed):
     random, model = Random(seed), Model()  # noqa: S311 - a test's choices

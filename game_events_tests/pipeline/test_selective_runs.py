@@ -37,6 +37,7 @@ def of(*games, layers=("silver", "gold")):
     return {names[layer].format(game) for game in games for layer in layers}
 
 
+@pytest.mark.scenario
 def test_only_what_is_selected_is_written_and_the_next_run_catches_up_with_the_rest(settings, make_pipeline, run):
     sent = send(settings, poison=0.0)
     assert run("bronze") == {"bronze_events"}
@@ -61,6 +62,7 @@ def test_only_what_is_selected_is_written_and_the_next_run_catches_up_with_the_r
     assert backlog(make_pipeline(settings)).games == {"silver": [], "gold": [], "unified": []}
 
 
+@pytest.mark.scenario
 @pytest.mark.every_spark
 def test_a_full_refresh_replaces_what_is_named_what_is_made_from_it_follows_and_readers_see_whole_tables(
     settings, make_pipeline, run
@@ -73,7 +75,7 @@ def test_a_full_refresh_replaces_what_is_named_what_is_made_from_it_follows_and_
     seen, stop = set(), threading.Event()
 
     def poll():
-        while not stop.is_set():
+        while not stop.wait(0.05):
             seen.update(n for table, sql in tables.items() for (n,) in rows(settings, table, f"SELECT {sql} FROM t"))
 
     reader = threading.Thread(target=poll)

@@ -3,6 +3,8 @@
 import time
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
 from game_events.lakehouse.tables import BRONZE
 from game_events.pipeline.backlog import backlog
 from game_events.pipeline.refresh import refresh
@@ -12,6 +14,7 @@ from game_events_tests.books import assert_books_balance, count
 from game_events_tests.guarantees.waves import send
 
 
+@pytest.mark.scenario
 def test_a_starting_time_leaves_older_records_out_and_so_does_a_full_refresh(make_settings, make_pipeline):
     send(make_settings())
     time.sleep(0.01)

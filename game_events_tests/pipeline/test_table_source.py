@@ -38,6 +38,7 @@ def ours(theirs, make_settings, tmp_path):
     )
 
 
+@pytest.mark.scenario
 def test_rows_of_another_pipeline_come_once_however_often_and_in_whatever_slices(theirs, ours, make_pipeline):
     send_events(theirs, WAVE * 2)
     put(theirs, [b"no frame"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from game_events.lakehouse.compaction import FULL_GOAL, join_files, small_files
 from game_events.lakehouse.tables import BRONZE
 from game_events.pipeline.refresh import refresh
@@ -25,6 +27,7 @@ def send(settings, schema_id, text, **values):
     send_values(settings, [frame(schema_id, (0,), message)])
 
 
+@pytest.mark.scenario
 def test_values_are_in_the_table_s_columns_whatever_else_was_registered_before(settings, make_pipeline):
     first, second, third = (register(settings, text) for text in TEXTS)
     send(settings, second, TEXTS[1], bar="b", level="high")

@@ -6,6 +6,7 @@ import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,7 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from game_events.lakehouse.commits import Commit, commit
 from game_events.lakehouse.tables import BRONZE, UNIFIED, Lakehouse
-from game_events.pipeline import whole_checks
+from game_events.pipeline import freshness, whole_checks
 from game_events.pipeline.bronze import BATCH_APP
 from game_events.pipeline.bronze_stage import QUARANTINE_COLUMNS
 from game_events.pipeline.commit_notes import slice_info
@@ -53,6 +54,7 @@ def copies(settings, make_settings, make_pipeline, proxy, tmp_path):
     return copy
 
 
+@pytest.mark.scenario
 def test_the_offset_checks_pass_through_replay_crash_redecode_and_log_clean_up_and_fail_on_each_fault(
     settings, make_settings, make_pipeline, proxy, copies
 ):
@@ -141,6 +143,7 @@ def assert_doubles_are_found(copies):
     assert offsets_unique(rejected).passed
 
 
+@pytest.mark.scenario
 def test_gold_and_the_unified_table_are_compared_with_what_silver_gives(settings, make_settings, make_pipeline, copies):
     send(make_settings(), poison=0.0)
     refresh(make_pipeline(settings))
@@ -179,7 +182,7 @@ def test_gold_and_the_unified_table_are_compared_with_what_silver_gives(settings
 
 
 def test_bronze_is_fresh_until_it_is_too_old_and_then_it_is_said_whose_doing_that_is(
-    settings, make_settings, make_pipeline, copies
+    settings, make_settings, make_pipeline, copies, monkeypatch
 ):
     send(make_settings(), poison=0.0)
     refresh(make_pipeline(settings))
@@ -187,8 +190,8 @@ def test_bronze_is_fresh_until_it_is_too_old_and_then_it_is_said_whose_doing_tha
     assert fresh(copies(freshness_s=3600)).passed
     nothing = make_pipeline(make_settings(lakehouse=settings.lakehouse + "-other", freshness_s=1))
     assert not fresh(nothing).passed
-    time.sleep(1.1)
-    strict = copies(freshness_s=1)
+    monkeypatch.setattr(freshness, "time", SimpleNamespace(time=lambda: time.time() + 3600))
+    strict = copies(freshness_s=1800)
     found = fresh(strict)
     assert (found.passed, found.wrong_rows, found.counts["unread_records"]) == (False, False, 0)
     assert "do its producers send?" in found.summary

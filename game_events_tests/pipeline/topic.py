@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from confluent_kafka import Producer
 from confluent_kafka.schema_registry import Schema, SchemaReference
 
-from game_events.settings import Settings
+from game_events.settings import Settings, load_settings
 from game_events.sources.kafka_client import ensure_topic
 from game_events.sources.registry import registry_client
+from game_events.stack.stack_state import StackState
 
 Headers = Sequence[tuple[str, bytes | None]]
 
@@ -34,3 +37,15 @@ def register(
     """The schema's id; under the topic's subject if no other is given."""
     with registry_client(settings) as client:
         return client.register_schema(subject or f"{settings.kafka_topic}-value", Schema(text, kind, list(references)))
+
+
+def own_settings(stack: StackState, folder: Path, **more: object) -> Settings:
+    """Settings of a world that several tests share: a topic of its own, tables below a folder."""
+    chosen: dict[str, object] = {
+        "kafka_bootstrap_servers": stack.kafka_bootstrap_servers,
+        "schema_registry_url": stack.schema_registry_url,
+        "kafka_topic": f"shared_{uuid.uuid4().hex[:8]}",
+        "lakehouse": str(folder / "lakehouse"),
+        "state_dir": folder / "state",
+    }
+    return load_settings(**(chosen | more))
