@@ -137,6 +137,7 @@ class FreshSite(Site):
         return load_settings(lakehouse=str(self.lakehouse))
 
 
+@pytest.mark.scenario
 def test_after_up_events_reach_gold_with_no_click_and_what_is_done_by_hand_is_carried_on(tmp_path):
     site = FreshSite(tmp_path)
     process = site.start()

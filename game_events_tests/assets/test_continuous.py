@@ -59,6 +59,7 @@ def events_of(instance, run_id, kind):
     return [r.event_log_entry.dagster_event for r in instance.get_records_for_run(run_id, of_type=kind).records]
 
 
+@pytest.mark.scenario
 def test_it_tells_what_it_does_while_it_runs_and_terminate_ends_it_as_canceled_with_whole_tables(
     launching, environment, make_pipeline
 ):

@@ -50,6 +50,8 @@ SENSORS = """query { sensorsOrError(
  { ... on Sensors { results { name sensorState { id status } } } } }"""
 
 pytestmark = [
+    # A stack, a JVM, a daemon and a browser of its own.
+    pytest.mark.scenario,
     pytest.mark.browser,
     pytest.mark.skipif(CHROMIUM is None and not REQUIRED, reason="no chromium, chromium-browser or google-chrome on the PATH"),
 ]

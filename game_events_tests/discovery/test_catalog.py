@@ -73,6 +73,7 @@ def step(tmp_path):
     return run
 
 
+@pytest.mark.scenario
 def test_tables_are_in_a_metastore_once_and_found_by_name_from_any_session(step, tmp_path):
     root = tmp_path / "it's a lake"
     make(root, "bronze_events", "silver_a_events")
