@@ -32,6 +32,12 @@ with dg.DagsterInstance.from_config(sys.argv[1]) as instance:
 
 
 @pytest.fixture
+def instance(instance_on_disk):
+    """Another process runs on it."""
+    return instance_on_disk
+
+
+@pytest.fixture
 def killed(instance):
     """A run whose process was killed in the middle."""
     command = [sys.executable, "-c", HANG, instance.root_directory]
