@@ -24,6 +24,7 @@ from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
 from game_events_tests import books
 from game_events_tests.assets.conftest import PROJECT, logged, materializations
+from game_events_tests.assets.site import JAVA_OPTIONS
 from game_events_tests.waiting import until
 
 pytestmark = [
@@ -43,6 +44,7 @@ def launching(tmp_path, environment, monkeypatch):  # noqa: ARG001 - the run rea
     """An instance that launches runs at once, and the workspace that a webserver has."""
     monkeypatch.setenv("GAME_EVENTS_GOLD_INTERVAL_S", "0")
     monkeypatch.setenv("GAME_EVENTS_POLL_INTERVAL_S", "0.2")
+    monkeypatch.setenv("JDK_JAVA_OPTIONS", JAVA_OPTIONS)  # of the run's own JVM
     home = tmp_path / "launching"
     home.mkdir()
     config = yaml.safe_load((PROJECT / "dagster.yaml").read_text())
@@ -59,6 +61,7 @@ def events_of(instance, run_id, kind):
     return [r.event_log_entry.dagster_event for r in instance.get_records_for_run(run_id, of_type=kind).records]
 
 
+@pytest.mark.scenario
 def test_it_tells_what_it_does_while_it_runs_and_terminate_ends_it_as_canceled_with_whole_tables(
     launching, environment, make_pipeline
 ):
@@ -161,6 +164,7 @@ def test_a_loop_that_only_a_person_can_help_fails_with_the_reason_and_what_was_d
     assert data.metadata[REPORT].data["continuous"]["cycles"] == 0
 
 
+@pytest.mark.scenario
 def test_a_run_that_has_lasted_long_enough_says_that_another_goes_on(runs, environment, instance, monkeypatch):
     sent = produce(environment, wave("rummy"))
     monkeypatch.setenv("GAME_EVENTS_CONTINUOUS_RUN_H", str(2 / 3600))

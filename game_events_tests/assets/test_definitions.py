@@ -171,6 +171,7 @@ def test_the_definitions_load_without_a_single_warning(foreign_folder):
     assert (found.returncode, found.stderr) == (0, "")
 
 
+@pytest.mark.scenario
 def test_dagster_itself_accepts_the_workspace_from_a_folder_where_no_stack_runs(foreign_folder):
     environment = os.environ | {"DAGSTER_HOME": str(foreign_folder / "dagster"), "GAME_EVENTS_STATE_DIR": str(foreign_folder)}
     command = [sys.executable, "-m", "dagster", "definitions", "validate", "-w", "workspace.yaml"]

@@ -35,6 +35,7 @@ def test_a_module_that_cannot_be_loaded_fails_the_definitions_with_its_name_and_
         build_defs(load_settings(extensions=(path,)))
 
 
+@pytest.mark.scenario
 @pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated:DeprecationWarning")
 def test_a_run_logs_the_games_that_changed_and_one_game_by_hand_is_that_game(runs, environment, monkeypatch, tmp_path):
     path = extension(

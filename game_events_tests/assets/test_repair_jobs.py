@@ -42,6 +42,7 @@ def test_a_replay_makes_new_games_partitions_and_says_what_it_brought(runs, envi
     assert all(check.passed for check in result.get_asset_check_evaluations())
 
 
+@pytest.mark.scenario
 def test_a_redecode_with_everything_downstream_leaves_the_books_as_they_were(runs, environment):
     sent = send(environment, version=3)
     assert runs.refresh().success

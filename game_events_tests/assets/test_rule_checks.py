@@ -37,6 +37,7 @@ def evaluations(result):
     }
 
 
+@pytest.mark.scenario
 def test_each_rule_is_a_check_with_its_severity_and_every_run_reports_counts(runs, environment, monkeypatch):
     monkeypatch.setenv("GAME_EVENTS_RULES", json.dumps(RULES))
     send_events(

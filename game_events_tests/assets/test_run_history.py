@@ -18,6 +18,12 @@ PARTITIONS = dg.StaticPartitionsDefinition(["rummy", "spades"])
 NOW = 1_700_000_000.0
 
 
+@pytest.fixture
+def instance(instance_on_disk):
+    """Its files are looked at."""
+    return instance_on_disk
+
+
 @dg.asset(partitions_def=PARTITIONS)
 def silver() -> None:
     """A table of one game."""

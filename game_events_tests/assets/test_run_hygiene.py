@@ -1,5 +1,6 @@
 """Runs whose process was killed, on a real instance; the processes are real, Spark is not needed."""
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from game_events.assets.run_hygiene import end_dead_runs
 from game_events.assets.run_tags import OWN_ALERTS
 from game_events.assets.sensors.dead_runs import dead_runs
 from game_events.assets.sensors.kafka_lag import writer_of_bronze
+from game_events_tests.assets.conftest import PROJECT
 
 #: A run as the command line starts it, which claims the pool `bronze` and then hangs.
 HANG = """
@@ -32,17 +34,35 @@ with dg.DagsterInstance.from_config(sys.argv[1]) as instance:
 
 
 @pytest.fixture
-def killed(instance):
-    """A run whose process was killed in the middle."""
-    command = [sys.executable, "-c", HANG, instance.root_directory]
+def instance(instance_on_disk):
+    """Another process runs on it."""
+    return instance_on_disk
+
+
+@pytest.fixture(scope="module")
+def left_behind(tmp_path_factory):
+    """The folder of an instance with a run whose process was killed in the middle."""
+    home = tmp_path_factory.mktemp("killed") / "dagster"
+    home.mkdir()
+    shutil.copyfile(PROJECT / "dagster.yaml", home / "dagster.yaml")
+    command = [sys.executable, "-c", HANG, str(home)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout.readline() == "working\n"
         process.send_signal(signal.SIGKILL)
-    (run,) = instance.get_runs()
-    return run
+    return home
 
 
-def test_a_killed_run_is_failed_with_the_reason_and_its_pool_slot_is_free_again(instance, killed):
+@pytest.fixture
+def after_a_kill(left_behind, tmp_path):
+    """An instance with that run, and the run."""
+    home = shutil.copytree(left_behind, tmp_path / "after")
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        (run,) = instance.get_runs()
+        yield instance, run
+
+
+def test_a_killed_run_is_failed_with_the_reason_and_its_pool_slot_is_free_again(after_a_kill):
+    instance, killed = after_a_kill
     assert killed.status == DagsterRunStatus.STARTED
     assert instance.event_log_storage.get_concurrency_info("bronze").active_slot_count == 1
 
@@ -58,7 +78,8 @@ def test_a_killed_run_is_failed_with_the_reason_and_its_pool_slot_is_free_again(
     assert "every unfinished run has its process" in dead_runs(dg.build_sensor_context(instance=instance)).skip_message
 
 
-def test_a_killed_run_holds_nobody_back(instance, killed):
+def test_a_killed_run_holds_nobody_back(after_a_kill):
+    instance, killed = after_a_kill
     assert writer_of_bronze(instance) is None
     assert instance.get_run_by_id(killed.run_id).status == DagsterRunStatus.FAILURE
 

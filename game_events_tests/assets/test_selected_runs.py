@@ -29,6 +29,7 @@ def failure(result):
     return data.user_failure_data.description if data.user_failure_data else (data.error.cause or data.error).message
 
 
+@pytest.mark.scenario
 def test_a_selected_run_and_a_full_refresh_log_what_they_wrote_and_a_dry_run_changes_nothing(runs, environment, monkeypatch):
     sent = send(environment)
     assert logged(refresh(runs, select=["bronze"])) == {("bronze_events", None): 1, ("quarantine_events", None): 1}

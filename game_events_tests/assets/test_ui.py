@@ -1,4 +1,4 @@
-"""What a person sees: `game-events up` as it is started by hand, in a real browser.
+"""What a person sees: `game-events up` as it is started by hand, in a real browser; and that its daemon needs no click.
 
 GAME_EVENTS_SCREENSHOTS=DIR writes the documentation's pictures; GAME_EVENTS_REQUIRE_BROWSER=1 makes a missing Chromium a
 failure instead of a skip.
@@ -9,32 +9,30 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from urllib.parse import quote
 
-import httpx2
-import psutil
 import pytest
 
 from game_events.settings import load_settings
-from game_events.stack.ports import free_ports
 from game_events_tests import books
-from game_events_tests.assets.conftest import PROJECT
+from game_events_tests.assets.site import START_S, STOP_S, Site
 
 # Read when the tests are collected: the tests themselves see none of the user's settings.
 SCREENSHOTS = os.environ.get("GAME_EVENTS_SCREENSHOTS")
 REQUIRED = os.environ.get("GAME_EVENTS_REQUIRE_BROWSER") == "1"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
+MISSING = "no chromium, chromium-browser or google-chrome is on the PATH"
+
 FLAGS = (
     "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync"
 )
-START_S, STOP_S, LOAD_MS = 180, 60, 60_000
+LOAD_MS = 60_000
+CARRIED_S = 180
 GROUPS = ",".join(f"global@global:{group}" for group in ("sources", "bronze", "silver", "gold"))
 #: Some late events violate it; it only counts them.
 RULE = {
@@ -42,113 +40,16 @@ RULE = {
     "sql": "event_timestamp >= TIMESTAMP '2024-01-01'",
     "description": "No event is from before the season",
 }
-LAUNCH = """mutation($p: ExecutionParams!) { launchPipelineExecution(executionParams: $p) {
- ... on LaunchRunSuccess { run { runId } } } }"""
-STATUS = """query($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }"""
-SENSORS = """query { sensorsOrError(
- repositorySelector: {repositoryName: "__repository__", repositoryLocationName: "game_events"})
- { ... on Sensors { results { name sensorState { id status } } } } }"""
 
 pytestmark = [
+    # A stack, a JVM, a daemon and a browser of its own.
+    pytest.mark.scenario,
     pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None and not REQUIRED, reason="no chromium, chromium-browser or google-chrome on the PATH"),
 ]
-
-
-class Site:
-    """A folder with the project's two Dagster files, where the command line is used."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.lakehouse = folder / "lakehouse"
-        for name in ("workspace.yaml", "dagster.yaml"):
-            shutil.copyfile(PROJECT / name, folder / name)
-        self.environment = {k: v for k, v in os.environ.items() if k != "DAGSTER_HOME"} | {
-            "GAME_EVENTS_STATE_DIR": str(folder / "state"),
-            "GAME_EVENTS_LAKEHOUSE": str(self.lakehouse),
-            "GAME_EVENTS_SPARK_MASTER": "local[2]",
-        }
-        (self.port,) = free_ports(1)
-        self.log = folder / "up.log"
-
-    def start(self) -> subprocess.Popen[bytes]:
-        """`game-events up`; returns when it has printed the address."""
-        with self.log.open("wb") as log:
-            process = subprocess.Popen(
-                [self.script, "up", "--port", str(self.port)],
-                cwd=self.folder,
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        deadline = time.monotonic() + START_S
-        while f"Dagster UI: http://127.0.0.1:{self.port}" not in self.log.read_text():
-            assert process.poll() is None, self.log.read_text()
-            assert time.monotonic() < deadline, self.log.read_text()
-            time.sleep(0.2)
-        return process
-
-    def run(self, *arguments: str) -> dict:
-        """A command with `--json`: its result."""
-        found = subprocess.run(
-            [self.script, *arguments, "--json"],
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert found.returncode == 0, found.stderr
-        return json.loads(found.stdout.splitlines()[-1])
-
-    def ask(self, query: str, **variables: object) -> dict:
-        """A question to the UI's server."""
-        body = {"query": query, "variables": variables}
-        answer = httpx2.post(f"http://127.0.0.1:{self.port}/graphql", json=body, timeout=60).json()
-        assert "errors" not in answer, answer
-        return answer["data"]
-
-    def sensors(self) -> dict[str, dict]:
-        """Each sensor's state."""
-        return {s["name"]: s["sensorState"] for s in self.ask(SENSORS)["sensorsOrError"]["results"]}
-
-    def stop_sensor(self, name: str) -> None:
-        """Switch a sensor off, as its switch does."""
-        self.ask("mutation($id: String!) { stopSensor(id: $id) { __typename } }", id=self.sensors()[name]["id"])
-
-    def launch(self, job: str) -> str:
-        """Start a job as its launchpad does; its run's id."""
-        selector = {"repositoryName": "__repository__", "repositoryLocationName": "game_events", "jobName": job}
-        answer = self.ask(LAUNCH, p={"selector": selector, "mode": "default"})
-        return answer["launchPipelineExecution"]["run"]["runId"]
-
-    def status(self, run_id: str) -> str:
-        """How a run stands."""
-        return self.ask(STATUS, id=run_id)["runOrError"]["status"]
-
-    def processes(self) -> list[str]:
-        """Command lines of everything that still runs for this folder."""
-        mine = str(self.folder / "state")
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.status() != psutil.STATUS_ZOMBIE and mine in process.environ().get("GAME_EVENTS_STATE_DIR", ""):
-                    found.append(" ".join(process.cmdline()))
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
-                continue
-        return found
-
-    @property
-    def script(self) -> str:
-        """The installed command."""
-        return str(Path(sys.executable).with_name("game-events"))
 
 
 @pytest.fixture(scope="module")
 def site():
-    assert CHROMIUM, "GAME_EVENTS_REQUIRE_BROWSER=1, and no chromium, chromium-browser or google-chrome is on the PATH"
     # A name of its own, as the pictures show where the tables are.
     with tempfile.TemporaryDirectory(prefix="game-events-") as folder:
         site = Site(Path(folder))
@@ -156,6 +57,7 @@ def site():
         site.environment["GAME_EVENTS_GOLD_INTERVAL_S"] = "1"
         process = site.start()
         try:
+            site.first_sensors = site.sensors()
             # What the pictures show is to be the command line's run.
             site.stop_sensor("kafka_lag")
             site.sent = site.run("produce", "--poison-share", "0.02", "--late-share", "0.05")
@@ -172,6 +74,9 @@ def site():
 
 @pytest.fixture(scope="module")
 def browser_window(site):  # noqa: ARG001 - it must be up
+    if CHROMIUM is None:
+        assert not REQUIRED, f"GAME_EVENTS_REQUIRE_BROWSER=1, and {MISSING}"
+        pytest.skip(MISSING)
     from playwright.sync_api import sync_playwright  # noqa: PLC0415 - only where there is a browser
 
     with sync_playwright() as playwright:
@@ -305,7 +210,7 @@ def test_a_sensor_shows_its_ticks_and_what_it_decided(page):
 
 def test_a_continuous_run_tells_what_it_does_while_it_runs_and_ends_when_it_is_terminated(page, site):
     run_id = site.launch("continuous")
-    more = site.run("produce", "--games", "rummy,chess", "--records", "50", "--seed", "9")
+    more = site.produce(games=("rummy", "chess"), records_per_game_and_version=50, seed=9)
     page.open(f"/runs/{run_id}")
     page.get_by_text("silver_events").first.wait_for(timeout=180_000)
     page.get_by_text("gold_player_agg").first.wait_for(timeout=60_000)
@@ -319,7 +224,7 @@ def test_a_continuous_run_tells_what_it_does_while_it_runs_and_ends_when_it_is_t
         time.sleep(0.5)
     assert site.status(run_id) == "CANCELED"
     settings = load_settings(lakehouse=str(site.lakehouse))
-    assert books.rows(settings, "silver_chess_events", "SELECT count(*) FROM t") == [(more["decodable"] // 2,)]
+    assert books.rows(settings, "silver_chess_events", "SELECT count(*) FROM t") == [(more.decodable // 2,)]
 
 
 def test_runs_share_one_spark_server_which_is_started_again_when_it_dies(site):
@@ -336,9 +241,50 @@ def test_runs_share_one_spark_server_which_is_started_again_when_it_dies(site):
         assert site.status(run_id) == "SUCCESS"
         return json.loads(recorded.read_text())["pid"]
 
-    site.run("produce", "--games", "rummy", "--records", "20", "--seed", "10")
+    site.produce(games=("rummy",), records_per_game_and_version=20, seed=10)
     first = refreshed()
-    site.run("produce", "--games", "rummy", "--records", "20", "--seed", "11")
+    site.produce(games=("rummy",), records_per_game_and_version=20, seed=11)
     os.kill(first, signal.SIGKILL)
     assert refreshed() != first
     assert "the shared Spark server ended; starting it again" in site.log.read_text()
+
+
+def test_after_up_events_reach_gold_with_no_click_and_what_is_done_by_hand_is_carried_on(site):
+    """Last of all, as it adds events: until here the sensor that looks for them was off."""
+    assert {s["status"] for s in site.first_sensors.values()} == {"RUNNING"}
+    assert set(site.first_sensors) == {
+        "kafka_lag",
+        "schema_versions",
+        "new_games",
+        "automation",
+        "dead_runs",
+        "alerts",
+        "continuous_mode",
+    }
+    # One game that is there, one that nobody has seen.
+    small = {"games": ("rummy", "ludo"), "records_per_game_and_version": 20}
+
+    def events_in_gold():
+        return int(books.rows(site.settings(), "gold_unified_player_agg", "SELECT sum(session_count) FROM t")[0][0])
+
+    def new_runs(known):
+        return [run for run in site.runs() if run["runId"] not in known]
+
+    def carried(known, events):
+        site.wait_for(lambda: events_in_gold() == events, CARRIED_S)
+        site.wait_for(lambda: all(run["status"] == "SUCCESS" for run in new_runs(known)), CARRIED_S)
+        return new_runs(known)
+
+    assert books.count(site.settings(), "silver_ludo_events") == 0
+    known, events = {run["runId"] for run in site.runs()}, events_in_gold()
+    events += site.produce(**small, seed=20).decodable
+    site.start_sensor("kafka_lag")
+    assert {run["pipelineName"] for run in carried(known, events)} == {"refresh"}
+
+    site.stop_sensor("kafka_lag")
+    known = {run["runId"] for run in site.runs()}
+    events += site.produce(**small, seed=21).decodable
+    site.launch("__ASSET_JOB", "bronze_events", "quarantine_events")
+    new = carried(known, events)
+    assert len(new) == 2, "one by hand, one that carries on"
+    assert {tag["key"] for run in new for tag in run["tags"]} >= {"game_events/carries", "game_events/process"}

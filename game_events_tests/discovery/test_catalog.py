@@ -1,4 +1,4 @@
-"""Registration in a real Hive metastore (Derby), each step in a process of its own: what is registered outlives the session."""
+"""Registration in a real Hive metastore (Derby), each step in a Spark of its own: what is registered outlives the session."""
 
 import json
 import os
@@ -17,8 +17,8 @@ from game_events.pipeline.table_catalog import register_tables, tables_registere
 from game_events.settings import load_settings
 
 SCHEMA = pa.schema([pa.field("game_name", pa.string()), pa.field("_batch", pa.int64())])
-#: Registers what runs have made, of each lakehouse twice, then asks for the tables by name.
-STEP = """
+#: For each line: in a session of its own, registers what runs have made, of each lakehouse twice, then asks for tables by name.
+STEPS = """
 import json, sys
 from game_events.assets.resources import SparkResource
 from game_events.pipeline.context import Pipeline
@@ -26,19 +26,22 @@ from game_events.pipeline.report import RunReport, TableReport
 from game_events.pipeline.table_catalog import register_tables, tables_registered
 from game_events.settings import load_settings
 
-spark = SparkResource().spark_session
-found, checks = [], []
-for lakehouse in json.loads(sys.argv[1]):
-    pipeline = Pipeline(load_settings(lakehouse=lakehouse), lambda: spark)
-    for _ in range(2):
-        report = RunReport(tables=[TableReport("bronze", "bronze_events", "")])
-        register_tables(pipeline, report)
-        found.append((report.registered, report.notices))
-    checks.append(tables_registered(pipeline).summary)
-rows = {name: spark.sql(f"SELECT count(*) FROM games.{name}").first()[0] for name in sys.argv[2:]}
-comment = spark.sql("DESCRIBE TABLE games.bronze_events").where("col_name = '_batch'").first()["comment"]
-print(json.dumps({"found": found, "rows": rows, "checks": checks, "comment": comment}))
-spark.stop()
+for line in sys.stdin:
+    asked = json.loads(line)
+    spark = SparkResource().spark_session
+    found, checks = [], []
+    for lakehouse in asked["lakehouses"]:
+        pipeline = Pipeline(load_settings(lakehouse=lakehouse), lambda: spark)
+        for _ in range(2):
+            report = RunReport(tables=[TableReport("bronze", "bronze_events", "")])
+            register_tables(pipeline, report)
+            found.append((report.registered, report.notices))
+        checks.append(tables_registered(pipeline).summary)
+    rows = {name: spark.sql(f"SELECT count(*) FROM games.{name}").first()[0] for name in asked["names"]}
+    comment = spark.sql("DESCRIBE TABLE games.bronze_events").where("col_name = '_batch'").first()["comment"]
+    context = spark.sparkContext.applicationId
+    spark.stop()
+    print(json.dumps({"found": found, "rows": rows, "checks": checks, "comment": comment, "context": context}), flush=True)
 """
 
 
@@ -53,26 +56,47 @@ def make(root, *names):
 
 @pytest.fixture
 def step(tmp_path):
-    """Runs `STEP` on some lakehouses."""
+    """Has `STEPS` do one: all in one process with a JVM of its own, as Hive's catalog is a setting of the JVM's context."""
+    conf = {
+        "spark.hadoop.javax.jdo.option.ConnectionURL": f"jdbc:derby:;databaseName={tmp_path}/metastore;create=true",
+        "spark.sql.warehouse.dir": f"{tmp_path}/warehouse",
+        # It ends before the optimizing compiler has paid for itself.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.sql.shuffle.partitions": "1",
+        "spark.databricks.delta.snapshotPartitions": "1",
+    }
+    environment = os.environ | {
+        "GAME_EVENTS_CATALOG": "games",
+        "GAME_EVENTS_SPARK_MASTER": "local[1]",
+        "GAME_EVENTS_SPARK_CONF": json.dumps(conf),
+    }
+    log = tmp_path / "steps.log"
+    with (
+        log.open("wb") as errors,
+        subprocess.Popen(
+            [sys.executable, "-c", STEPS],
+            cwd=tmp_path,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as process,
+    ):
 
-    def run(lakehouses, *names):
-        conf = {
-            "spark.hadoop.javax.jdo.option.ConnectionURL": f"jdbc:derby:;databaseName={tmp_path}/metastore;create=true",
-            "spark.sql.warehouse.dir": f"{tmp_path}/warehouse",
-        }
-        environment = os.environ | {
-            "GAME_EVENTS_CATALOG": "games",
-            "GAME_EVENTS_SPARK_MASTER": "local[1]",
-            "GAME_EVENTS_SPARK_CONF": json.dumps(conf),
-        }
-        command = [sys.executable, "-c", STEP, json.dumps([str(root) for root in lakehouses]), *names]
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
-        return json.loads(done.stdout.splitlines()[-1])
+        def run(lakehouses, *names):
+            process.stdin.write(json.dumps({"lakehouses": [str(root) for root in lakehouses], "names": names}) + "\n")
+            process.stdin.flush()
+            answer = process.stdout.readline()
+            assert answer, log.read_text()[-3000:]
+            return json.loads(answer)
 
-    return run
+        yield run
+        process.stdin.close()
+        assert process.wait() == 0, log.read_text()[-3000:]
 
 
+@pytest.mark.scenario
 def test_tables_are_in_a_metastore_once_and_found_by_name_from_any_session(step, tmp_path):
     root = tmp_path / "it's a lake"
     make(root, "bronze_events", "silver_a_events")
@@ -88,6 +112,7 @@ def test_tables_are_in_a_metastore_once_and_found_by_name_from_any_session(step,
     second = step([root, other], "bronze_events", "silver_b_events")
     assert second["found"][0] == [["silver_b_events"], []]
     assert second["rows"] == {"bronze_events": 2, "silver_b_events": 2}
+    assert second["context"] != first["context"], "no part of Spark that knew of the first"
     registered, notices = second["found"][2]
     assert registered == []
     assert f"games.bronze_events of the catalog is {root}/bronze_events, not {other}/bronze_events" in notices[0]
