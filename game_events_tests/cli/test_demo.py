@@ -72,6 +72,7 @@ def test_a_count_of_a_column_that_may_be_null_is_not_compared_with_the_records_s
     assert [column for column, known in compared.items() if known is None] == ["custom"]
 
 
+@pytest.mark.scenario
 def test_the_demo_is_exact_keeps_its_tables_and_leaves_nothing_running(demo, tmp_path):
     said, body = demo()
     assert body["success"] is True
@@ -90,6 +91,7 @@ def test_the_demo_is_exact_keeps_its_tables_and_leaves_nothing_running(demo, tmp
     assert missing(shown, said) == ""
 
 
+@pytest.mark.scenario
 def test_the_demo_of_another_domain_is_exact_with_the_same_code(demo):
     said, body = demo("--example", "iot")
     assert body["success"] is True

@@ -53,6 +53,7 @@ def newest(tmp_path):
         return instance.get_runs(limit=1)[0]
 
 
+@pytest.mark.scenario
 def test_ctrl_c_ends_it_with_exit_code_0_and_a_summary_and_a_second_one_at_once(start, cli, environment, tmp_path):
     sent = produce(environment, wave())
     process, out, err = start("--json")
@@ -78,6 +79,7 @@ def test_ctrl_c_ends_it_with_exit_code_0_and_a_summary_and_a_second_one_at_once(
     books.assert_books_balance(environment, sent)
 
 
+@pytest.mark.scenario
 def test_a_second_ctrl_c_ends_it_at_once_and_leaves_continuous_mode_off(start, environment, tmp_path):
     produce(environment, wave())
     process, _, err = start()
@@ -96,6 +98,7 @@ def test_a_duration_without_continuous_is_refused(cli, environment):  # noqa: AR
     assert "only with --continuous" in found.err
 
 
+@pytest.mark.scenario
 def test_a_run_that_has_lasted_long_enough_is_followed_by_another_in_the_same_process(
     start, environment, tmp_path, monkeypatch
 ):

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 
 from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
@@ -118,6 +119,7 @@ def everything_written(folder: Path, store: ObjectStore, prefix: str) -> Iterato
             yield f"rows of {name}", repr(pq.read_table(io.BytesIO(body)).to_pylist()).encode()
 
 
+@pytest.mark.scenario
 def test_no_secret_is_in_any_output_log_event_plan_or_table(settings: Settings, store: ObjectStore, tmp_path: Path) -> None:
     sent = produce(settings, Simulation(games=("rummy",), records_per_game_and_version=5, poison_share=0.2))
     (tmp_path / "dagster").mkdir()

@@ -39,6 +39,7 @@ def test_the_example_is_the_pages_code() -> None:
     assert "\n\n".join(blocks("python")) == EXAMPLE.read_text()
 
 
+@pytest.mark.scenario
 def test_the_page_works_from_an_empty_folder(tmp_path: Path) -> None:
     (tmp_path / "game_events.yaml").write_text("".join(blocks("yaml")))
     (tmp_path / "my_events.py").write_text("\n\n".join(blocks("python")))

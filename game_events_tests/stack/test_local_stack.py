@@ -63,6 +63,7 @@ def kill(server: ServerProcess) -> None:
     process.wait(10)
 
 
+@pytest.mark.scenario
 def test_up_starts_both_a_second_up_returns_the_same_and_down_stops_both(state_dir):
     lines = []
     first = local_stack.up(state_dir, on_progress=lines.append)
@@ -83,6 +84,7 @@ def test_up_starts_both_a_second_up_returns_the_same_and_down_stops_both(state_d
     assert local_stack.down(state_dir) is False
 
 
+@pytest.mark.scenario
 def test_topics_records_schemas_and_addresses_survive_down_and_up_and_go_with_delete_data(state_dir):
     first = local_stack.up(state_dir)
     schema_id = write_record_and_schema(first)
@@ -95,6 +97,7 @@ def test_topics_records_schemas_and_addresses_survive_down_and_up_and_go_with_de
     assert sorted(path.name for path in (state_dir / "stack").iterdir()) == ["lock"]
 
 
+@pytest.mark.scenario
 def test_a_killed_registry_and_then_a_killed_broker_come_back_with_data_and_address_and_the_other_half_runs_on(state_dir):
     first = local_stack.up(state_dir)
     schema_id = write_record_and_schema(first)
@@ -113,6 +116,7 @@ def test_a_killed_registry_and_then_a_killed_broker_come_back_with_data_and_addr
     assert read_record(third) == b"value"
 
 
+@pytest.mark.scenario
 def test_the_stack_outlives_the_process_that_started_it_and_two_at_once_start_one(state_dir):
     code = (
         "import sys, pathlib; from game_events.stack import local_stack;"
@@ -130,6 +134,7 @@ def test_the_stack_outlives_the_process_that_started_it_and_two_at_once_start_on
     assert local_stack.status(state_dir).healthy
 
 
+@pytest.mark.scenario
 def test_given_ports_are_taken_on_the_loopback_address_only_and_other_ones_are_refused_while_it_runs(state_dir):
     kafka, registry = free_ports(2)
     state = local_stack.up(state_dir, kafka, registry)
@@ -149,6 +154,7 @@ def javas():
     return {c for c in found if c.status() != psutil.STATUS_ZOMBIE and "java" in c.name()}
 
 
+@pytest.mark.scenario
 def test_a_failed_start_shows_the_log_and_leaves_no_process(state_dir):
     (state_dir / "stack/data/registry").mkdir(parents=True)
     (state_dir / "stack/data/kafka").mkdir(parents=True)
@@ -160,6 +166,7 @@ def test_a_failed_start_shows_the_log_and_leaves_no_process(state_dir):
     assert javas() <= before, "other tests' servers and Spark may run, but nothing new"
 
 
+@pytest.mark.scenario
 def test_a_stale_state_file_is_replaced_and_the_program_that_has_the_pid_now_is_left_alone(state_dir):
     ports = free_ports(3)
     bystander = subprocess.Popen(["sleep", "600"])
@@ -210,6 +217,7 @@ def test_looking_and_stopping_where_no_stack_is_makes_no_folder(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.scenario
 def test_a_server_that_never_answers_is_stopped_at_the_deadline(state_dir, monkeypatch):
     monkeypatch.setattr(local_stack, "START_TIMEOUT_S", 0.5)
     monkeypatch.setattr(kafka_broker, "is_healthy", lambda _port: False)
