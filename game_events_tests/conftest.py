@@ -9,6 +9,8 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
+from alembic.config import Config
+from alembic.script import ScriptDirectory
 from pyspark.sql import SparkSession
 
 from game_events.pipeline.context import Pipeline
@@ -82,6 +84,23 @@ def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     yield
     os.environ.clear()
     os.environ.update(saved)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _migrations_are_read_once() -> Iterator[None]:
+    """Dagster has Alembic read nearly a hundred files for each SQLite database, and each of its runs has one."""
+    from_config = ScriptDirectory.from_config
+    known: dict[str | None, ScriptDirectory] = {}
+
+    def read_once(config: Config) -> ScriptDirectory:
+        place = config.get_main_option("script_location")
+        if place not in known:
+            known[place] = from_config(config)
+        return known[place]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ScriptDirectory, "from_config", read_once)
+        yield
 
 
 @pytest.fixture(scope="session")

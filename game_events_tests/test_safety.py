@@ -163,6 +163,7 @@ def test_the_local_broker_and_registry_and_spark_listen_on_this_machine_only(sta
         assert {ip for ip in found if not ipaddress.ip_address(ip.removeprefix("::ffff:")).is_loopback} == set()
 
 
+@pytest.mark.scenario
 def test_the_dagster_ui_and_all_that_it_starts_listen_on_this_machine_only(tmp_path):
     (port,) = free_ports(1)
     command = [sys.executable, "-c", "from game_events.cli.main import main; main()", "up", "--no-stack", "--port", str(port)]

@@ -75,6 +75,7 @@ def at_second_slice(monkeypatch: pytest.MonkeyPatch, action: Callable[[], None])
     monkeypatch.setattr(KafkaSource, "read", late)
 
 
+@pytest.mark.scenario
 @pytest.mark.usefixtures("spark")
 def test_a_run_whose_broker_dies_ends_with_the_reason_or_goes_on_when_it_is_back_and_every_row_is_there_once(
     cli: Cli, environment: Settings, broker: Broker, monkeypatch: pytest.MonkeyPatch

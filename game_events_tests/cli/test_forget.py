@@ -1,12 +1,10 @@
 """`game-events forget`, on real parts: killed, run again, and what it says."""
 
-import os
-import signal
-import subprocess
+import io
+import sys
 
 from game_events.pipeline.refresh import refresh
 from game_events_tests.books import count
-from game_events_tests.guarantees.waves import COMMAND, end_orphans
 from game_events_tests.pipeline.erasure_world import places_of
 from game_events_tests.pipeline.quality_world import Event, assert_sound, send_events
 
@@ -29,22 +27,13 @@ def test_nobody_to_forget_and_no_key_are_said_before_anything_starts(cli, monkey
 
 
 def test_an_erasure_that_is_killed_is_finished_by_the_same_command_and_says_what_went(
-    cli, environment, make_pipeline, monkeypatch, tmp_path
+    cli, environment, make_pipeline, crash, monkeypatch, tmp_path
 ):
     monkeypatch.setenv("GAME_EVENTS_ERASURE_KEY", KEY)
     send_events(environment, [Event("chess", n, gamer=gamer) for n in range(3) for gamer in (WHOM, "ann")])
     refresh(make_pipeline(environment))
-    killed = subprocess.run(
-        [*COMMAND[:-2], "forget", "--file", "-"],
-        env=os.environ | {"GAME_EVENTS_CRASH_AT": "forget_bronze_committed"},
-        cwd=tmp_path,
-        input=f"{WHOM}\n",
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    end_orphans(environment)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    crash("forget_bronze_committed", work="forget", gamer=WHOM)
+    killed = (tmp_path / "driver.log").read_text()
     assert (count(environment, "bronze_events"), count(environment, "silver_chess_events")) == (3, 6)
 
     # Whoever has lost the ids by now finds them by their hashes.
@@ -53,13 +42,15 @@ def test_an_erasure_that_is_killed_is_finished_by_the_same_command_and_says_what
     assert WHOM not in found.everything
     assert "of 1 the erasure is not finished" in cli("doctor", "--json").out
 
-    said = cli("forget", "--gamer-id", WHOM, "--vacuum", "--json")
+    # No process list shows an id that comes by standard input.
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{WHOM}\n"))
+    said = cli("forget", "--file", "-", "--vacuum", "--json")
     assert said.code == 0, said.err
     assert said.result["finished"]
     assert said.result["rows"]["silver_chess_events"] == 3
     assert "files of older versions removed" in said.err
     assert places_of(environment, WHOM) == []
-    assert WHOM not in said.everything + killed.stdout + killed.stderr
+    assert WHOM not in said.everything + killed
     assert_sound(make_pipeline(environment.model_copy(update={"erasure_key": None})))
     logged = cli("log", "--kind", "erased", "--json").out
     assert said.result["hashes"][0] in logged

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 
 from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
@@ -26,18 +27,30 @@ KEY_PASSWORD = "planted-key-password-19aa"
 SESSION_TOKEN = "planted-session-77d0e4"
 LINEAGE_KEY = "planted-lineage-5ae310"
 LOGIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
-#: The command line with every Python logger at DEBUG, into a file; several commands one after another.
+#: The command line with every Python logger at DEBUG, into a file: steps of a name, further settings and commands, each with
+#: streams of its own; the exit codes of the steps' last commands are in a file.
 LOUD = """
-import logging, sys
+import json, logging, os, sys
 logging.basicConfig(filename="python.log", level=logging.DEBUG)
 from game_events.cli.main import main
-for command in sys.argv[1:]:
-    sys.argv = ["game-events", *command.split()]
-    try:
-        main()
-    except SystemExit as ended:
-        last = ended.code
-sys.exit(last)
+codes = []
+steps = json.loads(sys.argv[1])
+for name, settings, *commands in steps:
+    for number, kind in ((1, "out"), (2, "err")):
+        os.dup2(os.open(f"{name}.{kind}", os.O_WRONLY | os.O_CREAT), number)
+    os.environ.update(settings)
+    for command in commands:
+        sys.argv = ["game-events", *command.split()]
+        try:
+            main()
+        except SystemExit as ended:
+            last = ended.code
+    sys.stdout.flush()
+    for key in settings:
+        del os.environ[key]
+    codes.append(last)
+with open("codes.json", "w") as file:
+    json.dump(codes, file)
 """
 DAGSTER = """
 telemetry: {enabled: false}
@@ -97,11 +110,14 @@ def environment_of(settings: Settings, store: ObjectStore, folder: Path, webhook
     }
 
 
-def run(folder: Path, environment: dict[str, str], name: str, *commands: str) -> int:
-    """Commands in a process of their own, their output in files."""
-    with (folder / f"{name}.out").open("wb") as out, (folder / f"{name}.err").open("wb") as err:
-        command = [sys.executable, "-c", LOUD, *commands]
-        return subprocess.run(command, cwd=folder, env=environment, stdout=out, stderr=err, check=False).returncode
+def run(folder: Path, environment: dict[str, str], *steps: tuple[object, ...]) -> list[int]:
+    """Steps, one after another, in a process of their own; their exit codes."""
+    with (folder / "all.err").open("wb") as err:
+        command = [sys.executable, "-c", LOUD, json.dumps(steps)]
+        subprocess.run(command, cwd=folder, env=environment, stdout=err, stderr=err, check=False)
+    file = folder / "codes.json"
+    assert file.exists(), (folder / "all.err").read_text(errors="replace")[-3000:]
+    return [int(code) for code in json.loads(file.read_text())]
 
 
 def everything_written(folder: Path, store: ObjectStore, prefix: str) -> Iterator[tuple[str, bytes]]:
@@ -118,6 +134,7 @@ def everything_written(folder: Path, store: ObjectStore, prefix: str) -> Iterato
             yield f"rows of {name}", repr(pq.read_table(io.BytesIO(body)).to_pylist()).encode()
 
 
+@pytest.mark.scenario
 def test_no_secret_is_in_any_output_log_event_plan_or_table(settings: Settings, store: ObjectStore, tmp_path: Path) -> None:
     sent = produce(settings, Simulation(games=("rummy",), records_per_game_and_version=5, poison_share=0.2))
     (tmp_path / "dagster").mkdir()
@@ -125,12 +142,17 @@ def test_no_secret_is_in_any_output_log_event_plan_or_table(settings: Settings, 
     with Receiver().running() as inbox, Receiver().running() as lineage:
         environment = environment_of(settings, store, tmp_path, inbox.url)
         environment["GAME_EVENTS_OPENLINEAGE_URL"] = f"http://{lineage.url.split('/')[2]}"
-        worked = run(tmp_path, environment, "run", "run --json")
-        away = environment | {"GAME_EVENTS_SCHEMA_REGISTRY_URL": "http://127.0.0.1:9", "GAME_EVENTS_MODE": "development"}
-        produce(settings, Simulation(games=("rummy",), records_per_game_and_version=2, versions=(9,), seed=2))
-        failed = run(tmp_path, away, "failing", "run --json")
-        assert run(tmp_path, environment, "afterwards", *AFTERWARDS) == 0
-    assert (worked, failed) == (0, 1), (tmp_path / "run.err").read_text(errors="replace")[-3000:]
+        away = {"GAME_EVENTS_SCHEMA_REGISTRY_URL": "http://127.0.0.1:9"}
+        here = {"GAME_EVENTS_SCHEMA_REGISTRY_URL": environment.pop("GAME_EVENTS_SCHEMA_REGISTRY_URL")}
+        codes = run(
+            tmp_path,
+            environment,
+            ("run", here, "run --json"),
+            ("more", here, "produce --games rummy --records 2 --versions 9 --seed 2"),
+            ("failing", away, "run --json"),
+            ("afterwards", here, *AFTERWARDS),
+        )
+    assert codes == [0, 0, 1, 0], (tmp_path / "run.err").read_text(errors="replace")[-3000:]
     assert inbox.events == ["run_failed"]
     assert {h["Authorization"] for h in lineage.headers} == {f"Bearer {LINEAGE_KEY}"}
     written_to_others = "".join(map(str, lineage.bodies)).encode()

@@ -16,6 +16,8 @@ def state(monkeypatch, tmp_path):
     return tmp_path / "state"
 
 
+@pytest.mark.scenario
+@pytest.mark.sample
 def test_up_status_and_down_as_a_script_uses_them(cli, state):
     assert state.parent.is_dir()
     nothing = cli("stack", "status", "--json")

@@ -19,6 +19,15 @@ pytestmark = [
 ]
 
 RUN = [page for page in PAGES if any(not block.mark for block in blocks(page))]
+#: Stands for the others in `make test`: commands, what they print, and SQL.
+SAMPLE = "observability.md"
+
+
+def tiers(page: Path) -> list[pytest.MarkDecorator]:
+    """A page is a scenario unless nothing of it is done but reading settings."""
+    if all(block.mark or block.language in ("yaml", "json") for block in blocks(page)):
+        return []
+    return [pytest.mark.scenario, pytest.mark.sample] if page.name == SAMPLE else [pytest.mark.scenario]
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +45,7 @@ def closing() -> Iterator[list]:
         shell.close()
 
 
-@pytest.mark.parametrize("page", RUN, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [pytest.param(page, marks=tiers(page), id=page.name) for page in RUN])
 def test_a_pages_blocks_run_as_they_are_written_and_print_what_it_shows(world: World, closing: list, page: Path) -> None:
     reader = world.reader(page.name)
     closing.append(reader.shell)

@@ -1,17 +1,24 @@
-"""docs/extending.md, done as it says: from an empty folder, every command and every block of code, nothing else."""
+"""docs/extending.md, done as it says: from an empty folder, every command and every block of code, nothing else.
+
+Commands are run by this process (docs/shell.py) on the servers of the tests.
+"""
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
+from game_events.local_stack_source import STACK_STATE_FILE
 from game_events.settings import Settings, load_settings
+from game_events.stack import local_stack
+from game_events.stack.stack_state import StackState
 from game_events_tests.books import count, rows
+from game_events_tests.docs.shell import Shell, bare_environment
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "extending.md").read_text()
@@ -22,30 +29,40 @@ def blocks(kind: str) -> list[str]:
     return re.findall(rf"^```{kind}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
-def shell(folder: Path, script: str) -> str:
-    """What a script says; it must succeed."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("GAME_EVENTS_") or k == "GAME_EVENTS_CACHE"}
-    environment.pop("DAGSTER_HOME", None)
-    binaries = Path(sys.executable).parent
-    environment |= {"PATH": f"{binaries}{os.pathsep}{environment['PATH']}", "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
-    done = subprocess.run(
-        ["bash", "-euc", script], cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+@pytest.fixture
+def shell(tmp_path: Path, stack: StackState, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:  # noqa: ARG001 - commands find it
+    """An empty folder, where `stack up` gives the broker and the registry of the tests, and `stack down` takes them away."""
+    state = tmp_path / ".game_events" / STACK_STATE_FILE
+
+    def up(*_: object, **__: object) -> StackState:
+        state.parent.mkdir(parents=True)
+        state.write_text(stack.model_copy(update={"kafka": None, "registry": None}).model_dump_json())
+        return stack
+
+    def down(*_: object, **__: object) -> bool:
+        state.unlink()
+        return True
+
+    monkeypatch.setattr(local_stack, "up", up)
+    monkeypatch.setattr(local_stack, "down", down)
+    made = Shell(tmp_path, bare_environment() | {"GAME_EVENTS_KAFKA_TOPIC": f"extending_{uuid.uuid4().hex[:8]}"}, refused=())
+    yield made
+    made.close()
 
 
 def test_the_example_is_the_pages_code() -> None:
     assert "\n\n".join(blocks("python")) == EXAMPLE.read_text()
 
 
-def test_the_page_works_from_an_empty_folder(tmp_path: Path) -> None:
+@pytest.mark.scenario
+@pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated:DeprecationWarning")
+def test_the_page_works_from_an_empty_folder(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "game_events.yaml").write_text("".join(blocks("yaml")))
     (tmp_path / "my_events.py").write_text("\n\n".join(blocks("python")))
-    try:
-        said = [shell(tmp_path, script) for script in blocks("sh")]
-    finally:
-        shell(tmp_path, "game-events stack down")
+    said = []
+    for script in blocks("sh"):
+        assert shell.run(script) == 0, f"{script}\n{shell.said}"
+        said.append(shell.said)
     for line in ("by_day", "gold:devices", "gold:session_length", "gold_rummy_devices", "gold_rummy_session_length"):
         assert line in said[1]
     assert "median_length_s" in said[2]

@@ -11,13 +11,16 @@ import multiprocessing
 import os
 import signal
 import subprocess
+import sys
 import time
-from functools import cache
+from collections.abc import Sequence
+from functools import cache, partial
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from game_events.cli.main import main
 from game_events.lakehouse import crash_points
 from game_events.pipeline.archive import archive
 from game_events.pipeline.bronze_reset import replace_bronze
@@ -147,6 +150,13 @@ def loop(pipeline: Pipeline, _: RunReport) -> None:
     live.run()
 
 
+def command(pipeline: Pipeline, _: RunReport, arguments: Sequence[str]) -> None:
+    """A command of `game-events`."""
+    assert pipeline.spark, "it is the one that commands find"
+    sys.argv = ["game-events", *arguments]
+    main()
+
+
 def meet_at_points(folder: Path, number: int) -> None:
     """Wait at each meeting, when this driver first comes there, until as many have."""
     reach = crash_points.reach
@@ -174,5 +184,6 @@ WORK = {
     "archive": lambda pipeline, report: archive(pipeline, report, f"{pipeline.settings.state_dir}/archive"),
     "forget": lambda pipeline, report: forget(pipeline, report, frozenset({os.environ[GAMER]})),
     "loop": loop,
+    "continuous_command": partial(command, arguments=("run", "--continuous")),
     "replace_silver": lambda pipeline, report: refresh_downstream(pipeline, report, full=True),
 }

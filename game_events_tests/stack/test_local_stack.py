@@ -63,30 +63,28 @@ def kill(server: ServerProcess) -> None:
     process.wait(10)
 
 
-def test_up_starts_both_a_second_up_returns_the_same_and_down_stops_both(state_dir):
+@pytest.mark.scenario
+def test_up_starts_both_on_given_ports_down_stops_both_and_data_and_addresses_survive_until_they_are_deleted(state_dir):
+    kafka, registry = free_ports(2)
     lines = []
-    first = local_stack.up(state_dir, on_progress=lines.append)
+    first = local_stack.up(state_dir, kafka, registry, on_progress=lines.append)
     assert any("Kafka" in line for line in lines)
     assert local_stack.status(state_dir).healthy
     assert Settings(state_dir=state_dir).kafka_bootstrap_servers == first.kafka_bootstrap_servers
     assert Settings(state_dir=state_dir).schema_registry_url == first.schema_registry_url
+    given_ports_are_taken_on_the_loopback_address_only(first, kafka, registry)
+    schema_id = write_record_and_schema(first)
 
+    # A second one is the same; with other ports it is refused.
     assert local_stack.up(state_dir) == first
+    with pytest.raises(ConfigurationError, match=rf"kafka of this stack runs on port {kafka}, not {kafka + 1}.*down"):
+        local_stack.up(state_dir, kafka + 1)
+    assert local_stack.status(state_dir).healthy
 
     assert local_stack.down(state_dir) is True
-    status = local_stack.status(state_dir)
-    assert (status.state, status.kafka_running, status.registry_running) == (None, False, False)
-    assert not any(listens(port) for port in first.ports.model_dump().values())
-    assert not psutil.pid_exists(first.kafka.pid)
-    assert not psutil.pid_exists(first.registry.pid)
-    assert "shut down completed" in (state_dir / "stack/logs/kafka.log").read_text()
+    nothing_of_it_runs(state_dir, first)
     assert local_stack.down(state_dir) is False
 
-
-def test_topics_records_schemas_and_addresses_survive_down_and_up_and_go_with_delete_data(state_dir):
-    first = local_stack.up(state_dir)
-    schema_id = write_record_and_schema(first)
-    local_stack.down(state_dir)
     second = local_stack.up(state_dir)
     assert second.ports == first.ports
     assert read_record(second) == b"value"
@@ -95,8 +93,26 @@ def test_topics_records_schemas_and_addresses_survive_down_and_up_and_go_with_de
     assert sorted(path.name for path in (state_dir / "stack").iterdir()) == ["lock"]
 
 
-def test_a_killed_registry_and_then_a_killed_broker_come_back_with_data_and_address_and_the_other_half_runs_on(state_dir):
-    first = local_stack.up(state_dir)
+def given_ports_are_taken_on_the_loopback_address_only(state, kafka, registry):
+    assert (state.ports.kafka, state.ports.registry) == (kafka, registry)
+    for server in (state.kafka, state.registry):
+        listening = [c for c in psutil.Process(server.pid).net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+        assert {c.laddr.ip.removeprefix("::ffff:") for c in listening} == {"127.0.0.1"}
+        assert {c.laddr.port for c in listening} <= set(state.ports.model_dump().values())
+
+
+def nothing_of_it_runs(state_dir, before):
+    status = local_stack.status(state_dir)
+    assert (status.state, status.kafka_running, status.registry_running) == (None, False, False)
+    assert not any(listens(port) for port in before.ports.model_dump().values())
+    assert not psutil.pid_exists(before.kafka.pid)
+    assert not psutil.pid_exists(before.registry.pid)
+    assert "shut down completed" in (state_dir / "stack/logs/kafka.log").read_text()
+
+
+@pytest.mark.scenario
+def test_two_processes_at_once_start_one_that_outlives_them_and_a_killed_half_comes_back_with_data_and_address(state_dir):
+    first = started_by_two_processes_at_once(state_dir)
     schema_id = write_record_and_schema(first)
 
     kill(first.registry)
@@ -113,34 +129,18 @@ def test_a_killed_registry_and_then_a_killed_broker_come_back_with_data_and_addr
     assert read_record(third) == b"value"
 
 
-def test_the_stack_outlives_the_process_that_started_it_and_two_at_once_start_one(state_dir):
+def started_by_two_processes_at_once(state_dir):
     code = (
         "import sys, pathlib; from game_events.stack import local_stack;"
         "print(local_stack.up(pathlib.Path(sys.argv[1])).model_dump_json())"
     )
+    command = [sys.executable, "-c", code, str(state_dir)]
     with ThreadPoolExecutor(2) as pool:
-        runs = [
-            pool.submit(
-                subprocess.run, [sys.executable, "-c", code, str(state_dir)], capture_output=True, text=True, check=True
-            )
-            for _ in range(2)
-        ]
-        answers = [json.loads(run.result().stdout) for run in runs]
+        runs = [pool.submit(subprocess.run, command, capture_output=True, text=True, check=True) for _ in range(2)]
+        answers = [run.result().stdout for run in runs]
     assert answers[0] == answers[1]
     assert local_stack.status(state_dir).healthy
-
-
-def test_given_ports_are_taken_on_the_loopback_address_only_and_other_ones_are_refused_while_it_runs(state_dir):
-    kafka, registry = free_ports(2)
-    state = local_stack.up(state_dir, kafka, registry)
-    assert (state.ports.kafka, state.ports.registry) == (kafka, registry)
-    for server in (state.kafka, state.registry):
-        listening = [c for c in psutil.Process(server.pid).net_connections("tcp") if c.status == psutil.CONN_LISTEN]
-        assert {c.laddr.ip.removeprefix("::ffff:") for c in listening} == {"127.0.0.1"}
-        assert {c.laddr.port for c in listening} <= set(state.ports.model_dump().values())
-    with pytest.raises(ConfigurationError, match=rf"kafka of this stack runs on port {kafka}, not {kafka + 1}.*down"):
-        local_stack.up(state_dir, kafka + 1)
-    assert local_stack.status(state_dir).healthy
+    return local_stack.StackState.model_validate_json(answers[0])
 
 
 def javas():
@@ -149,6 +149,7 @@ def javas():
     return {c for c in found if c.status() != psutil.STATUS_ZOMBIE and "java" in c.name()}
 
 
+@pytest.mark.scenario
 def test_a_failed_start_shows_the_log_and_leaves_no_process(state_dir):
     (state_dir / "stack/data/registry").mkdir(parents=True)
     (state_dir / "stack/data/kafka").mkdir(parents=True)
@@ -160,6 +161,7 @@ def test_a_failed_start_shows_the_log_and_leaves_no_process(state_dir):
     assert javas() <= before, "other tests' servers and Spark may run, but nothing new"
 
 
+@pytest.mark.scenario
 def test_a_stale_state_file_is_replaced_and_the_program_that_has_the_pid_now_is_left_alone(state_dir):
     ports = free_ports(3)
     bystander = subprocess.Popen(["sleep", "600"])
@@ -210,6 +212,7 @@ def test_looking_and_stopping_where_no_stack_is_makes_no_folder(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.scenario
 def test_a_server_that_never_answers_is_stopped_at_the_deadline(state_dir, monkeypatch):
     monkeypatch.setattr(local_stack, "START_TIMEOUT_S", 0.5)
     monkeypatch.setattr(kafka_broker, "is_healthy", lambda _port: False)
