@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 WHERE = ("pipeline", "extending", "object_store")
 
 pytestmark = [
+    pytest.mark.scenario,
     pytest.mark.skipif(KIND != LOCAL, reason="starts the other kinds itself"),
 ]
 

@@ -58,6 +58,8 @@ def test_a_run_fills_the_tables_and_one_with_nothing_new_writes_nothing(s3: Sett
     assert [c.summary for c in (check.run(make_s3_pipeline(s3)) for check in CHECKS) if not c.passed] == []
 
 
+@pytest.mark.scenario
+@pytest.mark.sample
 def test_a_run_cut_off_anywhere_is_finished_by_the_next_one(s3: Settings, make_s3_pipeline: MakeS3) -> None:
     sent = send(s3)
     refresh(make_s3_pipeline(s3))
@@ -70,6 +72,7 @@ def test_a_run_cut_off_anywhere_is_finished_by_the_next_one(s3: Settings, make_s
     assert_books_balance(s3, sent)
 
 
+@pytest.mark.scenario
 def test_two_processes_at_once_with_different_ends_load_every_row_once(
     s3: Settings, make_s3_pipeline: MakeS3, tmp_path: Path
 ) -> None:
@@ -87,6 +90,7 @@ def test_two_processes_at_once_with_different_ends_load_every_row_once(
     assert_books_balance(settings, sent)
 
 
+@pytest.mark.scenario
 def test_full_refresh_replay_redecode_and_maintenance_work_there_too(
     s3: Settings, make_s3_pipeline: MakeS3, store: ObjectStore
 ) -> None:
@@ -112,6 +116,7 @@ def test_full_refresh_replay_redecode_and_maintenance_work_there_too(
     assert left == []
 
 
+@pytest.mark.scenario
 def test_a_loop_and_a_replay_with_rows_bring_each_row_once_there_too(
     s3: Settings, make_s3_pipeline: MakeS3, stack: StackState
 ) -> None:
