@@ -37,8 +37,8 @@ def run_tests(kind, *arguments):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", [STANDALONE, CONNECT])
 def test_the_pipeline_does_the_same_wherever_spark_runs(kind, stack):  # noqa: ARG001 - the tests find it
-    # Another process for what kills servers and leaves jobs behind: other tests' sessions live in its process, too.
-    for tests in ([f"game_events_tests/{name}" for name in WHERE], [f"game_events_tests/cluster/on_{kind}.py"]):
-        code, said = run_tests(kind, "-m", "every_spark", *tests)
-        assert code == 0, said
-        assert "skipped" not in said
+    # What kills servers and leaves jobs behind comes last: other tests' sessions live in its process, too.
+    tests = [*(f"game_events_tests/{name}" for name in WHERE), f"game_events_tests/cluster/on_{kind}.py"]
+    code, said = run_tests(kind, "-m", "every_spark", *tests)
+    assert code == 0, said
+    assert "skipped" not in said
