@@ -70,7 +70,7 @@ def test_a_whole_run_over_scram_and_tls(broker, topic, make_pipeline):
 def test_a_wrong_password_is_a_configuration_error_that_does_not_repeat_it(broker, topic, mechanism):
     settings = topic(broker.sasl, broker.options(mechanism, tls=False, **WRONG))
     with pytest.raises(ConfigurationError, match=r"(?i)authentication.*check GAME_EVENTS_KAFKA_OPTIONS") as caught:
-        KafkaSource(settings).look()
+        KafkaSource(settings, timeout_s=5).look()
     assert "wr0ng-one" not in str(caught.value)
 
 
