@@ -85,7 +85,9 @@ def test_rules_own_tables_redecoding_erasure_and_a_full_refresh_do_what_they_do_
     assert_whole(settings, events)
 
     erasure = RunReport()
-    remove_old_files(make_pipeline(settings), erasure.erasure, forget(make_pipeline(settings), erasure, frozenset({GONE})))
+    wanted = forget(make_pipeline(settings), erasure, frozenset({GONE}))
+    assert erasure.erasure is not None
+    remove_old_files(make_pipeline(settings), erasure.erasure, wanted)
     assert places_of(settings, GONE) == []
     kept = [e for e in events if e.gamer == STAYS]
     assert_whole(settings, kept)
