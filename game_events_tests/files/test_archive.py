@@ -58,6 +58,8 @@ def write(settings: Settings, make_pipeline: MakePipeline, to: Path) -> RunRepor
     return report
 
 
+@pytest.mark.scenario
+@pytest.mark.sample
 def test_a_bronze_rebuilt_from_its_archive_equals_it_and_goes_on_with_the_topic(
     settings: Settings, make_pipeline: MakePipeline, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -126,6 +128,7 @@ def test_an_archive_has_nothing_of_a_slice_that_only_quarantine_has(
     assert third.archive.rows == 0
 
 
+@pytest.mark.scenario
 def test_no_record_comes_twice_from_an_archive_to_a_bronze_that_has_it(
     settings: Settings, make_pipeline: MakePipeline, tmp_path: Path
 ) -> None:
