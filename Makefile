@@ -35,7 +35,7 @@ demo: setup  ## The main job on real parts: broker, registry, producer, Spark, D
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test: setup  ## Tests in minutes: all but the long scenarios, and one of each kind of those; they start their own broker, registry, Spark
-	@$(PYTEST) -m "not scenario or sample"
+	@GAME_EVENTS_TEST_EXAMPLES=few $(PYTEST) -m "not scenario or sample"
 
 test-all: setup  ## All tests
 	@$(PYTEST)

@@ -17,15 +17,11 @@ from game_events_tests.shared_servers import Gateway
 
 #: Seconds between two looks for the owner.
 LOOK_S = 2.0
-#: Tests are over before the optimizing compiler has paid for itself: without it they take two thirds of the processor time.
-JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 #: The processes that share it run their jobs at the same time, each with as many partitions as for two cores.
 CONF = {
     "spark.master": "local[4]",
     "spark.default.parallelism": "2",
     "spark.driver.memory": "3g",
-    # Delta's own jobs over a log of a few lines.
-    "spark.databricks.delta.snapshotPartitions": "2",
     "spark.python.daemon.module": "game_events_tests.spark_daemon",
 }
 
@@ -34,7 +30,7 @@ def main(file: Path, owner: str) -> None:
     """Hold it."""
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    with classic(LOCAL_MASTER, CONF, JAVA_OPTIONS) as session:
+    with classic(LOCAL_MASTER, CONF) as session:
         gateway = session.sparkContext._gateway.gateway_parameters
         written = file.with_suffix(".new")
         written.touch(mode=0o600)

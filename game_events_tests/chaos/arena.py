@@ -21,6 +21,7 @@ from game_events.stack.server_process import find
 from game_events_tests.chaos.account import Account, Kill
 from game_events_tests.chaos.invariants import RULES
 from game_events_tests.chaos.processes import Driver, kill_one, start
+from game_events_tests.cluster.small_jvm import OF_A_COMMAND
 
 SECRET = "planted-5eCr3t-c4a05"
 TOPIC = "chaos_events"
@@ -50,6 +51,7 @@ class Arena:
             "GAME_EVENTS_LAKEHOUSE": str(folder / "lakehouse"),
             "GAME_EVENTS_STATE_DIR": str(folder),
             "GAME_EVENTS_SPARK_MASTER": "local[2]",
+            "GAME_EVENTS_SPARK_CONF": json.dumps(OF_A_COMMAND),
             "GAME_EVENTS_MAX_RECORDS_PER_BATCH": "20000",
             "GAME_EVENTS_POLL_INTERVAL_S": "0.2",
             "GAME_EVENTS_GOLD_INTERVAL_S": "1",
@@ -67,7 +69,7 @@ class Arena:
     def settings(self) -> Settings:
         """As the drivers have them, but for the password."""
         named = {k.removeprefix("GAME_EVENTS_").lower(): v for k, v in self.environment.items()}
-        skipped = {"rules", "schema_registry_user", "schema_registry_password"}
+        skipped = {"rules", "spark_conf", "schema_registry_user", "schema_registry_password"}
         return load_settings(rules=RULES, **{k: v for k, v in named.items() if k not in skipped})
 
     # --- coming (back)

@@ -50,7 +50,7 @@ COMMANDS: tuple[tuple[tuple[str, ...], str | None], ...] = (
 )
 #: Of twenty kills so many are of this kind; the rest are at crash points.
 SHARES = {"worker": 5, "broker": 2, "registry": 1, "producer": 1, "jvm": 2, "driver": 2, "command": 2, "point": 5}
-#: Seconds that everything runs undisturbed between two kills, at most.
+#: Of a full run: seconds that everything runs undisturbed between two kills, at most.
 CALM_S = 4.0
 #: A third of the kills come while the one before is still felt.
 AT_ONCE = 0.33
@@ -72,6 +72,7 @@ def chaos(
     seed: int,
     kinds: list[str] | int,
     rate: float = 1_500.0,
+    calm_s: float = CALM_S,
     drain: Callable[[Arena], None] | None = None,
     say: Callable[[str], None] = lambda _line: None,
 ) -> Account:
@@ -82,6 +83,7 @@ def chaos(
         seed: every choice follows from it.
         kinds: what to kill, in order; or how many kills.
         rate: records per second of a wave that is no burst.
+        calm_s: seconds that everything runs undisturbed between two kills, at most.
         drain: brings all tables up to the topic; None: the command line does.
         say: told what happens.
     """
@@ -95,7 +97,7 @@ def chaos(
         order = plan(arena, kinds) if isinstance(kinds, int) else kinds
         wanted = len(order)
         while len(arena.account.kills) < wanted and order:
-            _strike(arena, order.pop(0))
+            _strike(arena, order.pop(0), calm_s)
             if len(arena.account.kills) < wanted and not order:
                 order.append("worker")  # one of them found its victim gone
         arena.stop_producer()
@@ -108,12 +110,12 @@ def chaos(
     return arena.account
 
 
-def _strike(arena: Arena, kind: str) -> None:
+def _strike(arena: Arena, kind: str, calm_s: float) -> None:
     kills = arena.account.kills
     before = len(kills)
     if before and arena.draw.random() > AT_ONCE:
         kills[-1].back_s = round(arena.progress(f"a commit of bronze after {kills[-1]}"), 1)
-        time.sleep(arena.draw.uniform(0, CALM_S))
+        time.sleep(arena.draw.uniform(0, calm_s))
     elif arena.loop is not None and not arena.loop.alive:
         arena.start_loop()
     if kind == "point":

@@ -21,6 +21,7 @@ from game_events.settings import load_settings
 from game_events.stack import connect_server
 from game_events.stack.ports import free_ports
 from game_events.stack.server_process import find, last_lines, stop
+from game_events_tests.cluster.small_jvm import JAVA_OPTIONS, SMALL
 from game_events_tests.cluster.standalone import StandaloneCluster
 from game_events_tests.shared_servers import SharedServers, attached
 from game_events_tests.waiting import until
@@ -48,7 +49,11 @@ def spark_of(kind: str, folder: Path, servers: Path) -> Iterator[SparkSession]:
         cluster = StandaloneCluster.start(folder)
         running.append(cluster)
         try:
-            own = {"spark.executor.memory": "512m", "spark.executor.cores": "1"}
+            own = {
+                "spark.executor.memory": "512m",
+                "spark.executor.cores": "1",
+                "spark.executor.extraJavaOptions": JAVA_OPTIONS,
+            }
             with classic(cluster.url, own) as session:
                 yield session
         finally:
@@ -59,12 +64,10 @@ def spark_of(kind: str, folder: Path, servers: Path) -> Iterator[SparkSession]:
 
 
 @contextmanager
-def classic(master: str, own: Mapping[str, str], java_options: str = "") -> Iterator[SparkSession]:
+def classic(master: str, own: Mapping[str, str]) -> Iterator[SparkSession]:
     """A session with a JVM of this process's own."""
     builder = SparkSession.builder
-    conf = _with_s3(master, own)
-    conf["spark.driver.extraJavaOptions"] += f" {java_options}"
-    for key, value in conf.items():
+    for key, value in _conf(master, own).items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     try:
@@ -77,9 +80,12 @@ def classic(master: str, own: Mapping[str, str], java_options: str = "") -> Iter
         session.stop()
 
 
-def _with_s3(master: str, own: Mapping[str, str]) -> dict[str, str]:
+def _conf(master: str, own: Mapping[str, str]) -> dict[str, str]:
+    """Spark's settings as the project makes them, with S3's jars, for a JVM that lives for some tests."""
     s3 = spark_config(load_settings(spark_master=master, lakehouse="s3://lake", storage_endpoint="http://127.0.0.1:9"))
-    return spark_config(load_settings(spark_master=master, spark_conf=dict(own))) | {"spark.jars": s3["spark.jars"]}
+    conf = spark_config(load_settings(spark_master=master, spark_conf={**SMALL, **own}))
+    conf["spark.driver.extraJavaOptions"] += f" {JAVA_OPTIONS}"
+    return conf | {"spark.jars": s3["spark.jars"]}
 
 
 @contextmanager
@@ -87,7 +93,7 @@ def _server(folder: Path) -> Iterator[str]:
     """A Connect server that this process, and what it starts, uses."""
     (port,) = free_ports(1)
     token, log = connect_server.new_token(), folder / "connect.log"
-    server = connect_server.start(_with_s3(LOCAL_MASTER, {}), folder, port=port, token=token, log=log)
+    server = connect_server.start(_conf(LOCAL_MASTER, {}), folder, port=port, token=token, log=log)
     os.environ |= {TOKEN_VARIABLE: token, REMOTE: connect_server.remote(port)}
     try:
         until(lambda: connect_server.is_healthy(port) or find(server) is None, 120)

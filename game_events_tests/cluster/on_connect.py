@@ -31,6 +31,7 @@ from game_events.stack.server_process import ServerProcess
 from game_events_tests.assets.conftest import environment, instance, runs  # noqa: F401 - fixtures
 from game_events_tests.books import assert_books_balance, count
 from game_events_tests.cluster.kinds import REMOTE
+from game_events_tests.cluster.small_jvm import OF_A_COMMAND
 from game_events_tests.waiting import until
 
 pytestmark = [
@@ -156,18 +157,19 @@ def test_a_session_that_ends_at_any_moment_leaves_the_calls_of_others_alone(spar
 
 def test_a_server_that_is_killed_in_mid_run_is_started_again_and_the_run_goes_on(settings, runs, monkeypatch):  # noqa: F811
     said = []
-    warm = WarmSpark(load_settings(state_dir=settings.state_dir, spark_master="local[2]"), said.append)
+    of_server = load_settings(state_dir=settings.state_dir, spark_master="local[2]", spark_conf=OF_A_COMMAND)
+    warm = WarmSpark(of_server, said.append)
     for name, value in warm.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("GAME_EVENTS_MODE", "production")
-    monkeypatch.setenv("GAME_EVENTS_MAX_RECORDS_PER_BATCH", "2000")
-    sent = produce_bulk(settings, BulkSimulation(records=16_000, games=("chess", "uno"), pool_per_version=2_000))
+    monkeypatch.setenv("GAME_EVENTS_MAX_RECORDS_PER_BATCH", "500")
+    sent = produce_bulk(settings, BulkSimulation(records=3_000, games=("chess", "uno"), pool_per_version=500))
     results: list[dg.ExecuteInProcessResult] = []
     warm.start()
     try:
         run = threading.Thread(target=lambda: results.append(runs.refresh()))
         run.start()
-        until(lambda: results or count(settings, "bronze_events"), what="the first of eight slices")
+        until(lambda: results or count(settings, "bronze_events"), what="the first of six slices")
         assert not results
         recorded = settings.state_dir.resolve() / "spark" / "connect.json"
         first = ServerProcess.model_validate_json(recorded.read_text())

@@ -80,8 +80,8 @@ def test_an_extensions_own_functions_and_what_they_import_reach_the_executors(ma
 
 
 def test_executors_that_are_killed_in_mid_run_cost_time_and_no_row(make_settings, make_pipeline):
-    settings = make_settings(max_records_per_batch=2_000)
-    sent = produce_bulk(settings, BulkSimulation(records=16_000, games=("chess", "uno"), pool_per_version=2_000))
+    settings = make_settings(max_records_per_batch=500)
+    sent = produce_bulk(settings, BulkSimulation(records=3_000, games=("chess", "uno"), pool_per_version=500))
     (cluster,) = running
     reports, failures = [], []
 
@@ -94,7 +94,7 @@ def test_executors_that_are_killed_in_mid_run_cost_time_and_no_row(make_settings
     until(lambda: len(cluster.executors()) == len(cluster.workers), what="both executors")
     run = threading.Thread(target=work)
     run.start()
-    until(lambda: failures or count(settings, "bronze_events"), what="the first of eight slices")
+    until(lambda: failures or count(settings, "bronze_events"), what="the first of six slices")
     victims = cluster.executors()
     for victim in victims:
         victim.kill()

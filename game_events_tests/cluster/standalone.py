@@ -17,6 +17,7 @@ import psutil
 from game_events.stack.connect_server import SPARK_HOME
 from game_events.stack.ports import HOST, free_ports, listens
 from game_events.stack.server_process import ServerProcess, find, last_lines, spawn, stop
+from game_events_tests.cluster.small_jvm import JAVA_OPTIONS
 from game_events_tests.waiting import until
 
 MASTER = "org.apache.spark.deploy.master.Master"
@@ -79,6 +80,7 @@ def _daemon(folder: Path, name: str, arguments: list[str], port: int) -> ServerP
         # Its web page, too, listens nowhere else.
         "SPARK_LOCAL_IP": HOST,
         "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_JAVA_OPTS": JAVA_OPTIONS,
         # `spark-class` looks for a Python only to find SPARK_HOME; executors are told by the driver which one to run.
         "PYSPARK_PYTHON": sys.executable,
     }

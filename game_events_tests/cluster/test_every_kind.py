@@ -15,10 +15,12 @@ import pytest
 from game_events_tests.cluster.kinds import CONNECT, KIND, LOCAL, STANDALONE
 
 ROOT = Path(__file__).parents[2]
-#: Folders that have tests with the mark; to look at the others takes longer.
-WHERE = ("pipeline", "extending", "object_store")
+#: Files that have tests with the mark; to look at the others takes longer.
+WHERE = [f"game_events_tests/{name}.py" for name in ("pipeline/test_refresh", "pipeline/test_replay", "pipeline/test_loop")]
+WHERE += ["game_events_tests/object_store/test_pipeline.py"]
 
 pytestmark = [
+    pytest.mark.scenario,
     pytest.mark.skipif(KIND != LOCAL, reason="starts the other kinds itself"),
 ]
 
@@ -36,8 +38,8 @@ def run_tests(kind, *arguments):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", [STANDALONE, CONNECT])
 def test_the_pipeline_does_the_same_wherever_spark_runs(kind, stack):  # noqa: ARG001 - the tests find it
-    # Another process for what kills servers and leaves jobs behind: other tests' sessions live in its process, too.
-    for tests in ([f"game_events_tests/{name}" for name in WHERE], [f"game_events_tests/cluster/on_{kind}.py"]):
-        code, said = run_tests(kind, "-m", "every_spark", *tests)
-        assert code == 0, said
-        assert "skipped" not in said
+    # What kills servers and leaves jobs behind comes last: other tests' sessions live in its process, too.
+    own = [f"game_events_tests/cluster/on_{name}.py" for name in ("every_kind", kind)]
+    code, said = run_tests(kind, "-m", "every_spark", *WHERE, *own)
+    assert code == 0, said
+    assert "skipped" not in said

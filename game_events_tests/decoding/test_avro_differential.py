@@ -11,7 +11,7 @@ import avro.schema
 import fastavro
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from game_events.decoding.decoder import BatchDecoder
@@ -28,6 +28,7 @@ from game_events_tests.decoding.avro_worlds import (
 from game_events_tests.decoding.format_helpers import framed, plan_of, registered
 from game_events_tests.decoding.helpers import assert_each_row_once, reasons_by_position, rows_by_position
 from game_events_tests.decoding.test_differential import normal, spoil
+from game_events_tests.examples import examples
 
 
 def written(schema, value, by_apache):
@@ -45,7 +46,7 @@ def apache_reads(schema, payload):
     return Reader(parsed, parsed).read_data(parsed, parsed, avro.io.BinaryDecoder(io.BytesIO(payload)))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(cases(), st.booleans())
 def test_columns_are_what_apache_avro_reads_whoever_wrote(case, by_apache):
     schema, named, data = case
@@ -70,7 +71,7 @@ SIMPLE = [
 ]
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @pytest.mark.parametrize("type_", SIMPLE, ids=lambda t: t if isinstance(t, str) else t["logicalType"])
 @given(st.data())
 def test_each_simple_type_holds_what_apache_avro_reads(type_, data):
@@ -86,7 +87,7 @@ def test_each_simple_type_holds_what_apache_avro_reads(type_, data):
 edits = st.lists(st.tuples(st.integers(0, 60), st.none() | st.integers(0, 255)), min_size=1, max_size=3)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(cases(), edits)
 def test_spoilt_payloads_are_rejected_or_read_as_apache_avro_does_and_cost_only_themselves(case, changes):
     schema, named, data = case

@@ -6,7 +6,7 @@ import random
 import pyarrow as pa
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from game_events.decoding.columns import ColumnMap
@@ -18,6 +18,7 @@ from game_events.sources.registry import RegistrySchema
 from game_events_tests.decoding.helpers import python_class
 from game_events_tests.decoding.protobuf_worlds import Writer, schema_text, spoilt
 from game_events_tests.decoding.python_reading import OutOfRangeError, as_read, read
+from game_events_tests.examples import examples
 
 ROWS = 30
 
@@ -86,21 +87,21 @@ def test_a_row_that_is_not_as_python_reads_it_is_noticed():
         check(world, payloads)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.integers(0, 2**32))
 def test_well_formed_messages_of_any_schema_are_read_as_python_reads_them(seed):
     world = World(seed)
     check(world, world.payloads(oddity=0, damage=0))
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(st.integers(0, 2**32), st.sampled_from([0.02, 0.1, 0.3]))
 def test_unusual_bytes_of_any_schema_are_read_as_python_reads_them(seed, oddity):
     world = World(seed)
     check(world, world.payloads(oddity, damage=0))
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(st.integers(0, 2**32), st.sampled_from([0, 0.1]), st.sampled_from([0.02, 0.1]))
 def test_damaged_bytes_of_any_schema_are_refused_or_read_as_python_does(seed, oddity, damage):
     world = World(seed)
@@ -108,7 +109,7 @@ def test_damaged_bytes_of_any_schema_are_refused_or_read_as_python_does(seed, od
     check(world, payloads + [spoilt(world.chance, payload) for payload in payloads])
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.integers(0, 2**32))
 def test_a_message_merged_with_another_is_read_as_python_reads_it(seed):
     world = World(seed)
@@ -116,7 +117,7 @@ def test_a_message_merged_with_another_is_read_as_python_reads_it(seed):
     check(world, [a + b for a, b in itertools.pairwise(payloads)])
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.integers(0, 2**32))
 def test_what_python_writes_is_decoded_natively_unless_another_encoding_is_as_long(seed):
     world = World(seed)

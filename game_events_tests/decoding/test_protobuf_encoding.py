@@ -6,7 +6,7 @@ import time
 import pyarrow as pa
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from game_events.decoding import protobuf_faults
@@ -23,6 +23,7 @@ from game_events_tests.decoding.helpers import (
     rows_by_position,
 )
 from game_events_tests.decoding.protobuf_worlds import Writer, spoilt, varint
+from game_events_tests.examples import examples
 
 SCHEMA = compiled(
     """syntax = "proto3"; package e; import "google/protobuf/timestamp.proto"; import "google/protobuf/wrappers.proto";
@@ -204,7 +205,7 @@ def test_a_proto2_string_that_is_not_utf8_is_rejected_as_no_column_of_strings_ho
     assert set(rows_by_position(decoded)) == {3}
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.integers(0, 2**32))
 def test_a_fault_is_found_if_and_only_if_python_refuses(seed):
     chance = random.Random(seed)  # noqa: S311 - not for secrets

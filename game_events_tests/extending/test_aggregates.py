@@ -41,7 +41,6 @@ def own(path):
     return load_extensions([path]).aggregates
 
 
-@pytest.mark.every_spark
 def test_both_kinds_equal_sql_over_silver_after_every_wave_and_cost_no_commit_when_nothing_changed(
     make_settings, make_pipeline, tmp_path
 ):

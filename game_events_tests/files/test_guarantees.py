@@ -1,4 +1,4 @@
-"""Ten thousand files, some of them corrupt: each good record once, wherever runs are cut off and whoever runs beside them."""
+"""Many files, some of them corrupt: each good record once, wherever runs are cut off and whoever runs beside them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import os
 import random
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from game_events.files.log import FileLog
@@ -22,8 +24,8 @@ from game_events_tests.files.test_pipeline import failed_checks, numbers
 from game_events_tests.guarantees.attached_driver import start_driver
 from game_events_tests.guarantees.waves import power_cut_at, wait_all
 
-FILES, PER_FILE = 10_000, 2
-#: Where runs are cut off, one after another, while the files are read in slices of 3,000.
+PER_FILE = 2
+#: Where runs are cut off, one after another, while the files are read in slices of three tenths of them.
 CUTS = ("bronze_staged", "quarantine_committed", "bronze_committed", "game_committed:1")
 
 
@@ -34,10 +36,10 @@ def many(folder: Path, first: int, count: int, seed: int) -> tuple[set[int], int
     for n in range(first, first + count):
         body = protobuf(range(PER_FILE * n, PER_FILE * n + PER_FILE))
         fate = chance.random()
-        if fate < 0.01:
+        if fate < 0.05:
             body, bad = body[:-1], bad + 1
             good.add(PER_FILE * n)
-        elif fate < 0.02:
+        elif fate < 0.1:
             body, bad = b"\xff" * 20, bad + 1
         else:
             good.update(range(PER_FILE * n, PER_FILE * n + PER_FILE))
@@ -59,18 +61,25 @@ def kill(settings: Settings, spark: SparkSession, log: Path, point: str, work: s
     assert wait_all([driver], 180) == [-signal.SIGKILL], log.read_text()
 
 
-def test_of_ten_thousand_files_each_good_record_is_there_once_through_crashes_at_every_point(
-    landing: Path, file_settings: Settings, make_files: MakeFiles, spark: SparkSession, tmp_path: Path
+@pytest.mark.parametrize(("files", "cuts"), [(200, CUTS[1::2]), pytest.param(10_000, CUTS, marks=pytest.mark.scenario)])
+def test_of_many_files_some_of_them_corrupt_each_good_record_is_there_once_through_crashes_at_every_point(
+    files: int,
+    cuts: Sequence[str],
+    landing: Path,
+    file_settings: Settings,
+    make_files: MakeFiles,
+    spark: SparkSession,
+    tmp_path: Path,
 ) -> None:
-    good, bad = many(landing, 0, FILES - 1000, seed=1)
-    settings = file_settings.model_copy(update={"files_per_batch": 3000})
+    good, bad = many(landing, 0, files * 9 // 10, seed=1)
+    settings = file_settings.model_copy(update={"files_per_batch": files * 3 // 10})
     kill(settings, spark, tmp_path / "log", "files_taken_in")
     assert not (Path(settings.lakehouse) / "bronze_events").exists()
-    for point in CUTS:
+    for point in cuts:
         with power_cut_at(point):
-            refresh(make_files(files_per_batch=3000))
-    more, worse = many(landing, FILES - 1000, 1000, seed=2)
-    report = refresh(make_files(files_per_batch=3000))
+            refresh(make_files(files_per_batch=settings.files_per_batch))
+    more, worse = many(landing, files * 9 // 10, files // 10, seed=2)
+    report = refresh(make_files(files_per_batch=settings.files_per_batch))
     assert report.success, report.errors
     assert list(report.lag.values()) == [0]
     assert numbers(settings) == sorted(good | more)

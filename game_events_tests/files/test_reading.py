@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from game_events.decoding.columns import ColumnMap
@@ -26,6 +26,7 @@ from game_events.files.place import Place
 from game_events.files.reading import FileReader, FileReading, format_of
 from game_events.files.schemas import NamedSchema, identity_bytes, schema_guid
 from game_events.sources.registry import RegistrySchema
+from game_events_tests.examples import examples
 from game_events_tests.files.samples import JSON, PROTO, WRITERS, avro, event, lines, parquet, protobuf, put
 
 
@@ -146,7 +147,7 @@ def test_a_message_may_be_larger_than_its_compressed_file(tmp_path: Path, monkey
     assert ([row["game_name"] for row in read.rows.values()], read.refused) == ([text, text], {})
 
 
-@settings(deadline=None, max_examples=50)
+@examples(50)
 @given(cut=st.integers(1, 400))
 def test_of_a_file_that_was_cut_off_all_records_before_the_cut_are_read_and_the_rest_is_one_row(
     cut: int, tmp_path_factory: pytest.TempPathFactory

@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 
 from game_events.cli.main import main
 from game_events.lakehouse import crash_points
+from game_events.lakehouse.object_store import spark_options
 from game_events.pipeline.archive import archive
 from game_events.pipeline.bronze_reset import replace_bronze
 from game_events.pipeline.context import Pipeline
@@ -129,12 +130,18 @@ def _drive(gateway: Gateway | None, environment: dict[str, str], log: Path, work
         place, _, drivers = os.environ[MEET].rpartition(":")
         meet_at_points(Path(place), int(drivers))
 
+    settings = load_settings()
+
     @cache
     def session() -> SparkSession:
         assert gateway is not None, "no Spark is needed"
-        return attached(gateway).__enter__()
+        spark = attached(gateway).__enter__()
+        # The shared JVM is told of the test's object store as one of the driver's own would be from the start.
+        for key, value in spark_options(settings).items():
+            spark.conf.set(key.removeprefix("spark.hadoop."), value)
+        return spark
 
-    WORK[work](Pipeline(load_settings(), session), RunReport())
+    WORK[work](Pipeline(settings, session), RunReport())
 
 
 def run(pipeline: Pipeline, report: RunReport) -> None:

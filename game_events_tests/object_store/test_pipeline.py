@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from game_events.lakehouse.sql import TablesSql
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse
@@ -23,12 +24,12 @@ from game_events.pipeline.whole_checks import CHECKS
 from game_events.settings import Settings
 from game_events.stack.stack_state import StackState
 from game_events_tests.books import assert_books_balance, coordinates, count, rows
+from game_events_tests.guarantees.attached_driver import start_driver
 from game_events_tests.guarantees.waves import (
     GAMES,
     assert_gold_follows_silver,
     power_cut_at,
     send,
-    start_run,
     versions,
     wait_all,
 )
@@ -58,6 +59,8 @@ def test_a_run_fills_the_tables_and_one_with_nothing_new_writes_nothing(s3: Sett
     assert [c.summary for c in (check.run(make_s3_pipeline(s3)) for check in CHECKS) if not c.passed] == []
 
 
+@pytest.mark.scenario
+@pytest.mark.sample
 def test_a_run_cut_off_anywhere_is_finished_by_the_next_one(s3: Settings, make_s3_pipeline: MakeS3) -> None:
     sent = send(s3)
     refresh(make_s3_pipeline(s3))
@@ -70,23 +73,25 @@ def test_a_run_cut_off_anywhere_is_finished_by_the_next_one(s3: Settings, make_s
     assert_books_balance(s3, sent)
 
 
-def test_two_processes_at_once_with_different_ends_load_every_row_once(
-    s3: Settings, make_s3_pipeline: MakeS3, tmp_path: Path
+@pytest.mark.scenario
+def test_three_drivers_at_once_with_different_ends_load_every_row_once(
+    s3: Settings, make_s3_pipeline: MakeS3, spark: SparkSession, tmp_path: Path
 ) -> None:
     settings = s3.model_copy(update={"max_records_per_batch": 15})
-    sent, runs = send(settings), []
+    sent, drivers, store = send(settings), [], {"storage_endpoint": str(s3.storage_endpoint)}
     try:
         for number in range(2):
-            runs.append(start_run(settings, tmp_path / f"run{number}"))
+            drivers.append(start_driver(settings, spark, tmp_path / f"log{number}", meet=f"{tmp_path}:2", **store))
             sent = sent.merge(send(settings, version=1 + number, records=4))
         refresh(make_s3_pipeline(settings))
     finally:
-        codes = wait_all(runs, 240)
-    assert codes == [0, 0], [(tmp_path / f"run{n}" / "stderr").read_text() for n in range(2)]
+        codes = wait_all(drivers, 240)
+    assert codes == [0, 0], [(tmp_path / f"log{n}").read_text() for n in range(2)]
     assert refresh(make_s3_pipeline(settings)).success
     assert_books_balance(settings, sent)
 
 
+@pytest.mark.scenario
 def test_full_refresh_replay_redecode_and_maintenance_work_there_too(
     s3: Settings, make_s3_pipeline: MakeS3, store: ObjectStore
 ) -> None:
@@ -112,6 +117,7 @@ def test_full_refresh_replay_redecode_and_maintenance_work_there_too(
     assert left == []
 
 
+@pytest.mark.scenario
 def test_a_loop_and_a_replay_with_rows_bring_each_row_once_there_too(
     s3: Settings, make_s3_pipeline: MakeS3, stack: StackState
 ) -> None:

@@ -115,7 +115,6 @@ def forgotten(pipeline, gamer=GONE, *, vacuum=False):
 
 
 @pytest.mark.scenario
-@pytest.mark.every_spark
 def test_a_forgotten_gamer_is_in_no_byte_and_does_not_come_back(settings, make_pipeline):
     events = wave(settings)
     damaged = b"\0\0\0\0\1\0" + encoded(Event("chess", 5, gamer=GONE)) + b"\x7f"

@@ -31,7 +31,6 @@ def spoil(pipeline, change=lambda frame: frame.drop("device_id", "col_custom_0")
     spoiled.create_write_transaction(removals(spoiled, old), "append", spoiled.schema())
 
 
-@pytest.mark.every_spark
 def test_lost_columns_come_back_from_the_raw_values_and_rows_batches_and_progress_stay(settings, make_pipeline, monkeypatch):
     sent = send(settings, version=2)
     refresh(make_pipeline(settings))

@@ -30,7 +30,6 @@ def columns(settings, table):
     return [f.name for f in DeltaTable(f"{settings.lakehouse}/{table}").schema().fields]
 
 
-@pytest.mark.every_spark
 def test_games_that_nobody_listed_become_tables_and_every_record_is_in_its_place(settings, make_pipeline):
     sent = produce(settings, Simulation(poison_share=0.03, late_share=0.1, duplicate_share=0.05))
 

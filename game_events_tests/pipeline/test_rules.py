@@ -27,7 +27,6 @@ def said(report):
     return {key: (found.rows, found.violated) for key, found in report.rules.items()}
 
 
-@pytest.mark.every_spark
 def test_every_action_does_what_it_says_and_is_counted_by_game_and_rule(make_settings, make_pipeline):
     settings = make_settings(
         rules=[
@@ -192,7 +191,6 @@ def test_when_nothing_is_left_of_any_game_its_tables_are_there_and_empty(make_se
         send_events(settings, [Event("uno", 2)])
 
 
-@pytest.mark.every_spark
 def test_rules_of_a_module_judge_rows_before_its_transformations_make_others_of_them(make_settings, make_pipeline, tmp_path):
     declared = """
     from game_events.rules import Rule

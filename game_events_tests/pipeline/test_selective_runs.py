@@ -63,7 +63,6 @@ def test_only_what_is_selected_is_written_and_the_next_run_catches_up_with_the_r
 
 
 @pytest.mark.scenario
-@pytest.mark.every_spark
 def test_a_full_refresh_replaces_what_is_named_what_is_made_from_it_follows_and_readers_see_whole_tables(
     settings, make_pipeline, run
 ):

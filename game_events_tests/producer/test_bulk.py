@@ -4,12 +4,13 @@ import struct
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from game_events.producer.bulk import BATCH, BulkSimulation, encode_pool
 from game_events.producer.events import PoisonKind
 from game_events.producer.manifest_builder import ManifestBuilder
+from game_events_tests.examples import examples
 from game_events_tests.producer.helpers import SCHEMA_IDS, VERSION_OF, assert_true, decode, encoder
 
 
@@ -25,7 +26,7 @@ def manifest_of(simulation):
     return builder.build("t", 0, SCHEMA_IDS)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     records=st.integers(1, 400),
     pool=st.integers(1, 60),

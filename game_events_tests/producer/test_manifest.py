@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from game_events.errors import DataError
@@ -11,6 +11,7 @@ from game_events.producer.events import PoisonKind
 from game_events.producer.manifest import GamerTruth, Manifest
 from game_events.producer.manifest_builder import ManifestBuilder
 from game_events.producer.simulator import Simulation
+from game_events_tests.examples import examples
 from game_events_tests.producer.helpers import SCHEMA_IDS, assert_true, decode, values
 
 FAULTY = Simulation(versions=3, seed=4, late_share=0.1, duplicate_share=0.1, poison_share=0.1)
@@ -30,7 +31,7 @@ def test_it_says_what_the_bytes_say():
 share = st.floats(0, 1)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(seed=st.integers(0, 2**31), late=share, duplicate=share, poison=share, gamers=st.integers(1, 5))
 def test_it_says_what_the_bytes_say_for_any_faults(seed, late, duplicate, poison, gamers):
     simulation = Simulation(

@@ -17,6 +17,7 @@ from game_events_tests.lanes import by_partition, lanes
 from game_events_tests.pipeline.quality_world import Event
 from game_events_tests.sources.secured_broker import MECHANISMS, PASSWORD, secured_broker
 
+pytestmark = pytest.mark.scenario  # a broker of its own, with certificates
 WRONG = {"secret": "wr0ng-one"}
 
 
@@ -42,7 +43,7 @@ def topic(broker, make_settings):
     return make
 
 
-@pytest.mark.parametrize("tls", [False, True], ids=["clear", "tls"])
+@pytest.mark.parametrize("tls", [False, pytest.param(True, marks=pytest.mark.sample)], ids=["clear", "tls"])
 def test_every_mechanism_serves_the_driver_and_sparks_consumers_and_no_plan_shows_the_password(
     broker, topic, spark, tls, capsys
 ):
@@ -69,7 +70,7 @@ def test_a_whole_run_over_scram_and_tls(broker, topic, make_pipeline):
 def test_a_wrong_password_is_a_configuration_error_that_does_not_repeat_it(broker, topic, mechanism):
     settings = topic(broker.sasl, broker.options(mechanism, tls=False, **WRONG))
     with pytest.raises(ConfigurationError, match=r"(?i)authentication.*check GAME_EVENTS_KAFKA_OPTIONS") as caught:
-        KafkaSource(settings).look()
+        KafkaSource(settings, timeout_s=5).look()
     assert "wr0ng-one" not in str(caught.value)
 
 
