@@ -31,8 +31,8 @@ from game_events.lakehouse.tables import Table
 
 #: Attempts to commit beside commits that touch neither our rows nor our progress: compaction, another property.
 BESIDE_ATTEMPTS = 5
-#: The same of a commit that removes files: any commit that came in between makes it compare again, which takes some 20 ms. A loop
-#: commits twice a second to a table at most.
+#: The same of a commit that removes files: any commit that came in between makes it compare again, which takes some 20 ms. A
+#: loop commits twice a second to a table at most.
 REMOVING_ATTEMPTS = 50
 #: Attempts to evolve a schema against rivals that evolve it too.
 EVOLVE_ATTEMPTS = 5

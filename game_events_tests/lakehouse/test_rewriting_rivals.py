@@ -52,7 +52,7 @@ def erasure(table):
 
 def other_engine(table):
     """OPTIMIZE as delta-rs has it: rows are moved, `dataChange` is false, no `txn` of ours."""
-    return lambda: DeltaTable(table.uri).optimize.compact()
+    return DeltaTable(table.uri).optimize.compact
 
 
 def before_the_write(monkeypatch, action):
