@@ -289,8 +289,8 @@ def _measures(function: Callable[..., Any], name: str, keys: tuple[str, ...], wh
     apart = [c for c, measure in found.items() if not measure.merges]
     if apart:
         raise ConfigurationError(
-            f"{where}: columns {', '.join(map(repr, apart))} of gold aggregate {name} count or sum DISTINCT values, which cannot be "
-            "merged: each refresh would count a value again. It needs mode='recompute'"
+            f"{where}: columns {', '.join(map(repr, apart))} of gold aggregate {name} count or sum DISTINCT values, which "
+            "cannot be merged: each refresh would count a value again. It needs mode='recompute'"
         )
     bad = [c for c in found if not isinstance(c, str) or not re.fullmatch(COLUMN_PATTERN[1:-1], c)]
     taken = {k.casefold() for k in keys}
