@@ -42,11 +42,10 @@ def test_large_records_reach_the_workers_in_small_batches_and_small_ones_in_larg
     assert max(rows for rows, _ in batches(100, ARROW_RECORDS + 1)) == ARROW_RECORDS
 
 
-def test_large_arrow_types_are_off_whatever_the_user_or_the_cluster_says(spark: SparkSession) -> None:
+def test_large_arrow_types_are_off_whatever_the_user_or_the_cluster_says() -> None:
     # With offsets of 64 bits every second frame would be read out of another row's bytes.
     theirs = load_settings(spark_conf={LARGE_TYPES_KEY: "true"})
     assert session_config(theirs)[LARGE_TYPES_KEY] == spark_config(theirs)[LARGE_TYPES_KEY] == "false"
-    spark.conf.set(LARGE_TYPES_KEY, "false")  # Spark knows it by this name, and takes it in a session
 
 
 def test_tables_below_a_folder_with_any_name_are_read(spark: SparkSession, tmp_path: Path) -> None:
