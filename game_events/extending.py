@@ -59,6 +59,11 @@ class Measure:
     of: str
 
     @property
+    def merges(self) -> bool:
+        """Whether parts of it can be merged: what is counted or summed once each is not known of the old rows."""
+        return re.match(r"\s*distinct\b", self.of, re.IGNORECASE) is None or self.function in ("min", "max")
+
+    @property
     def sql(self) -> str:
         """The aggregate over silver's rows."""
         return f"{self.function}({self.of})"
@@ -280,6 +285,12 @@ def _measures(function: Callable[..., Any], name: str, keys: tuple[str, ...], wh
         raise ConfigurationError(
             f"{where}: {function.__name__}() of gold aggregate {name} must give a dictionary column -> count(), sum_of(...), "
             f"min_of(...) or max_of(...); it gave {found!r}. What does not merge needs mode='recompute'"
+        )
+    apart = [c for c, measure in found.items() if not measure.merges]
+    if apart:
+        raise ConfigurationError(
+            f"{where}: columns {', '.join(map(repr, apart))} of gold aggregate {name} count or sum DISTINCT values, which "
+            "cannot be merged: each refresh would count a value again. It needs mode='recompute'"
         )
     bad = [c for c in found if not isinstance(c, str) or not re.fullmatch(COLUMN_PATTERN[1:-1], c)]
     taken = {k.casefold() for k in keys}

@@ -83,9 +83,10 @@ def _is_by_time(sql: str) -> bool:
 
 def _measure(sql: str) -> Measure | None:
     call = _whole_call(sql)
-    if call is None or call[0] not in _MERGING or re.match(r"\s*distinct\b", call[1], re.IGNORECASE):
+    if call is None or call[0] not in _MERGING:
         return None
-    return _MERGING[call[0]]("1" if call[1].strip() == "*" else call[1].strip())
+    measure = _MERGING[call[0]]("1" if call[1].strip() == "*" else call[1].strip())
+    return measure if measure.merges else None
 
 
 def _whole_call(sql: str) -> tuple[str, str] | None:

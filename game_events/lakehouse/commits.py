@@ -31,6 +31,9 @@ from game_events.lakehouse.tables import Table
 
 #: Attempts to commit beside commits that touch neither our rows nor our progress: compaction, another property.
 BESIDE_ATTEMPTS = 5
+#: The same of a commit that removes files: any commit that came in between makes it compare again, which takes some 20 ms. A
+#: loop commits twice a second to a table at most.
+REMOVING_ATTEMPTS = 50
 #: Attempts to evolve a schema against rivals that evolve it too.
 EVOLVE_ATTEMPTS = 5
 
@@ -73,6 +76,11 @@ class Commit:
     info: Mapping[str, str] = field(default_factory=dict)
     description: str | None = None
     about: str | None = None
+
+    @property
+    def removes(self) -> bool:
+        """Whether files of the table go with it."""
+        return self.replace or bool(self.rewritten)
 
 
 #: `txn` of tables whose commits are counted (gold, the unified table, the export's outbox): each is made from rows or files of
@@ -117,7 +125,8 @@ def commit(plan: Commit) -> Landed:
             f"{plan.table.uri}: {len(elsewhere)} of {len(plan.files)} files that Spark's workers have written are not there "
             f"({elsewhere[0]}): GAME_EVENTS_LAKEHOUSE has to be storage that all machines share (docs/cluster.md)"
         )
-    for number in range(BESIDE_ATTEMPTS):
+    attempts = REMOVING_ATTEMPTS if plan.removes else BESIDE_ATTEMPTS
+    for number in range(attempts):
         attempt = _Attempt()
         try:
             attempt.handle = plan.table.open()
@@ -128,7 +137,7 @@ def commit(plan: Commit) -> Landed:
             discard(plan.table, list(plan.files))
             raise
         except (CommitFailedError, DeltaError, OSError) as error:
-            if _landed_all_the_same(plan, attempt, error, last=number == BESIDE_ATTEMPTS - 1):
+            if _landed_all_the_same(plan, attempt, error, last=number == attempts - 1):
                 break
     return _landed(plan)
 
@@ -153,8 +162,10 @@ def _write(plan: Commit, attempt: _Attempt) -> None:
     handle = attempt.handle
     wanted = described(plan.table, plan.schema)
     properties = CommitProperties(
-        # Without it, of two creators the second one's rows become version 1: what exists is looked at only beforehand.
-        max_commit_retries=0 if handle is None else None,
+        # No other version than the one that was looked at. Of two creators the second one's rows would become version 1; and a
+        # commit that removes files would land behind one that has moved their rows, as delta-rs 1.6.6 does not compare with
+        # commits that say `dataChange=false` (a compaction, of ours or of another engine): all these rows were there twice.
+        max_commit_retries=0 if handle is None or plan.removes else None,
         custom_metadata={**plan.info, COMMIT_ID: attempt.mark},
         app_transactions=[Transaction(app, to) for app, to in plan.advance.items()],
     )
@@ -186,7 +197,7 @@ def _write(plan: Commit, attempt: _Attempt) -> None:
     if evolved is not handle:
         handle = evolved
         _require(plan, handle)
-    if plan.replace or plan.rewritten:
+    if plan.removes:
         actions += removals(handle, None if plan.replace else plan.rewritten, same_rows=plan.same_rows)
     attempt.sent = True
     handle.create_write_transaction(actions, "append", handle.schema(), commit_properties=properties)

@@ -215,9 +215,11 @@ def _pass(
         why = note(pipeline, "its gold table was replaced")
         pipeline.progress.update(identity.key, lambda now: now.pending(UNIFIED_LAYER, replaced, why))
     pipeline.on_progress(f"{aggregate.asset}: {len(plans)} {pipeline.settings.words.entities}")
-    missing = _missing_columns(pipeline, aggregate, plans)
-    if missing:
-        failed |= dict.fromkeys(plans, missing)
+    found = {game: _missing_columns(pipeline, aggregate, plan) for game, plan in plans.items()}
+    missing = {game: why for game, why in found.items() if why is not None}
+    failed |= missing
+    plans = {game: plan for game, plan in plans.items() if game not in missing}
+    if not plans:
         return set()
     try:
         result, schema, rules = _stage(pipeline, aggregate, plans)
@@ -252,12 +254,12 @@ def _pass(
     return outcome.again
 
 
-def _missing_columns(pipeline: Pipeline, aggregate: GoldAggregate, plans: Mapping[str, _Game]) -> str | None:
-    """Why the shipped aggregate cannot be made; one's own, and columns by settings, say so by themselves."""
+def _missing_columns(pipeline: Pipeline, aggregate: GoldAggregate, plan: _Game) -> str | None:
+    """Why a game's shipped aggregate cannot be made; one's own, and columns by settings, say so by themselves."""
     if aggregate.name != PLAYER_AGG or aggregate.definition:
         return None
     names = (pipeline.settings.key_column, pipeline.settings.time_column)
-    known = {f.name for f in next(iter(plans.values())).silver.schema().fields}
+    known = {f.name for f in plan.silver.schema().fields}
     missing = ", ".join(repr(c) for c in names if c not in known)
     return f"silver has no column {missing}: set GAME_EVENTS_KEY_COLUMN / GAME_EVENTS_TIME_COLUMN" if missing else None
 

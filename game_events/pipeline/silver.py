@@ -38,6 +38,8 @@ from game_events.pipeline.silver_stage import Source, Start, new_names, stage_ga
 T = TypeVar("T")
 #: Times games are planned again (rivals, games that are ahead of the floor) before a run gives up on them.
 ATTEMPTS = 10
+#: What is noted of a game that has rows to come, while the allow list leaves it out.
+LEFT_OUT = "GAME_EVENTS_GAMES left it out when its rows were due"
 
 
 class _ErasedMeanwhileError(ConflictError):
@@ -119,6 +121,8 @@ def _refresh(pipeline: Pipeline, report: RunReport, source: Source, games: froze
                 pipeline.progress.update(source.bronze.key, lambda now: now.pending_downstream(pending, why))
             again |= pending
             known_anew = decisions.made_anew
+    # The allow list of this run is no reason to forget what is owed to a game: a later run may have it again.
+    owed = {g: state.failed.get((SILVER, g), LEFT_OUT) for g in again if g in state.games and _left_out(pipeline, g)}
     for attempt in range(ATTEMPTS):
         if not again:
             break
@@ -141,7 +145,7 @@ def _refresh(pipeline: Pipeline, report: RunReport, source: Source, games: froze
     def moved(now: Progress) -> Progress:
         # A floor that is gone took with it the failures that it left out: then all is looked at again.
         floor_now = source.batch if whole and now.floor(SILVER) >= floor else now.floor(SILVER)
-        after = now.done(SILVER, floor_now, done, failed if whole else _other(now, done, failed))
+        after = now.done(SILVER, floor_now, done, owed | failed if whole else _other(now, done, failed))
         after = replace(after, decided_anew=max(known_anew, after.decided_anew))
         if replaced:
             # Once more: a rival that looked before these commits has found nothing to do, and taken the first note back.
@@ -150,6 +154,10 @@ def _refresh(pipeline: Pipeline, report: RunReport, source: Source, games: froze
 
     pipeline.progress.update(source.bronze.key, moved)
     report.unrouted += unrouted
+
+
+def _left_out(pipeline: Pipeline, game: str) -> bool:
+    return Routing(frozenset(pipeline.settings.games)).refusal(game) is not None
 
 
 def _other(now: Progress, done: Mapping[str, int], failed: Mapping[str, str]) -> dict[str, str]:
@@ -260,9 +268,8 @@ def _planned_pass(  # noqa: PLR0913 - one pass of a loop, its state passed expli
     """Some games, each from its own progress, still in one Spark job; returns those that rivals won."""
     start: dict[str, Start] = {}
     behind: set[str] = set()
-    allowed = Routing(frozenset(pipeline.settings.games))
     decisions = Decisions.read(pipeline, source.bronze.key)
-    asked = sorted(g for g in games if allowed.refusal(g) is None)
+    asked = sorted(g for g in games if not _left_out(pipeline, g))
     rejects = source.rules.has("quarantine") or decisions.in_force
     look = partial(_start, source, decisions, full=full, rejects=rejects)
     for game, found in for_games(asked, _guarded(look)).items():

@@ -34,6 +34,8 @@ ARROW_BYTES = 64 * 1024 * 1024
 
 
 ARROW_RECORDS_KEY = "spark.sql.execution.arrow.maxRecordsPerBatch"
+#: Frames and payloads are read where Arrow's own offsets of 32 bits say; a batch is smaller than that by far. No user's choice.
+LARGE_TYPES_KEY = "spark.sql.execution.arrow.useLargeVarTypes"
 LOOPBACK = "127.0.0.1"
 
 
@@ -100,7 +102,8 @@ def session_config(settings: Settings) -> dict[str, str]:
         # More paths than this would start a Spark job only to list them: the Delta log has listed them already. In a store each
         # path is a request: many of them are asked for by a Spark job, as Spark does by itself.
         conf["spark.sql.sources.parallelPartitionDiscovery.threshold"] = "100000"
-    return conf | {key: value for key, value in settings.spark_conf.items() if key.startswith("spark.sql.")}
+    own = {key: value for key, value in settings.spark_conf.items() if key.startswith("spark.sql.")}
+    return conf | own | {LARGE_TYPES_KEY: "false"}
 
 
 def spark_config(settings: Settings) -> dict[str, str]:
@@ -144,7 +147,7 @@ def spark_config(settings: Settings) -> dict[str, str]:
     if settings.catalog is not None and "." not in settings.catalog:
         # A metastore: tables that are registered in Spark's own memory would be gone with the session.
         conf["spark.sql.catalogImplementation"] = "hive"
-    return conf | spark_options(settings) | settings.spark_conf
+    return conf | spark_options(settings) | settings.spark_conf | {LARGE_TYPES_KEY: "false"}
 
 
 def _stays_here(master: str) -> bool:

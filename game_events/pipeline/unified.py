@@ -53,9 +53,10 @@ def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False
     state = pipeline.progress.read(bronze_key)
     target = state.floor(GOLD)
     table = pipeline.lakehouse.table(UNIFIED)
+    unread: dict[str, str] = {}
     for attempt in range(ATTEMPTS):
         try:
-            _refresh(pipeline, state, report, full=full)
+            unread = _refresh(pipeline, state, report, full=full)
             break
         except ConflictError:
             if attempt == ATTEMPTS - 1:
@@ -67,12 +68,18 @@ def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False
         # A floor that is gone took its failures with it: then everything is looked at again.
         kept = state.floor(UNIFIED_LAYER)
         pipeline.progress.update(
-            bronze_key, lambda now: now.done(UNIFIED_LAYER, target if now.floor(UNIFIED_LAYER) >= kept else 0, seen=state)
+            bronze_key,
+            lambda now: now.done(UNIFIED_LAYER, target if now.floor(UNIFIED_LAYER) >= kept else 0, failed=unread, seen=state),
         )
+    # Of the others gold has told.
+    for game, why in unread.items():
+        if game not in behind:
+            report.tables.append(TableReport("unified", table.name, table.uri, game, error=f"its gold cannot be read: {why}"))
     report.seconds["unified"] = report.seconds.get("unified", 0.0) + time.monotonic() - began
 
 
-def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bool) -> None:
+def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bool) -> dict[str, str]:
+    """Make the commit, if anything changed; returns the games whose gold could not be read, and why: their old rows stay."""
     table = pipeline.lakehouse.table(UNIFIED)
     handle = table.open()
     aggregate = player_agg(pipeline.settings)
@@ -85,8 +92,11 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
     if full:
         # Also of games that a bronze which was replaced does not have any more: they keep their tables.
         games = sorted(state.games.keys() | {g for g in map(game_of_gold, pipeline.lakehouse.names()) if g is not None})
+    unread: dict[str, str] = {}
     for game, gold in for_games(games, partial(_gold, pipeline)).items():
-        if gold is None:
+        if isinstance(gold, GameEventsError):
+            unread[game] = str(gold)
+        if not isinstance(gold, DeltaTable):
             continue
         held = handle.transaction_version(gold_app(str(gold.metadata().id))) if handle is not None else None
         if full or held != gold.version():
@@ -94,7 +104,7 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
     # Of games that have not got the columns of the setting yet, there are none to be shown.
     changed = {game: gold for game, gold in changed.items() if is_current(gold, aggregate)}
     if not changed:
-        return
+        return unread
     words = pipeline.settings.words
     pipeline.on_progress(f"{table.name}: {len(changed)} {words.entities}")
     first = next(iter(changed.values()))
@@ -137,12 +147,12 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
     )
     landed = commit(plan)
     report.add_landed("unified", table, landed, schema, state.floor(GOLD)).new = handle is None
+    return unread
 
 
-def _gold(pipeline: Pipeline, game: str) -> DeltaTable | None:
-    """A game's gold; None also if it cannot be opened, which gold has reported: its old rows stay, the other games go on."""
+def _gold(pipeline: Pipeline, game: str) -> DeltaTable | GameEventsError | None:
+    """A game's gold; None if it has none; what is wrong if it cannot be opened: the other games go on."""
     try:
         return pipeline.lakehouse.gold(game).open()
     except GameEventsError as error:
-        log.warning("game=%s gold_not_read=%r", game, str(error))
-        return None
+        return error

@@ -11,7 +11,16 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from game_events.lakehouse.reading import files_with, read_files, spark_schema
-from game_events.pipeline.spark import ARROW_BYTES, ARROW_RECORDS, KAFKA_ARROW_RECORDS, kafka_batches
+from game_events.pipeline.spark import (
+    ARROW_BYTES,
+    ARROW_RECORDS,
+    KAFKA_ARROW_RECORDS,
+    LARGE_TYPES_KEY,
+    kafka_batches,
+    session_config,
+    spark_config,
+)
+from game_events.settings import load_settings
 
 
 def _sizes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -31,6 +40,12 @@ def test_large_records_reach_the_workers_in_small_batches_and_small_ones_in_larg
     with kafka_batches(spark):
         assert max(rows for rows, _ in batches(100, KAFKA_ARROW_RECORDS + 1)) == KAFKA_ARROW_RECORDS
     assert max(rows for rows, _ in batches(100, ARROW_RECORDS + 1)) == ARROW_RECORDS
+
+
+def test_large_arrow_types_are_off_whatever_the_user_or_the_cluster_says() -> None:
+    # With offsets of 64 bits every second frame would be read out of another row's bytes.
+    theirs = load_settings(spark_conf={LARGE_TYPES_KEY: "true"})
+    assert session_config(theirs)[LARGE_TYPES_KEY] == spark_config(theirs)[LARGE_TYPES_KEY] == "false"
 
 
 def test_tables_below_a_folder_with_any_name_are_read(spark: SparkSession, tmp_path: Path) -> None:

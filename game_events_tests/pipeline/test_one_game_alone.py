@@ -1,0 +1,111 @@
+"""What is wrong with one game, or left out for one run, is that game's matter, and is not forgotten."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from game_events.errors import TransientError
+from game_events.lakehouse.commits import Commit, commit
+from game_events.lakehouse.progress import GOLD, SILVER, UNIFIED_LAYER
+from game_events.lakehouse.staging import StagedWriter
+from game_events.lakehouse.tables import UNIFIED, Table
+from game_events.pipeline.context import Pipeline, no_spark
+from game_events.pipeline.generations import BronzeIdentity
+from game_events.pipeline.gold import refresh_gold
+from game_events.pipeline.report import RunReport
+from game_events.pipeline.silver import refresh_silver
+from game_events.pipeline.unified import gold_app, refresh_unified
+from game_events.settings import load_settings
+from game_events_tests.books import gold as gold_rows
+
+TIME = pa.timestamp("us", tz="UTC")
+
+
+@pytest.fixture
+def pipeline(tmp_path):
+    """A pipeline over a lakehouse of this test, that may not need Spark."""
+    return lambda **settings: Pipeline(load_settings(lakehouse=str(tmp_path), **settings), no_spark)
+
+
+def put(table, columns, advance, info):
+    """A commit of a few rows, which replaces nothing."""
+    data = pa.table(columns)
+    handle = table.open()
+    writer = StagedWriter(table, data.schema)
+    writer.write(data)
+    table_id = str(handle.metadata().id) if handle is not None else None
+    commit(Commit(table, data.schema, writer.close(), {}, advance, table_id, info=info))
+
+
+def bronze(pipeline, **columns):
+    put(pipeline.bronze, columns, {"batch": columns["_batch"][-1]}, {"batch": str(columns["_batch"][-1]), "rows": "1"})
+    return BronzeIdentity.of(pipeline.bronze.open())
+
+
+def silver(pipeline, identity, game, batch, **columns):
+    rows = {"game_name": [game], **columns, "_batch": [batch]}
+    put(pipeline.lakehouse.silver(game), rows, {identity.app: batch}, {"bronze_batch": str(batch)})
+
+
+def test_what_is_owed_to_a_game_is_still_owed_after_a_run_whose_allow_list_leaves_it_out(pipeline):
+    only_a, both = pipeline(games=["a"]), pipeline(games=["a", "b"])
+    identity = bronze(only_a, game_name=["b", "b"], _batch=[5, 7])
+    silver(only_a, identity, "b", 5)
+    only_a.progress.update(identity.key, lambda now: now.done(SILVER, 7, {"a": 7, "b": 5}, {"b": "disk full"}))
+    report = RunReport()
+    refresh_silver(only_a, report)
+    assert report.success
+    state = both.progress.read(identity.key)
+    assert state.failed[SILVER, "b"] == "disk full"
+    # So the next run that may have it does not take its floor for the game's.
+    assert state.failed_in(SILVER) == {"b"}
+
+
+def test_a_game_without_the_key_column_fails_alone(pipeline, make_pipeline, spark):  # noqa: ARG001 - gold is a Spark job
+    apart = pipeline()
+    identity = bronze(apart, game_name=["x"], _batch=[9])
+    silver(apart, identity, "aaa", 1)  # came before any record had a gamer_id
+    for game in ("bbb", "ccc"):
+        silver(apart, identity, game, 9, gamer_id=["u"], event_timestamp=pa.array([0], TIME))
+    games = {"aaa": 1, "bbb": 9, "ccc": 9}
+    apart.progress.update(
+        identity.key, lambda now: now.done(SILVER, 9, games).done(GOLD, 1, failed={"aaa": "silver has no column"})
+    )
+    report = RunReport()
+    refresh_gold(make_pipeline(apart.settings), report)
+    assert {t.game: t.error for t in report.tables if t.error} == {
+        "aaa": "silver has no column 'gamer_id', 'event_timestamp': set GAME_EVENTS_KEY_COLUMN / GAME_EVENTS_TIME_COLUMN"
+    }
+    assert [list(gold_rows(apart.settings, game)) for game in ("bbb", "ccc")] == [["u"], ["u"]]
+    assert apart.progress.read(identity.key).failed_in(GOLD) == {"aaa"}
+
+
+def test_a_store_that_refuses_one_look_at_gold_makes_the_run_fail_and_the_game_is_looked_at_again(pipeline, monkeypatch):
+    apart = pipeline()
+    identity = bronze(apart, gamer_id=["a"], _batch=[2])
+    rummy, rows = apart.lakehouse.gold("rummy"), {"gamer_id": ["a"], "session_count": [1]}
+    put(rummy, rows, {"commits": 1}, {"bronze_batch": "1"})
+    put(
+        apart.lakehouse.table(UNIFIED),
+        rows,
+        {gold_app(str(rummy.open().metadata().id)): 0, "commits": 1},
+        {"bronze_batch": "1"},
+    )
+    put(rummy, rows, {"commits": 2}, {"bronze_batch": "2"})
+    apart.progress.update(identity.key, lambda now: now.done(SILVER, 2, {"rummy": 2}).done(GOLD, 2).done(UNIFIED_LAYER, 1))
+    look = Table.open
+
+    def refused(table):
+        if table.key == rummy.key:
+            raise TransientError("the object store answers 503")
+        return look(table)
+
+    report = RunReport()
+    with monkeypatch.context() as patch:
+        patch.setattr(Table, "open", refused)
+        refresh_unified(apart, report)
+    ((game, error),) = [(t.game, t.error) for t in report.tables]
+    assert (game, error) == ("rummy", "its gold cannot be read: the object store answers 503")
+    assert not report.success
+    assert apart.progress.read(identity.key).failed_in(UNIFIED_LAYER) == {"rummy"}
