@@ -20,7 +20,7 @@ $(READY): requirements.lock pyproject.toml
 	@sed -n '/^uv==/,/[^\\]$$/p' requirements.lock > $(VENV)/uv.lock
 	@$(PIP) install --quiet --no-deps --require-hashes -r $(VENV)/uv.lock
 # uv needs a third of pip's time. It does not know of pip's own settings: where those name another package index, pip does it.
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements.lock || \
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --no-deps --require-hashes -r requirements.lock || \
 	  { echo "uv could not install the packages, trying with pip" >&2; $(PIP) install --quiet --no-deps --require-hashes -r requirements.lock; }
 	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
 	@$(BIN)/python -m game_events.stack.jars
