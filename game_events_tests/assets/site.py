@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -18,7 +19,8 @@ from game_events.settings import Settings, load_settings
 from game_events.stack.ports import free_ports
 from game_events.stack.stack_state import StackFiles
 
-START_S, STOP_S, LOOK_S = 180, 60, 0.2
+#: None of them is reached unless something hangs: a slow machine may take minutes.
+START_S, STOP_S, LOOK_S = 900, 300, 0.2
 #: Its JVMs end before the optimizing compiler has paid for itself.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 LAUNCH = """mutation($p: ExecutionParams!) { launchPipelineExecution(executionParams: $p) {
@@ -58,11 +60,16 @@ class Site:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        deadline = time.monotonic() + START_S
-        while f"Dagster UI: http://127.0.0.1:{self.port}" not in self.log.read_text():
-            assert process.poll() is None, self.log.read_text()
-            assert time.monotonic() < deadline, self.log.read_text()
-            time.sleep(LOOK_S)
+        try:
+            deadline = time.monotonic() + START_S
+            while f"Dagster UI: http://127.0.0.1:{self.port}" not in self.log.read_text():
+                assert process.poll() is None, self.log.read_text()
+                assert time.monotonic() < deadline, self.log.read_text()
+                time.sleep(LOOK_S)
+        except BaseException:
+            process.send_signal(signal.SIGTERM)
+            process.wait(STOP_S)
+            raise
         return process
 
     def settings(self) -> Settings:
