@@ -21,6 +21,7 @@ GAME = "Name of the game, for example `rummy`: one silver and one gold table for
 OFFSET = "Offset of the record in its partition"
 
 
+@pytest.mark.scenario
 def test_the_tables_of_runs_are_found_understood_and_queried(cli, environment, spark, monkeypatch):
     """One pair of runs for all of it: the second brings a schema version."""
     monkeypatch.setenv("GAME_EVENTS_OWNERS", "team:games")

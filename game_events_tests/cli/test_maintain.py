@@ -28,6 +28,7 @@ def on_disk(settings, table):
     return len(list(Path(settings.lakehouse, table).glob("*.parquet")))
 
 
+@pytest.mark.scenario
 def test_maintenance_leaves_few_files_the_same_rows_and_runs_that_go_on(cli, environment, pipeline, monkeypatch):
     sent = send(environment)
     for version in (2, 3, 1):

@@ -134,6 +134,7 @@ def filled(make_settings, make_pipeline):
     return settings
 
 
+@pytest.mark.scenario
 def test_an_aggregate_that_fails_fails_alone_with_its_name_and_place(filled, make_settings, make_pipeline, tmp_path):
     for body, says in (
         ("return silver.select('nothing')", "nothing"),
@@ -205,6 +206,7 @@ def test_of_two_runs_with_different_declarations_neither_merges_into_what_the_ot
     assert differences(filled, GAMES, "n", "SELECT gamer_id, 2 * count(*) FROM t GROUP BY 1") == []
 
 
+@pytest.mark.scenario
 @pytest.mark.usefixtures("filled")
 def test_a_crash_at_any_point_of_an_own_aggregate_is_finished_by_the_next_run(make_settings, make_pipeline, tmp_path, crash):
     path = extension(tmp_path, DEVICES, MEDIAN)
@@ -263,6 +265,7 @@ def test_a_reader_sees_the_table_before_or_after_and_rivals_double_nothing(make_
     assert differences(settings, GAMES, "median_hour", MEDIAN_SQL) == []
 
 
+@pytest.mark.scenario
 def test_continuous_mode_refreshes_what_waits_for_its_interval_when_no_event_comes_any_more(
     filled, make_settings, make_pipeline, tmp_path, monkeypatch
 ):
