@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import uuid
 from dataclasses import dataclass
 
 import pyarrow.fs as pafs
 
-BUCKET = "lake"
+#: Another one in each process: the JVM that they share keeps a bucket's address for as long as it lives.
+BUCKET = f"lake-{uuid.uuid4().hex[:8]}"
 #: Any text will do for the server; that it is found nowhere is another test's matter.
 KEY, SECRET = "AKIATESTKEY", "planted-s3-secret-5d17e0"
 

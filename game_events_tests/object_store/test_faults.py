@@ -20,7 +20,7 @@ from game_events.pipeline.refresh import refresh
 from game_events.settings import Settings
 from game_events_tests.books import assert_books_balance
 from game_events_tests.guarantees.waves import at_point, send
-from game_events_tests.object_store.client import SECRET, ObjectStore
+from game_events_tests.object_store.client import BUCKET, SECRET, ObjectStore
 
 ROWS = pa.table({"game": ["uno", "rummy", "uno", "chess"], "n": [1, 2, 3, 4]})
 MakeS3 = Callable[[Settings], Pipeline]
@@ -126,5 +126,5 @@ def test_a_store_that_ignores_conditional_puts_is_refused_before_anything_is_wri
         assert not said["lakehouse"].ok
     finally:
         store.tell("safe")
-    assert store.names(s3.lakehouse.removeprefix("s3://lake/")) == set()
+    assert store.names(s3.lakehouse.removeprefix(f"s3://{BUCKET}/")) == set()
     assert environment_checks(s3)["lakehouse"]() == f"{s3.lakehouse}: writable, conditional puts hold, 0 tables"

@@ -33,7 +33,7 @@ from game_events_tests.guarantees.waves import (
     versions,
     wait_all,
 )
-from game_events_tests.object_store.client import ObjectStore
+from game_events_tests.object_store.client import BUCKET, ObjectStore
 from game_events_tests.registry_proxy import registry_proxy
 from game_events_tests.waiting import until
 
@@ -112,7 +112,9 @@ def test_full_refresh_replay_redecode_and_maintenance_work_there_too(
     assert_books_balance(settings, sent)
     assert reconcile(make_s3_pipeline(settings)).passed
     left = [
-        name for name in store.names(settings.lakehouse.removeprefix("s3://lake/")) if "_reset-" in name or "_probe" in name
+        name
+        for name in store.names(settings.lakehouse.removeprefix(f"s3://{BUCKET}/"))
+        if "_reset-" in name or "_probe" in name
     ]
     assert left == []
 
