@@ -18,11 +18,10 @@ from game_events.producer.simulator import Simulation
 from game_events.settings import Settings, load_settings
 from game_events.stack.ports import free_ports
 from game_events.stack.stack_state import StackFiles
+from game_events_tests.cluster.small_jvm import JAVA_OPTIONS
 
 #: None of them is reached unless something hangs: a slow machine may take minutes.
 START_S, STOP_S, LOOK_S = 900, 300, 0.2
-#: Its JVMs end before the optimizing compiler has paid for itself.
-JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 LAUNCH = """mutation($p: ExecutionParams!) { launchPipelineExecution(executionParams: $p) {
  ... on LaunchRunSuccess { run { runId } } } }"""
 STATUS = """query($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }"""

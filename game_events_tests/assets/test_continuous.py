@@ -24,7 +24,7 @@ from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
 from game_events_tests import books
 from game_events_tests.assets.conftest import PROJECT, logged, materializations
-from game_events_tests.assets.site import JAVA_OPTIONS
+from game_events_tests.cluster.small_jvm import JAVA_OPTIONS
 from game_events_tests.waiting import until
 
 pytestmark = [

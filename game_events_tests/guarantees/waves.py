@@ -25,8 +25,8 @@ from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
 from game_events.settings import Settings
 from game_events_tests.books import gold, rows
-from game_events_tests.guarantees.attached_driver import Driver
 from game_events_tests.cluster.small_jvm import JAVA_OPTIONS
+from game_events_tests.guarantees.attached_driver import Driver
 
 GAMES = ("rummy", "spades", "uno")
 COMMAND = [sys.executable, "-c", "from game_events.cli.main import main; main()", "run", "--json"]
