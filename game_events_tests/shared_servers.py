@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -97,6 +98,8 @@ def servers_of_this_run() -> Iterator[None]:
         return
     folder = Path(tempfile.mkdtemp(prefix="game-events-test-servers-"))
     os.environ |= {VARIABLE: str(folder), OWNER: str(os.getpid())}
+    # By default SIGTERM would leave the servers behind.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         yield
     finally:
