@@ -51,7 +51,6 @@ def of(*games):
 
 
 @pytest.mark.scenario
-@pytest.mark.sample
 def test_bronze_and_then_one_game_by_hand_are_carried_to_gold_for_the_games_that_changed(tick, runs, environment):
     assert tick(runs) is None
     sent = produce(environment, wave("rummy", "spades"))

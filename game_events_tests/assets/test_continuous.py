@@ -138,6 +138,7 @@ def test_it_tells_what_it_does_while_it_runs_and_terminate_ends_it_as_canceled_w
     books.assert_books_balance(environment, sent)
 
 
+@pytest.mark.scenario
 def test_a_bounded_run_ends_as_a_success_with_the_books_and_the_whole_report(runs, environment, monkeypatch):
     monkeypatch.setenv("GAME_EVENTS_GOLD_INTERVAL_S", "3600")
     sent = produce(environment, wave("rummy", "spades"))

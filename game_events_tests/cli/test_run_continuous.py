@@ -130,6 +130,7 @@ def test_ctrl_c_ends_the_whole_process_and_beside_it_a_second_command_is_refused
     books.assert_books_balance(quick, sent)
 
 
+@pytest.mark.scenario
 def test_a_second_ctrl_c_ends_it_at_once_and_leaves_continuous_mode_off(quick, spark, tmp_path):
     produce(quick, wave())
     process = start_driver(quick, spark, tmp_path / "log", work="continuous_command")

@@ -172,6 +172,7 @@ def test_a_table_that_somebody_else_made_is_left_alone(filled, make_settings, ma
     assert count(filled, "gold_uno_b_c") > 0
 
 
+@pytest.mark.scenario
 @pytest.mark.usefixtures("filled")
 def test_an_interval_is_kept_unless_asked_otherwise(make_settings, make_pipeline, tmp_path):
     settings = make_settings(extensions=(extension(tmp_path, SELDOM),))

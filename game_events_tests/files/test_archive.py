@@ -59,7 +59,6 @@ def write(settings: Settings, make_pipeline: MakePipeline, to: Path) -> RunRepor
 
 
 @pytest.mark.scenario
-@pytest.mark.sample
 def test_a_bronze_rebuilt_from_its_archive_equals_it_and_goes_on_with_the_topic(
     settings: Settings, make_pipeline: MakePipeline, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -100,6 +99,7 @@ def test_a_bronze_rebuilt_from_its_archive_equals_it_and_goes_on_with_the_topic(
     assert failed_checks(make_pipeline(live)) == []
 
 
+@pytest.mark.scenario
 def test_an_archive_has_nothing_of_a_slice_that_only_quarantine_has(
     settings: Settings, make_pipeline: MakePipeline, tmp_path: Path
 ) -> None:
@@ -174,6 +174,7 @@ def test_no_record_comes_twice_from_an_archive_to_a_bronze_that_has_it(
     assert failed_checks(make_pipeline(live)) == []
 
 
+@pytest.mark.scenario
 def test_an_archive_of_files_is_read_once_too_and_only_where_its_log_is(
     landing: Path, file_settings: Settings, make_files: MakeFiles, tmp_path: Path
 ) -> None:

@@ -129,6 +129,7 @@ def test_a_file_that_is_gone_before_it_was_read_stops_the_run_or_is_a_recorded_g
     assert stays.exists()
 
 
+@pytest.mark.scenario
 def test_a_full_refresh_reads_the_files_that_are_there_again(
     landing: Path, file_settings: Settings, make_files: MakeFiles
 ) -> None:

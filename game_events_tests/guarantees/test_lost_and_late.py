@@ -79,6 +79,9 @@ def test_a_deleted_table_is_made_again_whole_when_its_game_has_new_rows(lost: st
 def test_a_table_restored_to_an_older_version_has_every_row_once_when_its_game_has_new_rows(
     table: str, stage: str | None, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if world.version(table) == 0:  # there has to be an older one
+        world.send()
+        world.refresh()
     world.send(version=2, games=("spades", "uno"))
     if stage:
         happened = at_point(monkeypatch, stage, lambda: world.restore(table, 0))

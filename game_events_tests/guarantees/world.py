@@ -6,6 +6,8 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deltalake import DeltaTable
+
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.refresh import refresh
 from game_events.pipeline.report import RunReport
@@ -57,9 +59,16 @@ class World:
     def restore(self, table: str, version: int) -> None:
         """Somebody restores a table to an older version."""
         self.whole = False
+        self._open(table).restore(version)
+
+    def version(self, table: str) -> int:
+        """A table's newest version."""
+        return self._open(table).version()
+
+    def _open(self, table: str) -> DeltaTable:
         handle = self.pipeline().lakehouse.table(table).open()
         assert handle is not None
-        handle.restore(version)
+        return handle
 
     def assert_whole(self) -> None:
         """Everything that was sent is in its place, once."""

@@ -60,7 +60,6 @@ def test_a_run_fills_the_tables_and_one_with_nothing_new_writes_nothing(s3: Sett
 
 
 @pytest.mark.scenario
-@pytest.mark.sample
 def test_a_run_cut_off_anywhere_is_finished_by_the_next_one(s3: Settings, make_s3_pipeline: MakeS3) -> None:
     sent = send(s3)
     refresh(make_s3_pipeline(s3))

@@ -74,7 +74,6 @@ def columns(settings, table):
 
 
 @pytest.mark.scenario
-@pytest.mark.sample
 def test_only_the_selected_type_is_decoded_and_a_changed_selection_is_taken_over_exactly_once(topic, selecting):
     pipeline = selecting(PLAYED)
     settings = pipeline.settings

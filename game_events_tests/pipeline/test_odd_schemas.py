@@ -67,7 +67,7 @@ WIDE = "two thousand fields"
 @pytest.mark.parametrize(
     "names",
     [
-        pytest.param(tuple(name for name in SCHEMAS if name != WIDE), id="odd"),
+        pytest.param(tuple(name for name in SCHEMAS if name != WIDE), id="odd", marks=pytest.mark.scenario),
         pytest.param((WIDE,), id="wide", marks=pytest.mark.scenario),
     ],
 )

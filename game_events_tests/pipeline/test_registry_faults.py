@@ -71,6 +71,7 @@ def test_nobody_listening_stops_the_run_with_the_address(make_settings, make_pip
         refresh(make_pipeline(make_settings(schema_registry_url="http://127.0.0.1:9/apis/ccompat/v7")))
 
 
+@pytest.mark.scenario
 def test_a_warm_archive_carries_runs_through_outages_and_an_id_that_is_not_in_it_stops_one_before_anything_is_committed(
     settings, make_settings, make_pipeline, proxy
 ):

@@ -51,6 +51,7 @@ def test_every_row_arrives_once_in_calls_of_so_many_rows_and_then_only_what_is_n
     assert world.pipeline().lakehouse.table("rest_outbox").open().get_add_actions().num_rows == 0
 
 
+@pytest.mark.scenario
 def test_a_receiver_that_throttles_fails_hangs_closes_or_accepts_and_times_out_gets_every_row(world: World, tmp_path: Path):
     world.events(chess=60, uno=60)
     faults = {"throttle_share": 0.1, "error_share": 0.1, "hang_share": 0.08, "close_share": 0.1}
