@@ -144,7 +144,7 @@ def test_a_restored_bronze_reads_what_is_gone_from_kafka_again_and_every_layer_f
     restore(grown, BRONZE, whole)
     world.grow()
     world.assert_whole()
-    world.older = whole
+    world.whole = False  # the next restore would count the rows of this one's re-read too
 
 
 @pytest.mark.scenario
