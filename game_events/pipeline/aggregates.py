@@ -33,8 +33,8 @@ def player_agg(settings: Settings) -> GoldAggregate:
     keys = (settings.key_column,)
     if not settings.gold_columns:
         when = quoted(settings.time_column)
-        # Times of another column are other values: they are not merged into those that a table has. The usual column is not named,
-        # as tables that were made before this say nothing.
+        # Times of another column are other values: they are not merged into those that a table has. Tables with those of the
+        # usual column say nothing, as all did before.
         usual = settings.time_column == Settings.model_fields["time_column"].default
         return GoldAggregate(
             PLAYER_AGG,
