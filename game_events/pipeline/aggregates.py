@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from game_events.errors import ConfigurationError, first_line
-from game_events.extending import PLAYER_AGG, GoldAggregate, count, max_of, min_of
+from game_events.extending import PLAYER_AGG, SHIPPED, GoldAggregate, count, max_of, min_of
 from game_events.gold_columns import expression, measures
 from game_events.lakehouse.comments import COMMENT
 from game_events.lakehouse.own_comments import AGGREGATE
@@ -33,12 +33,16 @@ def player_agg(settings: Settings) -> GoldAggregate:
     keys = (settings.key_column,)
     if not settings.gold_columns:
         when = quoted(settings.time_column)
+        # Times of another column are other values: they are not merged into those that a table has. Tables with those of the
+        # usual column say nothing, as all did before.
+        usual = settings.time_column == Settings.model_fields["time_column"].default
         return GoldAggregate(
             PLAYER_AGG,
             "merge",
             keys=keys,
             measures={COUNT: count(), FIRST: min_of(when), LAST: max_of(when)},
             description=f"One row per {settings.words.key}: sessions, first and last event",
+            definition="" if usual else _hash([*keys, settings.time_column]),
             asset_name=settings.names.asset(settings.names.gold_asset),
         )
     columns = expressions(settings)
@@ -51,15 +55,24 @@ def player_agg(settings: Settings) -> GoldAggregate:
         measures=merging or {},
         function=None if merging else lambda silver: _aggregated(silver, ("_game", *keys), columns),
         description=f"One row per {settings.words.key}: {', '.join(settings.gold_columns)}",
-        definition=hashlib.sha256(json.dumps(parts).encode()).hexdigest(),
+        definition=_hash(parts),
         where="GAME_EVENTS_GOLD_COLUMNS",
         asset_name=settings.names.asset(settings.names.gold_asset),
     )
 
 
+def _hash(parts: Sequence[object]) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def has_shipped_columns(aggregate: GoldAggregate) -> bool:
+    """Whether it is the shipped aggregate with its own columns, whatever the key and time columns are called."""
+    return aggregate.name == PLAYER_AGG and aggregate.measures.keys() == {COUNT, FIRST, LAST} and aggregate.where == SHIPPED
+
+
 def commented(aggregate: GoldAggregate, schema: pa.Schema) -> pa.Schema:
     """Its columns with what they mean, where that is known: a name that settings or a declaration use may mean anything."""
-    if aggregate.name != PLAYER_AGG or aggregate.definition:
+    if not has_shipped_columns(aggregate):
         return schema
     return pa.schema([f.with_metadata({COMMENT: AGGREGATE[f.name]}) if f.name in AGGREGATE else f for f in schema])
 

@@ -166,10 +166,15 @@ def _records(table: str, rows: pa.Table, entity: str) -> pa.Table:
 
 
 def _without(table: Table, file: pq.ParquetFile, masks: Sequence[npt.NDArray[np.bool_]]) -> list[StagedFile]:
-    writer = StagedWriter(table, file.schema_arrow.remove_metadata())
+    """What stays of a file, in the table's types: those of a file that another engine has written may differ (INT96 times)."""
+    handle = table.open()
+    types = {f.name: f.type for f in pa.schema(handle.schema())} if handle is not None else {}
+    own = file.schema_arrow.remove_metadata()
+    schema = pa.schema([pa.field(f.name, types.get(f.name, f.type)) for f in own])
+    writer = StagedWriter(table, schema)
     for group, mask in enumerate(masks):
         if not mask.all():
-            rows = file.read_row_group(group).replace_schema_metadata(None)
+            rows = file.read_row_group(group).replace_schema_metadata(None).cast(schema)
             writer.write(rows.filter(pa.array(~mask)) if mask.any() else rows)
     return writer.close()
 

@@ -26,7 +26,16 @@ from game_events.lakehouse.commits import COMMITS_APP, Commit, changed_types
 from game_events.lakehouse.progress import GOLD, SILVER, UNIFIED_LAYER, Mark, Progress
 from game_events.lakehouse.reading import BATCH_INFO, Selection, restored, selection, spark_schema
 from game_events.lakehouse.staging import discard
-from game_events.pipeline.aggregates import commented, declared_in, definition_app, definition_for, due, player_agg, scope
+from game_events.pipeline.aggregates import (
+    commented,
+    declared_in,
+    definition_app,
+    definition_for,
+    due,
+    has_shipped_columns,
+    player_agg,
+    scope,
+)
 from game_events.pipeline.connect import is_lost
 from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.fan_out import FanOut, FanOutResult, stage
@@ -256,7 +265,7 @@ def _pass(
 
 def _missing_columns(pipeline: Pipeline, aggregate: GoldAggregate, plan: _Game) -> str | None:
     """Why a game's shipped aggregate cannot be made; one's own, and columns by settings, say so by themselves."""
-    if aggregate.name != PLAYER_AGG or aggregate.definition:
+    if not has_shipped_columns(aggregate):
         return None
     names = (pipeline.settings.key_column, pipeline.settings.time_column)
     known = {f.name for f in plan.silver.schema().fields}
@@ -317,7 +326,7 @@ def _stage(
         with forgiving(pipeline.spark) if rules.rules else nullcontext():
             result = stage(rows.select("*", *rules.violated()) if rules.rules else rows, task, 1, 1)
     except (PySparkException, Py4JJavaError) as error:
-        if not aggregate.definition or is_lost(error):
+        if has_shipped_columns(aggregate) or is_lost(error):
             raise
         raise run_time_failure(aggregate, error) from error
     strange = (set(result.files) - set(plans)) | {n or "NULL" for names in result.refused.values() for n in names}

@@ -74,7 +74,7 @@ def plan_slice(
 
 
 def plan_files(pipeline: Pipeline, tables: ExportTables, target: RestTarget, account: Export, folder: str) -> bool:
-    """Fix the rows of files that were not exported yet; whether there were any.
+    """Fix the rows of files that were not exported yet; whether there were any. Files without rows make no commit.
 
     Raises:
         ConfigurationError: there is no such folder, or its files cannot be read together.
@@ -88,8 +88,9 @@ def plan_files(pipeline: Pipeline, tables: ExportTables, target: RestTarget, acc
     place = folder_table(pipeline, folder).uri
     origins = {file: Origin(file, None, place) for file in files}
     staged = _staged(tables, target, outbox, file_rows(pipeline, files), origins)
-    _commit(tables, outbox, staged, {}, {}, account)
-    return True
+    if staged:
+        _commit(tables, outbox, staged, {}, {}, account)
+    return bool(staged)
 
 
 def commit_slice(

@@ -154,6 +154,20 @@ def test_rows_of_bronze_that_are_not_decoded_tell_whose_they_are_by_key_and_byte
     assert pq.read_table(Path(bronze.uri) / left.path).column("_kafka_offset").to_pylist() == [2, 3, 4]
 
 
+def test_what_stays_of_a_file_that_another_spark_has_written_has_the_tables_types(pipeline):
+    table = pipeline.lakehouse.silver("uno")
+    times = pa.array([0, 1_700_000_000_123_456], pa.timestamp("us", tz="UTC"))
+    rows = pa.table({"gamer_id": [WHOM, "ann"], "event_timestamp": times, "_batch": pa.array([1, 1], pa.int64())})
+    commit(Commit(table, rows.schema, [], {}, {"mine": 1}, None))
+    theirs = Path(table.uri) / "part-00000-spark.c000.snappy.parquet"
+    pq.write_table(rows, theirs, use_deprecated_int96_timestamps=True)  # Spark's default, spark.sql.parquet.outputTimestampType
+    task = EraseTask({table.key: table}, Wanted("gamer_id", "game_name", frozenset({WHOM})), rewrite=True)
+    (left,) = task.look(table.key, theirs.name).files
+    held = pq.read_table(Path(table.uri) / left.path)
+    assert held.schema.field("event_timestamp").type == times.type
+    assert held.to_pylist() == rows.slice(1).to_pylist()
+
+
 def test_an_id_that_only_keys_of_records_have_that_are_not_decoded_is_found_again_by_its_hash(tmp_path):
     bronze = Lakehouse(str(tmp_path)).table("bronze_events")
     rows = pa.table({"_kafka_key": pa.array([WHOM.encode(), b"ann"]), "gamer_id": pa.array([None, None], pa.string())})

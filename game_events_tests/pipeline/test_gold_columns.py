@@ -39,9 +39,9 @@ class World:
     def __init__(self, make_settings, make_pipeline):
         self.make_settings, self.make_pipeline, self.sent = make_settings, make_pipeline, None
 
-    def run(self, columns, seed=None):
+    def run(self, columns, seed=None, **more):
         """A run with these columns; new records first if there is a seed."""
-        settings = self.make_settings(gold_columns=columns)
+        settings = self.make_settings(gold_columns=columns, **more)
         if seed is not None:
             few = Simulation(games=GAMES, seed=seed, records_per_game_and_version=6, gamers_per_game=3, late_share=0.3)
             more = produce(settings, few)
@@ -80,6 +80,14 @@ def test_gold_is_what_its_columns_say_after_they_were_changed_and_after_the_next
     world.assert_gold(settings, ANEW, ANEW_SQL)
     _, report = world.run(ANEW)
     assert report.of("gold") == report.of("unified") == [], "nothing is new, and nothing was written"
+
+
+def test_times_of_another_column_take_the_place_of_those_before_in_idle_games_too(world):
+    world.run({}, seed=1)
+    _, report = world.run({}, time_column="_kafka_timestamp")
+    assert {t.game for t in report.of("gold")} == set(GAMES)
+    settings, _ = world.run({})
+    assert_books_balance(settings, world.sent)
 
 
 @pytest.mark.scenario

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from game_events.lakehouse.staging import StagedWriter
@@ -57,3 +59,16 @@ def test_rows_and_chunks_that_were_fixed_are_counted_of_one_slice_alone(tmp_path
         assert (account.planned_rows, account.planned_chunks) == (7 * number, 3 * number)
     plan._commit(tables, tables.outbox.open(), [], {}, {}, account)
     assert (account.planned_rows, account.planned_chunks) == (14, 6)
+
+
+def test_files_without_rows_are_no_work_and_end_the_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = tmp_path / "files"
+    folder.mkdir()
+    pq.write_table(pa.table({"a": pa.array([], pa.int64())}), folder / "part-0.parquet")  # Spark's of an empty partition
+    pipeline = World(tmp_path / "world", None).pipeline("http://127.0.0.1:1/")
+    tables = ExportTables.of(pipeline.lakehouse, "gamer_id")
+    # What Spark's job makes of them.
+    monkeypatch.setattr(plan, "file_rows", lambda *_: None)
+    monkeypatch.setattr(plan, "_staged", lambda *_: [])
+    assert not plan.plan_files(pipeline, tables, RestTarget.of(pipeline.settings), Export(), str(folder))
+    assert tables.outbox.open() is None
