@@ -62,8 +62,8 @@ class Measure:
 
     @property
     def merges(self) -> bool:
-        """Whether parts of it can be merged: what is counted or summed once each is not known of the old rows."""
-        return re.match(r"\s*distinct\b", self.of, re.IGNORECASE) is None or self.function in ("min", "max")
+        """Whether partial results can be merged: a count or sum of DISTINCT values cannot, a minimum or maximum can."""
+        return self.function in ("min", "max") or re.match(r"\s*distinct\b", self.of, re.IGNORECASE) is None
 
     @property
     def sql(self) -> str:

@@ -31,8 +31,8 @@ from game_events.lakehouse.tables import Table
 
 #: Attempts to commit beside commits that touch neither our rows nor our progress: compaction, another property.
 BESIDE_ATTEMPTS = 5
-#: The same of a commit that removes files: any commit that came in between makes it compare again, which takes some 20 ms. A
-#: loop commits twice a second to a table at most.
+#: Attempts of a commit that removes files: every commit that lands in between, of whatever kind, makes it compare again (some
+#: 20 ms on a local disk), and a loop commits to a table about twice a second.
 REMOVING_ATTEMPTS = 50
 #: Attempts to evolve a schema against rivals that evolve it too.
 EVOLVE_ATTEMPTS = 5
@@ -162,9 +162,10 @@ def _write(plan: Commit, attempt: _Attempt) -> None:
     handle = attempt.handle
     wanted = described(plan.table, plan.schema)
     properties = CommitProperties(
-        # No other version than the one that was looked at. Of two creators the second one's rows would become version 1; and a
-        # commit that removes files would land behind one that has moved their rows, as delta-rs 1.6.6 does not compare with
-        # commits that say `dataChange=false` (a compaction, of ours or of another engine): all these rows were there twice.
+        # 0 retries: the commit becomes the next version after the one that was compared, or fails. With retries, the second of
+        # two creators would become version 1; and a commit that removes files would land after a compaction (of ours or of
+        # another engine) that has moved the same rows, as delta-rs 1.6.6 finds no conflict with commits of `dataChange=false`:
+        # the table would have these rows twice.
         max_commit_retries=0 if handle is None or plan.removes else None,
         custom_metadata={**plan.info, COMMIT_ID: attempt.mark},
         app_transactions=[Transaction(app, to) for app, to in plan.advance.items()],

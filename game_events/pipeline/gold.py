@@ -224,12 +224,6 @@ def _pass(
         why = note(pipeline, "its gold table was replaced")
         pipeline.progress.update(identity.key, lambda now: now.pending(UNIFIED_LAYER, replaced, why))
     pipeline.on_progress(f"{aggregate.asset}: {len(plans)} {pipeline.settings.words.entities}")
-    found = {game: _missing_columns(pipeline, aggregate, plan) for game, plan in plans.items()}
-    missing = {game: why for game, why in found.items() if why is not None}
-    failed |= missing
-    plans = {game: plan for game, plan in plans.items() if game not in missing}
-    if not plans:
-        return set()
     try:
         result, schema, rules = _stage(pipeline, aggregate, plans)
     except ExtensionError as error:
@@ -263,14 +257,16 @@ def _pass(
     return outcome.again
 
 
-def _missing_columns(pipeline: Pipeline, aggregate: GoldAggregate, plan: _Game) -> str | None:
-    """Why a game's shipped aggregate cannot be made; one's own, and columns by settings, say so by themselves."""
+def _missing_columns(pipeline: Pipeline, aggregate: GoldAggregate, silver: DeltaTable) -> DataError | None:
+    """Why a game's shipped aggregate cannot be made; a user's own aggregate or columns name what is missing by themselves."""
     if not has_shipped_columns(aggregate):
         return None
     names = (pipeline.settings.key_column, pipeline.settings.time_column)
-    known = {f.name for f in plan.silver.schema().fields}
+    known = {f.name for f in silver.schema().fields}
     missing = ", ".join(repr(c) for c in names if c not in known)
-    return f"silver has no column {missing}: set GAME_EVENTS_KEY_COLUMN / GAME_EVENTS_TIME_COLUMN" if missing else None
+    if not missing:
+        return None
+    return DataError(f"silver has no column {missing}: set GAME_EVENTS_KEY_COLUMN / GAME_EVENTS_TIME_COLUMN")
 
 
 def _plan(
@@ -297,6 +293,8 @@ def _plan(
     anew = full or taken is None or declared != definition or (gold is not None and restored(gold))
     if taken == batch and not anew:
         return None
+    if (missing := _missing_columns(pipeline, aggregate, silver)) is not None:
+        return missing
     whole = anew or aggregate.mode == "recompute"
     above = 0 if whole else int(taken or 0)
     old = NOTHING if gold is None or whole else selection(gold)

@@ -34,7 +34,7 @@ ARROW_BYTES = 64 * 1024 * 1024
 
 
 ARROW_RECORDS_KEY = "spark.sql.execution.arrow.maxRecordsPerBatch"
-#: Frames and payloads are read where Arrow's own offsets of 32 bits say; a batch is smaller than that by far. No user's choice.
+#: Decoding reads Arrow's 32-bit offsets (decoding/frames.py), so large types are off, whatever a user or a cluster sets.
 LARGE_TYPES_KEY = "spark.sql.execution.arrow.useLargeVarTypes"
 LOOPBACK = "127.0.0.1"
 

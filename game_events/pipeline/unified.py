@@ -6,7 +6,6 @@ games that changed are opened; the others' rows are carried over from the table 
 
 from __future__ import annotations
 
-import logging
 import time
 from functools import partial
 
@@ -15,7 +14,7 @@ from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
 from game_events.errors import ConflictError, GameEventsError
-from game_events.extending import PLAYER_AGG
+from game_events.extending import PLAYER_AGG, GoldAggregate
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import COMMITS_APP, Commit, commit
 from game_events.lakehouse.progress import GOLD, UNIFIED_LAYER, Progress
@@ -30,8 +29,6 @@ from game_events.pipeline.generations import BronzeIdentity
 from game_events.pipeline.gold_rows import game_in_path
 from game_events.pipeline.report import RunReport, TableReport
 from game_events.pipeline.silver import ATTEMPTS
-
-log = logging.getLogger(__name__)
 
 
 def gold_app(gold_id: str) -> str:
@@ -71,7 +68,7 @@ def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False
             bronze_key,
             lambda now: now.done(UNIFIED_LAYER, target if now.floor(UNIFIED_LAYER) >= kept else 0, failed=unread, seen=state),
         )
-    # Of the others gold has told.
+    # A game that failed in gold is in the report already.
     for game, why in unread.items():
         if game not in behind:
             report.tables.append(TableReport("unified", table.name, table.uri, game, error=f"its gold cannot be read: {why}"))
@@ -79,30 +76,19 @@ def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False
 
 
 def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bool) -> dict[str, str]:
-    """Make the commit, if anything changed; returns the games whose gold could not be read, and why: their old rows stay."""
+    """Make the commit, if anything changed.
+
+    Returns:
+        the games whose gold could not be read, and why. Their old rows stay, except where the whole table is written again:
+        there they are missing until their gold can be read.
+    """
     table = pipeline.lakehouse.table(UNIFIED)
     handle = table.open()
     aggregate = player_agg(pipeline.settings)
     # A new table, or one whose rows went back, or that had other columns, has no rows to carry over.
     reshaped = handle is not None and not is_current(handle, aggregate)
     full = full or handle is None or reshaped or restored(handle)
-    changed: dict[str, DeltaTable] = {}
-    pending = state.failed_in(UNIFIED_LAYER)
-    games = sorted(g for g, batch in state.games.items() if g in pending or batch > state.floor(UNIFIED_LAYER))
-    if full:
-        # Also of games that a bronze which was replaced does not have any more: they keep their tables.
-        games = sorted(state.games.keys() | {g for g in map(game_of_gold, pipeline.lakehouse.names()) if g is not None})
-    unread: dict[str, str] = {}
-    for game, gold in for_games(games, partial(_gold, pipeline)).items():
-        if isinstance(gold, GameEventsError):
-            unread[game] = str(gold)
-        if not isinstance(gold, DeltaTable):
-            continue
-        held = handle.transaction_version(gold_app(str(gold.metadata().id))) if handle is not None else None
-        if full or held != gold.version():
-            changed[game] = gold
-    # Of games that have not got the columns of the setting yet, there are none to be shown.
-    changed = {game: gold for game, gold in changed.items() if is_current(gold, aggregate)}
+    changed, unread = _changed(pipeline, state, aggregate, None if full else handle)
     if not changed:
         return unread
     words = pipeline.settings.words
@@ -148,6 +134,28 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
     landed = commit(plan)
     report.add_landed("unified", table, landed, schema, state.floor(GOLD)).new = handle is None
     return unread
+
+
+def _changed(
+    pipeline: Pipeline, state: Progress, aggregate: GoldAggregate, unified: DeltaTable | None
+) -> tuple[dict[str, DeltaTable], dict[str, str]]:
+    """Games whose gold is newer than the unified table's rows (None: all games), and those whose gold cannot be read, and why."""
+    pending = state.failed_in(UNIFIED_LAYER)
+    games = sorted(g for g, batch in state.games.items() if g in pending or batch > state.floor(UNIFIED_LAYER))
+    if unified is None:
+        # Also of games that a bronze which was replaced does not have any more: they keep their tables.
+        games = sorted(state.games.keys() | {g for g in map(game_of_gold, pipeline.lakehouse.names()) if g is not None})
+    changed: dict[str, DeltaTable] = {}
+    unread: dict[str, str] = {}
+    for game, gold in for_games(games, partial(_gold, pipeline)).items():
+        if isinstance(gold, GameEventsError):
+            unread[game] = str(gold)
+        # Gold that does not have the columns of the settings yet has nothing to be shown.
+        elif gold is not None and is_current(gold, aggregate):
+            held = None if unified is None else unified.transaction_version(gold_app(str(gold.metadata().id)))
+            if held != gold.version():
+                changed[game] = gold
+    return changed, unread
 
 
 def _gold(pipeline: Pipeline, game: str) -> DeltaTable | GameEventsError | None:
