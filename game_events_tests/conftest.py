@@ -1,4 +1,4 @@
-"""What all tests share: one stack and one Spark session for the whole run, a topic and a lakehouse for each test."""
+"""What all tests share: one stack and one Spark JVM for the whole run, a topic and a lakehouse for each test."""
 
 from __future__ import annotations
 

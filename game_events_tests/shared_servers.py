@@ -36,6 +36,8 @@ VARIABLE = "GAME_EVENTS_TEST_SERVERS"
 #: Set by who made the folder: servers end with that process, however it ends.
 OWNER = "GAME_EVENTS_TEST_OWNER"
 GATEWAY = "gateway.json"
+#: The JVM is up after some 10 s; only one that hangs takes as long as this.
+START_S = 600
 
 
 class Gateway(BaseModel):
@@ -66,7 +68,7 @@ class SharedServers:
                 command = [sys.executable, "-m", "game_events_tests.spark_jvm", str(known), os.environ.get(OWNER, "")]
                 server = spawn(command, port=0, cwd=self.folder, log=log)
                 process.write_text(server.model_dump_json())
-                until(lambda: known.exists() or find(server) is None, 120, what="Spark's JVM")
+                until(lambda: known.exists() or find(server) is None, START_S, what="Spark's JVM")
                 assert known.exists(), last_lines(log)
         return Gateway.model_validate_json(known.read_text())
 

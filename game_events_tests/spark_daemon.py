@@ -10,17 +10,23 @@ Two things cost a worker more than the tests' few rows, and neither is what a te
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 
-_ARCHIVES = (".jar", ".zip")
-sys.path[:] = [place for place in sys.path if not place.endswith(_ARCHIVES)]
-for place in [place for place in sys.path_importer_cache if place.endswith(_ARCHIVES)]:
-    del sys.path_importer_cache[place]
+ARCHIVES = (".jar", ".zip")
+#: What every worker needs.
+PRELOADED = ("pyspark.worker", "game_events.pipeline.bronze_stage", "game_events.pipeline.fan_out")
 
-import pyspark.worker  # noqa: E402, F401
-from pyspark.daemon import manager  # noqa: E402
 
-import game_events.pipeline.bronze_stage  # noqa: E402
-import game_events.pipeline.fan_out  # noqa: E402, F401
+def main() -> None:
+    """Fork workers as Spark asks for them, until it goes."""
+    sys.path[:] = [place for place in sys.path if not place.endswith(ARCHIVES)]
+    for place in [place for place in sys.path_importer_cache if place.endswith(ARCHIVES)]:
+        del sys.path_importer_cache[place]
+    # Only now: PySpark is to come from where it is installed, not from Spark's zip of it.
+    for module in PRELOADED:
+        import_module(module)
+    import_module("pyspark.daemon").manager()
+
 
 if __name__ == "__main__":
-    manager()
+    main()

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import psutil
 
-from game_events_tests.cluster.kinds import LOCAL_MASTER, classic
+from game_events_tests.cluster.kinds import classic
 from game_events_tests.shared_servers import Gateway
 
 #: Seconds between two looks for the owner.
 LOOK_S = 2.0
-#: The processes that share it run their jobs at the same time, each with as many partitions as for two cores.
+#: The processes that share it run their jobs at the same time, each with as many partitions as on two cores.
+MASTER = "local[4]"
 CONF = {
-    "spark.master": "local[4]",
     "spark.default.parallelism": "2",
     "spark.driver.memory": "3g",
     "spark.python.daemon.module": "game_events_tests.spark_daemon",
@@ -30,7 +30,7 @@ def main(file: Path, owner: str) -> None:
     """Hold it."""
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    with classic(LOCAL_MASTER, CONF) as session:
+    with classic(MASTER, CONF) as session:
         gateway = session.sparkContext._gateway.gateway_parameters
         written = file.with_suffix(".new")
         written.touch(mode=0o600)

@@ -139,7 +139,7 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
 def _changed(
     pipeline: Pipeline, state: Progress, aggregate: GoldAggregate, unified: DeltaTable | None
 ) -> tuple[dict[str, DeltaTable], dict[str, str]]:
-    """Games whose gold is newer than the unified table's rows (None: all games), and those whose gold cannot be read, and why."""
+    """Games whose gold is newer than the unified table's rows (None: all games), and games whose gold cannot be read: why."""
     pending = state.failed_in(UNIFIED_LAYER)
     games = sorted(g for g, batch in state.games.items() if g in pending or batch > state.floor(UNIFIED_LAYER))
     if unified is None:

@@ -98,7 +98,8 @@ def assert_summary(result, said, sent):
     assert "Py4J" not in said
 
 
-def test_ctrl_c_ends_it_with_exit_code_0_and_a_summary_and_beside_it_a_second_one_is_refused(cli, quick, spark, tmp_path):  # noqa: ARG001 - the run finds it
+@pytest.mark.usefixtures("spark")
+def test_ctrl_c_ends_it_with_exit_code_0_and_a_summary_and_beside_it_a_second_one_is_refused(cli, quick, tmp_path):
     sent = produce(quick, wave())
 
     def second():
@@ -148,7 +149,8 @@ def test_a_duration_without_continuous_is_refused(cli, environment):  # noqa: AR
     assert "only with --continuous" in found.err
 
 
-def test_a_run_that_has_lasted_long_enough_is_followed_by_another_in_the_same_process(cli, quick, spark, tmp_path, monkeypatch):  # noqa: ARG001 - the run finds it
+@pytest.mark.usefixtures("spark")
+def test_a_run_that_has_lasted_long_enough_is_followed_by_another_in_the_same_process(cli, quick, tmp_path, monkeypatch):
     monkeypatch.setenv("GAME_EVENTS_CONTINUOUS_RUN_H", str(0.5 / 3600))
     sent = produce(quick, wave())
 
@@ -166,7 +168,8 @@ def test_a_run_that_has_lasted_long_enough_is_followed_by_another_in_the_same_pr
     books.assert_books_balance(quick, sent)
 
 
-def test_after_its_duration_it_ends_by_itself_with_every_table_up_to_the_topic(cli, quick, spark, tmp_path):  # noqa: ARG001 - the run finds it
+@pytest.mark.usefixtures("spark")
+def test_after_its_duration_it_ends_by_itself_with_every_table_up_to_the_topic(cli, quick, tmp_path):
     sent = produce(quick, wave())
     said = cli("run", "--continuous", "--duration-s", "0.1", "--json")
     assert said.code == 0, said.everything

@@ -1,4 +1,5 @@
-"""The Spark that a run of the tests is given: in this process, on a standalone cluster, or on a Connect server.
+"""The Spark that a run of the tests is given: in the JVM that all its processes share, on a standalone cluster, or on a Connect
+server.
 
 `GAME_EVENTS_TEST_SPARK=standalone pytest game_events_tests/pipeline` runs any tests of the pipeline on that kind. One process
 has one kind: PySpark's functions are either those of classic Spark or those of Connect.
@@ -15,7 +16,7 @@ from pyspark.sql import SparkSession
 
 import game_events_tests
 from game_events.pipeline.connect import TOKEN_VARIABLE, connect, give_back
-from game_events.pipeline.shipped_code import packed, ship
+from game_events.pipeline.shipped_code import on_this_machine, packed, ship
 from game_events.pipeline.spark import session_config, spark_config
 from game_events.settings import load_settings
 from game_events.stack import connect_server
@@ -69,10 +70,10 @@ def classic(master: str, own: Mapping[str, str]) -> Iterator[SparkSession]:
     builder = SparkSession.builder
     for key, value in _conf(master, own).items():
         builder = builder.config(key, value)
-    session = builder.getOrCreate()
+    session, settings = builder.getOrCreate(), load_settings(spark_master=master)
     try:
-        ship(session, load_settings(spark_master=master))
-        if master != LOCAL_MASTER:
+        ship(session, settings)
+        if not on_this_machine(settings):
             # Some tests give workers functions of their own modules.
             session.addArtifacts(str(packed(Path(game_events_tests.__file__).parent)), pyfile=True)
         yield session

@@ -36,8 +36,9 @@ def run_tests(kind, *arguments):
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.usefixtures("stack")
 @pytest.mark.parametrize("kind", [STANDALONE, CONNECT])
-def test_the_pipeline_does_the_same_wherever_spark_runs(kind, stack):  # noqa: ARG001 - the tests find it
+def test_the_pipeline_does_the_same_wherever_spark_runs(kind):
     # What kills servers and leaves jobs behind comes last: other tests' sessions live in its process, too.
     own = [f"game_events_tests/cluster/on_{name}.py" for name in ("every_kind", kind)]
     code, said = run_tests(kind, "-m", "every_spark", *WHERE, *own)

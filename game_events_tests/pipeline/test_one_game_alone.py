@@ -62,7 +62,7 @@ def test_what_is_owed_to_a_game_is_still_owed_after_a_run_whose_allow_list_leave
     assert state.failed_in(SILVER) == {"b"}
 
 
-def test_a_game_without_the_key_column_fails_alone(pipeline, make_pipeline, spark):  # noqa: ARG001 - gold is a Spark job
+def test_a_game_without_the_key_column_fails_alone(pipeline, make_pipeline):
     apart = pipeline()
     identity = bronze(apart, game_name=["x"], _batch=[9])
     silver(apart, identity, "aaa", 1)  # came before any record had a gamer_id

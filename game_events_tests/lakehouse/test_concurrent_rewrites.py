@@ -1,4 +1,4 @@
-"""Commits that remove files, each with a rival that removes files of the same table at the last moment before it lands."""
+"""Commits that remove files, each with a concurrent one that removes files of the same table right before it lands."""
 
 from __future__ import annotations
 
