@@ -21,14 +21,14 @@ from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, Landed, commit
 from game_events.lakehouse.staging import StagedFile, discard
 from game_events.pipeline.archive_origin import archive_noted
-from game_events.pipeline.bronze import BATCH_APP, archive_schemas, column_map, stage_slice
+from game_events.pipeline.bronze import archive_schemas, column_map, stage_slice
 from game_events.pipeline.bronze_files import behind_origins
 from game_events.pipeline.bronze_protection import Expired, count_expired, refuse_unless_allowed, source_to_read
 from game_events.pipeline.bronze_stage import bronze_schema
 from game_events.pipeline.column_comments import documented
 from game_events.pipeline.commit_notes import slice_info
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.generations import ERASED_APP, GENERATION_APP
+from game_events.pipeline.generations import BATCH_APP, ERASED_APP, GENERATION_APP
 from game_events.pipeline.quarantine_lost import QUARANTINED_APP
 from game_events.pipeline.quarantine_reset import RESET_APP, ResetList, finish_reset, forget, is_finished, keep, sweep
 from game_events.pipeline.replay_notes import REPLAY_APP, is_noted, note_replay

@@ -17,11 +17,10 @@ from game_events.lakehouse.commits import paths
 from game_events.lakehouse.reading import read_files, row_count, spark_schema
 from game_events.lakehouse.staging import file_system
 from game_events.lakehouse.tables import Table
-from game_events.pipeline.bronze import BATCH_APP
 from game_events.pipeline.check_result import CheckResult
 from game_events.pipeline.commit_notes import BronzeCommit, bronze_commit, erased_rows
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.generations import generation
+from game_events.pipeline.generations import BATCH_APP, generation
 from game_events.pipeline.replay_notes import COORDINATES, REPLAY_APP, is_noted
 from game_events.sources.source import FILES, KAFKA, Lane
 

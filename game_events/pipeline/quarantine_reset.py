@@ -28,6 +28,7 @@ from game_events.lakehouse.commits import Commit, Landed, commit, evolve, paths
 from game_events.lakehouse.reading import read_files, spark_schema
 from game_events.lakehouse.staging import REPORT_SCHEMA, StagedFile, discard, file_system
 from game_events.lakehouse.tables import Table
+from game_events.pipeline.bronze_quarantine import SLICES_APP
 from game_events.pipeline.bronze_stage import HEADERS, QUARANTINE_COLUMNS, QUARANTINE_DESCRIPTION, travelling
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.file_stage import FileStage, staged_files
@@ -185,7 +186,9 @@ def _finish(
     """One commit: rows of records that the refresh has decided on anew go, its own rows come, all others stay."""
     app, seen = _app(bronze), quarantine.version() if quarantine is not None else None
     held = quarantine.transaction_version(app) if quarantine is not None else None
-    expected, advance = {app: held}, {app: ticket}
+    slices = quarantine.transaction_version(SLICES_APP) if quarantine is not None else None
+    # A slice that is about to commit rows was planned from the bronze that is gone: it is shut out.
+    expected, advance = {app: held, SLICES_APP: slices}, {app: ticket, SLICES_APP: (slices or 0) + 1}
     rewritten: frozenset[str] = frozenset()
     files: list[StagedFile] = []
     if listed is not None:
