@@ -102,7 +102,7 @@ def _ranges(handle: DeltaTable, commits: Sequence[BronzeCommit]) -> list[str]:
         if commit.offsets is None:
             continue
         offsets = sum(end - start for start, end in commit.offsets.values())
-        records = commit.rows + commit.quarantined + commit.suppressed
+        records = commit.rows - commit.kept + commit.quarantined + commit.suppressed
         if records > offsets and all(lane.kind == KAFKA for lane in commit.offsets):
             faults.append(f"batch {commit.batch} has {records} records of {offsets} offsets")
         for lane, (start, end) in commit.offsets.items():
