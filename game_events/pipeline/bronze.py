@@ -53,6 +53,7 @@ from game_events.pipeline.column_comments import BRONZE_DESCRIPTION, about_bronz
 from game_events.pipeline.commit_notes import slice_info
 from game_events.pipeline.consumer_group import tell_group
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.cut_log import epochs_noted, refuse_cut_log
 from game_events.pipeline.generations import BATCH_APP
 from game_events.pipeline.offset_loss import next_slice, told, went_meanwhile
 from game_events.pipeline.planning import run_decode_job
@@ -117,6 +118,7 @@ def load_bronze(pipeline: Pipeline, report: RunReport, until: Seen | None = None
             reached = next_offsets(handle, now.latest)
         # Of a topic that joined, or was made anew while this run reads, the ends seen before say nothing.
         target = replace(target, latest=now.latest | {p: end for p, end in target.latest.items() if p in now.latest})
+        refuse_cut_log(pipeline, handle, now, reached)
         part = next_slice(pipeline.settings, handle, now, target.latest, pipeline.source.room(reached), pipeline.files_gone)
         if part is None:
             report.lag = {p: max(0, now.latest[p] - o) // now.unit for p, o in reached.items()}
@@ -164,7 +166,7 @@ def _open_or_create(pipeline: Pipeline, now: Seen, report: RunReport) -> DeltaTa
         OWN_COLUMNS,
         [],
         expected={},
-        advance={p.app: at for p, at in start.items()} | identity(start) | {BATCH_APP: 0},
+        advance={p.app: at for p, at in start.items()} | identity(start) | epochs_noted(now, start) | {BATCH_APP: 0},
         table_id=None,
         info=slice_info(0, 0, 0, {p: (at, at) for p, at in start.items()}, gaps),
         description=BRONZE_DESCRIPTION,
@@ -212,6 +214,7 @@ def _load_slice(
         | unfenced(handle),
         advance={p.app: at for p, at in (placed | part.end | behind).items()}
         | identity([*part.end, *placed, *behind])
+        | epochs_noted(now, part.end)
         | archive_noted(handle, pipeline.source)
         | {BATCH_APP: batch, BEGUN_APP: begun or 0, DONE_APP: begun or 0},
         table_id=str(handle.metadata().id),

@@ -32,6 +32,7 @@ from game_events.pipeline.bronze_stage import HEADERS, bronze_schema, travelling
 from game_events.pipeline.column_comments import documented
 from game_events.pipeline.commit_notes import kept_info, slice_info
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.cut_log import epochs_noted
 from game_events.pipeline.file_stage import FileStage, staged_files
 from game_events.pipeline.generations import BATCH_APP, ERASED_APP, GENERATION_APP
 from game_events.pipeline.quarantine_lost import QUARANTINED_APP
@@ -106,7 +107,7 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
         raise
     crash_points.reach("reset_staged")
     try:
-        landed = _commit(pipeline, bronze, staged, batch, ticket, undecodable_kept=expired.undecodable_staying)
+        landed = _commit(pipeline, bronze, staged, batch, ticket, now, undecodable_kept=expired.undecodable_staying)
     except DataError:
         _drop(pipeline, staged, ticket)
         raise
@@ -152,7 +153,7 @@ def _keep_others(pipeline: Pipeline, bronze: DeltaTable, now: Seen, batch: int, 
 
 
 def _commit(
-    pipeline: Pipeline, bronze: DeltaTable, staged: _Staged, batch: int, ticket: int, *, undecodable_kept: int
+    pipeline: Pipeline, bronze: DeltaTable, staged: _Staged, batch: int, ticket: int, now: Seen, *, undecodable_kept: int
 ) -> Landed:
     # An archive may have grown: a run that reads its topics goes on behind that, too.
     to = staged.end | behind_origins(bronze, staged.origins)
@@ -168,6 +169,7 @@ def _commit(
             expected={app: bronze.transaction_version(app) for app in compared},
             advance={p.app: at for p, at in to.items()}
             | identity(to)
+            | epochs_noted(now, staged.end)
             | archive_noted(bronze, pipeline.source)
             | {QUARANTINED_APP: undecodable + undecodable_kept}
             | {BATCH_APP: batch, GENERATION_APP: batch, RESET_APP: ticket},
