@@ -27,12 +27,12 @@ from game_events.lakehouse.reading import files_with, read_files, row_count, sel
 from game_events.lakehouse.staging import REPORT_SCHEMA
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.archive_account import Archived
-from game_events.pipeline.bronze import BATCH_APP, TASK_RECORDS
+from game_events.pipeline.bronze import TASK_RECORDS
 from game_events.pipeline.bronze_restored import mend_restored_bronze
 from game_events.pipeline.bronze_stage import STORED_AS, no_headers
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.file_stage import FileStage, staged_files
-from game_events.pipeline.generations import BronzeIdentity
+from game_events.pipeline.generations import BATCH_APP, BronzeIdentity
 from game_events.pipeline.quarantine_lost import refuse_lost_quarantine
 from game_events.pipeline.quarantine_reset import since as at_or_behind
 from game_events.pipeline.replay_notes import COORDINATES

@@ -18,12 +18,11 @@ from pyspark.sql.types import StructType
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.reading import files_with, read_files, row_count, selection, spark_schema
 from game_events.lakehouse.tables import is_game
-from game_events.pipeline.bronze import BATCH_APP
 from game_events.pipeline.bronze_stage import COORDINATES, HEADERS, no_headers
 from game_events.pipeline.connect import is_lost
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fan_out import TASK_ROWS, FanOut, FanOutResult, stage
-from game_events.pipeline.generations import BronzeIdentity
+from game_events.pipeline.generations import BATCH_APP, BronzeIdentity
 from game_events.pipeline.rejections import Decisions
 from game_events.pipeline.routing import Routing
 from game_events.pipeline.rule_check import require_valid

@@ -16,10 +16,10 @@ from deltalake import DeltaTable, write_deltalake
 from game_events.lakehouse.commits import Commit, commit
 from game_events.lakehouse.tables import BRONZE, UNIFIED, Lakehouse
 from game_events.pipeline import freshness, whole_checks
-from game_events.pipeline.bronze import BATCH_APP
 from game_events.pipeline.bronze_stage import QUARANTINE_COLUMNS
 from game_events.pipeline.commit_notes import slice_info
 from game_events.pipeline.freshness import fresh
+from game_events.pipeline.generations import BATCH_APP
 from game_events.pipeline.gold_recompute import gold_equals_recompute
 from game_events.pipeline.offset_checks import offsets_continuous, offsets_unique
 from game_events.pipeline.redecode import redecode
