@@ -20,6 +20,7 @@ class Reason(StrEnum):
     OUT_OF_RANGE = "OUT_OF_RANGE"
     MALFORMED = "MALFORMED"
     UNREADABLE_FILE = "UNREADABLE_FILE"
+    TOO_LARGE = "TOO_LARGE"
 
     @property
     def explanation(self) -> str:
@@ -40,4 +41,7 @@ _EXPLANATIONS = {
     Reason.OUT_OF_RANGE: "a value is outside the range of its type",
     Reason.MALFORMED: "the payload is not a message of its schema",
     Reason.UNREADABLE_FILE: "a file of the source, or the rest of it, cannot be read",
+    Reason.TOO_LARGE: "a record, or what is left of a file, is larger than the bounds of the settings",
 }
+#: Rows of these hold no record as it came, whatever the first bytes of what they hold look like.
+NO_RECORD = frozenset({Reason.UNREADABLE_FILE, Reason.TOO_LARGE})

@@ -229,6 +229,10 @@ class RunReport:
         """Note what a source of files has seen since it was asked last, and tell what nobody would notice else."""
         if counts["changed"]:
             self.notices.append(f"{counts['changed']:,} files were written again after they were taken in: not read again")
+        if counts["links"]:
+            self.notices.append(
+                f"{counts['links']:,} symbolic links in the folder of files are not followed: put the files there"
+            )
         before = Counter({k: n for k, n in self.files.items() if k != "waiting"})
         self.files = before + counts
         counts.clear()
