@@ -45,3 +45,10 @@ _EXPLANATIONS = {
 }
 #: Rows of these hold no record as it came, whatever the first bytes of what they hold look like.
 NO_RECORD = frozenset({Reason.UNREADABLE_FILE, Reason.TOO_LARGE})
+#: Bytes of what is no record, or a part of one, that its row of quarantine keeps.
+KEPT_BYTES = 1024 * 1024
+
+
+def too_large(size: str, most: int) -> str:
+    """What is said of a record that has more bytes than it may have."""
+    return f"a record of {size} bytes, {most:,} are allowed (GAME_EVENTS_MAX_RECORD_BYTES)"

@@ -20,10 +20,10 @@ import pyarrow as pa
 from game_events.decoding.avro_bytes import MAX_EMPTY_ITEMS, read_bytes, read_long
 from game_events.decoding.avro_schema import AvroSchema
 from game_events.decoding.damage import DAMAGE, DamageError, as_damage
-from game_events.decoding.reasons import Reason
+from game_events.decoding.reasons import KEPT_BYTES, Reason
 from game_events.errors import DataError
 from game_events.files.avro_skip import Skip, skipper
-from game_events.files.bounds import KEPT_BYTES, Bounds
+from game_events.files.bounds import Bounds
 from game_events.files.coordinates import FILE_ROWS
 from game_events.files.rows import BATCH_ROWS, FilePart, records, refused, slices
 from game_events.files.schemas import identity_bytes, schema_guid

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-#: Bytes of what cannot be read, or is too large, that its row in quarantine keeps.
-KEPT_BYTES = 1024 * 1024
+from game_events.decoding.reasons import too_large
 
 
 class BoundReachedError(Exception):
@@ -47,12 +46,7 @@ class Bounds:
 
     def too_large(self, size: int) -> str:
         """What is said of a record of so many bytes."""
-        return too_large(size, self.record)
-
-
-def too_large(size: int, most: int) -> str:
-    """What is said of a record that has more bytes than it may have."""
-    return f"a record of {size:,} bytes, {most:,} are allowed (GAME_EVENTS_MAX_RECORD_BYTES)"
+        return too_large(f"{size:,}", self.record)
 
 
 class Unpacked:

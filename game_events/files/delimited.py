@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from game_events.decoding.reasons import Reason
-from game_events.files.bounds import KEPT_BYTES, Bounds, Unpacked
+from game_events.decoding.reasons import KEPT_BYTES, Reason
+from game_events.files.bounds import Bounds, Unpacked
 from game_events.files.rows import BATCH_BYTES, BATCH_ROWS, FilePart, records, refused, slices
 
 #: A length has no more bytes than this.

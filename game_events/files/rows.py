@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from game_events.decoding.frames import ID_HEADER
-from game_events.decoding.reasons import Reason
-from game_events.files.bounds import KEPT_BYTES, Bounds
+from game_events.decoding.reasons import KEPT_BYTES, Reason
+from game_events.files.bounds import Bounds
 from game_events.files.coordinates import PARTITION, first_offset
 from game_events.sources.source import FILES
 

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 import pyarrow as pa
 
 from game_events.decoding.frames import ordered
+from game_events.decoding.reasons import Reason
 from game_events.lakehouse.commits import Landed
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.archive_account import Archived
@@ -236,6 +237,15 @@ class RunReport:
         before = Counter({k: n for k, n in self.files.items() if k != "waiting"})
         self.files = before + counts
         counts.clear()
+
+    def add_rejected(self, reasons: Counter[str]) -> None:
+        """Note records that came to quarantine."""
+        self.rejected += reasons
+        if reasons[Reason.TOO_LARGE]:
+            self.notices.append(
+                "records, or files, that are larger than the settings allow are in quarantine, in part: `game-events quarantine "
+                "list --reason TOO_LARGE` says which setting"
+            )
 
     def arrived(self, arrivals: Arrivals) -> None:
         """Note records that are visible in bronze now."""
