@@ -243,8 +243,8 @@ class RunReport:
         self.rejected += reasons
         if reasons[Reason.TOO_LARGE]:
             self.notices.append(
-                "records, or files, that are larger than the settings allow are in quarantine, in part: `game-events quarantine "
-                "list --reason TOO_LARGE` says which setting"
+                "records, or files, that are larger than the settings allow are in quarantine, in part: `game-events "
+                "quarantine list --reason TOO_LARGE` says which setting"
             )
 
     def arrived(self, arrivals: Arrivals) -> None:
