@@ -74,8 +74,6 @@ class Settings(SourceSettings):
     # --- tables
     lakehouse: str = Field("lakehouse", min_length=1, description="root path or URI of the tables")
     games: Annotated[tuple[str, ...], NoDecode] = Field((), description="allow list, comma separated; empty: every game")
-    max_games: int = Field(2_000, ge=1, description="past so many games a new name needs `new_game_min_rows` or the allow list")
-    new_game_min_rows: int = Field(1_000, ge=1, description="rows in one batch that admit a new name past `max_games`")
     keep_raw: Literal["all", "failures"] = Field("all", description="keep every record's raw value in bronze, or none")
 
     # --- maintenance

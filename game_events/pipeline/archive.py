@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from game_events.decoding.frames import SchemaId
-from game_events.decoding.reasons import Reason
+from game_events.decoding.reasons import NO_RECORD
 from game_events.errors import ConfigurationError
 from game_events.files.archive_format import RECORDS, UNKNOWN, marked_records
 from game_events.files.place import Place
@@ -146,7 +146,7 @@ def _records(
     if quarantine is None or not row_count(quarantine):
         return rows, without_raw
     held = read_files(pipeline.spark, quarantine.file_uris(), spark_schema(quarantine.schema()))
-    held = held.where((F.col("layer") == "bronze") & (F.col("reason") != str(Reason.UNREADABLE_FILE)))
+    held = held.where((F.col("layer") == "bronze") & ~F.col("reason").isin(*map(str, NO_RECORD)))
     # What was replayed to bronze is archived as quarantine's, where it stays.
     rows = rows.join(held.select(*COORDINATES), COORDINATES, "left_anti").select(*_READ_COLUMNS)
     held = held.where(~at_or_behind(_ahead(bronze, held))).select(*_READ_COLUMNS)

@@ -59,6 +59,7 @@ from game_events.pipeline.offset_loss import next_slice, told, went_meanwhile
 from game_events.pipeline.planning import run_decode_job
 from game_events.pipeline.quarantine_lost import QUARANTINED_APP, refuse_lost_quarantine
 from game_events.pipeline.quarantine_reset import finish_reset
+from game_events.pipeline.record_size import WHY, cut
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.spark import kafka_batches
 from game_events.pipeline.stage_result import StageResult
@@ -245,7 +246,7 @@ def _load_slice(
     report.batches.append(batch)
     report.schema_ids.update(i for i, _ in (*staged.types, *staged.undecoded))
     report.other_types += pipeline.catalog.other_types(staged.undecoded)
-    report.rejected += staged.reasons
+    report.add_rejected(staged.reasons)
     report.suppressed += staged.suppressed
     report.arrived(staged.arrivals)
 
@@ -297,7 +298,8 @@ def stage_slice(
     def read() -> DataFrame:
         if isinstance(source, FileSource):
             return source.read(pipeline.spark, part)
-        records = source.read(pipeline.spark, part).select(*source_columns(constants))
+        records = cut(source.read(pipeline.spark, part), pipeline.settings.max_record_bytes)
+        records = records.select(*source_columns(constants), *WHY)
         return records.coalesce(max(1, -(-source.records(part) // TASK_RECORDS)))
 
     if part.records <= sum(isinstance(gap, FileGap) for gap in part.gaps):  # it only passes over a gap

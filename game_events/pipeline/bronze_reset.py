@@ -198,7 +198,7 @@ def _record(
     report.batches.append(batch)
     report.schema_ids.update(i for i, _ in (*staged.types, *staged.undecoded))
     report.other_types += pipeline.catalog.other_types(staged.undecoded)
-    report.rejected += staged.reasons
+    report.add_rejected(staged.reasons)
     report.suppressed += staged.suppressed
     report.expired = expired.expired + expired.undecodable_expired
     holder = pipeline.settings.source_holder

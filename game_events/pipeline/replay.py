@@ -26,7 +26,7 @@ from pyspark.sql import functions as F
 
 from game_events.decoding.decoder import DecodePlan, TypeKey
 from game_events.decoding.frames import SchemaId
-from game_events.decoding.reasons import Reason
+from game_events.decoding.reasons import NO_RECORD, Reason
 from game_events.errors import ConfigurationError, ConflictError
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, commit, evolve
@@ -85,8 +85,7 @@ class Selection:
         """As a condition on quarantine's rows."""
         waiting = F.col("replayed_table").isNull() | (F.col("replayed_table") != bronze_id)
         found = (F.col("layer") == "bronze") & F.col("_raw_value").isNotNull() & waiting
-        # What is left of a damaged file is no record, whatever its first bytes look like.
-        found &= F.col("reason") != str(Reason.UNREADABLE_FILE)
+        found &= ~F.col("reason").isin(*map(str, NO_RECORD))
         if self.reasons:
             found &= F.col("reason").isin(*sorted(self.reasons))
         if self.schema_ids:

@@ -20,7 +20,9 @@ _LOGIN_MODULES = {
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
 #: Names that only one of the two clients has.
-_JAVA_ONLY = re.compile(r"^(sasl\.jaas\.config|sasl\.login\..*|ssl\.(truststore|keystore)\..*|ssl\.key\.password)$")
+_JAVA_ONLY = re.compile(
+    r"^(sasl\.jaas\.config|sasl\.login\..*|ssl\.(truststore|keystore)\..*|ssl\.key\.password|max\.poll\.records)$"
+)
 _LIBRDKAFKA_ONLY = re.compile(r"^(sasl\.username|sasl\.password|ssl\.(ca|certificate|key)\.(location|pem)|sasl\.mechanisms)$")
 _JAAS = re.compile(r'username="((?:[^"\\]|\\.)*)"\s+password="((?:[^"\\]|\\.)*)"')
 
