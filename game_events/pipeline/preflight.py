@@ -30,7 +30,7 @@ from game_events.pipeline.suppression import recognised
 from game_events.settings import Settings
 from game_events.sources.registry import SchemaRegistry
 from game_events.sources.source import FILES
-from game_events.stack.jars import resolve
+from game_events.stack.jars import for_spark
 from game_events.stack.java import find_java
 
 #: Names of message types in the hint of `doctor`.
@@ -94,7 +94,7 @@ def environment_checks(settings: Settings) -> dict[str, Check]:
         sources = {"files": lambda: _files(settings)}
     return {
         "java": lambda: str(find_java()),
-        "java parts": lambda: f"{len(resolve().spark)} jars for Spark, broker and registry",
+        "java parts": lambda: f"{len(for_spark())} jars for Spark, as they are pinned",
         **sources,
         **({"message types": lambda: _message_types(settings)} if settings.message_types else {}),
         "lakehouse": lambda: _writable(settings),
