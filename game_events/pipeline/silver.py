@@ -33,7 +33,8 @@ from game_events.pipeline.rejections import Decisions
 from game_events.pipeline.report import RunReport, TableReport
 from game_events.pipeline.routing import INVALID, NO_NAME, OVER_LIMIT, Routing, admit
 from game_events.pipeline.silver_commit import settle
-from game_events.pipeline.silver_stage import Source, Start, new_names, stage_games
+from game_events.pipeline.silver_isolated import stage_games
+from game_events.pipeline.silver_stage import Source, Staging, Start, new_names
 
 T = TypeVar("T")
 #: Times games are planned again (rivals, games that are ahead of the floor) before a run gives up on them.
@@ -195,7 +196,9 @@ def _default_pass(
     pipeline.on_progress(f"silver: batches {floor + 1} to {source.batch}")
     decisions = Decisions.read(pipeline, source.bronze.key)
     source = source.with_transformations()
-    result = stage_games(source, floor, routing, len(known), None, decisions)
+    # Games that failed are planned by themselves, and what kills a worker has done so before.
+    left_out = frozenset(state.failed_in(SILVER))
+    result = stage_games(Staging(source, floor, routing, len(known), None, decisions, left_out))
     crash_points.reach("silver_staged")
     _, refused = admit(pipeline.settings, known, {game: result.rows(game) for game in result.games if game not in known})
     # A name with a table was let in before, whatever became of the record of it.
@@ -287,7 +290,7 @@ def _planned_pass(  # noqa: PLR0913 - one pass of a loop, its state passed expli
     source = source.with_transformations()
     lowest = min(s.begin for s in start.values())
     routing = Routing(frozenset(pipeline.settings.games), frozenset(start))
-    result = stage_games(source, lowest, routing, len(start), start, decisions)
+    result = stage_games(Staging(source, lowest, routing, len(start), start, decisions))
     crash_points.reach("silver_replanned")
     for game, planned in list(start.items()):
         # Bronze was replaced or rebuilt and has no row of it: then its table is the only one that has them.

@@ -23,6 +23,7 @@ from game_events.lakehouse.staging import REPORT_SCHEMA
 from game_events.lakehouse.tables import UNIFIED, game_of_gold
 from game_events.pipeline.aggregates import definition_app, definition_for, is_current, player_agg
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.crashed_workers import crashes_named
 from game_events.pipeline.file_stage import FileStage, staged_files
 from game_events.pipeline.game_commits import for_games
 from game_events.pipeline.generations import BronzeIdentity
@@ -111,7 +112,8 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
             old = old.join(names, entity, "left_anti")
         rows = rows.unionByName(old)
     stage = FileStage(table, schema)
-    files = staged_files(rows.coalesce(2).mapInArrow(stage, REPORT_SCHEMA).collect())
+    with crashes_named(f" over rows for {table.name}"):
+        files = staged_files(rows.coalesce(2).mapInArrow(stage, REPORT_SCHEMA).collect())
     crash_points.reach("unified_staged")
     # Rows of unchanged games are carried over: no rival's commit may come between, whatever games it changed.
     commits = handle.transaction_version(COMMITS_APP) if handle is not None else None
