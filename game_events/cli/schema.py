@@ -12,6 +12,7 @@ from game_events.cli.names import existing_table
 from game_events.cli.options import Json
 from game_events.cli.output import Output
 from game_events.decoding.columns import kind_of
+from game_events.decoding.kept_columns import kept_columns
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.comments import comments_of, owners_of, tags_of
 from game_events.lakehouse.tables import Lakehouse
@@ -44,7 +45,9 @@ Subject = Annotated[str | None, typer.Option("--subject", help="Default: <topic>
 
 def _history(subject: str | None) -> SchemaHistory:
     settings = load_settings()
-    return SchemaHistory(SchemaRegistry(settings), Lakehouse.of(settings), subject or _only_subject(settings))
+    return SchemaHistory(
+        SchemaRegistry(settings), Lakehouse.of(settings), subject or _only_subject(settings), kept_columns(settings)
+    )
 
 
 def _only_subject(settings: Settings) -> str:
