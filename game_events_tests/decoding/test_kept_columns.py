@@ -43,7 +43,9 @@ FLOATS = ("floats", [("event_timestamp", "event_timestamp", REAL), ("gamer_id", 
 GOOD = ("good", [(1, "game_name", TEXT), (2, "gamer_id", TEXT), (3, "event_timestamp", TIME), (4, "n", INT)])
 
 
-@pytest.mark.parametrize("order", list(permutations([STRAY, FLOATS, GOOD])), ids=lambda order: ",".join(name for name, _ in order))
+@pytest.mark.parametrize(
+    "order", list(permutations([STRAY, FLOATS, GOOD])), ids=lambda order: ",".join(name for name, _ in order)
+)
 def test_whoever_comes_first_the_key_is_a_text_and_the_time_a_timestamp(order):
     columns = mapped(begun(), *order)
     kinds = {"game_name": TEXT, "gamer_id": TEXT, "event_timestamp": TIME}
