@@ -22,6 +22,10 @@ from game_events.decoding.kept_columns import Kept
 METADATA_KEY = "game_events.fields"
 #: uint64 as Spark and Delta can hold it.
 UINT64 = pa.decimal128(20, 0)
+_SIMPLE = {
+    pa.int8(): "tinyint", pa.int16(): "smallint", pa.int32(): "int", pa.int64(): "bigint", pa.float32(): "float",
+    pa.float64(): "double", pa.bool_(): "boolean", pa.string(): "string", pa.binary(): "binary", pa.date32(): "date",
+}  # fmt: skip
 #: What Delta and Parquet refuse in names, and what readers would have to quote (a dot, a backtick).
 _REFUSED = re.compile(r"[ ,;{}()\n\t=.`\x00-\x1f]")
 #: What separates the parts of a field key.
@@ -155,18 +159,32 @@ def _joined(path: Iterable[FieldId]) -> str:
 
 
 def kind_of(kind: pa.DataType) -> str:
-    """Spark's name of an Arrow type without what is nested in structs; containers name their element."""
+    """What must stay the same for a field's column to stay: Spark's name of the type, without what is nested in structs.
+
+    Parts of the map, so no name ever changes: a uint64 is `decimal`, without its digits.
+    """
+    return _name(kind, "decimal", members=False)
+
+
+def type_name(kind: pa.DataType, *, members: bool = True) -> str:
+    """Spark SQL's name of an Arrow type: what people and programs are shown everywhere; `members`: those of structs too."""
+    return _name(kind, "decimal(20,0)", members=members)
+
+
+def _name(kind: pa.DataType, uint64: str, *, members: bool) -> str:
     if pa.types.is_struct(kind):
-        return "struct"
+        inner = ",".join(f"{f.name}:{_name(f.type, uint64, members=True)}" for f in kind)
+        return f"struct<{inner}>" if members else "struct"
     if pa.types.is_map(kind):
-        return f"map<{kind_of(kind.key_type)},{kind_of(kind.item_type)}>"
+        key, item = (_name(part, uint64, members=members) for part in (kind.key_type, kind.item_type))
+        return f"map<{key},{item}>"
     if pa.types.is_list(kind):
-        return f"array<{kind_of(kind.value_type)}>"
+        return f"array<{_name(kind.value_type, uint64, members=members)}>"
     if pa.types.is_decimal(kind) and kind != UINT64:
         return f"decimal({kind.precision},{kind.scale})"
-    simple = {pa.int64(): "bigint", pa.float32(): "float", pa.float64(): "double", pa.bool_(): "boolean"}
-    simple |= {pa.string(): "string", pa.binary(): "binary", pa.date32(): "date", UINT64: "decimal"}
-    return simple.get(kind, "timestamp" if pa.types.is_timestamp(kind) else str(kind))
+    if pa.types.is_timestamp(kind):
+        return "timestamp"
+    return uint64 if kind == UINT64 else _SIMPLE.get(kind, str(kind))
 
 
 def storage_type(kind: pa.DataType) -> pa.DataType:

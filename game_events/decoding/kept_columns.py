@@ -41,9 +41,17 @@ class Kept:
 class ColumnSettings(Protocol):
     """The settings that name columns."""
 
-    entity_column: str
-    key_column: str
-    time_column: str
+    @property
+    def entity_column(self) -> str:
+        """The column that names the entity."""
+
+    @property
+    def key_column(self) -> str:
+        """The column that says whose an event is."""
+
+    @property
+    def time_column(self) -> str:
+        """The column that says when it happened."""
 
 
 def kept_columns(settings: ColumnSettings) -> Mapping[str, Kept]:

@@ -232,6 +232,8 @@ class Lakehouse:
 
 def no_table(lakehouse: Lakehouse, name: str, known: Iterable[str]) -> ConfigurationError:
     """What to raise for a name that no table has; the message has those that are like it."""
+    if lakehouse.key(name.lower()) in OWN_TABLES:
+        return ConfigurationError(f"there is no table {name!r} yet: nothing was ever put into it (`game-events tables`)")
     near = difflib.get_close_matches(name.lower(), list(known), n=3, cutoff=0.4)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     return ConfigurationError(f"there is no table {name!r} below {lakehouse.root}{hint} (`game-events tables`)")

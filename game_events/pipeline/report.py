@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 
 import pyarrow as pa
 
+from game_events.decoding.columns import type_name
 from game_events.decoding.frames import ordered
 from game_events.lakehouse.commits import Landed
 from game_events.lakehouse.tables import Table
@@ -178,7 +179,7 @@ class RunReport:
         entry.rows += landed.rows
         entry.table_rows, entry.table_bytes, entry.version = landed.table_rows, landed.table_bytes, landed.version
         entry.batch = batch
-        entry.columns = [(f.name, str(f.type)) for f in schema]
+        entry.columns = [(f.name, type_name(f.type)) for f in schema]
         entry.comments = dict(landed.comments)
         return entry
 

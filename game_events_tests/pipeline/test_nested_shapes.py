@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka.schema_registry.avro import AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf import json_format
+from pydantic import SecretStr
 
 from game_events.decoding.frames import SchemaId
 from game_events.pipeline.context import Pipeline
@@ -104,16 +105,17 @@ FULL = {
 class Nested:
     """One lakehouse; what was sent to it."""
 
-    def __init__(self, settings: Settings, proxy: RegistryProxy) -> None:
-        self.settings, self.proxy = settings, proxy
+    def __init__(self, producers: Settings, proxy: RegistryProxy) -> None:
+        self._producers, self.proxy = producers, proxy
+        self.settings = producers.model_copy(update={"schema_registry_url": proxy.url})
         self.sent: dict[str, list[Shape]] = {}
 
     def send(self, games: Mapping[str, list[Shape]], proto: str = PROTO) -> SchemaId:
         """Records by the clients' own serializers; one gamer for each record of a game."""
-        schema_id = register(self.settings, proto)
+        schema_id = register(self._producers, proto)
         schema = compiled(proto, schema_id)
         event = python_class(schema)
-        with registry_client(self.settings) as client:
+        with registry_client(self._producers) as client:
             avro = AvroSerializer(client, json.dumps(AVRO))
             context = SerializationContext(f"{self.settings.kafka_topic}_grid", MessageField.VALUE)
             for game, shapes in games.items():
@@ -137,21 +139,20 @@ class Nested:
 
     def assert_everything_is_there(self, pipeline: Pipeline) -> None:
         """Each record's shapes are in bronze and in silver as they were written; the books balance."""
-        known = [
-            name for (name,) in rows(self.settings, "bronze_events", "SELECT name FROM (DESCRIBE SELECT * FROM t) x(name)")
-        ]
-        columns = [name for name in COLUMNS if name in known]
-        picked = ", ".join(columns)
-        every: list[tuple[str, str]] = []
+        every = []
         for game, shapes in self.sent.items():
-            truth = sorted(repr(tuple(_plain(s.get(name)) for name in columns)) for s in shapes)
-            held = rows(self.settings, f"silver_{game}_events", f"SELECT {picked} FROM t")
-            assert sorted(repr(tuple(map(_plain, line))) for line in held) == truth, game
-            every += [(game, text) for text in truth]
-        held = rows(self.settings, "bronze_events", f"SELECT game_name, {picked} FROM t")
-        assert sorted((line[0], repr(tuple(map(_plain, line[1:])))) for line in held) == sorted(every)
+            truth = sorted(repr(tuple(_plain(s.get(name)) for name in COLUMNS)) for s in shapes)
+            assert self._held(f"silver_{game}_events") == truth, game
+            every += truth
+        assert self._held("bronze_events") == sorted(every)
         found = reconcile(pipeline)
         assert found.passed, found.summary()
+
+    def _held(self, table: str) -> list[str]:
+        """Its rows; a column that it does not have is NULL."""
+        known = {line[0] for line in rows(self.settings, table, "DESCRIBE SELECT * FROM t")}
+        picked = ", ".join(name if name in known else f"NULL AS {name}" for name in COLUMNS)
+        return sorted(repr(tuple(map(_plain, line))) for line in rows(self.settings, table, f"SELECT {picked} FROM t"))
 
     def assert_gold(self) -> None:
         """Each gamer has one record, so its gold has the shapes of that record; so has the unified table."""
@@ -163,6 +164,13 @@ class Nested:
             for table, where in ((f"gold_{game}_player_agg", ""), ("gold_unified_player_agg", f" WHERE game_name = '{game}'")):
                 held = rows(self.settings, table, query + where)
                 assert sorted(repr(_plain([lists[0], last])) for lists, last in held) == truth, table
+
+    def assert_greatest(self, game: str) -> None:
+        """Each gamer's `around`, in gold and in the unified table."""
+        truth = sorted(repr(_plain(s["around"])) for s in self.sent[game])
+        for table, where in ((f"gold_{game}_player_agg", ""), ("gold_unified_player_agg", f" WHERE game_name = '{game}'")):
+            held = rows(self.settings, table, f"SELECT greatest FROM t{where}")
+            assert sorted(repr(_plain(value)) for (value,) in held) == truth, table
 
 
 def _plain(value: Any) -> Any:
@@ -176,8 +184,7 @@ def _plain(value: Any) -> Any:
 def world(make_settings, stack) -> Iterator[Nested]:
     gold = {"events": "count(*)", "all_rows": "collect_list(rows)", "last_around": "max_by(around, event_timestamp)"}
     with registry_proxy(stack.schema_registry_url) as proxy:
-        chosen = make_settings(gold_columns=gold, erasure_key="a key of the tests, long enough", rest_calls_per_task=4)
-        yield Nested(chosen.model_copy(update={"schema_registry_url": proxy.url}), proxy)
+        yield Nested(make_settings(gold_columns=gold, erasure_key="a key of the tests, long enough"), proxy)
 
 
 def test_every_nested_shape_goes_through_every_job(world, make_pipeline, tmp_path):
@@ -211,7 +218,7 @@ def test_every_nested_shape_goes_through_every_job(world, make_pipeline, tmp_pat
     run()
 
     with receiving(tmp_path / "log") as receiver:
-        sending = make_pipeline(settings.model_copy(update={"rest_url": receiver.url}))
+        sending = make_pipeline(settings.model_copy(update={"rest_url": SecretStr(receiver.url)}))
         export_rows(sending, RunReport())
         assert len(receiver.rows) == sum(map(len, world.sent.values()))
         exported = [r["around"] for r in receiver.rows if r["game_name"] == "full"]
@@ -220,3 +227,14 @@ def test_every_nested_shape_goes_through_every_job(world, make_pipeline, tmp_pat
     forget(make_pipeline(settings), RunReport(), frozenset({"gamer-1"}))
     world.forget(1)
     run()
+
+
+def test_a_struct_that_gains_a_member_is_merged_with_the_gold_there_is(world, make_pipeline):
+    settings = world.settings.model_copy(update={"gold_columns": {"events": "count(*)", "greatest": "max(around)"}})
+    for games, proto in (({"full": FULL["full"]}, PROTO), (NOTHING, LATER_PROTO), ({"full": [shape()]}, LATER_PROTO)):
+        world.send(games, proto)
+        report = refresh(make_pipeline(settings))
+        assert report.success, report.errors
+        for game in games:
+            world.assert_greatest(game)
+    assert rows(settings, "gold_unified_player_agg", "SELECT sum(events) FROM t") == [(sum(map(len, world.sent.values())),)]
