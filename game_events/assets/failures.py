@@ -18,6 +18,7 @@ from game_events.lakehouse.storage_faults import storage_named
 from game_events.pipeline.audit import mask
 from game_events.pipeline.connect import is_lost, lost
 from game_events.pipeline.context import PROGRESS_LOGGER
+from game_events.pipeline.crashed_workers import crash, is_crash
 from game_events.settings import Settings
 
 #: No wait between two attempts is longer.
@@ -79,6 +80,8 @@ def errors_decide(context: StepContext, settings: Settings) -> Iterator[None]:
     except PySparkException as error:
         if is_lost(error):
             raise _again(context, settings, str(lost(settings))) from None
+        if is_crash(error):
+            raise _again(context, settings, mask(str(crash(error, "")), settings)) from None
         if not any(mark in str(error) for mark in KAFKA_IS_AWAY):
             raise
         raise _again(context, settings, _kafka_is_away(settings)) from None
@@ -95,6 +98,8 @@ def errors_decide(context: StepContext, settings: Settings) -> Iterator[None]:
                 allow_retries=False,
             ) from None
         # A failed job whose reason pyspark has no class of its own for.
+        if is_crash(error):
+            raise _again(context, settings, mask(str(crash(error, "")), settings)) from None
         if isinstance(error, Py4JJavaError) and any(mark in str(error) for mark in KAFKA_IS_AWAY):
             raise _again(context, settings, _kafka_is_away(settings)) from None
         raise

@@ -31,6 +31,7 @@ from game_events.cli import (
     tables,
     up,
 )
+from game_events.cli.output import indented
 from game_events.errors import GameEventsError
 
 #: Exit codes: 0 success, 1 the command failed, 2 wrong usage (typer's own).
@@ -76,7 +77,7 @@ def main() -> None:
     try:
         app()
     except GameEventsError as error:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {error}", style="red", markup=False)
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {indented(str(error))}", style="red", markup=False)
         _tell_programs(str(error))
         sys.exit(FAILED)
     except SystemExit as ended:

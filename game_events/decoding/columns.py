@@ -10,16 +10,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import pyarrow as pa
 
+from game_events.decoding.kept_columns import Kept
+
 #: Key of the column metadata that holds the column's share of the map.
 METADATA_KEY = "game_events.fields"
 #: uint64 as Spark and Delta can hold it.
 UINT64 = pa.decimal128(20, 0)
+_SIMPLE = {
+    pa.int8(): "tinyint", pa.int16(): "smallint", pa.int32(): "int", pa.int64(): "bigint", pa.float32(): "float",
+    pa.float64(): "double", pa.bool_(): "boolean", pa.string(): "string", pa.binary(): "binary", pa.date32(): "date",
+}  # fmt: skip
 #: What Delta and Parquet refuse in names, and what readers would have to quote (a dot, a backtick).
 _REFUSED = re.compile(r"[ ,;{}()\n\t=.`\x00-\x1f]")
 #: What separates the parts of a field key.
@@ -61,29 +67,44 @@ class ColumnMap:
         columns: column name -> type, in table order.
         names: field key (see `field_key`) -> name, at its own level.
         owners: field key -> the top-level column it belongs to.
+        kept: columns that only fields of one kind may take, by their names in lower case.
     """
 
     columns: Mapping[str, pa.DataType] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     owners: Mapping[str, str] = field(default_factory=dict)
+    kept: Mapping[str, Kept] = field(default_factory=dict)
 
     def with_message(self, message: str, fields: Iterable[Field]) -> ColumnMap:
         """This map with a message type added; the same again if it is known already."""
+        fields = list(fields)
         columns, names, owners = dict(self.columns), dict(self.names), dict(self.owners)
         owned = _owned(message, names)
-        level = _Level(columns, owned.get("", ()))
-        for item in fields:
-            key = field_key(message, (item.id,), item.kind)
+        kept = self._still_kept()
+        level = _Level(columns, owned.get("", ()), kept)
+        keys = [field_key(message, (item.id,), item.kind) for item in fields]
+        taken = {names[key].lower() for key in keys if key in names}
+        for key, item in zip(keys, fields, strict=True):
             if key not in names:
-                names[key] = level.free_name(item)
+                # By its name, whatever its number was before; no two fields of one version share a column.
+                mine = next((k.column for k in kept.values() if k.takes(clean_name(item.name), item.kind)), None)
+                names[key] = level.free_name(item) if mine is None or mine.lower() in taken else level.spelled(mine)
+                taken.add(names[key].lower())
                 level.bar(names[key])
             column = names[key]
             owners[key] = column
             known = columns.get(column)
             target = _Nested(message, names, owners, owned, column).named_type(item, (item.id,), known)
+            if known is None and column.lower() in kept and kept[column.lower()].kind != item.kind:
+                target = pa.string()  # whole numbers as texts
             columns[column] = target if known is None else merge_types(known, target)
             level.use(column, columns[column])
         return replace(self, columns=columns, names=names, owners=owners)
+
+    def _still_kept(self) -> dict[str, Kept]:
+        """Without those that another kind has taken already, in a table that was begun before they were kept."""
+        kinds = {name.lower(): kind_of(kind) for name, kind in self.columns.items()}
+        return {name: kept for name, kept in self.kept.items() if kinds.get(name, kept.kind) == kept.kind}
 
     def metadata(self, column: str) -> dict[str, str]:
         """What is stored in the metadata of a column."""
@@ -113,6 +134,13 @@ class ColumnMap:
         return cls(types, names, owners)
 
 
+def clean_name(name: str) -> str:
+    """A field's name as a column may have it."""
+    clean = _REFUSED.sub("_", name)
+    # A leading underscore is ours (`_kafka_offset`).
+    return f"field{clean}" if clean.startswith("_") or not clean else clean
+
+
 def field_key(message: str, path: tuple[FieldId, ...], kind: str) -> str:
     """Identity of a field: ``pkg.Message#5.1:string``."""
     return f"{message}#{_joined(path)}:{kind}"
@@ -137,18 +165,32 @@ def _joined(path: Iterable[FieldId]) -> str:
 
 
 def kind_of(kind: pa.DataType) -> str:
-    """Spark's name of an Arrow type without what is nested in structs; containers name their element."""
+    """What must stay the same for a field's column to stay: Spark's name of the type, without what is nested in structs.
+
+    Parts of the map, so no name ever changes: a uint64 is `decimal`, without its digits.
+    """
+    return _name(kind, "decimal", members=False)
+
+
+def type_name(kind: pa.DataType, *, members: bool = True) -> str:
+    """Spark SQL's name of an Arrow type: what people and programs are shown everywhere; `members`: those of structs too."""
+    return _name(kind, "decimal(20,0)", members=members)
+
+
+def _name(kind: pa.DataType, uint64: str, *, members: bool) -> str:
     if pa.types.is_struct(kind):
-        return "struct"
+        inner = ",".join(f"{f.name}:{_name(f.type, uint64, members=True)}" for f in kind)
+        return f"struct<{inner}>" if members else "struct"
     if pa.types.is_map(kind):
-        return f"map<{kind_of(kind.key_type)},{kind_of(kind.item_type)}>"
+        key, item = (_name(part, uint64, members=members) for part in (kind.key_type, kind.item_type))
+        return f"map<{key},{item}>"
     if pa.types.is_list(kind):
-        return f"array<{kind_of(kind.value_type)}>"
+        return f"array<{_name(kind.value_type, uint64, members=members)}>"
     if pa.types.is_decimal(kind) and kind != UINT64:
         return f"decimal({kind.precision},{kind.scale})"
-    simple = {pa.int64(): "bigint", pa.float32(): "float", pa.float64(): "double", pa.bool_(): "boolean"}
-    simple |= {pa.string(): "string", pa.binary(): "binary", pa.date32(): "date", UINT64: "decimal"}
-    return simple.get(kind, "timestamp" if pa.types.is_timestamp(kind) else str(kind))
+    if pa.types.is_timestamp(kind):
+        return "timestamp"
+    return uint64 if kind == UINT64 else _SIMPLE.get(kind, str(kind))
 
 
 def storage_type(kind: pa.DataType) -> pa.DataType:
@@ -257,13 +299,15 @@ def _owned(message: str, names: Mapping[str, str]) -> dict[str, set[str]]:
 class _Level:
     """The names of one level: of the columns of a table, or of the fields of one struct. Spark compares them without case."""
 
-    def __init__(self, types: Mapping[str, pa.DataType], barred: Iterable[str]) -> None:
+    def __init__(self, types: Mapping[str, pa.DataType], barred: Iterable[str], kept: Container[str] = ()) -> None:
         """Starts with what is there.
 
         Args:
             types: names in use, with their types.
             barred: names that may not be shared even with the same kind.
+            kept: names in lower case that `free_name` never gives.
         """
+        self._kept = kept
         self._in_use = {name.lower(): name for name in types}
         self._kinds = {name: kind_of(kind) for name, kind in types.items()}
         self._barred = {name.lower() for name in barred}
@@ -274,21 +318,25 @@ class _Level:
             self._in_use[name.lower()] = name
             self._kinds[name] = kind_of(kind)
 
+    def spelled(self, name: str) -> str:
+        """A name as it is in use, if it is."""
+        return self._in_use.get(name.lower(), name)
+
     def bar(self, name: str) -> None:
         """Keeps a name from being shared."""
         self._barred.add(name.lower())
 
     def free_name(self, item: Field) -> str:
         """A name for a new field."""
-        # A leading underscore is ours (`_kafka_offset`).
-        clean = _REFUSED.sub("_", item.name)
-        wanted = f"field{clean}" if clean.startswith("_") or not clean else clean
+        wanted = clean_name(item.name)
         simple = _REFUSED.sub("_", item.kind.split("<", 1)[0]).rstrip("_")
         candidates = [wanted, f"{wanted}__{simple}"]
         if isinstance(item.id, int):
             candidates += [f"{wanted}__{item.id}", f"{wanted}__{simple}_{item.id}"]
         for candidate in candidates:
             lower = candidate.lower()
+            if lower in self._kept:
+                continue
             if lower not in self._in_use and lower not in self._barred:
                 return candidate
             if lower not in self._barred and self._kinds[self._in_use[lower]] == item.kind:

@@ -16,7 +16,7 @@ from deltalake import DeltaTable, Field, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction, create_table_with_add_actions
 
-from game_events.decoding.columns import METADATA_KEY
+from game_events.decoding.columns import METADATA_KEY, type_name
 from game_events.errors import ConfigurationError, ConflictError, DataError, GameEventsError, TransientError
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.comments import DESCRIBING, comments_of, describe, described, undescribed
@@ -363,7 +363,11 @@ def changed_types(handle: DeltaTable, wanted: pa.Schema) -> list[str]:
     # The same way through Delta's types, which have one form of text, list and so on.
     new = pa.schema(Schema.from_arrow(wanted))
     both = [(held.field(f.name).type, f) for f in new if f.name in held.names]
-    return [f"{f.name} is {old} in the table and {f.type} in the rows" for old, f in both if _differ(old, f.type)]
+    return [
+        f"{f.name} is {type_name(old)} in the table and {type_name(f.type)} in the rows"
+        for old, f in both
+        if _differ(old, f.type)
+    ]
 
 
 def same_columns(handle: DeltaTable, wanted: pa.Schema) -> bool:

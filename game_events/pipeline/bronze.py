@@ -53,6 +53,7 @@ from game_events.pipeline.column_comments import BRONZE_DESCRIPTION, about_bronz
 from game_events.pipeline.commit_notes import slice_info
 from game_events.pipeline.consumer_group import tell_group
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.crashed_workers import crashes_named, named
 from game_events.pipeline.cut_log import epochs_noted, refuse_cut_log
 from game_events.pipeline.generations import BATCH_APP
 from game_events.pipeline.offset_loss import next_slice, told, went_meanwhile
@@ -312,7 +313,8 @@ def stage_slice(
         pipeline.catalog.offer(source.schemas())
         wanted += source.wanted()
     whom = suppression(pipeline, bronze)
-    with kafka_batches(pipeline.spark):
+    ranges = named([f"{lane} {part.start[lane]} to {end - 1}" for lane, end in sorted(part.end.items())])
+    with kafka_batches(pipeline.spark), crashes_named(f" over {ranges}"):
         staged = run_decode_job(pipeline, columns, wanted, read, task)
     other = source.changed(part)
     if other is not None:

@@ -10,6 +10,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 
 from game_events.decoding.columns import ColumnMap, Field
 from game_events.decoding.comments import NO_COMMENTS, Comments, read_comments
@@ -17,6 +18,7 @@ from game_events.decoding.declared_names import declared_names
 from game_events.decoding.decoder import DecodePlan, TypeKey
 from game_events.decoding.formats import compile_schema, make_decoder
 from game_events.decoding.frames import IndexPath, SchemaId, ordered
+from game_events.decoding.kept_columns import Kept
 from game_events.decoding.payloads import CompiledSchema, PayloadDecoder
 from game_events.decoding.reasons import Reason
 from game_events.errors import DataError, TransientError
@@ -38,7 +40,11 @@ class SchemaCatalog:
     """What this process knows of schema ids; grows, never forgets."""
 
     def __init__(
-        self, registry: SchemaRegistry | FileSchemas, lakehouse: Lakehouse, selected: Collection[str] = frozenset()
+        self,
+        registry: SchemaRegistry | FileSchemas,
+        lakehouse: Lakehouse,
+        selected: Collection[str] = frozenset(),
+        kept: Mapping[str, Kept] | None = None,
     ) -> None:
         """Reads the archive; the registry is asked later, id by id.
 
@@ -46,9 +52,11 @@ class SchemaCatalog:
             registry: who knows schemas by id.
             lakehouse: where they are archived.
             selected: full names of the message types that are decoded; empty: all of them.
+            kept: the columns that settings name (`kept_columns`).
         """
         self._registry, self._archive = registry, SchemaArchive(lakehouse)
         self._selected = frozenset(selected)
+        self._kept = kept or {}
         self._names: dict[TypeKey, str | None] = {}
         self._archived = self._archive.read()
         self._verified: set[SchemaId] = set()
@@ -103,6 +111,7 @@ class SchemaCatalog:
             TransientError: a wanted id is neither archived nor can the registry be asked.
             DataError: REGISTRY_CHANGED, the registry gives an archived id another meaning.
         """
+        columns = replace(columns, kept=self._kept)
         schemas: dict[SchemaId, CompiledSchema] = {}
         types: set[TypeKey] = set()
         rejected: dict[TypeKey, tuple[Reason, str]] = {}

@@ -11,6 +11,7 @@ from functools import cached_property
 
 from pyspark.sql import SparkSession
 
+from game_events.decoding.kept_columns import kept_columns
 from game_events.extensions import Extensions, extensions_of
 from game_events.files.schemas import FileSchemas
 from game_events.files.source import FileSource
@@ -127,11 +128,11 @@ class Pipeline:
     @cached_property
     def catalog(self) -> SchemaCatalog:
         """Schemas by id."""
-        registry = SchemaRegistry(self.settings)
+        registry, kept = SchemaRegistry(self.settings), kept_columns(self.settings)
         if self.settings.source != FILES:
-            return SchemaCatalog(registry, self.lakehouse, self.settings.message_types)
+            return SchemaCatalog(registry, self.lakehouse, self.settings.message_types, kept)
         schemas = FileSchemas(registry, framed=self.settings.files_framed)
-        return SchemaCatalog(schemas, self.lakehouse, self.settings.message_types)
+        return SchemaCatalog(schemas, self.lakehouse, self.settings.message_types, kept)
 
     @property
     def retention(self) -> Retention:

@@ -20,10 +20,18 @@ from pyspark.sql import functions as F
 
 from game_events.errors import TransientError
 from game_events.extending import PLAYER_AGG
-from game_events.lakehouse.staging import REPORT_SCHEMA, StagedFile, StagedWriter, discard, remove_empty_folder, report
+from game_events.lakehouse.staging import (
+    REPORT_SCHEMA,
+    StagedFile,
+    StagedWriter,
+    buffer_bytes,
+    discard,
+    remove_empty_folder,
+    report,
+)
 from game_events.lakehouse.store_errors import explain
 from game_events.lakehouse.tables import Lakehouse, Table
-from game_events.pipeline.routing import INVALID, NO_NAME, Routing
+from game_events.pipeline.routing import Routing
 from game_events.pipeline.rule_split import RuleCounts, RuleSplit, Splitter, counts_from_json, counts_to_json
 
 #: Rows and bytes sorted at a time: large enough that a game's part is more than a handful of rows.
@@ -98,6 +106,17 @@ class FanOutResult:
     def rows(self, game: str) -> int:
         """Rows that a game had, were they left out or not."""
         return self.counts[game].rows if game in self.counts else rows_of(self.files.get(game, []))
+
+    def add(self, other: FanOutResult) -> None:
+        """Take over what workers report of other rows; a game that failed there has no files here either."""
+        for mine, theirs in ((self.files, other.files), (self.rejected, other.rejected)):
+            for game, files in theirs.items():
+                mine.setdefault(game, []).extend(files)
+        for why, names in other.refused.items():
+            self.refused.setdefault(why, Counter()).update(names)
+        for game, counts in other.counts.items():
+            self.counts.setdefault(game, RuleCounts()).add(counts)
+        self.failed.update(other.failed)
 
 
 def stage(rows: DataFrame, task: FanOut, row_count: int, games: int, salt: str | None = None) -> FanOutResult:
@@ -181,7 +200,7 @@ class _FanOutStage:
                 continue  # the driver decides who comes in, and asks again
             self._buffer.append(batch)
             self._rows += batch.num_rows
-            self._bytes += batch.nbytes
+            self._bytes += buffer_bytes(batch)
             if self._rows >= SORT_ROWS or self._bytes >= SORT_BYTES:
                 self._split()
         self._split()
@@ -240,12 +259,13 @@ class _FanOutStage:
             return
         sorted_rows = columns.take(pa.array(order)).cast(self._task.schema)
         more = rows.select(self._task.split.columns).take(pa.array(order)) if self._task.split is not None else None
+        size = buffer_bytes(sorted_rows)
         for number in routed:
-            start, count = bounds[number], bounds[number + 1] - bounds[number]
-            of_game = more.slice(start, count) if more is not None else None
-            self._try(names[number], partial(self._write, names[number], sorted_rows.slice(start, count), of_game))
+            start, count = int(bounds[number]), int(bounds[number + 1] - bounds[number])
+            of_game, part = more.slice(start, count) if more is not None else None, sorted_rows.slice(start, count)
+            self._try(names[number], partial(self._write, names[number], part, size * count // rows.num_rows, of_game))
         # A game's part is a slice: it keeps the whole sorted table alive, so that is what is counted.
-        self._held += sorted_rows.nbytes
+        self._held += size
         if self._held > BUFFER_BYTES:
             self._held = 0
             for game, writer in self._writers.items():
@@ -271,18 +291,17 @@ class _FanOutStage:
             with suppress(OSError):
                 writer.abort()
 
-    def _write(self, game: str, rows: pa.Table, more: pa.Table | None) -> None:
+    def _write(self, game: str, rows: pa.Table, size: int, more: pa.Table | None) -> None:
         if self._splitter is not None and more is not None:
             rows = self._splitter.keep(game, rows, more)
         if rows.num_rows:
-            self._writer(game).write(rows)
+            self._writer(game).write(rows, size)
 
     def _route(self, name: object, rows: int) -> bool:
         why = self._task.routing.refusal(name)
         if why is None:
             return True
-        # Invalid names are counted together: their number has no bound.
-        self._refused.setdefault(why, Counter())["" if why in (INVALID, NO_NAME) else str(name)] += rows
+        self._refused.setdefault(why, Counter())[self._task.routing.counted_as(name, why)] += rows
         return False
 
     def _writer(self, game: str) -> StagedWriter:

@@ -9,7 +9,7 @@ planned from.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -38,10 +38,12 @@ from game_events.pipeline.aggregates import (
 )
 from game_events.pipeline.connect import is_lost
 from game_events.pipeline.context import Pipeline, note
+from game_events.pipeline.crashed_workers import crash, is_crash, named, whole_or_by_halves
 from game_events.pipeline.fan_out import FanOut, FanOutResult, stage
 from game_events.pipeline.game_commits import commit_games, for_games
 from game_events.pipeline.generations import BronzeIdentity, erasures, generation
 from game_events.pipeline.gold_rows import GAME, GameRows, aggregated
+from game_events.pipeline.known_values import all_null, looked_at, told
 from game_events.pipeline.report import RunReport, TableReport
 from game_events.pipeline.rule_check import require_valid
 from game_events.pipeline.rule_columns import RuleColumns
@@ -123,11 +125,14 @@ def refresh_gold(
     failed: dict[str, str] = {}
     # What silver could not take, gold has not either: the floor does not speak for these games.
     waiting = dict.fromkeys(state.failed_in(SILVER), "waits for its silver table")
+    planned = partial(_pass, pipeline, aggregate, identity, report=report, failed=failed, full=full)
     for _ in range(ATTEMPTS):
         if not todo:
             break
-        todo = _pass(pipeline, aggregate, identity, todo, report, failed, full=full)
-    failed |= dict.fromkeys(todo, "rival runs won every attempt; run again")
+        again, crashed = whole_or_by_halves(todo, planned, aggregate.asset, pipeline.on_progress)
+        todo = set().union(*again)
+        failed.update(crashed)
+    failed.update(dict.fromkeys(todo, "rival runs won every attempt; run again"))
     for game, why in failed.items():
         table = pipeline.lakehouse.gold(game, aggregate.name)
         report.tables.append(TableReport(layer, table.name, table.uri, game, error=why))
@@ -203,10 +208,10 @@ def _pass(
     pipeline: Pipeline,
     aggregate: GoldAggregate,
     identity: BronzeIdentity,
-    games: set[str],
+    games: Collection[str],
+    *,
     report: RunReport,
     failed: dict[str, str],
-    *,
     full: bool,
 ) -> set[str]:
     """Plan, stage and commit some games; returns those that rivals won."""
@@ -252,6 +257,9 @@ def _pass(
         table = pipeline.lakehouse.gold(game, aggregate.name)
         entry = report.add_landed(aggregate.layer, table, landed, schema, plan.batch, game)
         entry.new = plan.gold is None
+        if aggregate.name == PLAYER_AGG:
+            unknown = all_null(result.files.get(game, []), looked_at(pipeline.settings))
+            report.notices += told(pipeline.settings, game, unknown, {f.name for f in plan.silver.schema().fields})
         if game in result.counts:
             report.add_rules(aggregate.layer, game, rules.rules, result.counts[game], entry)
     return outcome.again
@@ -324,6 +332,9 @@ def _stage(
         with forgiving(pipeline.spark) if rules.rules else nullcontext():
             result = stage(rows.select("*", *rules.violated()) if rules.rules else rows, task, 1, 1)
     except (PySparkException, Py4JJavaError) as error:
+        if is_crash(error):
+            batches = f"batches up to {max(plan.batch for plan in plans.values())} of {pipeline.bronze.name}"
+            raise crash(error, f" over the silver rows of {named(sorted(plans))} for {aggregate.asset}, {batches}") from error
         if has_shipped_columns(aggregate) or is_lost(error):
             raise
         raise run_time_failure(aggregate, error) from error

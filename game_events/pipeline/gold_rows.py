@@ -111,7 +111,9 @@ def _merged(
     if not uris:
         return fresh, schema
     stored, _ = _columns(rows.gold for rows in games.values() if rows.gold is not None and rows.old.files)
-    old = read_files(spark, uris, stored).select(
+    # A struct may have gained members since.
+    wider, _ = united([stored, fresh.drop(GAME).schema])
+    old = read_files(spark, uris, StructType([wider[f.name] if f.name in wider.names else f for f in stored.fields])).select(
         F.regexp_extract("_metadata.file_path", game_in_path(called, aggregate.name), 1).alias(GAME),
         *(F.col(quoted(c)) for c in schema.names),
     )

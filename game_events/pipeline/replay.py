@@ -37,6 +37,7 @@ from game_events.pipeline.bronze_stage import COORDINATES, OWN_COLUMNS, QUARANTI
 from game_events.pipeline.column_comments import documented
 from game_events.pipeline.commit_notes import slice_info
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.crashed_workers import crashes_named
 from game_events.pipeline.erasure_tables import erase_from_quarantine
 from game_events.pipeline.generations import BATCH_APP
 from game_events.pipeline.planning import run_decode_job
@@ -168,7 +169,8 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Repl
         return StoredTask(pipeline.bronze, plan, batch, keep_raw, keep_undecodable=False, suppression=whom)
 
     wanted: set[TypeKey] = {(i, FIRST_MESSAGE) for i in selection.schema_ids}
-    staged = run_decode_job(pipeline, column_map(bronze), wanted, lambda: rows, task)
+    with crashes_named(f" over rows of {pipeline.quarantine.name}"):
+        staged = run_decode_job(pipeline, column_map(bronze), wanted, lambda: rows, task)
     crash_points.reach("replay_staged")
     # Now that they decode it is known whose they are: they are in no table any more.
     report.suppressed += erase_from_quarantine(pipeline, staged.suppressed_records)

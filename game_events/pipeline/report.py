@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 
 import pyarrow as pa
 
+from game_events.decoding.columns import type_name
 from game_events.decoding.frames import ordered
 from game_events.decoding.reasons import Reason
 from game_events.lakehouse.commits import Landed
@@ -179,7 +180,7 @@ class RunReport:
         entry.rows += landed.rows
         entry.table_rows, entry.table_bytes, entry.version = landed.table_rows, landed.table_bytes, landed.version
         entry.batch = batch
-        entry.columns = [(f.name, str(f.type)) for f in schema]
+        entry.columns = [(f.name, type_name(f.type)) for f in schema]
         entry.comments = dict(landed.comments)
         return entry
 

@@ -39,6 +39,10 @@ class Routing:
             return INVALID
         return NOT_ALLOWED if self.allowed and name not in self.allowed else None
 
+    def counted_as(self, name: object, why: str) -> str:
+        """What its rows are counted under: invalid names together, as their number has no bound."""
+        return "" if why in (INVALID, NO_NAME) else str(name)
+
     def skips(self, name: object) -> bool:
         """Whether rows of this name are somebody else's business in this pass."""
         return self.only is not None and name not in self.only

@@ -34,7 +34,8 @@ from game_events.pipeline.rejections import Decisions
 from game_events.pipeline.report import RunReport, TableReport
 from game_events.pipeline.routing import INVALID, NO_NAME, OVER_LIMIT, Routing, admit
 from game_events.pipeline.silver_commit import settle
-from game_events.pipeline.silver_stage import Source, Start, stage_games
+from game_events.pipeline.silver_isolated import stage_games
+from game_events.pipeline.silver_stage import Source, Staging, Start
 
 T = TypeVar("T")
 #: Times games are planned again (rivals, games that are ahead of the floor) before a run gives up on them.
@@ -195,7 +196,10 @@ def _default_pass(
     pipeline.on_progress(f"silver: batches {floor + 1} to {source.batch}")
     decisions = Decisions.read(pipeline, source.bronze.key)
     source = source.with_transformations()
-    result, unrouted = _stage_admitted(pipeline, source, floor, known, decisions)
+    # Games that failed are planned by themselves, and what kills a worker has done so before.
+    left_out = frozenset(state.failed_in(SILVER))
+    work = Staging(source, floor, routing(pipeline, known), len(known), None, decisions, left_out)
+    result, unrouted = _stage_admitted(work, known)
     crash_points.reach("silver_staged")
     if unrouted[OVER_LIMIT]:
         report.notices.append(
@@ -240,13 +244,11 @@ def _default_pass(
     return outcome.again | again, outcome.failed | failed, +unrouted
 
 
-def _stage_admitted(
-    pipeline: Pipeline, source: Source, floor: int, known: set[str], decisions: Decisions
-) -> tuple[FanOutResult, Counter[str]]:
-    """Stage the rows above the floor of all games and of the new names that are let in; and rows of the others by why."""
-    allowed = routing(pipeline, known)
-    if allowed.room != 0:
-        result = stage_games(source, floor, allowed, len(known), None, decisions)
+def _stage_admitted(work: Staging, known: set[str]) -> tuple[FanOutResult, Counter[str]]:
+    """Stage the rows of all games and of the new names that are let in; and rows of the others by why."""
+    pipeline = work.source.pipeline
+    if work.routing.room != 0:
+        result = stage_games(work)
         if not result.crowded:
             new = {game: result.rows(game) for game in result.games if game not in known}
             # A name with a table was let in before, whatever became of the record of it.
@@ -258,8 +260,8 @@ def _stage_admitted(
             unrouted = Counter({why: sum(names.values()) for why, names in result.refused.items()})
             unrouted[OVER_LIMIT] += sum(refused.values())
             return result, unrouted
-    only, others = counted_routing(source, floor, known)
-    return stage_games(source, floor, only, len(only.only or ()), None, decisions), others
+    only, others = counted_routing(work.source, work.above, known)
+    return stage_games(replace(work, routing=only, games=len(only.only or ()))), others
 
 
 def _planned_pass(  # noqa: PLR0913 - one pass of a loop, its state passed explicitly
@@ -296,7 +298,7 @@ def _planned_pass(  # noqa: PLR0913 - one pass of a loop, its state passed expli
     source = source.with_transformations()
     lowest = min(s.begin for s in start.values())
     asked_for = Routing(frozenset(pipeline.settings.games), frozenset(start))
-    result = stage_games(source, lowest, asked_for, len(start), start, decisions)
+    result = stage_games(Staging(source, lowest, asked_for, len(start), start, decisions))
     crash_points.reach("silver_replanned")
     for game, planned in list(start.items()):
         # Bronze was replaced or rebuilt and has no row of it: then its table is the only one that has them.

@@ -99,6 +99,8 @@ def session_config(settings: Settings) -> dict[str, str]:
         # Batches here are small; the right number of tasks is chosen for each job from its rows.
         "spark.sql.shuffle.partitions": "8",
         "spark.sql.debug.maxToStringFields": "50",
+        # A worker whose process dies says where.
+        "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
     }
     if not is_s3(settings.lakehouse):
         # More paths than this would start a Spark job only to list them: the Delta log has listed them already. In a store each

@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from game_events.decoding.columns import type_name
 from game_events.errors import IT_SAID, ExtensionError, first_line
 from game_events.extending import SilverTransformation
 from game_events.pipeline.connect import is_lost
@@ -83,10 +84,11 @@ def _check_same_types(schemas: Sequence[pa.Schema], whose: str) -> None:
     types: dict[str, pa.DataType] = {}
     for schema in schemas:
         for item in schema:
-            if types.setdefault(item.name, item.type) != item.type:
+            other = types.setdefault(item.name, item.type)
+            if other != item.type:
                 raise ExtensionError(
-                    f"{whose}: the column {item.name} is {types[item.name]} for some games and {item.type} for others: cast "
-                    "it, or give it two names"
+                    f"{whose}: the column {item.name} is {type_name(other)} for some games and {type_name(item.type)} for "
+                    "others: cast it, or give it two names"
                 )
 
 

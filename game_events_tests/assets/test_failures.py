@@ -139,6 +139,19 @@ def test_a_broker_that_goes_away_under_spark_is_tried_again(mark, kind):
     assert "stopped answering while Spark read from it: is it up? (tried 3 times)" in words(result)
 
 
+@pytest.mark.parametrize("kind", [PySparkException, JobAbortedError])
+def test_a_worker_that_died_is_told_in_a_sentence_and_its_job_is_tried_again(kind):
+    error = kind("... SparkException: Python worker exited unexpectedly (crashed)\n\tat org.apache.spark.api.python.Base...")
+    result, attempts = run(error, times=1)
+    assert result.success
+    assert attempts == 2
+    result, _ = run(error)
+    said = words(result)
+    assert said.startswith("a Python worker of Spark crashed: it was killed (is there enough memory?), or code")
+    assert said.endswith("stays (tried 3 times)")
+    assert "\n" not in said
+
+
 def test_any_other_error_of_spark_is_left_as_it_is():
     for error in (PySparkException("UNRESOLVED_COLUMN"), JobAbortedError("Malformed class name")):
         assert decided(error) is error
