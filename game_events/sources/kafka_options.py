@@ -50,8 +50,8 @@ def refuse_unverified(options: Mapping[str, str]) -> None:
     for name, verifying in VERIFICATION.items():
         if options.get(name, verifying[0]).strip().lower() not in verifying:
             raise ConfigurationError(
-                f"GAME_EVENTS_KAFKA_OPTIONS: {name} may only be {' or '.join(verifying)}: certificates are always verified. For "
-                "an authority of your own set ssl.ca.location; a broker needs a certificate with the name that it is reached by"
+                f"GAME_EVENTS_KAFKA_OPTIONS: {name} may only be {' or '.join(verifying)}: certificates are always verified. For"
+                " an authority of your own, set ssl.ca.location; a broker's certificate needs the name that it is reached by"
             )
 
 

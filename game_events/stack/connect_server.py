@@ -81,7 +81,9 @@ def start(conf: Mapping[str, str], folder: Path, *, port: int, token: str, log: 
         # The server, not the client, says which interpreter workers run.
         "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),
     }
-    command = [str(SPARK_HOME / "bin" / "spark-submit"), "--properties-file", str(properties), "--class", MAIN_CLASS]
+    command = [str(SPARK_HOME / "bin" / "spark-submit"), "--properties-file", str(properties)]
+    # As for a JVM of a run's own: a cluster's secret is in them.
+    command += ["--load-spark-defaults", "--class", MAIN_CLASS]
     try:
         return spawn(command, port=port, cwd=folder, log=log, environment=environment, inherited=(temporary.lock,))
     finally:
