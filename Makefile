@@ -63,5 +63,5 @@ lock:  ## Resolve requirements.lock anew from pyproject.toml
 	@$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \
 	  --no-strip-extras --no-header --no-annotate --quiet -o requirements.lock
 
-clean:  ## Remove what the targets made (.venv, local stack's data, tables of the demo, site)
-	@rm -rf $(VENV) .game_events lakehouse build site .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+clean:  ## Remove what the targets made (.venv, local stack's data, site); ./lakehouse stays, as runs write there by default
+	@rm -rf $(VENV) .game_events build site .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
