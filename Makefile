@@ -80,5 +80,5 @@ lock-jars: setup  ## Pin the Java parts anew, by SHA-256, after a change of game
 audit: setup  ## Known holes in the Python packages of requirements-dev.lock, asked of osv.dev: needs the network
 	@$(BIN)/python scripts/audit.py
 
-clean:  ## Remove what the targets made (.venv, local stack's data, tables of the demo, site)
-	@rm -rf $(VENV) .game_events lakehouse build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+clean:  ## Remove what the targets made (.venv, local stack's data, site); ./lakehouse stays, as runs write there by default
+	@rm -rf $(VENV) .game_events build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

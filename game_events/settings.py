@@ -214,10 +214,18 @@ class Settings(SourceSettings):
         description="PEM file of the authorities that certificates of registry, webhook and `rest_url` are verified with",
     )
 
+    # --- what others may do with the Dagster UI
+    job_places: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="folders and prefixes that jobs of the UI may archive to or send files of, comma separated"
+    )
+    ui_users: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="further users of this machine who may connect to the UI of `game-events up`, comma separated"
+    )
+
     # --- this machine
     state_dir: Path = Field(Path(".game_events"), description="local stack's data and Dagster's storage")
 
-    @field_validator("games", "extensions", "spark_py_files", "owners", mode="before")
+    @field_validator("games", "extensions", "spark_py_files", "owners", "job_places", "ui_users", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         """``a, b`` from the environment, or a list from YAML."""

@@ -138,13 +138,11 @@ def _cause(error: Exception) -> str:
 
 
 def _post(url: str, alert: Alert, trust: ssl.SSLContext | bool) -> None:
-    answer = httpx2.post(
-        url,
-        content=alert.model_dump_json(exclude_none=True),
-        headers={"Content-Type": "application/json", "Idempotency-Key": alert.id},
-        timeout=TIMEOUT_S,
-        verify=trust,
-    )
+    content = alert.model_dump_json(exclude_none=True)
+    headers = {"Content-Type": "application/json", "Idempotency-Key": alert.id}
+    # The status is all that is wanted of an answer, however much there is of it.
+    with httpx2.stream("POST", url, content=content, headers=headers, timeout=TIMEOUT_S, verify=trust) as answer:
+        pass
     if answer.status_code == TOO_MANY or answer.is_server_error:
         raise _BusyError(f"HTTP {answer.status_code}")
     if not answer.is_success:

@@ -14,6 +14,11 @@ from game_events.errors import ConfigurationError
 
 #: Set by this project for every client; a user's own value would break exactly-once.
 MANAGED = ("isolation.level", "enable.auto.commit", "auto.offset.reset", "group.id")
+#: Options that switch the check of the broker's certificate or name off, and the values that do not.
+VERIFICATION = {
+    "enable.ssl.certificate.verification": ("true",),
+    "ssl.endpoint.identification.algorithm": ("https",),
+}
 _LOGIN_MODULES = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
@@ -41,14 +46,33 @@ def refuse_managed(options: Mapping[str, object]) -> None:
         raise ConfigurationError(f"GAME_EVENTS_KAFKA_OPTIONS: {', '.join(managed)} is managed by game_events")
 
 
+def refuse_unverified(options: Mapping[str, str]) -> None:
+    """Check that the broker's certificate is verified, its name included: else whoever is on the way gets login and data.
+
+    Raises:
+        ConfigurationError: names the option.
+    """
+    for name, verifying in VERIFICATION.items():
+        if options.get(name, verifying[0]).strip().lower() not in verifying:
+            raise ConfigurationError(
+                f"GAME_EVENTS_KAFKA_OPTIONS: {name} may only be {' or '.join(verifying)}: certificates are always verified. For"
+                " an authority of your own, set ssl.ca.location; a broker's certificate needs the name that it is reached by"
+            )
+
+
 def for_librdkafka(options: Mapping[str, str]) -> dict[str, str]:
-    """The options for Confluent's Python client; a Java login (`sasl.jaas.config`) becomes user and password."""
+    """The options for Confluent's Python client; a Java login (`sasl.jaas.config`) becomes user and password.
+
+    Raises:
+        ConfigurationError: certificates would not be verified.
+    """
+    refuse_unverified(options)
     found = {key: value for key, value in options.items() if not _JAVA_ONLY.match(key)}
     if options.get("ssl.keystore.type", "PKCS12").upper() == "PKCS12" and not _has_pem_key(options):
         found |= {key: options[key] for key in _PKCS12 if key in options}
-    login = _JAAS.search(options.get("sasl.jaas.config", ""))
+    login = login_of(options.get("sasl.jaas.config", ""))
     if login and "sasl.username" not in found:
-        found["sasl.username"], found["sasl.password"] = (re.sub(r"\\(.)", r"\1", part) for part in login.groups())
+        found["sasl.username"], found["sasl.password"] = login
     return found
 
 
@@ -56,9 +80,10 @@ def for_java(options: Mapping[str, str]) -> dict[str, str]:
     """The options for Java's client: user and password become a login module; PEM, in files or inline, becomes PEM stores.
 
     Raises:
-        ConfigurationError: a mechanism that has no user and password, a file that cannot be read, or a client's certificate
-            or key that Java's client could not use.
+        ConfigurationError: a mechanism that has no user and password, a file that cannot be read, a client's certificate or
+            key that Java's client could not use, or certificates would not be verified.
     """
+    refuse_unverified(options)
     found = {key: value for key, value in options.items() if not _LIBRDKAFKA_ONLY.match(key)}
     mechanism = options.get("sasl.mechanism") or options.get("sasl.mechanisms")
     if mechanism:
@@ -108,6 +133,15 @@ def _keystore(options: Mapping[str, str]) -> dict[str, str]:
             "ENCRYPTED PRIVATE KEY); convert the key: openssl pkcs8 -topk8 -in OLD.pem -out NEW.pem"
         )
     return {"ssl.keystore.type": "PEM", "ssl.keystore.certificate.chain": certificate, "ssl.keystore.key": key}
+
+
+def login_of(jaas: str) -> tuple[str, str] | None:
+    """User and password of a Java login (`sasl.jaas.config`), if it has them."""
+    found = _JAAS.search(jaas)
+    if found is None:
+        return None
+    user, password = (re.sub(r"\\(.)", r"\1", part) for part in found.groups())
+    return user, password
 
 
 def _quoted(text: str) -> str:

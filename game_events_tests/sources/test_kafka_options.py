@@ -125,6 +125,27 @@ def test_options_that_exactly_once_depends_on_are_refused(name):
         refuse_managed({name: "x"})
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("enable.ssl.certificate.verification", "false"),
+        ("enable.ssl.certificate.verification", "0"),
+        ("ssl.endpoint.identification.algorithm", "none"),
+        ("ssl.endpoint.identification.algorithm", ""),
+        ("ssl.endpoint.identification.algorithm", " "),
+    ],
+)
+def test_no_option_turns_the_check_of_certificates_off_for_either_client(name, value):
+    for client in (for_java, for_librdkafka):
+        with pytest.raises(ConfigurationError, match=name):
+            client(LOGIN | {name: value})
+
+
+def test_options_that_ask_for_the_check_are_taken():
+    asked = {"enable.ssl.certificate.verification": "true", "ssl.endpoint.identification.algorithm": "HTTPS"}
+    assert for_librdkafka(asked) == asked
+
+
 def test_other_options_reach_both_clients():
     assert for_java({"client.id": "x"}) == for_librdkafka({"client.id": "x"}) == {"client.id": "x"}
 

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from game_events.assets.continuous import JOB as CONTINUOUS_JOB
 from game_events.assets.run_alerts import CheckMemory, alert_of_check, alert_of_run, evaluated_at, history, turns
 from game_events.assets.run_tags import OWN_ALERTS
+from game_events.assets.sensors.masked import masked
 from game_events.errors import GameEventsError
 from game_events.pipeline.alerts import send
 from game_events.settings import Settings, load_settings
@@ -101,6 +102,7 @@ def tell_of_checks(instance: DagsterInstance, settings: Settings, keys: list[dg.
     minimum_interval_seconds=15,
     default_status=dg.DefaultSensorStatus.RUNNING,
 )
+@masked
 def alerts(context: dg.SensorEvaluationContext) -> dg.SkipReason:
     """Look at what has happened since the last tick; what could not be sent is sent by the next."""
     try:
