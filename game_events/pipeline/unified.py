@@ -19,7 +19,7 @@ from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import COMMITS_APP, Commit, commit
 from game_events.lakehouse.progress import GOLD, UNIFIED_LAYER, Progress
 from game_events.lakehouse.reading import BATCH_INFO, files_with, path_column, read_files, restored, spark_schema
-from game_events.lakehouse.staging import REPORT_SCHEMA
+from game_events.lakehouse.staging import REPORT_SCHEMA, StagedFile
 from game_events.lakehouse.tables import UNIFIED, game_of_gold
 from game_events.pipeline.aggregates import definition_app, definition_for, is_current, player_agg
 from game_events.pipeline.context import Pipeline
@@ -97,21 +97,8 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
     entity = pipeline.settings.entity_column
     gold_schema = pa.schema(first.schema())
     schema = pa.schema([pa.field(entity, pa.string()), *gold_schema])
-    spark = pipeline.spark
-    uris = [uri for found in for_games(changed, lambda game: files_with(changed[game])).values() for uri in found]
-    of = F.regexp_extract(path_column(uris), game_in_path(pipeline.lakehouse.called, PLAYER_AGG), 1)
-    rows = read_files(spark, uris, spark_schema(first.schema())).select(of.alias(entity), *gold_schema.names)
-    kept = files_with(handle) if handle is not None and not full else []
-    if handle is not None and kept:
-        old = read_files(spark, kept, spark_schema(handle.schema())).select(*schema.names)
-        if len(changed) <= NAMED_GAMES:
-            old = old.where(~F.col(entity).isin(*changed))
-        else:
-            names = F.broadcast(spark.createDataFrame(pa.table({entity: list(changed)}), f"{entity} string"))
-            old = old.join(names, entity, "left_anti")
-        rows = rows.unionByName(old)
-    stage = FileStage(table, schema)
-    files = staged_files(rows.coalesce(2).mapInArrow(stage, REPORT_SCHEMA).collect())
+    kept = handle if handle is not None and not full else None
+    files = _stage(pipeline, changed, kept, schema)
     crash_points.reach("unified_staged")
     # Rows of unchanged games are carried over: no rival's commit may come between, whatever games it changed.
     commits = handle.transaction_version(COMMITS_APP) if handle is not None else None
@@ -134,6 +121,27 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
     landed = commit(plan)
     report.add_landed("unified", table, landed, schema, state.floor(GOLD)).new = handle is None
     return unread
+
+
+def _stage(pipeline: Pipeline, changed: dict[str, DeltaTable], kept: DeltaTable | None, schema: pa.Schema) -> list[StagedFile]:
+    """Rows of the games that changed, and those of the others from a version of the unified table."""
+    first, spark, entity = next(iter(changed.values())), pipeline.spark, pipeline.settings.entity_column
+    gold_names = [name for name in schema.names if name != entity]
+    uris = [uri for found in for_games(changed, lambda game: files_with(changed[game])).values() for uri in found]
+    of = F.regexp_extract(path_column(uris), game_in_path(pipeline.lakehouse.called, PLAYER_AGG), 1)
+    rows = read_files(spark, uris, spark_schema(first.schema())).select(of.alias(entity), *gold_names)
+    uris = files_with(kept) if kept is not None else []
+    if kept is not None and uris:
+        old = read_files(spark, uris, spark_schema(kept.schema())).select(*schema.names)
+        if len(changed) <= NAMED_GAMES:
+            old = old.where(~F.col(entity).isin(*changed))
+        else:
+            names = F.broadcast(spark.createDataFrame(pa.table({entity: list(changed)}), f"{entity} string"))
+            old = old.join(names, entity, "left_anti")
+        rows = rows.unionByName(old)
+    return staged_files(
+        rows.coalesce(2).mapInArrow(FileStage(pipeline.lakehouse.table(UNIFIED), schema), REPORT_SCHEMA).collect()
+    )
 
 
 def _changed(
