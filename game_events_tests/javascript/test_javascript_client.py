@@ -1,4 +1,4 @@
-"""Records of the JavaScript client (Confluent's serializers, kafkajs), through the pipeline: each value arrives as it was sent."""
+"""What the JavaScript client (Confluent's serializers, kafkajs) sends, through the pipeline: each value arrives as it was."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from game_events_tests.javascript.clients import run_script
 
 pytestmark = pytest.mark.scenario
 
-#: The event is no first message, so its index is on the wire; a message is nested in it, behind no map.
+#: Neither the event nor the nested message is the first one, so their indexes are on the wire.
 PROTO = """
 syntax = "proto3";
 package js.v1;
@@ -34,6 +34,9 @@ message Event {
   Mood mood = 13; repeated Item items = 14; map<uint32, Item> by_number = 15; repeated fixed32 packed = 16;
   google.protobuf.StringValue wrapped = 17; Event parent = 18;
   enum Mood { NONE = 0; HAPPY = 1; }
+}
+message Around {
+  message Other { bool a = 1; }
   message Ping { string game_name = 1; string gamer_id = 2; google.protobuf.Timestamp event_timestamp = 3; int64 ping = 4; }
 }
 """
@@ -110,6 +113,13 @@ def head(game: str, gamer: str) -> dict[str, Any]:
     return {"gameName": game, "gamerId": gamer, "eventTimestamp": "2026-07-01T10:00:00.123456Z"}
 
 
+def in_order(value: Any) -> str:
+    """A value as text, so that NaN is NaN; the keys of maps have no order."""
+    if isinstance(value, dict):
+        return str(sorted((repr(key), in_order(item)) for key, item in value.items()))
+    return str([in_order(item) for item in value]) if isinstance(value, list) else repr(value)
+
+
 @pytest.fixture(scope="module")
 def records() -> list[dict[str, Any]]:
     protobuf = {"format": "protobuf", "message": "js.v1.Event"}
@@ -119,7 +129,7 @@ def records() -> list[dict[str, Any]]:
     return [
         {**protobuf, "value": {**head("chess", "full"), **FULL_JSON, "parent": head("chess", "inner")}},
         {**protobuf, "value": head("chess", "empty")},
-        {"format": "protobuf", "message": "js.v1.Event.Ping", "value": {**head("pings", "ping"), "ping": "7"}},
+        {"format": "protobuf", "message": "js.v1.Around.Ping", "value": {**head("pings", "ping"), "ping": "7"}},
         {**avro, "value": {**who, "gamer_id": "none", "price": None, "lists": [], "by_name": {}}},
         {
             **avro,
@@ -160,17 +170,15 @@ def test_every_value_of_every_format_arrives_as_it_was_sent(settings, pipeline, 
     assert sent["sent"] == len(records)
     report = refresh(pipeline)
     assert report.success, report.errors
-    assert dict(report.rejected) == {}
+    assert rows(settings, "quarantine_events", "SELECT _kafka_offset, reason, detail FROM t") == []
     assert reconcile(pipeline).passed
     raw = rows(settings, "bronze_events", "SELECT _raw_value FROM t ORDER BY _kafka_offset")
     assert [base64.b64encode(value).decode() for (value,) in raw] == sent["values"]
 
-    names = ", ".join(FULL)
     held = dict(rows(settings, "silver_chess_events", f"SELECT gamer_id, [{{{', '.join(f'{n}: {n}' for n in FULL)}}}] FROM t"))
-    assert names
     for gamer, truth in (("full", FULL), ("empty", EMPTY)):
         (values,) = held[gamer]
-        assert repr(values) == repr(truth), gamer
+        assert in_order(values) == in_order(truth), gamer
     assert rows(settings, "silver_pings_events", "SELECT gamer_id, ping, event_timestamp FROM t") == [("ping", 7, AT)]
     at_ms = AT.replace(microsecond=123000)
     shop = rows(
