@@ -6,6 +6,7 @@ import dagster as dg
 
 from game_events.assets.failures import errors_decide
 from game_events.assets.jobs import REPORT
+from game_events.assets.places import check_place
 from game_events.assets.resources import LakehouseResource
 from game_events.pipeline.archive import archive as write_archive
 from game_events.pipeline.event_log import recorded
@@ -33,6 +34,7 @@ def archive_raw_records(
     """What the files source reads back, without broker and registry."""
     pipeline, report = lakehouse.pipeline(context.run_id), RunReport()
     with errors_decide(context, pipeline.settings), recorded(pipeline, report, "archive", context.retry_number):
+        check_place(pipeline.settings, config.to)
         write_archive(pipeline, report, config.to)
     metadata: dict[str, dg.MetadataValue] = {REPORT: dg.MetadataValue.json(report.to_dict())}
     if report.archive is not None:

@@ -17,6 +17,7 @@ from dagster import DagsterRunStatus, RunsFilter
 from game_events.assets.continuous import JOB
 from game_events.assets.run_hygiene import UNFINISHED, end_dead_runs
 from game_events.assets.run_tags import ENDED_BY_ITSELF, HANDED_OVER
+from game_events.assets.sensors.masked import masked
 
 #: Seconds to wait after a failure, doubled with each further one, up to the greatest.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10, 600
@@ -105,6 +106,7 @@ def past_runs(instance: dg.DagsterInstance) -> list[PastRun]:
     minimum_interval_seconds=10,
     default_status=dg.DefaultSensorStatus.RUNNING,
 )
+@masked
 def continuous_mode(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
     """Look at the newest runs once."""
     decision = decide(past_runs(context.instance), datetime.now(UTC).timestamp())

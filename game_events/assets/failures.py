@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 
 from game_events.errors import GameEventsError, TransientError
 from game_events.lakehouse.storage_faults import storage_named
-from game_events.pipeline.audit import mask
+from game_events.masking import mask, masked_traceback
 from game_events.pipeline.connect import is_lost, lost
 from game_events.pipeline.context import PROGRESS_LOGGER
 from game_events.pipeline.crashed_workers import crash, is_crash
@@ -69,9 +69,24 @@ def errors_decide(context: StepContext, settings: Settings) -> Iterator[None]:
 
     Raises:
         RetryRequested: after a pause the step runs again; what it committed stays.
-        Failure: with the error's own text.
+        Failure: with the error's own text, or with its masked traceback, as Dagster keeps both.
         DagsterExecutionInterruptedError: the run was canceled in the middle of a call into Spark.
     """
+    try:
+        with _by_class(context, settings):
+            yield
+    except (dg.Failure, dg.RetryRequested):
+        raise
+    except Exception as error:
+        said = masked_traceback(error, settings)
+        if said is None:
+            raise
+        told = mask(f"{type(error).__name__}: {error}", settings)
+        raise dg.Failure(told, metadata={"traceback": dg.MetadataValue.text(said)}) from None
+
+
+@contextmanager
+def _by_class(context: StepContext, settings: Settings) -> Iterator[None]:
     try:
         with storage_named(settings.lakehouse):
             yield

@@ -14,6 +14,7 @@ from game_events.pipeline.connect import answers, connect, give_back, is_closed,
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.shipped_code import on_this_machine, ship
 from game_events.pipeline.spark import of_the_server, session_config, spark_config
+from game_events.pipeline.unencrypted import unencrypted
 from game_events.settings import load_settings
 
 log = logging.getLogger(__name__)
@@ -74,6 +75,8 @@ class LakehouseResource(dg.ConfigurableResource[Any]):
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
         """Every run that works on the tables says which process does."""
         mark_process(context)
+        for said in unencrypted(load_settings()):
+            log.warning("not_encrypted=%r", said)
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:  # noqa: ARG002 - Dagster's signature
         """A server that other runs use remembers nothing of this one."""

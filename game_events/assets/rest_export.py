@@ -9,6 +9,7 @@ import dagster as dg
 from game_events.assets.failures import errors_decide
 from game_events.assets.jobs import REPORT
 from game_events.assets.keys import EXPORTS, OWNERS, Keys
+from game_events.assets.places import check_place
 from game_events.assets.resources import LakehouseResource
 from game_events.assets.run_tags import REASON
 from game_events.pipeline.event_log import recorded
@@ -74,6 +75,8 @@ def _asset(settings: Settings, keys: Keys) -> dg.AssetsDefinition:
     ) -> Iterator[dg.MaterializeResult[None]]:
         pipeline, report = lakehouse.pipeline(context.run.run_id), RunReport()
         with errors_decide(context, pipeline.settings), recorded(pipeline, report, JOB, context.retry_number):
+            if config.files is not None:
+                check_place(pipeline.settings, config.files)
             if config.replay:
                 replay_letters(pipeline, config.replay_statuses)
             wishes = Wishes(pipeline.settings.rest_on_replaced, frozenset(config.resend), frozenset(config.go_on))

@@ -38,7 +38,7 @@ def validation(
     # Spark starts only if there are rules to analyze.
     checks = environment_checks(pipeline.settings) | sql_checks(pipeline) | {"graph": graph}
     checks |= run_plan_checks(pipeline, lambda: selection_of(pipeline, select, games, full_refresh))
-    return run_checks(checks, {"plan": ("kafka", "tables")})
+    return run_checks(checks, pipeline.settings, {"plan": ("kafka", "tables")})
 
 
 def build_validate(load: Callable[[], dg.Definitions]) -> dg.JobDefinition:

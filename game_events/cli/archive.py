@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from game_events.assets.archiving import OP
+from game_events.assets.places import allow_here
 from game_events.cli.dagster_run import run_job
 from game_events.cli.options import Json
 from game_events.cli.output import Output
@@ -21,6 +22,7 @@ To = Annotated[
 def archive(to: To, as_json: Json = False) -> None:
     """Add the raw records that came since the last time to an archive, with keys, headers, coordinates and schemas."""
     output, settings = Output(as_json=as_json), load_settings()
+    allow_here(to)
     with output.working("archive"):
         result = run_job(settings, "archive", OP, {"to": to})
     done = result.report.get("archive")

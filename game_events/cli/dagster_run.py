@@ -23,6 +23,7 @@ from game_events.definitions import build_defs
 from game_events.errors import ConfigurationError
 from game_events.pipeline.context import PROGRESS_LOGGER
 from game_events.settings import Settings
+from game_events.stack.private_folders import private_folder
 
 _progress = logging.getLogger(PROGRESS_LOGGER)
 
@@ -58,12 +59,13 @@ def dagster_home(settings: Settings) -> Path:
         raise ConfigurationError(
             f"DAGSTER_HOME: {named!r} is not an absolute path; unset it to use {settings.state_dir}/dagster"
         )
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        where = "DAGSTER_HOME" if named else "GAME_EVENTS_STATE_DIR"
-        raise ConfigurationError(f"{where}: the folder {home} cannot be made: {error.strerror}") from error
-    if not named:
+    if named:
+        try:
+            home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigurationError(f"DAGSTER_HOME: the folder {home} cannot be made: {error.strerror}") from error
+    else:
+        private_folder(home)
         shutil.copyfile(dagster_file("dagster.yaml"), home / "dagster.yaml")
     return home
 

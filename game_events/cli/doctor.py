@@ -20,4 +20,4 @@ def doctor(as_json: Json = False) -> None:
     # Spark starts only if there is SQL to analyze.
     pipeline = Pipeline(settings, lambda: SparkResource().spark_session)
     checks = environment_checks(settings) | sql_checks(pipeline) | state_checks(pipeline)
-    show_checks(output, "doctor", run_checks(checks))
+    show_checks(output, "doctor", run_checks(checks, settings))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import traceback
 
 import typer
 from rich.console import Console
@@ -33,6 +34,8 @@ from game_events.cli import (
 )
 from game_events.cli.output import indented
 from game_events.errors import GameEventsError
+from game_events.masking import mask, masked_traceback
+from game_events.settings import Settings, load_settings
 
 #: Exit codes: 0 success, 1 the command failed, 2 wrong usage (typer's own).
 FAILED, WRONG_USAGE = 1, 2
@@ -77,14 +80,28 @@ def main() -> None:
     try:
         app()
     except GameEventsError as error:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {indented(str(error))}", style="red", markup=False)
-        _tell_programs(str(error))
+        told = mask(str(error), _settings())
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {indented(told)}", style="red", markup=False)
+        _tell_programs(told)
+        sys.exit(FAILED)
+    except Exception as error:  # noqa: BLE001 - what Python would show has not been masked
+        settings = _settings()
+        sys.stderr.write(masked_traceback(error, settings) or "".join(traceback.format_exception(error)))
+        _tell_programs(mask(f"{type(error).__name__}: {error}", settings))
         sys.exit(FAILED)
     except SystemExit as ended:
         if ended.code == WRONG_USAGE:  # typer has told people already
             said = getattr(ended.__context__, "format_message", None)
             _tell_programs(str(said()) if said is not None else "wrong usage")
         raise
+
+
+def _settings() -> Settings | None:
+    """For masking: None if they are what is wrong."""
+    try:
+        return load_settings()
+    except GameEventsError:
+        return None
 
 
 def _tell_programs(error: str) -> None:

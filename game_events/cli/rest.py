@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from game_events.assets.places import allow_here
 from game_events.assets.rest_export import JOB, OP
 from game_events.cli.dagster_run import run_job
 from game_events.cli.options import Json, words
@@ -32,6 +33,8 @@ Statuses = Annotated[list[int] | None, typer.Option("--status", help="Only what 
 @app.command("run")
 def run(resend: Resend = None, go_on: GoOn = None, files: Files = None, as_json: Json = False) -> None:
     """Send what waits and what is new; the same job that automation starts."""
+    if files is not None:
+        allow_here(files)
     _export(Output(as_json=as_json), {"resend": _games(resend), "go_on": _games(go_on), "files": files})
 
 

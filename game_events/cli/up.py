@@ -95,7 +95,7 @@ def _start(settings: Settings, port: int, more: Mapping[str, str]) -> subprocess
     }
     quiet = ["-W", "ignore:Function `dev_command` is superseded:FutureWarning"]
     workspace = str(dagster_file("workspace.yaml"))
-    dagster = ["dagster", "dev", "-w", workspace, "-h", HOST, "-p", str(port), "--log-level", "warning"]
+    dagster = ["game_events.cli.dagster_dev", "-w", workspace, "-h", HOST, "-p", str(port), "--log-level", "warning"]
     return subprocess.Popen([sys.executable, *quiet, "-m", *dagster], env=environment, start_new_session=True)
 
 
@@ -122,14 +122,19 @@ def _group(process: psutil.Process) -> int | None:
 
 
 def _wait(server: subprocess.Popen[bytes], port: int) -> None:
-    deadline = time.monotonic() + START_DEADLINE_S
+    deadline, url = time.monotonic() + START_DEADLINE_S, f"http://{HOST}:{port}/server_info"
     while time.monotonic() < deadline:
         if server.poll() is not None:
             raise TransientError(f"Dagster ended with code {server.returncode} while starting; its messages are above")
         try:
-            if httpx2.get(f"http://{HOST}:{port}/server_info", timeout=2).status_code == httpx2.codes.OK:
-                return
+            if httpx2.get(url, timeout=2).status_code == httpx2.codes.OK:
+                break
         except httpx2.HTTPError:
             pass
         time.sleep(0.3)
-    raise TransientError(f"the Dagster UI did not answer on port {port} within {START_DEADLINE_S} s")
+    else:
+        raise TransientError(f"the Dagster UI did not answer on port {port} within {START_DEADLINE_S} s")
+    if httpx2.get(url, headers={"Host": "not-its-name.invalid"}, timeout=30).status_code != httpx2.codes.FORBIDDEN:
+        raise ConfigurationError(
+            "this version of Dagster starts its webserver without the guard of `game-events up`: use the locked one"
+        )

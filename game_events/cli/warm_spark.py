@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from secrets import token_hex
 
 from pydantic import ValidationError
 
@@ -16,6 +17,8 @@ from game_events.pipeline.spark import spark_config
 from game_events.settings import Settings
 from game_events.stack import connect_server
 from game_events.stack.ports import free_ports
+from game_events.stack.private_folders import of_this_process, private_folder, remove_left_behind
+from game_events.stack.private_socket import PrivateSocket
 from game_events.stack.server_process import ServerProcess, find, stop
 
 log = logging.getLogger(__name__)
@@ -26,7 +29,7 @@ LIVED_S = 60.0
 
 
 class WarmSpark:
-    """One server at one address for as long as `game-events up` lives.
+    """One server at one address for as long as `game-events up` lives: a Unix socket that leads to whichever port it has now.
 
     A run that is under way when the server dies fails as transient: it is tried again, with a new session. Nothing of it can be
     half done, as the run's own process commits, never the server.
@@ -35,20 +38,20 @@ class WarmSpark:
     def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
         """Nothing is started yet."""
         self._conf = spark_config(settings)
-        self._folder = settings.state_dir.resolve() / "spark"
+        self._folder = private_folder(settings.state_dir.resolve() / "spark")
         self._log = self._folder / "connect.log"
         self._file = self._folder / "connect.json"
         self._say = say
         self._token = connect_server.new_token()
-        (self._port,) = free_ports(1)
         self._ending = threading.Event()
         self._server: ServerProcess | None = None
+        self._socket = PrivateSocket(of_this_process().path / f"connect-{token_hex(4)}", lambda: self._server)
         self._watcher = threading.Thread(target=self._watch, name="warm_spark", daemon=True)
 
     @property
     def environment(self) -> dict[str, str]:
         """What the runs' processes get."""
-        return {"GAME_EVENTS_SPARK_REMOTE": connect_server.remote(self._port), TOKEN_VARIABLE: self._token}
+        return {"GAME_EVENTS_SPARK_REMOTE": self._socket.address, TOKEN_VARIABLE: self._token}
 
     def start(self) -> None:
         """Start it, and go on: the first run waits for it as it would for a JVM of its own."""
@@ -61,11 +64,15 @@ class WarmSpark:
         self._ending.set()
         if self._watcher.is_alive():
             self._watcher.join()
+        self._socket.close()
         stop([self._server])
         self._file.unlink(missing_ok=True)
+        remove_left_behind()
 
     def _start(self) -> None:
-        self._server = connect_server.start(self._conf, self._folder, port=self._port, token=self._token, log=self._log)
+        # Another port each time: whoever took the last one keeps nobody from starting.
+        (port,) = free_ports(1)
+        self._server = connect_server.start(self._conf, self._folder, port=port, token=self._token, log=self._log)
         self._file.write_text(self._server.model_dump_json())
 
     def _watch(self) -> None:

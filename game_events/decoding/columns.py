@@ -146,6 +146,12 @@ def field_key(message: str, path: tuple[FieldId, ...], kind: str) -> str:
     return f"{message}#{_joined(path)}:{kind}"
 
 
+def level_of(key: str) -> tuple[str, str]:
+    """Message and path above a field, from its key: two fields of one level never share a name."""
+    message, _, rest = key.rpartition("#")
+    return message, rest.split(":", 1)[0].rpartition(".")[0]
+
+
 def path_inside(path: tuple[FieldId, ...], item: Field) -> tuple[FieldId, ...]:
     """The path that begins a nested field's, given that of the field around it.
 
@@ -284,8 +290,9 @@ def _owned(message: str, names: Mapping[str, str]) -> dict[str, set[str]]:
     """Names that fields of this message own, by the path above them: two fields of one message never share a column."""
     owned: dict[str, set[str]] = {}
     for key, name in names.items():
-        if key.startswith(message + "#"):
-            owned.setdefault(key.rsplit("#", 1)[1].split(":", 1)[0].rpartition(".")[0], set()).add(name)
+        of, above = level_of(key)
+        if of == message:
+            owned.setdefault(above, set()).add(name)
     return owned
 
 

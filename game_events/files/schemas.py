@@ -161,6 +161,11 @@ def _path_of(schema: ProtobufSchema, name: str | None) -> IndexPath:
     return names[name]
 
 
+def _known(offered: RegistrySchema | None) -> RegistrySchema | None:
+    """What files say of a schema; None if nobody knew it when the archive was written."""
+    return None if offered is not None and offered.format == UNKNOWN else offered
+
+
 class FileSchemas:
     """What the catalog asks instead of the registry while files are the source: schemas found in files, then the registry."""
 
@@ -186,12 +191,13 @@ class FileSchemas:
         Raises:
             TransientError, ConfigurationError: the registry does not answer, or refuses us.
         """
-        found = self._offered.get(schema_id)
-        if found is not None and found.format == UNKNOWN:
-            return None  # so it was when the archive was written; `quarantine replay` of then is one of now
-        if found is None and (self._framed or isinstance(schema_id, int)):
+        offered = self._offered.get(schema_id)
+        if self._framed and (isinstance(schema_id, int) or offered is None):
+            # Whatever a file says of the registry's ids, the registry says what they are; what it has lost an archive may have.
+            return self._registry.fetch(schema_id) or _known(offered)
+        if offered is None and isinstance(schema_id, int):
             return self._registry.fetch(schema_id)
-        return found
+        return _known(offered)
 
     def version_numbers(self, subject: str) -> list[int]:
         """Files have no subject."""

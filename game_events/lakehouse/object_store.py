@@ -6,13 +6,13 @@ profile, the machine's role), in the driver and in every worker, so they are in 
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from game_events.errors import ConfigurationError
 from game_events.settings import Settings
+from game_events.this_machine import is_loopback
 
 #: Schemes of a lakehouse; Spark needs jars of its own for those that are not S3's (docs/object-store.md).
 SCHEMES = frozenset({"s3", "s3a", "gs", "az", "azure", "abfs", "abfss"})
@@ -26,6 +26,8 @@ ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION")
 #: Would let two rivals write the same version of a table (delta-rs, "S3 storage backend").
 UNSAFE_VARIABLE = "AWS_S3_ALLOW_UNSAFE_RENAME"
+#: Would have delta-rs take any certificate.
+UNVERIFIED_VARIABLES = tuple(f"{provider}_ALLOW_INVALID_CERTIFICATES" for provider in ("AWS", "AZURE", "GOOGLE"))
 _PATH_STYLE = "AWS_VIRTUAL_HOSTED_STYLE_REQUEST"
 
 
@@ -53,10 +55,16 @@ def delta_options(settings: Settings) -> dict[str, str]:
         raise ConfigurationError(f"GAME_EVENTS_LAKEHOUSE: {scheme}:// is not known; use a path or {', '.join(sorted(SCHEMES))}")
     if not urlsplit(root).netloc:
         raise ConfigurationError(f"GAME_EVENTS_LAKEHOUSE: {root} names no bucket: {scheme}://bucket/prefix")
+    unverified = [name for name in UNVERIFIED_VARIABLES if _is_on(name)]
+    if unverified:
+        raise ConfigurationError(
+            f"{', '.join(unverified)} is set: whoever is on the way to the store would have its credentials and the tables. "
+            "Unset it; an authority of your own belongs to the machine's (docs/object-store.md)"
+        )
     options = {"retry_timeout": RETRY_TIMEOUT}
     if scheme not in S3:
         return options
-    if os.environ.get(UNSAFE_VARIABLE, "").lower() in ("1", "true", "yes", "on"):
+    if _is_on(UNSAFE_VARIABLE):
         raise ConfigurationError(
             f"{UNSAFE_VARIABLE} is set: with it two runs may write the same version of a table, and rows are lost. Unset it; "
             "the store has to take conditional puts (`game-events doctor` tries it)"
@@ -112,7 +120,7 @@ def endpoint_of(settings: Settings) -> str | None:
         raise ConfigurationError(
             "GAME_EVENTS_STORAGE_ENDPOINT (or AWS_ENDPOINT_URL) must be http(s)://host[:port] without a user or password"
         )
-    if parts.scheme == "http" and not settings.storage_allow_http and not _is_loopback(parts.hostname):
+    if parts.scheme == "http" and not settings.storage_allow_http and not is_loopback(parts.hostname):
         raise ConfigurationError(
             f"GAME_EVENTS_STORAGE_ENDPOINT: {endpoint} is not encrypted: use https://, or set "
             "GAME_EVENTS_STORAGE_ALLOW_HTTP=true"
@@ -126,14 +134,9 @@ def region_of(settings: Settings) -> str | None:
     return named or (ANY_REGION if endpoint_of(settings) is not None else None)
 
 
+def _is_on(variable: str) -> bool:
+    return os.environ.get(variable, "").lower() in ("1", "true", "t", "yes", "y", "on")
+
+
 def _first(environment: Mapping[str, str], names: tuple[str, ...]) -> str | None:
     return next((value for name in names if (value := environment.get(name))), None)
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -11,6 +11,7 @@ import logging
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -223,6 +224,13 @@ def discard(table: Table, files: list[StagedFile]) -> None:
             continue
         except OSError as error:
             log.warning("table=%s file=%s not_deleted=%r", table.name, file.path, str(error))
+
+
+def remove_empty_folder(table: Table) -> None:
+    """Remove the folder of a table that was not made after all; one with anything in it stays."""
+    if table.local_path is not None:
+        with suppress(OSError):
+            table.local_path.rmdir()
 
 
 def unseen(table: Table, files: Sequence[StagedFile]) -> list[str]:

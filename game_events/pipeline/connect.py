@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, cast
@@ -27,6 +28,7 @@ LOST = (
 REFUSED = ("StatusCode.UNAUTHENTICATED", "authentication token")
 #: Where client and server look for the token that they share; an address with it would stand in logs.
 TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105 - its name
+CONNECT_MODE = "SPARK_CONNECT_MODE_ENABLED"
 CLIENTS_LOGGER = "pyspark.sql.connect.logging"
 #: A server that is being started again answers within seconds; the client's own policy waits for ten minutes. Together 45 s.
 RETRIES, LONGEST_WAIT_MS = 12, 5_000
@@ -59,6 +61,9 @@ def connect(settings: Settings, conf: Mapping[str, str]) -> SparkSession:
     """
     # Only where Connect is used: classic Spark needs none of its packages.
     from pyspark.sql.connect.client.retries import DefaultPolicy  # noqa: PLC0415
+    from pyspark.sql.connect.session import SparkSession as ConnectSession  # noqa: PLC0415
+
+    from game_events.pipeline.connect_channel import channel_to  # noqa: PLC0415
 
     _keep_what_sessions_share()
     # At DEBUG it repeats every plan, Kafka's password in it; its errors are raised as well. PySpark switches it off, and who
@@ -66,7 +71,9 @@ def connect(settings: Settings, conf: Mapping[str, str]) -> SparkSession:
     logging.getLogger(CLIENTS_LOGGER).setLevel(logging.CRITICAL)
     try:
         # Nothing is sent yet: its settings follow, with the policy above.
-        session: SparkSession = SparkSession.builder.remote(str(settings.spark_remote)).create()
+        channel = channel_to(str(settings.spark_remote))
+        os.environ[CONNECT_MODE] = "1"  # as `SparkSession.builder.remote` does, which takes no channel
+        session = cast(SparkSession, ConnectSession.builder.channelBuilder(channel).create())
         cast(Any, session).client.set_retry_policies([DefaultPolicy(max_retries=RETRIES, max_backoff=LONGEST_WAIT_MS)])
         try:
             for key, value in conf.items():

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from game_events.errors import ExtensionError
+from game_events.errors import IT_SAID, ExtensionError
 from game_events.extending import COLUMN_PATTERN, PLAYER_AGG, GoldAggregate
 from game_events.lakehouse.reading import Selection, read_files
 from game_events.names import Names
@@ -98,7 +98,7 @@ def aggregated(
         reason = next((line for line in str(error).splitlines() if line.strip()), "")
         names = ", ".join(n for n in columns.fieldNames() if not n.startswith("_"))
         raise ExtensionError(
-            f"{aggregate} raised {type(error).__name__}: {reason.split(' SQLSTATE')[0]}.{unlike} Silver has: {names}"
+            f"{aggregate} raised {type(error).__name__}.{unlike} Silver has: {names}.{IT_SAID}{reason.split(' SQLSTATE')[0]}"
         ) from error
 
 

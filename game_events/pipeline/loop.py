@@ -114,7 +114,9 @@ class Loop:
         except (TransientError, *FAULTS) as error:
             if not self.stop.is_set():
                 raise
-            log.info("continuous=stopped abandoned=%r", first_line(error))  # nothing of that step is committed
+            log.info(
+                "continuous=stopped abandoned=%r", without_secrets(first_line(error), self.pipeline.settings)
+            )  # nothing of that step is committed
         finally:
             self._set(STOPPED)
         return self.report

@@ -19,6 +19,7 @@ from game_events.lakehouse.object_store import is_remote
 from game_events.lakehouse.store_probe import refuse_unsafe_store
 from game_events.lakehouse.tables import BRONZE as BRONZE_TABLE
 from game_events.lakehouse.tables import Lakehouse
+from game_events.masking import mask
 from game_events.pipeline.backlog import backlog
 from game_events.pipeline.bronze_protection import ALLOW
 from game_events.pipeline.catalog import SchemaCatalog
@@ -27,10 +28,11 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.schema_archive import SchemaArchive
 from game_events.pipeline.selection import BRONZE, Parts, Selection
 from game_events.pipeline.suppression import recognised
+from game_events.pipeline.unencrypted import unencrypted
 from game_events.settings import Settings
 from game_events.sources.registry import SchemaRegistry
 from game_events.sources.source import FILES
-from game_events.stack.jars import resolve
+from game_events.stack.jars import for_spark
 from game_events.stack.java import find_java
 
 #: Names of message types in the hint of `doctor`.
@@ -76,11 +78,14 @@ def many(count: int, noun: str) -> str:
 Check = Callable[[], str | tuple[str, Mapping[str, object]]]
 
 
-def run_checks(checks: Mapping[str, Check], needs: Mapping[str, Collection[str]] | None = None) -> list[CheckResult]:
+def run_checks(
+    checks: Mapping[str, Check], settings: Settings, needs: Mapping[str, Collection[str]] | None = None
+) -> list[CheckResult]:
     """Make all of them, in order.
 
     Args:
         checks: name -> check.
+        settings: whose secrets no answer repeats.
         needs: name -> checks without which it would only say the same once more.
     """
     found: list[CheckResult] = []
@@ -93,7 +98,8 @@ def run_checks(checks: Mapping[str, Check], needs: Mapping[str, Collection[str]]
             answer = check()
         except Exception as error:  # noqa: BLE001 - whatever it is, the other checks are made, and this one has failed
             known = isinstance(error, GameEventsError | OSError | DeltaError)
-            found.append(CheckResult(name, False, str(error) if known else f"{type(error).__name__}: {error}"))
+            said = str(error) if known else f"{type(error).__name__}: {error}"
+            found.append(CheckResult(name, False, mask(said, settings)))
         else:
             detail, data = (answer, {}) if isinstance(answer, str) else answer
             found.append(CheckResult(name, True, str(detail), data, look=isinstance(detail, Hint)))
@@ -107,10 +113,11 @@ def environment_checks(settings: Settings) -> dict[str, Check]:
         sources = {"files": lambda: _files(settings)}
     return {
         "java": lambda: str(find_java()),
-        "java parts": lambda: f"{len(resolve().spark)} jars for Spark, broker and registry",
+        "java parts": lambda: f"{len(for_spark())} jars for Spark, as they are pinned",
         **sources,
         **({"message types": lambda: _message_types(settings)} if settings.message_types else {}),
         "lakehouse": lambda: _writable(settings),
+        "encryption": lambda: "; ".join(unencrypted(settings)) or "no secret leaves this machine without it",
         "tables": lambda: _tables(Lakehouse.of(settings)),
         "forgotten gamers": lambda: _forgotten(settings),
     }

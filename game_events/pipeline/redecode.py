@@ -21,13 +21,14 @@ from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, commit, evolve
 from game_events.lakehouse.reading import read_files, row_count, spark_schema
 from game_events.lakehouse.staging import discard
-from game_events.pipeline.bronze import BATCH_APP, FIRST_MESSAGE, column_map
+from game_events.pipeline.bronze import FIRST_MESSAGE, column_map
 from game_events.pipeline.bronze_stage import OWN_COLUMNS, bronze_schema, travelling
 from game_events.pipeline.column_comments import documented
 from game_events.pipeline.commit_notes import ERASED_BY_BATCH
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.crashed_workers import crashes_named
 from game_events.pipeline.erasure_tables import erase_from_quarantine
+from game_events.pipeline.generations import BATCH_APP
 from game_events.pipeline.planning import run_decode_job
 from game_events.pipeline.quarantine_lost import refuse_lost_quarantine
 from game_events.pipeline.report import RunReport

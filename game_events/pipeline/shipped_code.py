@@ -12,27 +12,27 @@ import tempfile
 import zipfile
 from functools import lru_cache
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from pyspark.sql import SparkSession
 
 import game_events
 from game_events.errors import ConfigurationError
 from game_events.settings import Settings
+from game_events.this_machine import workers_are_here
 
 PACKAGE = Path(game_events.__file__).parent
 #: What Python imports from; Spark unpacks nothing.
 SUFFIXES = (".py", ".zip", ".egg")
 #: The oldest time that a zip file can hold: the same code gives the same file, whenever it is made.
 _TIME = (1980, 1, 1, 0, 0, 0)
-LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
 def on_this_machine(settings: Settings) -> bool:
-    """Whether Spark's workers share this machine, and with it the Python environment: `local`, or a server beside us."""
-    if settings.spark_remote:
-        return urlsplit(settings.spark_remote).netloc.rsplit(":", 1)[0] in LOOPBACK
-    return settings.spark_master.startswith("local")
+    """Whether Spark's workers share this machine's Python environment, too: `local`, or a server beside us.
+
+    A cluster's workers have one of their own, wherever they are.
+    """
+    return workers_are_here(settings) and (settings.spark_remote is not None or settings.spark_master.startswith("local"))
 
 
 def ship(session: SparkSession, settings: Settings) -> None:

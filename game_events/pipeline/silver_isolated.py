@@ -15,6 +15,9 @@ MAX_NAMES = 100_000
 def stage_games(work: Staging) -> FanOutResult:
     """Stage the rows in one job; if a worker dies, in several, and games whose rows it dies of are among the failed ones.
 
+    Returns:
+        what the workers report; `crowded` if new names have to be counted first.
+
     Raises:
         WorkerCrashError: a worker dies, and there are too many names to look for the guilty ones.
         ExtensionError: a transformation failed.
@@ -24,6 +27,9 @@ def stage_games(work: Staging) -> FanOutResult:
     try:
         return work.stage()
     except WorkerCrashError as error:
+        if work.routing.room is not None:
+            # Names are counted first, so that halves of them have room for exactly those that are let in.
+            return FanOutResult(crowded=True)
         pipeline = work.source.pipeline
         pipeline.on_progress(f"silver: {error}. Halves of the {pipeline.settings.words.entities} are tried by themselves")
         rows = [(r["name"], int(r["rows"])) for r in work.names().limit(MAX_NAMES + 1).collect()]

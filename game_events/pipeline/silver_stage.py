@@ -16,15 +16,13 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from game_events.errors import ConfigurationError
-from game_events.lakehouse.reading import Selection, files_with, read_files, row_count, selection, spark_schema
-from game_events.lakehouse.tables import is_game
-from game_events.pipeline.bronze import BATCH_APP
+from game_events.lakehouse.reading import Selection, read_files, row_count, selection, spark_schema
 from game_events.pipeline.bronze_stage import COORDINATES, HEADERS, no_headers
 from game_events.pipeline.connect import is_lost
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.crashed_workers import crash, is_crash, named
 from game_events.pipeline.fan_out import TASK_ROWS, FanOut, FanOutResult, stage
-from game_events.pipeline.generations import BronzeIdentity
+from game_events.pipeline.generations import BATCH_APP, BronzeIdentity
 from game_events.pipeline.rejections import Decisions
 from game_events.pipeline.routing import Routing
 from game_events.pipeline.rule_check import require_valid
@@ -281,22 +279,3 @@ def _more(split: RuleSplit) -> list[Column]:
         return F.when(rejected, F.col(name)).alias(name) if name in BRONZE_ONLY else F.col(name)
 
     return [only(name) for name in split.columns if name != APART]
-
-
-def new_names(source: Source, floor: int, known: set[str]) -> tuple[dict[str, int], int]:
-    """Rows of names that are no game yet, counted before anything is written: only once there is no room left.
-
-    Returns:
-        name -> rows of those that have enough rows to be let in, and the rows of all the others together.
-    """
-    settings, spark = source.pipeline.settings, source.pipeline.spark
-    entity = F.col(settings.entity_column)
-    rows = read_files(spark, files_with(source.handle, "_batch", floor), spark_schema(source.handle.schema())).where(
-        F.col("_batch") > floor
-    )
-    names = spark.createDataFrame(pa.table({"_game": sorted(known)}), "_game string")
-    new = rows.join(F.broadcast(names), entity == F.col("_game"), "left_anti").groupBy(entity.alias("game")).count()
-    # A flood of names stays in the workers: only those that can be let in come to the driver.
-    enough = new.where(F.col("count") >= settings.new_game_min_rows).collect()
-    rest = new.where(F.col("count") < settings.new_game_min_rows).agg(F.sum("count").alias("n")).collect()
-    return {r["game"]: int(r["count"]) for r in enough if is_game(r["game"])}, int(rest[0]["n"] or 0)

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 
 from game_events import stack
-from game_events.errors import ConfigurationError
 from game_events.lakehouse.object_store import is_s3, spark_options
+from game_events.pipeline.spark_protection import authentication, refuse_credentials
 from game_events.settings import Settings
-from game_events.stack.jars import resolve, resolve_s3
+from game_events.stack.connect_server import DEFAULT_JAVA_OPTIONS
+from game_events.stack.jars import for_s3, for_spark
+from game_events.stack.private_folders import of_this_process
+from game_events.this_machine import LOOPBACK, workers_are_here
 
 LOG_CONFIGURATION = Path(stack.__file__).with_name("spark-log4j2.properties")
 
-
-#: Spark settings that hold a credential themselves; those that name a file or a provider do not.
-_CREDENTIAL = re.compile(
-    r"(secret|password|passwd|access\.key|account\.key|session\.token|sas\.fixed\.token)[^/]*$", re.IGNORECASE
-)
-_REFERENCE = re.compile(r"(file|path|provider|class|type|alias)$", re.IGNORECASE)
 #: Records of an Arrow batch. Spark's Arrow writer takes time quadratic in a batch's rows for lists and maps that are NULL.
 ARROW_RECORDS = 20_000
 #: The same for Kafka records, which travel without NULL lists: so many that 20 schema versions are large groups each.
@@ -36,7 +32,8 @@ ARROW_BYTES = 64 * 1024 * 1024
 ARROW_RECORDS_KEY = "spark.sql.execution.arrow.maxRecordsPerBatch"
 #: Decoding reads Arrow's 32-bit offsets (decoding/frames.py), so large types are off, whatever a user or a cluster sets.
 LARGE_TYPES_KEY = "spark.sql.execution.arrow.useLargeVarTypes"
-LOOPBACK = "127.0.0.1"
+#: What comes before PySpark's own jars in the driver's JVM.
+CLASS_PATH_KEY = "spark.driver.extraClassPath"
 
 
 @contextmanager
@@ -71,22 +68,6 @@ def forgiving(spark: SparkSession) -> Iterator[None]:
             spark.conf.set(key, str(before))
 
 
-def refuse_credentials(conf: Mapping[str, str]) -> None:
-    """Check that no credential is among a user's Spark settings.
-
-    They become arguments of the JVM, which every user of the machine can read with `ps`, and Spark's UI has a page of them.
-
-    Raises:
-        ConfigurationError: names them.
-    """
-    found = sorted(name for name in conf if _CREDENTIAL.search(name) and not _REFERENCE.search(name))
-    if found:
-        raise ConfigurationError(
-            f"GAME_EVENTS_SPARK_CONF: {', '.join(found)} would stand in the command line of Spark's JVM, where anybody "
-            "can read it: give them by the environment, a role, or a core-site.xml in HADOOP_CONF_DIR (docs/security.md)"
-        )
-
-
 def session_config(settings: Settings) -> dict[str, str]:
     """What a session is told, wherever it runs; the user's own settings of this kind last."""
     conf = {
@@ -118,9 +99,9 @@ def spark_config(settings: Settings) -> dict[str, str]:
     refuse_credentials(settings.spark_conf)
     os.environ.setdefault("PYSPARK_PYTHON", settings.spark_conf.get("spark.pyspark.python", sys.executable))
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    jars: tuple[Path, ...] = resolve().spark
+    jars = for_spark()
     if is_s3(settings.lakehouse):
-        jars += resolve_s3()
+        jars += for_s3()
     conf = session_config(settings) | {
         "spark.app.name": "game_events",
         "spark.master": settings.spark_master,
@@ -131,6 +112,8 @@ def spark_config(settings: Settings) -> dict[str, str]:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOG_CONFIGURATION.as_uri()}",
+        # Everybody may read what the system's temporary folder holds: shuffle files are players' rows.
+        DEFAULT_JAVA_OPTIONS: of_this_process().java_option,
         # A loop runs some 3,000 jobs an hour: what Spark remembers of each is bounded, or the heap grows for hours.
         "spark.ui.retainedJobs": "50",
         "spark.ui.retainedStages": "50",
@@ -139,7 +122,7 @@ def spark_config(settings: Settings) -> dict[str, str]:
         # What a plan or the UI may show of options that hold credentials.
         "spark.redaction.regex": "(?i)secret|password|passwd|token|access[.]key|sasl|jaas|ssl[.]key",
     }
-    if _stays_here(settings.spark_master):
+    if workers_are_here(settings):
         conf |= {"spark.driver.bindAddress": LOOPBACK, "spark.driver.host": LOOPBACK}
         # Otherwise Spark looks for a network address of this machine, and warns about what it finds.
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
@@ -149,12 +132,11 @@ def spark_config(settings: Settings) -> dict[str, str]:
     if settings.catalog is not None and "." not in settings.catalog:
         # A metastore: tables that are registered in Spark's own memory would be gone with the session.
         conf["spark.sql.catalogImplementation"] = "hive"
-    return conf | spark_options(settings) | settings.spark_conf | {LARGE_TYPES_KEY: "false"}
-
-
-def _stays_here(master: str) -> bool:
-    """Whether a master's executors are all on this machine."""
-    return master.startswith("local") or re.match(r"spark://(127\.0\.0\.1|localhost)(:|$)", master) is not None
+    own = settings.spark_conf
+    # PySpark has an lz4-java of its own, with known holes, and a class that is there twice is taken from what comes first.
+    first = ":".join(str(jar) for jar in jars if jar.name.startswith("lz4-java-"))
+    more = {CLASS_PATH_KEY: ":".join(filter(None, (first, own.get(CLASS_PATH_KEY)))), LARGE_TYPES_KEY: "false"}
+    return conf | authentication(settings) | spark_options(settings) | own | more
 
 
 def of_the_server(settings: Settings) -> list[str]:

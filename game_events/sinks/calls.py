@@ -14,6 +14,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from typing import Any
 
 import aiohttp
 
@@ -27,8 +28,8 @@ LATER = frozenset({408, 425, 429})
 LOCKED_OUT = frozenset({401, 403, 407})
 #: Longest pause of one's own between two attempts, and longest one that a receiver is granted, in seconds.
 MAX_PAUSE_S, MAX_RETRY_AFTER_S = 60.0, 3_600.0
-#: Characters of an answer that are kept.
-EXCERPT_CHARS = 500
+#: Characters of an answer that are kept, and bytes that are read of it.
+EXCERPT_CHARS, MAX_ANSWER_BYTES = 500, 64 * 1024
 #: Latencies that a task keeps.
 LATENCIES = 2_000
 
@@ -113,7 +114,7 @@ class Calls:
                 self.target.url, data=body, headers={KEY_HEADER: key}, allow_redirects=False
             ) as response:
                 taken = 200 <= response.status < 300
-                content = await response.read()
+                content = await _beginning(response)
                 if len(self.latencies) < LATENCIES:
                     self.latencies.append(time.monotonic() - began)
                 text = "" if taken else content[: 4 * EXCERPT_CHARS].decode(errors="replace")
@@ -124,6 +125,27 @@ class Calls:
             return None, "", None, failure_of(error)
         finally:
             self.permits.done(number)
+
+
+def client(target: RestTarget, **options: Any) -> aiohttp.ClientSession:  # noqa: ANN401 - aiohttp's own
+    """A client for a target; within a loop. Answers are taken as they come: unpacking one could fill the memory."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(ssl=target.trust(), **options),
+        timeout=aiohttp.ClientTimeout(total=target.timeout_s),
+        headers=target.headers | {"Accept-Encoding": "identity"},
+        auto_decompress=False,
+    )
+
+
+async def _beginning(response: aiohttp.ClientResponse) -> bytes:
+    """An answer's first bytes; of one that goes on and on nothing more is read, and its connection is not used again."""
+    found = bytearray()
+    async for part in response.content.iter_any():
+        found += part
+        if len(found) > MAX_ANSWER_BYTES:
+            response.close()
+            break
+    return bytes(found[:MAX_ANSWER_BYTES])
 
 
 def failure_of(error: Exception) -> str:
@@ -144,8 +166,8 @@ def retry_after_s(value: str | None) -> float | None:
         return float(text)
     try:
         until = parsedate_to_datetime(text)
-    except (TypeError, ValueError):
+        if until.tzinfo is None:
+            until = until.replace(tzinfo=UTC)
+        return max(0.0, (until - datetime.now(UTC)).total_seconds())
+    except (TypeError, ValueError, OverflowError):
         return None
-    if until.tzinfo is None:
-        until = until.replace(tzinfo=UTC)
-    return max(0.0, (until - datetime.now(UTC)).total_seconds())

@@ -19,7 +19,18 @@ import httptools
 from game_events.sinks.mock_faults import FaultChoice, MockFaults
 
 HOST = "127.0.0.1"
-_REASONS = {200: "OK", 204: "No Content", 401: "Unauthorized", 422: "Unprocessable", 429: "Too Many", 503: "Unavailable"}
+_REASONS = {
+    200: "OK",
+    204: "No Content",
+    400: "Bad Request",
+    401: "Unauthorized",
+    413: "Content Too Large",
+    422: "Unprocessable",
+    429: "Too Many",
+    503: "Unavailable",
+}
+#: Bytes of a body; of a longer one the rest is read and forgotten.
+MAX_BODY_BYTES = 64 * 2**20
 _STATUS = {"none": 200, "error": 503, "throttle": 429, "refuse": 422}
 
 
@@ -83,6 +94,7 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._headers: dict[str, str] = {}
         self._body: list[bytes] = []
+        self._size = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -99,13 +111,17 @@ class _Connection(asyncio.Protocol):
     # --- called by the parser
 
     def on_message_begin(self) -> None:
-        self._headers, self._body = {}, []
+        self._headers, self._body, self._size = {}, [], 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_body(self, body: bytes) -> None:
-        self._body.append(body)
+        self._size += len(body)
+        if self._size > MAX_BODY_BYTES:
+            self._body.clear()
+        else:
+            self._body.append(body)
 
     def on_message_complete(self) -> None:
         came, api = time.time(), self._api
@@ -121,7 +137,14 @@ class _Connection(asyncio.Protocol):
             api.note(key, body, 0, 401, came)
             self._answer(401)
             return
-        content = json.loads(body)
+        if self._size > MAX_BODY_BYTES:
+            self._answer(413)
+            return
+        try:
+            content = json.loads(body)
+        except ValueError:
+            self._answer(400)
+            return
         rows = len(content) if isinstance(content, list) else 1
         fault = api.choice.next()
         wait = api.faults.latency_s(rows) if fault in ("none", "accept_then_timeout") else 0.0

@@ -23,10 +23,13 @@ from typing import Self
 from game_events.errors import TransientError
 from game_events.settings import Settings
 from game_events.sinks.caps import Caps
+from game_events.this_machine import LOOPBACK, is_loopback, workers_are_here
 
-LOOPBACK = "127.0.0.1"
 #: Seconds that a task waits for the server's first word.
 CONNECT_S = 10.0
+#: Seconds that the server waits for the token of one who has connected, and for how many it does: of more the oldest goes, as
+#: a task says it at once.
+HELLO_S, STRANGERS = 5.0, 64
 
 
 @dataclass(frozen=True)
@@ -56,10 +59,12 @@ class PermitServer:
         self._server: asyncio.Server | None = None
         self._pump: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        #: Those whose token has not come, the oldest first.
+        self._strangers: dict[asyncio.Task[None], None] = {}
 
     def __enter__(self) -> PermitAddress:
         self._thread.start()
-        bind = LOOPBACK if self._host in (LOOPBACK, "localhost") else "0.0.0.0"  # noqa: S104 - other machines have to reach it
+        bind = LOOPBACK if is_loopback(self._host) else "0.0.0.0"  # noqa: S104 - other machines have to reach it
         try:
             self._server = asyncio.run_coroutine_threadsafe(asyncio.start_server(self._client, bind, 0), self._loop).result()
         except BaseException:
@@ -87,12 +92,11 @@ class PermitServer:
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
-        if task is not None:
-            self._tasks.add(task)
+        assert task is not None  # noqa: S101 - a coroutine that runs has one
+        self._tasks.add(task)
         asked: set[asyncio.Task[None]] = set()
         try:
-            hello = await reader.readline()
-            if not hmac.compare_digest(hello.strip(), self._token.encode()):
+            if not await self._is_known(reader, task):
                 return
             while line := await reader.readline():
                 message = json.loads(line)
@@ -103,14 +107,25 @@ class PermitServer:
                     answer = asyncio.create_task(self._answer(message["ask"], writer))
                     asked.add(answer)
                     answer.add_done_callback(asked.discard)
-        except (ConnectionError, ValueError, asyncio.CancelledError):
+        except (ConnectionError, TimeoutError, KeyError, TypeError, ValueError, asyncio.CancelledError):
             pass  # a task that is gone asks no more; its calls count for their grace
         finally:
             for answer in asked:
                 answer.cancel()
             writer.close()
-            if task is not None:
-                self._tasks.discard(task)
+            self._strangers.pop(task, None)
+            self._tasks.discard(task)
+
+    async def _is_known(self, reader: asyncio.StreamReader, task: asyncio.Task[None]) -> bool:
+        """Whether the first line is the run's token."""
+        if len(self._strangers) >= STRANGERS:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.cancel()
+        self._strangers[task] = None
+        hello = await asyncio.wait_for(reader.readline(), HELLO_S)
+        self._strangers.pop(task, None)
+        return hmac.compare_digest(hello.strip(), self._token.encode())
 
     async def _answer(self, ask: int, writer: asyncio.StreamWriter) -> None:
         permitted: asyncio.Future[int] = self._loop.create_future()
@@ -225,6 +240,4 @@ def permit_host(settings: Settings) -> str:
     """By what name the executors reach this machine: loopback where they are on it, else the setting, else its own name."""
     if settings.rest_permit_host:
         return settings.rest_permit_host
-    remote = settings.spark_remote or ""
-    here = remote.startswith(("sc://localhost", "sc://127.0.0.1")) if remote else settings.spark_master.startswith("local")
-    return LOOPBACK if here else socket.getfqdn()
+    return LOOPBACK if workers_are_here(settings) else socket.getfqdn()

@@ -8,7 +8,7 @@ import aiohttp
 
 from game_events.errors import ConfigurationError, TransientError
 from game_events.settings import Settings
-from game_events.sinks.calls import LATER, LOCKED_OUT, failure_of
+from game_events.sinks.calls import LATER, LOCKED_OUT, client, failure_of
 from game_events.sinks.target import RestTarget
 
 #: Answers to a method that the receiver does not have: it is there.
@@ -54,10 +54,5 @@ def preflight(settings: Settings, target: RestTarget) -> None:
 
 
 async def _call(target: RestTarget, method: str, url: str) -> int:
-    timeout = aiohttp.ClientTimeout(total=target.timeout_s)
-    connector = aiohttp.TCPConnector(ssl=target.trust())
-    async with (
-        aiohttp.ClientSession(connector=connector, timeout=timeout, headers=target.headers) as session,
-        session.request(method, url, allow_redirects=False) as answer,
-    ):
+    async with client(target) as session, session.request(method, url, allow_redirects=False) as answer:
         return answer.status

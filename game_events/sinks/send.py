@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-import aiohttp
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -29,7 +28,7 @@ from game_events.lakehouse.commits import Commit, commit
 from game_events.lakehouse.staging import StagedFile, StagedWriter, file_system, report
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.export_account import LATENCIES_TOLD, TaskAccount
-from game_events.sinks.calls import Calls, Outcome
+from game_events.sinks.calls import Calls, Outcome, client
 from game_events.sinks.export_tables import (
     DEAD,
     DELIVERED,
@@ -150,12 +149,7 @@ class _Task:
 
     async def _send(self) -> None:
         job, target, account = self._job, self._job.target, self._account
-        connector = aiohttp.TCPConnector(limit=target.calls, ssl=target.trust(), keepalive_timeout=30)
-        timeout = aiohttp.ClientTimeout(total=target.timeout_s)
-        async with (
-            Permits(job.permits) as permits,
-            aiohttp.ClientSession(connector=connector, timeout=timeout, headers=target.headers) as session,
-        ):
+        async with Permits(job.permits) as permits, client(target, limit=target.calls, keepalive_timeout=30) as session:
             calls = Calls(target, session, permits)
             await asyncio.gather(*(self._work(calls) for _ in range(target.calls)))
             account.answers, account.calls = dict(calls.answers), calls.answers.total()

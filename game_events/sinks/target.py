@@ -13,11 +13,8 @@ from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 from game_events.errors import ConfigurationError
+from game_events.masking import mask_all
 from game_events.settings import Settings
-
-#: Shorter values would blot out half of any text.
-MIN_SECRET_CHARS = 4
-MASK = "***"
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,7 @@ class RestTarget:
         return cls(
             url,
             {"Content-Type": "application/json", **credentials},
-            tuple(s for s in {url, *secrets} if len(s) >= MIN_SECRET_CHARS),
+            tuple({url, *secrets}),
             settings.rest_rows_per_call,
             settings.rest_bytes_per_call,
             settings.rest_body == "object",
@@ -85,11 +82,6 @@ class RestTarget:
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc}"
 
-    @property
-    def encrypted(self) -> bool:
-        """Whether calls are encrypted."""
-        return urlsplit(self.url).scheme == "https"
-
     def at(self, path: str) -> str:
         """Another path at the same address."""
         parts = urlsplit(self.url)
@@ -101,9 +93,7 @@ class RestTarget:
 
     def masked(self, text: str) -> str:
         """A text without anything secret."""
-        for secret in sorted(self.secrets, key=len, reverse=True):
-            text = text.replace(secret, MASK)
-        return text
+        return mask_all(text, self.secrets)
 
 
 def _credentials(settings: Settings) -> tuple[dict[str, str], list[str]]:

@@ -14,6 +14,8 @@ from game_events.settings import Settings
 from game_events.sources.kafka_options import for_librdkafka
 
 CONNECT_TIMEOUT_S = 15
+#: The broker's own default: a hosted cluster refuses any other number than its own.
+BROKERS_DEFAULT = -1
 #: How often the wait for the broker looks at what `error_cb` heard.
 LOOK_S = 1.0
 #: Who we are is refused.
@@ -79,7 +81,7 @@ def bad_option(error: KafkaException) -> ConfigurationError:
 
 
 def ensure_topic(settings: Settings, partitions: int, name: str | None = None) -> None:
-    """Creates a topic (None: the one that the simulator writes to) with replication 1, unless it is there.
+    """Creates a topic (None: the one that the simulator writes to) with the broker's default replication, unless it is there.
 
     Then it stays as it is, partitions included.
 
@@ -96,7 +98,8 @@ def ensure_topic(settings: Settings, partitions: int, name: str | None = None) -
     if topic in _topics(admin, memory):
         return
     try:
-        admin.create_topics([NewTopic(topic, partitions, 1)], request_timeout=CONNECT_TIMEOUT_S)[topic].result()
+        new = NewTopic(topic, partitions, BROKERS_DEFAULT)
+        admin.create_topics([new], request_timeout=CONNECT_TIMEOUT_S)[topic].result()
     except KafkaException as error:
         if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
             raise memory.explain(f"creating topic {topic!r}", error.args[0]) from error

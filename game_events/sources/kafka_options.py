@@ -1,7 +1,7 @@
 """One set of Kafka client options for two clients: librdkafka (offsets, producer) and Java's (Spark's source).
 
 Users write librdkafka's names, which Confluent's documentation for Python uses; Java's own names are taken too where only
-Spark needs them. Source: Confluent, "Kafka client configuration"; Apache Kafka, "Security", KIP-651 (PEM).
+Spark needs them. Sources: librdkafka, CONFIGURATION.md; Apache Kafka, "Security", KIP-651 (PEM).
 """
 
 from __future__ import annotations
@@ -14,14 +14,24 @@ from game_events.errors import ConfigurationError
 
 #: Set by this project for every client; a user's own value would break exactly-once.
 MANAGED = ("isolation.level", "enable.auto.commit", "auto.offset.reset", "group.id")
+#: Options that switch the check of the broker's certificate or name off, and the values that do not.
+VERIFICATION = {
+    "enable.ssl.certificate.verification": ("true",),
+    "ssl.endpoint.identification.algorithm": ("https",),
+}
 _LOGIN_MODULES = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
 #: Names that only one of the two clients has.
-_JAVA_ONLY = re.compile(r"^(sasl\.jaas\.config|sasl\.login\..*|ssl\.(truststore|keystore)\..*|ssl\.key\.password)$")
+_JAVA_ONLY = re.compile(r"^(sasl\.jaas\.config|sasl\.login\..*|ssl\.(truststore|keystore)\..*|max\.poll\.records)$")
 _LIBRDKAFKA_ONLY = re.compile(r"^(sasl\.username|sasl\.password|ssl\.(ca|certificate|key)\.(location|pem)|sasl\.mechanisms)$")
+_ENCRYPTED_KEY = re.compile(r"-----BEGIN ENCRYPTED PRIVATE KEY-----")
+#: Private keys in OpenSSL's older forms, which Java's client does not read; they name the kind of the key.
+_OLDER_KEY = re.compile(r"-----BEGIN (RSA|EC|DSA) PRIVATE KEY-----")
+#: A client's certificate and key in one PKCS #12 file: the same names in both clients, but Java's may also be of another type.
+_PKCS12 = ("ssl.keystore.location", "ssl.keystore.password")
 _JAAS = re.compile(r'username="((?:[^"\\]|\\.)*)"\s+password="((?:[^"\\]|\\.)*)"')
 
 
@@ -36,21 +46,44 @@ def refuse_managed(options: Mapping[str, object]) -> None:
         raise ConfigurationError(f"GAME_EVENTS_KAFKA_OPTIONS: {', '.join(managed)} is managed by game_events")
 
 
+def refuse_unverified(options: Mapping[str, str]) -> None:
+    """Check that the broker's certificate is verified, its name included: else whoever is on the way gets login and data.
+
+    Raises:
+        ConfigurationError: names the option.
+    """
+    for name, verifying in VERIFICATION.items():
+        if options.get(name, verifying[0]).strip().lower() not in verifying:
+            raise ConfigurationError(
+                f"GAME_EVENTS_KAFKA_OPTIONS: {name} may only be {' or '.join(verifying)}: certificates are always verified. For"
+                " an authority of your own, set ssl.ca.location; a broker's certificate needs the name that it is reached by"
+            )
+
+
 def for_librdkafka(options: Mapping[str, str]) -> dict[str, str]:
-    """The options for Confluent's Python client; a Java login (`sasl.jaas.config`) becomes user and password."""
+    """The options for Confluent's Python client; a Java login (`sasl.jaas.config`) becomes user and password.
+
+    Raises:
+        ConfigurationError: certificates would not be verified.
+    """
+    refuse_unverified(options)
     found = {key: value for key, value in options.items() if not _JAVA_ONLY.match(key)}
-    login = _JAAS.search(options.get("sasl.jaas.config", ""))
+    if options.get("ssl.keystore.type", "PKCS12").upper() == "PKCS12" and not _has_pem_key(options):
+        found |= {key: options[key] for key in _PKCS12 if key in options}
+    login = login_of(options.get("sasl.jaas.config", ""))
     if login and "sasl.username" not in found:
-        found["sasl.username"], found["sasl.password"] = (re.sub(r"\\(.)", r"\1", part) for part in login.groups())
+        found["sasl.username"], found["sasl.password"] = login
     return found
 
 
 def for_java(options: Mapping[str, str]) -> dict[str, str]:
-    """The options for Java's client: user and password become a login module, PEM files become PEM stores.
+    """The options for Java's client: user and password become a login module; PEM, in files or inline, becomes PEM stores.
 
     Raises:
-        ConfigurationError: a mechanism that has no user and password, or a file that cannot be read.
+        ConfigurationError: a mechanism that has no user and password, a file that cannot be read, a client's certificate or
+            key that Java's client could not use, or certificates would not be verified.
     """
+    refuse_unverified(options)
     found = {key: value for key, value in options.items() if not _LIBRDKAFKA_ONLY.match(key)}
     mechanism = options.get("sasl.mechanism") or options.get("sasl.mechanisms")
     if mechanism:
@@ -65,15 +98,50 @@ def for_java(options: Mapping[str, str]) -> dict[str, str]:
             )
         user, password = _quoted(options["sasl.username"]), _quoted(options.get("sasl.password", ""))
         found["sasl.jaas.config"] = f"{module} required username={user} password={password};"
-    if "ssl.ca.location" in options:
-        found |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": _pem(options["ssl.ca.location"])}
-    if "ssl.certificate.location" in options and "ssl.key.location" in options:
-        found |= {
-            "ssl.keystore.type": "PEM",
-            "ssl.keystore.certificate.chain": _pem(options["ssl.certificate.location"]),
-            "ssl.keystore.key": _pem(options["ssl.key.location"]),
-        }
-    return found
+    keystore = _keystore(options)
+    if keystore and not _ENCRYPTED_KEY.search(keystore["ssl.keystore.key"]):
+        # librdkafka ignores a password of a key that is not encrypted; Java's client would fail to decrypt it.
+        found.pop("ssl.key.password", None)
+    return found | _truststore(options) | keystore
+
+
+def _has_pem_key(options: Mapping[str, str]) -> bool:
+    return "ssl.key.location" in options or "ssl.key.pem" in options
+
+
+def _truststore(options: Mapping[str, str]) -> dict[str, str]:
+    """The authorities whose certificates the broker may have; a store that was written for Java goes first."""
+    authorities = _pem(options, "ssl.ca")
+    if authorities is None or any(name.startswith("ssl.truststore.") for name in options):
+        return {}
+    return {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": authorities}
+
+
+def _keystore(options: Mapping[str, str]) -> dict[str, str]:
+    """The client's own certificate and key (mutual TLS); a store that was written for Java goes first."""
+    certificate, key = _pem(options, "ssl.certificate"), _pem(options, "ssl.key")
+    if (certificate is None and key is None) or any(name.startswith("ssl.keystore.") for name in options):
+        return {}
+    if certificate is None or key is None:
+        raise ConfigurationError(
+            "GAME_EVENTS_KAFKA_OPTIONS: a client's certificate needs its key, and the key its certificate: give both "
+            "ssl.certificate.location and ssl.key.location (or ssl.certificate.pem and ssl.key.pem)"
+        )
+    if _OLDER_KEY.search(key):
+        raise ConfigurationError(
+            "GAME_EVENTS_KAFKA_OPTIONS: Spark's Kafka client reads private keys in PKCS #8 only (BEGIN PRIVATE KEY, or BEGIN "
+            "ENCRYPTED PRIVATE KEY); convert the key: openssl pkcs8 -topk8 -in OLD.pem -out NEW.pem"
+        )
+    return {"ssl.keystore.type": "PEM", "ssl.keystore.certificate.chain": certificate, "ssl.keystore.key": key}
+
+
+def login_of(jaas: str) -> tuple[str, str] | None:
+    """User and password of a Java login (`sasl.jaas.config`), if it has them."""
+    found = _JAAS.search(jaas)
+    if found is None:
+        return None
+    user, password = (re.sub(r"\\(.)", r"\1", part) for part in found.groups())
+    return user, password
 
 
 def _quoted(text: str) -> str:
@@ -81,8 +149,16 @@ def _quoted(text: str) -> str:
     return f'"{escaped}"'
 
 
-def _pem(path: str) -> str:
+def _pem(options: Mapping[str, str], name: str) -> str | None:
+    """What `{name}.pem` holds, or the file that `{name}.location` names; None: neither is there."""
+    if f"{name}.pem" in options:
+        return options[f"{name}.pem"]
+    path = options.get(f"{name}.location")
+    if path is None:
+        return None
     try:
         return Path(path).read_text()
     except OSError as error:
         raise ConfigurationError(f"GAME_EVENTS_KAFKA_OPTIONS: {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"GAME_EVENTS_KAFKA_OPTIONS: {path} is no PEM file") from None

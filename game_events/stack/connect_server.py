@@ -11,6 +11,7 @@ from pathlib import Path
 import pyspark
 
 from game_events.stack.ports import HOST, listens
+from game_events.stack.private_folders import TemporaryFolder, private_folder
 from game_events.stack.server_process import ServerProcess, spawn
 
 MAIN_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
@@ -18,6 +19,8 @@ SPARK_HOME = Path(pyspark.__file__).parent
 #: Variables of a client's process that would make the server one.
 CLIENTS_OWN = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_LOCAL_REMOTE")
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+#: What stands before these on the command line; users set the others.
+DEFAULT_JAVA_OPTIONS = "spark.driver.defaultJavaOptions"
 #: Without memory it would answer nobody, and look alive: it is to end, and be started again.
 ENDS = "-XX:+ExitOnOutOfMemoryError"
 #: A client that was killed in mid-run cannot end its job: the server does so when nobody has asked for its results for so long.
@@ -29,7 +32,7 @@ SESSION_MINUTES = 30
 
 
 def remote(port: int) -> str:
-    """The address for clients: only by this name does Spark's client send a token without TLS (to this machine alone)."""
+    """The address for clients of this machine that trust the port: others could listen on it when the server does not."""
     return f"sc://localhost:{port}"
 
 
@@ -61,13 +64,16 @@ def start(conf: Mapping[str, str], folder: Path, *, port: int, token: str, log: 
         token: clients have it in ``SPARK_CONNECT_AUTHENTICATE_TOKEN``.
         log: file of its output.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    private_folder(folder)
     properties = folder / "connect.properties"
     # In a file that only this user reads, as a command line is everybody's.
     properties.unlink(missing_ok=True)
     properties.touch(mode=0o600)
     whole = server_config(port) | dict(conf)
     whole[JAVA_OPTIONS] = f"{whole.get(JAVA_OPTIONS, '')} {ENDS}".strip()
+    # Of its own, as it goes with the server, whoever has started that.
+    temporary = TemporaryFolder.make()
+    whole[DEFAULT_JAVA_OPTIONS] = temporary.java_option
     properties.write_text("".join(f"{key}={_escaped(value)}\n" for key, value in whole.items()))
     environment = {key: value for key, value in os.environ.items() if key not in CLIENTS_OWN} | {
         "SPARK_HOME": str(SPARK_HOME),
@@ -75,8 +81,13 @@ def start(conf: Mapping[str, str], folder: Path, *, port: int, token: str, log: 
         # The server, not the client, says which interpreter workers run.
         "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),
     }
-    command = [str(SPARK_HOME / "bin" / "spark-submit"), "--properties-file", str(properties), "--class", MAIN_CLASS]
-    return spawn(command, port=port, cwd=folder, log=log, environment=environment)
+    command = [str(SPARK_HOME / "bin" / "spark-submit"), "--properties-file", str(properties)]
+    # As for a JVM of a run's own: a cluster's secret is in them.
+    command += ["--load-spark-defaults", "--class", MAIN_CLASS]
+    try:
+        return spawn(command, port=port, cwd=folder, log=log, environment=environment, inherited=(temporary.lock,))
+    finally:
+        os.close(temporary.lock)
 
 
 def is_healthy(port: int) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -39,11 +39,23 @@ class ServerProcess(BaseModel):
 
 
 def spawn(
-    command: Sequence[str], *, port: int, cwd: Path, log: Path, environment: Mapping[str, str] | None = None
+    command: Sequence[str],
+    *,
+    port: int,
+    cwd: Path,
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    inherited: Collection[int] = (),
 ) -> ServerProcess:
     """Start `command` in a session of its own, with its output in `log`; the log before becomes ``*.log.1``.
 
-    `environment`: instead of this process's own.
+    Args:
+        command: program and arguments.
+        port: what it will listen on.
+        cwd: its working folder.
+        log: file of its output.
+        environment: instead of this process's own.
+        inherited: descriptors that it keeps open.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     if log.exists():
@@ -57,6 +69,7 @@ def spawn(
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            pass_fds=inherited,
         )
     created = psutil.Process(child.pid).create_time()
     child.returncode = 0  # it shall outlive this object, which would warn about that otherwise

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from game_events.errors import ConfigurationError
 from game_events.local_stack_source import STACK_STATE_FILE
 from game_events.stack.ports import Ports
+from game_events.stack.private_folders import private_folder
 from game_events.stack.server_process import ServerProcess
 
 
@@ -57,7 +58,7 @@ class StackFiles:
 
     def write(self, state: StackState) -> None:
         """Record `state`; a reader sees the old or the new one."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self.folder)
         _replace(self._state_file, state.model_dump_json(indent=2))
         _replace(self._ports_file, state.ports.model_dump_json())
 
@@ -81,8 +82,8 @@ class StackFiles:
     @contextmanager
     def locked(self, on_wait: Callable[[], None]) -> Iterator[None]:
         """Hold the lock of this folder; `on_wait` is called if another process has it."""
+        private_folder(self.folder)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
             lock = (self.folder / "lock").open("w")
         except OSError as error:
             raise ConfigurationError(f"cannot write the state folder {self.folder}: {error}") from error

@@ -49,8 +49,10 @@ def spark_of(kind: str, folder: Path, servers: Path) -> Iterator[SparkSession]:
     elif kind == STANDALONE:
         cluster = StandaloneCluster.start(folder)
         running.append(cluster)
+        os.environ["SPARK_CONF_DIR"] = str(cluster.conf)
         try:
             own = {
+                "spark.authenticate": "true",
                 "spark.executor.memory": "512m",
                 "spark.executor.cores": "1",
                 "spark.executor.extraJavaOptions": JAVA_OPTIONS,
@@ -58,6 +60,7 @@ def spark_of(kind: str, folder: Path, servers: Path) -> Iterator[SparkSession]:
             with classic(cluster.url, own) as session:
                 yield session
         finally:
+            del os.environ["SPARK_CONF_DIR"]
             cluster.stop()
     else:
         with attached(SharedServers(servers).gateway()) as session:
@@ -83,7 +86,9 @@ def classic(master: str, own: Mapping[str, str]) -> Iterator[SparkSession]:
 
 def _conf(master: str, own: Mapping[str, str]) -> dict[str, str]:
     """Spark's settings as the project makes them, with S3's jars, for a JVM that lives for some tests."""
-    s3 = spark_config(load_settings(spark_master=master, lakehouse="s3://lake", storage_endpoint="http://127.0.0.1:9"))
+    s3 = spark_config(
+        load_settings(spark_master=master, spark_conf=own, lakehouse="s3://lake", storage_endpoint="http://127.0.0.1:9")
+    )
     conf = spark_config(load_settings(spark_master=master, spark_conf={**SMALL, **own}))
     conf["spark.driver.extraJavaOptions"] += f" {JAVA_OPTIONS}"
     return conf | {"spark.jars": s3["spark.jars"]}

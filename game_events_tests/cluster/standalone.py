@@ -11,11 +11,13 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 
 import psutil
 
 from game_events.stack.connect_server import SPARK_HOME
 from game_events.stack.ports import HOST, free_ports, listens
+from game_events.stack.private_folders import private_folder
 from game_events.stack.server_process import ServerProcess, find, last_lines, spawn, stop
 from game_events_tests.cluster.small_jvm import JAVA_OPTIONS
 from game_events_tests.waiting import until
@@ -33,6 +35,8 @@ class StandaloneCluster:
     """A running one; `url` is for `GAME_EVENTS_SPARK_MASTER`."""
 
     folder: Path
+    #: Folder of the settings that hold the cluster's secret, for the driver too (`SPARK_CONF_DIR`).
+    conf: Path
     master: ServerProcess
     workers: tuple[ServerProcess, ...]
 
@@ -44,18 +48,21 @@ class StandaloneCluster:
     def start(cls, folder: Path) -> StandaloneCluster:
         """Start all of it; returns when every worker is registered."""
         (port,) = free_ports(1)
-        master = _daemon(folder / "master", MASTER, ["--host", HOST, "--port", str(port), "--webui-port", "0"], port)
+        conf = private_folder(folder / "conf")
+        secret = f"spark.authenticate true\nspark.authenticate.secret {token_hex(16)}\n"
+        (conf / "spark-defaults.conf").write_text(secret)
+        master = _daemon(folder / "master", conf, MASTER, ["--host", HOST, "--port", str(port), "--webui-port", "0"], port)
         until(lambda: listens(port) or _fail_if_gone(master, folder / "master"), 60)
         workers = []
         for number in range(WORKERS):
             place = folder / f"worker{number}"
             options = ["--host", HOST, "--cores", "1", "--memory", "1g", "--webui-port", "0", "--work-dir", str(place / "work")]
-            workers.append(_daemon(place, WORKER, [*options, f"spark://{HOST}:{port}"], port))
+            workers.append(_daemon(place, conf, WORKER, [*options, f"spark://{HOST}:{port}"], port))
         for number, worker in enumerate(workers):
             place = folder / f"worker{number}"
             said = place / "daemon.log"
             until(lambda w=worker, p=place, s=said: _registered(s) or _fail_if_gone(w, p), 60)
-        return cls(folder, master, tuple(workers))
+        return cls(folder, conf, master, tuple(workers))
 
     def stop(self) -> None:
         stop([*self.workers, self.master])
@@ -72,11 +79,12 @@ class StandaloneCluster:
         return found
 
 
-def _daemon(folder: Path, name: str, arguments: list[str], port: int) -> ServerProcess:
+def _daemon(folder: Path, conf: Path, name: str, arguments: list[str], port: int) -> ServerProcess:
     folder.mkdir(parents=True)
     environment = {key: os.environ[key] for key in MACHINES_OWN if key in os.environ} | {
         "HOME": str(folder),
         "SPARK_HOME": str(SPARK_HOME),
+        "SPARK_CONF_DIR": str(conf),
         # Its web page, too, listens nowhere else.
         "SPARK_LOCAL_IP": HOST,
         "SPARK_DAEMON_MEMORY": "256m",

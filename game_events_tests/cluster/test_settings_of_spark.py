@@ -7,6 +7,7 @@ import os
 import stat
 import sys
 import zipfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import dagster as dg
@@ -22,7 +23,11 @@ from game_events.pipeline.connect import connect, is_lost, named
 from game_events.pipeline.shipped_code import on_this_machine, packed, ship
 from game_events.pipeline.spark import of_the_server, session_config, spark_config
 from game_events.settings import load_settings
+from game_events.sinks.permits import permit_host
 from game_events.stack import connect_server
+
+#: What has to be said of a standalone cluster.
+SAID = {"spark.authenticate": "true"}
 
 
 class Session:
@@ -45,6 +50,7 @@ class Session:
         ({"spark_master": "yarn"}, False),
         ({"spark_master": "k8s://https://cluster:6443"}, False),
         ({"spark_remote": "sc://localhost:15002"}, True),
+        ({"spark_remote": "unix:/tmp/x/socket"}, True),
         ({"spark_remote": "sc://127.0.0.1:15002/;user_id=x"}, True),
         ({"spark_remote": "sc://spark.example.com:443/;use_ssl=true"}, False),
         ({"spark_remote": "sc://spark.example.com"}, False),
@@ -109,12 +115,38 @@ def test_a_session_that_lacks_code_is_given_to_nobody(monkeypatch, tmp_path):
 
 
 def test_a_driver_listens_on_loopback_where_its_executors_are_on_this_machine():
-    for master in ("local[2]", "spark://127.0.0.1:7077", "spark://localhost:7077"):
-        conf = spark_config(load_settings(spark_master=master))
+    for master in ("local[2]", "spark://127.0.0.1:7077", "spark://localhost:7077", "spark://[::1]:7077"):
+        conf = spark_config(load_settings(spark_master=master, spark_conf=SAID))
+        assert permit_host(load_settings(spark_master=master)) == "127.0.0.1"
         assert (conf["spark.driver.bindAddress"], conf["spark.driver.host"]) == ("127.0.0.1", "127.0.0.1")
-    conf = spark_config(load_settings(spark_master="spark://master:7077"))
+    conf = spark_config(load_settings(spark_master="spark://master:7077", spark_conf=SAID))
     assert conf["spark.driver.bindAddress"] == "0.0.0.0"  # noqa: S104 - executors elsewhere have to reach it
     assert "spark.driver.host" not in conf
+
+
+@pytest.mark.parametrize("master", ["local", "local[*]", "local[2]", "local[2,3]", "yarn", "k8s://https://cluster:6443"])
+def test_sparks_ports_want_a_secret_wherever_spark_makes_one(master):
+    assert spark_config(load_settings(spark_master=master))["spark.authenticate"] == "true"
+    theirs = load_settings(spark_master=master, spark_conf={"spark.authenticate": "false"})
+    assert spark_config(theirs)["spark.authenticate"] == "false"
+
+
+@pytest.mark.parametrize("master", ["spark://master:7077", "spark://127.0.0.1:7077", "local-cluster[2,1,1024]"])
+def test_a_cluster_with_a_secret_of_its_own_is_used_only_if_the_settings_say_whether_it_has_one(master):
+    with pytest.raises(ConfigurationError, match=r"spark\.authenticate.*spark-defaults\.conf"):
+        spark_config(load_settings(spark_master=master))
+    for said in ("true", "false"):
+        conf = spark_config(load_settings(spark_master=master, spark_conf={"spark.authenticate": said}))
+        assert conf["spark.authenticate"] == said
+
+
+def test_a_jvm_puts_temporary_files_where_nobody_else_reads_them_unless_the_user_says_where(tmp_path):
+    option = spark_config(load_settings())["spark.driver.defaultJavaOptions"]
+    folder = Path(option.strip('"').removeprefix("-Djava.io.tmpdir="))
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    theirs = load_settings(spark_conf={"spark.local.dir": str(tmp_path), "spark.driver.extraJavaOptions": "-Xss4m"})
+    conf = spark_config(theirs)
+    assert (conf["spark.local.dir"], conf["spark.driver.defaultJavaOptions"]) == (str(tmp_path), option)
 
 
 def test_the_interpreter_of_a_clusters_machines_may_be_another_one(monkeypatch):
@@ -170,8 +202,8 @@ def test_a_session_whose_settings_the_server_refuses_is_given_back(monkeypatch):
             calls.append("stopped")
 
     Refusing.__module__ = "pyspark.sql.connect.session"
-    builder = SimpleNamespace(remote=lambda _: SimpleNamespace(create=Refusing))
-    monkeypatch.setattr("game_events.pipeline.connect.SparkSession", SimpleNamespace(builder=builder))
+    builder = SimpleNamespace(channelBuilder=lambda _: SimpleNamespace(create=Refusing))
+    monkeypatch.setattr("pyspark.sql.connect.session.SparkSession", SimpleNamespace(builder=builder))
     with pytest.raises(PySparkException, match="CANNOT_MODIFY_CONFIG"):
         connect(load_settings(spark_remote="sc://localhost:1"), {"spark.a": "1"})
     assert calls == ["stopped"]
@@ -197,6 +229,7 @@ def test_a_servers_settings_are_in_a_file_that_only_its_user_reads_and_its_token
     assert r"spark.sql.x=back\\slash, \ud83c\udfae and\nline" in lines
     assert started["environment"]["SPARK_CONNECT_AUTHENTICATE_TOKEN"] == "hush"
     assert "SPARK_REMOTE" not in started["environment"]
+    assert any(line.startswith('spark.driver.defaultJavaOptions="-Djava.io.tmpdir=') for line in lines)
     assert "hush" not in file.read_text() + " ".join(started["command"])
 
 

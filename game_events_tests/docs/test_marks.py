@@ -78,7 +78,7 @@ def test_make_targets_in_the_text_exist(page: Path):
 def test_files_and_modules_in_the_text_exist(page: Path):
     for code in inline_code(page):
         if re.fullmatch(r"[\w./]+/[\w.]+\.(py|xml|toml)", code):
-            assert any((folder / code).is_file() for folder in (ROOT, ROOT / "game_events")), code
+            assert any((ROOT / folder / code).is_file() for folder in ("", "game_events", "game_events_tests")), code
         if module := re.search(r"python -m ([\w.]+)", code):
             assert importlib.util.find_spec(module[1]), code
 

@@ -33,9 +33,9 @@ from game_events.lakehouse.reading import BATCH_INFO, read_arrow
 from game_events.lakehouse.staging import StagedWriter
 from game_events.lakehouse.tables import PROGRESS, Lakehouse, Table
 from game_events.pipeline import game_commits, gold, silver, silver_stage
-from game_events.pipeline.bronze import BATCH_APP
 from game_events.pipeline.bronze_stage import OWN_COLUMNS
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.generations import BATCH_APP
 from game_events.pipeline.gold import refresh_gold
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.silver import refresh_silver

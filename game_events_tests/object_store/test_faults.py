@@ -122,7 +122,7 @@ def test_a_store_that_ignores_conditional_puts_is_refused_before_anything_is_wri
     try:
         with pytest.raises(ConfigurationError, match="If-None-Match"):
             refresh(make_s3_pipeline(s3))
-        said = {c.check: c for c in run_checks({"lakehouse": environment_checks(s3)["lakehouse"]})}
+        said = {c.check: c for c in run_checks({"lakehouse": environment_checks(s3)["lakehouse"]}, s3)}
         assert not said["lakehouse"].ok
     finally:
         store.tell("safe")

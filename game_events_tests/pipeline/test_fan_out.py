@@ -166,6 +166,23 @@ def test_a_game_whose_folder_cannot_be_written_fails_alone(lakehouse, tmp_path):
     assert "silver_uno_events" in failed["uno"]
 
 
+def test_a_worker_that_meets_more_new_names_than_there_is_room_for_leaves_nothing_behind(lakehouse, monkeypatch):
+    """Neither a file nor a folder: the driver counts the names first, and asks again."""
+    monkeypatch.setattr(fan_out, "SORT_ROWS", 10)
+    monkeypatch.setattr(fan_out, "BUFFER_BYTES", 1)
+    (lakehouse_root := Path(lakehouse.root)).mkdir(exist_ok=True)
+    held = lakehouse_root / "silver_uno_events"
+    held.mkdir()
+    batches = [batch(["uno"] * 20 + ["rummy"] * 20), *(batch([f"made_up_{n}"] * 20) for n in range(5)), batch(["uno"])]
+    routing = Routing(known=frozenset({"uno"}), room=3)
+    (report,) = FanOut(lakehouse, "silver", "game", SCHEMA, routing)(iter(batches))
+    assert report.to_pylist() == [{"kind": "crowded", "body": ""}]
+    assert list(lakehouse_root.iterdir()) == [held]
+    assert list(held.iterdir()) == []
+    found, _ = fan(lakehouse, batches[:3], known=frozenset({"uno"}), room=3)
+    assert {name: len(rows) for name, rows in found.items()} == {"uno": 20, "rummy": 20, "made_up_0": 20, "made_up_1": 20}
+
+
 @pytest.mark.parametrize("kind", NESTED, ids=str)
 def test_nested_lists_that_the_jvm_sent_without_any_offset_are_sorted_and_written(lakehouse, kind):
     games = ["rummy", "uno", "rummy"]

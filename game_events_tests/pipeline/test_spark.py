@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+import stat
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
@@ -55,3 +59,30 @@ def test_tables_below_a_folder_with_any_name_are_read(spark: SparkSession, tmp_p
     for uris in (files_with(handle), handle.file_uris()):
         rows = read_files(spark, uris, spark_schema(handle.schema()))
         assert sorted(row.x for row in rows.collect()) == [1, 2]
+
+
+def test_no_port_of_the_jvm_answers_who_does_not_know_its_secret_and_its_files_are_its_users_alone(
+    spark: SparkSession,
+) -> None:
+    conf = spark.sparkContext.getConf()
+    port = int(str(conf.get("spark.driver.port")))
+    connections = [c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+    (jvm,) = {c.pid for c in connections if c.laddr.port == port}
+    assert jvm is not None
+    # The driver's, and that of its blocks; the third is Python's own way in, whose first word is a secret.
+    gateway = spark.sparkContext._gateway.gateway_parameters.port
+    ports = {c.laddr.port for c in connections if c.pid == jvm} - {gateway}
+    assert port in ports
+    assert len(ports) == 2
+    # A request as Spark's network layer frames it: kind 3 is a call, kind 5 its refusal.
+    call = struct.pack(">QBQI", 8 + 1 + 8 + 4 + 5, 3, 1, 5) + b"hello"
+    for each in ports:
+        with socket.create_connection(("127.0.0.1", each), timeout=60) as stranger:
+            stranger.sendall(call)
+            answer = stranger.recv(65536)
+        assert answer[8:9] == b"\x05"
+        assert b"SaslMessage" in answer
+    folder = str(conf.get("spark.driver.defaultJavaOptions")).strip('"').removeprefix("-Djava.io.tmpdir=")
+    blocks = [f for f in Path(folder).iterdir() if f.name.startswith("blockmgr-")]
+    assert blocks, "shuffle files are elsewhere"
+    assert stat.S_IMODE(Path(folder).stat().st_mode) == 0o700

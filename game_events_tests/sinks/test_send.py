@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from shutil import rmtree
 
@@ -17,12 +19,13 @@ from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.export_account import Export
 from game_events.settings import load_settings
 from game_events.sinks import caps
+from game_events.sinks import permits as permits_module
 from game_events.sinks.calls import retry_after_s
 from game_events.sinks.caps import Caps
 from game_events.sinks.chunks import CutChunks
 from game_events.sinks.export import _take_over
 from game_events.sinks.export_tables import ExportTables, outbox_schema
-from game_events.sinks.permits import LOOPBACK, PermitAddress, PermitServer, permit_host
+from game_events.sinks.permits import LOOPBACK, STRANGERS, PermitAddress, PermitServer, permit_host
 from game_events.sinks.plan import commit_slice, next_slice
 from game_events.sinks.send import SendChunks
 from game_events.sinks.target import RestTarget
@@ -114,6 +117,20 @@ def test_a_permit_server_that_cannot_listen_leaves_no_thread(monkeypatch):
     assert not [thread for thread in threading.enumerate() if thread.name == "rest-permits"]
 
 
+def test_who_connects_and_says_nothing_is_sent_away_and_keeps_no_task_from_asking(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(permits_module, "HELLO_S", 0.5)
+    with PermitServer(Caps.of(1_000, 0), LOOPBACK) as permits, receiving(tmp_path / "log") as receiver:
+        silent = [socket.create_connection((permits.host, permits.port)) for _ in range(3 * STRANGERS)]
+        silent[-1].sendall(b"x" * 1_000_000)
+        account, _ = job(tmp_path, receiver.url, 3, permits).run_task(0)
+        assert (account.delivered, account.stopped) == (1, None)
+        for one in silent:
+            one.settimeout(30)
+            with suppress(ConnectionError):
+                assert one.recv(1) == b"", "the server has ended it"
+            one.close()
+
+
 def test_a_task_that_cannot_ask_for_leave_makes_no_call_and_says_which_setting_helps(tmp_path: Path):
     with PermitServer(Caps.of(1, 0), LOOPBACK) as permits:
         gone = permits
@@ -148,7 +165,8 @@ def test_calls_that_failed_before_the_run_was_gone_wait_for_the_next_one(tmp_pat
 
 def test_executors_of_this_machine_ask_on_loopback_and_others_by_a_name():
     assert permit_host(load_settings(spark_master="local[4]")) == LOOPBACK
-    assert permit_host(load_settings(spark_remote="sc://localhost:15002")) == LOOPBACK
+    for remote in ("sc://localhost:15002", "sc://127.0.0.1:15002/;user_id=x", "unix:/tmp/x/socket"):
+        assert permit_host(load_settings(spark_remote=remote)) == LOOPBACK
     assert permit_host(load_settings(spark_master="spark://cluster:7077")) != LOOPBACK
     assert permit_host(load_settings(spark_master="spark://cluster:7077", rest_permit_host="driver-1")) == "driver-1"
 
@@ -163,6 +181,17 @@ def test_a_time_to_come_back_is_seconds_or_a_date(value: str, low: float, high: 
     assert low <= found <= high
 
 
-@pytest.mark.parametrize("value", [None, "soon", "-1", "", "²"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        "soon",
+        "-1",
+        "",
+        "²",
+        "Wed, 21 Oct 2015 07:28:00 +99999999999999999999",
+        "Wed, 21 Oct 9999999 07:28:00 GMT",
+    ],
+)
 def test_what_is_no_time_is_none(value: str | None):
     assert retry_after_s(value) is None

@@ -50,6 +50,26 @@ def test_an_unknown_option_is_named_and_its_value_is_not(use):
     assert "hunter2" not in str(caught.value)
 
 
+def test_a_topic_is_made_with_the_replication_that_the_broker_is_set_to(monkeypatch):
+    """A hosted cluster wants three copies and refuses a topic with one; a laptop's broker has room for one only."""
+    asked = []
+
+    class Admin:
+        def __init__(self, *_):
+            """Connects to nothing."""
+
+        def list_topics(self, **_):
+            return SimpleNamespace(topics={})
+
+        def create_topics(self, topics, **_):
+            asked.extend(topics)
+            return {topic.topic: Answers(None) for topic in topics}
+
+    monkeypatch.setattr("game_events.sources.kafka_client.AdminClient", Admin)
+    ensure_topic(Settings(kafka_topic="games"), 4)
+    assert [(topic.topic, topic.num_partitions, topic.replication_factor) for topic in asked] == [("games", 4, -1)]
+
+
 def test_an_undelivered_record_names_its_partition():
     settings = Settings(kafka_bootstrap_servers="127.0.0.1:1", kafka_topic="games", kafka_options={"message.timeout.ms": "300"})
     with pytest.raises(TransientError, match=r"games\[.*\]"), KafkaWriter(settings) as writer:

@@ -47,6 +47,66 @@ def test_pem_files_become_pem_stores_for_java(tmp_path):
     assert for_librdkafka(options) == options
 
 
+def key_pem(kind="PRIVATE KEY"):
+    return f"-----BEGIN {kind}-----\nplanted\n-----END {kind}-----\n"
+
+
+def test_inline_pem_becomes_pem_stores_for_java_and_stays_for_librdkafka():
+    options = {"ssl.ca.pem": "the authority", "ssl.certificate.pem": "the certificate", "ssl.key.pem": key_pem()}
+    assert for_java(options) == {
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.certificates": "the authority",
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.certificate.chain": "the certificate",
+        "ssl.keystore.key": key_pem(),
+    }
+    assert for_librdkafka(options) == options
+
+
+def test_the_password_of_an_encrypted_key_reaches_both_clients_and_one_of_a_plain_key_only_the_client_that_ignores_it():
+    for kind, java_has_it in (("ENCRYPTED PRIVATE KEY", True), ("PRIVATE KEY", False)):
+        options = {"ssl.certificate.pem": "c", "ssl.key.pem": key_pem(kind), "ssl.key.password": "k"}
+        assert ("ssl.key.password" in for_java(options)) is java_has_it
+        assert for_librdkafka(options) == options
+    store = {"ssl.keystore.location": "/a.jks", "ssl.keystore.type": "JKS", "ssl.key.password": "k"}
+    assert for_java(store) == store, "of a store for Java alone it is that client's business"
+
+
+def test_a_store_written_for_java_goes_before_pem_that_is_there_for_librdkafka():
+    stores = {"ssl.keystore.location": "/k.jks", "ssl.truststore.location": "/t.jks"}
+    pem = {"ssl.ca.pem": "a", "ssl.certificate.pem": "c", "ssl.key.pem": key_pem()}
+    assert for_java(stores | pem) == stores
+    assert for_librdkafka(stores | pem) == pem
+
+
+def test_a_pkcs12_file_has_the_same_names_in_both_clients():
+    options = {"ssl.keystore.location": "/client.p12", "ssl.keystore.password": "p"}
+    assert for_librdkafka(options) == for_java(options) == options
+    typed = options | {"ssl.keystore.type": "PKCS12"}
+    assert (for_librdkafka(typed), for_java(typed)) == (options, typed)
+    assert for_librdkafka(options | {"ssl.keystore.type": "JKS"}) == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"ssl.certificate.pem": "c"}, "needs its key"),
+        ({"ssl.key.pem": key_pem()}, "needs its key"),
+        ({"ssl.certificate.pem": "c", "ssl.key.pem": key_pem("RSA PRIVATE KEY")}, "openssl pkcs8 -topk8"),
+    ],
+)
+def test_a_client_certificate_that_javas_client_could_not_use_is_refused_with_what_to_do_and_without_the_key(options, says):
+    with pytest.raises(ConfigurationError, match=says) as raised:
+        for_java(options)
+    assert "planted" not in str(raised.value)
+
+
+def test_a_file_that_is_no_pem_is_named(tmp_path):
+    (tmp_path / "ca.der").write_bytes(b"\x30\x82\xff\xfe")
+    with pytest.raises(ConfigurationError, match=r"ca\.der is no PEM file"):
+        for_java({"ssl.ca.location": str(tmp_path / "ca.der")})
+
+
 def test_a_file_that_is_missing_is_named(tmp_path):
     with pytest.raises(ConfigurationError, match="nowhere"):
         for_java({"ssl.ca.location": str(tmp_path / "nowhere")})
@@ -63,6 +123,27 @@ def test_a_mechanism_without_user_and_password_is_refused_without_the_secret():
 def test_options_that_exactly_once_depends_on_are_refused(name):
     with pytest.raises(ConfigurationError, match=name):
         refuse_managed({name: "x"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("enable.ssl.certificate.verification", "false"),
+        ("enable.ssl.certificate.verification", "0"),
+        ("ssl.endpoint.identification.algorithm", "none"),
+        ("ssl.endpoint.identification.algorithm", ""),
+        ("ssl.endpoint.identification.algorithm", " "),
+    ],
+)
+def test_no_option_turns_the_check_of_certificates_off_for_either_client(name, value):
+    for client in (for_java, for_librdkafka):
+        with pytest.raises(ConfigurationError, match=name):
+            client(LOGIN | {name: value})
+
+
+def test_options_that_ask_for_the_check_are_taken():
+    asked = {"enable.ssl.certificate.verification": "true", "ssl.endpoint.identification.algorithm": "HTTPS"}
+    assert for_librdkafka(asked) == asked
 
 
 def test_other_options_reach_both_clients():

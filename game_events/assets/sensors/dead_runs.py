@@ -4,6 +4,7 @@ import dagster as dg
 
 from game_events.assets.run_history import drop_old_runs
 from game_events.assets.run_hygiene import end_dead_runs
+from game_events.assets.sensors.masked import masked
 from game_events.errors import GameEventsError
 from game_events.settings import load_settings
 
@@ -15,6 +16,7 @@ from game_events.settings import load_settings
     minimum_interval_seconds=30,
     default_status=dg.DefaultSensorStatus.RUNNING,
 )
+@masked
 def dead_runs(context: dg.SensorEvaluationContext) -> dg.SkipReason:
     """Look at the runs; it never starts one."""
     ended = end_dead_runs(context.instance)

@@ -13,6 +13,7 @@ from game_events.assets.run_hygiene import unfinished_runs
 from game_events.assets.run_tags import REASON
 from game_events.assets.sensors.lag_alerts import alert_on_lag
 from game_events.assets.sensors.lag_decision import TELL_EVERY_S, Memory, decide
+from game_events.assets.sensors.masked import masked
 from game_events.assets.sensors.run_keys import unused_run_key
 from game_events.errors import GameEventsError
 from game_events.pipeline.standing import Standing, digest, look
@@ -80,6 +81,7 @@ def _event(standing: Standing, key: dg.AssetKey, lanes: Sequence[Lane]) -> dg.As
     minimum_interval_seconds=15,
     default_status=dg.DefaultSensorStatus.RUNNING,
 )
+@masked
 def kafka_lag(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
     """Ask the broker and the tables' logs."""
     memory = Memory.read(context.cursor)

@@ -5,6 +5,7 @@ from dagster import DagsterInstance
 from deltalake.exceptions import DeltaError
 
 from game_events.assets.keys import DEFAULT, Keys
+from game_events.assets.sensors.masked import masked
 from game_events.errors import GameEventsError
 from game_events.lakehouse.progress import ProgressTable
 from game_events.lakehouse.tables import BRONZE, Lakehouse, is_game
@@ -46,6 +47,7 @@ def partitions(instance: DagsterInstance, keys: Keys = DEFAULT) -> set[str]:
     minimum_interval_seconds=60,
     default_status=dg.DefaultSensorStatus.RUNNING,
 )
+@masked
 def new_games(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
     """Compare the lakehouse with the partitions; nothing is ever removed."""
     try:

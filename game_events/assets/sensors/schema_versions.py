@@ -10,6 +10,7 @@ from deltalake.exceptions import DeltaError
 
 from game_events.assets.keys import schema_key
 from game_events.assets.run_tags import REASON
+from game_events.assets.sensors.masked import masked
 from game_events.assets.sensors.run_keys import unused_run_key
 from game_events.decoding.kept_columns import kept_columns
 from game_events.errors import DataError, GameEventsError
@@ -64,6 +65,7 @@ def changes_by_version(history: SchemaHistory, versions: list[SubjectVersion], n
     minimum_interval_seconds=30,
     default_status=dg.DefaultSensorStatus.RUNNING,
 )
+@masked
 def schema_versions(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
     """Ask the registry once for each subject."""
     events, told, keys = [], [], []

@@ -1,0 +1,38 @@
+"""Dagster's webserver behind a guard: ``python -m game_events.cli.webserver``, with the options of `dagster-webserver`."""
+
+from __future__ import annotations
+
+import pwd
+from collections.abc import Iterable
+
+from dagster_webserver.cli import cli
+from dagster_webserver.webserver import DagsterWebserver
+from starlette.middleware import Middleware
+
+from game_events.cli.ui_guard import UiGuard
+from game_events.errors import ConfigurationError
+from game_events.settings import load_settings
+
+
+def guard() -> None:
+    """Each application that Dagster makes in this process is behind the guard."""
+    settings = load_settings()
+    guarded = Middleware(UiGuard, address=settings.dagster_url, users=_ids(settings.ui_users))
+    usual = DagsterWebserver.build_middleware
+
+    def build_middleware(self: DagsterWebserver) -> list[Middleware]:  # type: ignore[type-arg]
+        return [guarded, *usual(self)]
+
+    DagsterWebserver.build_middleware = build_middleware  # type: ignore[method-assign]
+
+
+def _ids(names: Iterable[str]) -> list[int]:
+    try:
+        return [pwd.getpwnam(name).pw_uid for name in names]
+    except KeyError as error:
+        raise ConfigurationError(f"GAME_EVENTS_UI_USERS: {error.args[0]}") from None
+
+
+if __name__ == "__main__":
+    guard()
+    cli(auto_envvar_prefix="DAGSTER_WEBSERVER")

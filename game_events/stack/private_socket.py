@@ -1,0 +1,134 @@
+"""The way to a server on loopback that nobody else can take: a Unix socket, and a look at who answers behind it.
+
+A port of the loopback address is anybody's: whoever shares the machine listens on it before the server does, after it died,
+or on the other protocol's address, and is sent what was meant for the server (Spark Connect 4.0 listens on no Unix socket).
+So clients connect to a socket in a folder that only its user can open. Each of its connections is carried to the port, and
+before a byte goes there the other end of that very connection must be one of the server's process, as the system's tables say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from game_events.stack.ports import HOST
+from game_events.stack.server_process import ServerProcess, find
+from game_events.this_machine import UNIX_SOCKET
+
+log = logging.getLogger(__name__)
+#: Seconds in which the server must have accepted a connection; seconds between two looks whether it has, doubled each time.
+ACCEPT_S, LOOK_S = 10.0, 0.01
+CHUNK_BYTES = 1 << 16
+
+
+class PrivateSocket:
+    """A Unix socket that leads to one process's port, in a thread of its own, until it is closed."""
+
+    def __init__(self, path: Path, server: Callable[[], ServerProcess | None]) -> None:
+        """Listens at once.
+
+        Args:
+            path: the socket, in a folder that nobody else can open; the system allows some 100 characters.
+            server: the process that is meant, and its port; None while there is none: who connects then is turned away.
+        """
+        self._server = server
+        self._path = path
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="private_socket", daemon=True)
+        self._connections: set[asyncio.Task[None]] = set()
+        self._thread.start()
+        starting = asyncio.start_unix_server(self._connected, str(path))
+        self._listener = asyncio.run_coroutine_threadsafe(starting, self._loop).result()
+
+    @property
+    def address(self) -> str:
+        """What clients call it."""
+        return f"{UNIX_SOCKET}{self._path}"
+
+    def close(self) -> None:
+        """Break off what is connected; the socket is gone."""
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._path.unlink(missing_ok=True)
+
+    async def _end(self) -> None:
+        self._listener.close()
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - a coroutine that runs has one
+        self._connections.add(task)
+        try:
+            await self._carry(reader, writer)
+        except (OSError, asyncio.CancelledError):
+            pass  # the client is told by the end of its connection, and tries again
+        finally:
+            writer.close()
+            self._connections.discard(task)
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        server = self._server()
+        if server is None:
+            return
+        from_server, to_server = await asyncio.open_connection(HOST, server.port)
+        try:
+            ours = to_server.get_extra_info("sockname")
+            if await _accepted_by(server, ours):
+                ways = (_copy(reader, to_server), _copy(from_server, writer))
+                tasks = [asyncio.ensure_future(way) for way in ways]
+                try:
+                    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    for task in tasks:
+                        task.cancel()
+                    await asyncio.gather(*tasks, return_exceptions=True)
+            else:
+                log.warning(
+                    "port=%s not_answered_by=%s the connection was closed before anything was sent", server.port, server.pid
+                )
+        finally:
+            to_server.close()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(CHUNK_BYTES):
+        writer.write(data)
+        await writer.drain()
+
+
+async def _accepted_by(server: ServerProcess, ours: tuple[str, int]) -> bool:
+    """Whether the other end of our connection is that process's: waits until somebody has accepted it."""
+    pause = LOOK_S
+    with suppress(TimeoutError):
+        async with asyncio.timeout(ACCEPT_S):
+            while find(server) is not None:
+                if await asyncio.to_thread(_has_connection, server, ours):
+                    return True
+                await asyncio.sleep(pause)
+                pause *= 2
+    return False
+
+
+def _has_connection(server: ServerProcess, peer: tuple[str, int]) -> bool:
+    """Whether a process holds the end of a connection whose other end is `peer`."""
+    process = find(server)
+    if process is None:
+        return False
+    with suppress(psutil.Error):
+        # Java's sockets are those of IPv6, with IPv4's addresses in them.
+        return any(
+            c.laddr.port == server.port and c.raddr and (c.raddr.ip.removeprefix("::ffff:"), c.raddr.port) == peer
+            for c in process.net_connections("tcp")
+        )
+    return False

@@ -1,0 +1,161 @@
+"""Other web pages and other users of the machine start no job: Dagster's application behind the guard of `game-events up`."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager, suppress
+
+import pytest
+from dagster import instance_for_test
+from dagster._core.workspace.context import WorkspaceProcessContext
+from dagster._core.workspace.load_target import EmptyWorkspaceTarget
+from dagster_webserver.webserver import DagsterWebserver
+from starlette.testclient import TestClient
+from starlette.websockets import WebSocketDisconnect
+
+from game_events.cli import ui_guard, webserver
+from game_events.cli.ui_guard import UiGuard
+from game_events.stack.tcp_owner import NOBODY, owner_of
+
+OURS, EVIL = "127.0.0.1:3000", "evil.example"
+MUTATION = {"query": "mutation { setNuxSeen }"}
+QUERY = {"query": "{ __typename }"}
+WEBSOCKET = ["graphql-ws"]
+
+
+@pytest.fixture(scope="module")
+def dagster():
+    """Dagster's application as the launcher of `game-events up` makes it, reached through a proxy under another name, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DagsterWebserver, "build_middleware", DagsterWebserver.build_middleware)
+        patch.setenv("GAME_EVENTS_DAGSTER_URL", "https://dagster.example.com")
+        webserver.guard()
+        with instance_for_test() as instance, WorkspaceProcessContext(instance, EmptyWorkspaceTarget()) as context:
+            yield TestClient(DagsterWebserver(context).create_asgi_app(), base_url=f"http://{OURS}")
+
+
+@pytest.mark.parametrize("host", [EVIL, f"{EVIL}:3000", "127.0.0.1.evil.example", "evil.example:127.0.0.1", "[::1", ""])
+def test_a_name_that_leads_here_and_is_none_of_the_uis_gets_nothing(dagster, host):
+    """DNS rebinding: the page may read what comes back, as it asks its own name."""
+    for path in ("/graphql", "/server_info", "/runs", "/download_debug/x"):
+        assert dagster.get(path, params=QUERY, headers={"Host": host, "Accept": "*/*"}).status_code == 403
+    assert dagster.post("/graphql", json=QUERY, headers={"Host": host}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "origin", [f"http://{EVIL}", "null", "http://127.0.0.1:9999", "http://localhost:3000", f"http://{OURS}.evil"]
+)
+def test_another_page_changes_nothing(dagster, origin):
+    assert dagster.post("/graphql", json=MUTATION, headers={"Origin": origin}).status_code == 403
+    assert dagster.post("/report_asset_materialization/x", headers={"Origin": origin}).status_code == 403
+
+
+@pytest.mark.parametrize("path", ["/graphql", "/graphql/", "//graphql"])
+def test_no_mutation_comes_by_get_or_as_what_a_page_may_send_without_leave(dagster, path):
+    for accept in ("image/*", "*/*", "application/json"):
+        assert "setNuxSeen" not in dagster.get(path, params=MUTATION, headers={"Accept": accept}).text
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
+        assert "setNuxSeen" not in dagster.post(path, params=MUTATION, headers={"Content-Type": kind}, content=b"").text
+    assert dagster.get("/graphql", params=MUTATION, headers={"Accept": "image/*"}).status_code == 405
+
+
+def test_a_page_in_a_frame_or_a_picture_of_it_is_not_given_to_other_pages_and_a_link_to_it_is(dagster):
+    for site in ("cross-site", "same-site"):
+        for kind in ("iframe", "image", "script", "empty"):
+            assert dagster.get("/runs", headers={"Sec-Fetch-Site": site, "Sec-Fetch-Dest": kind}).status_code == 403
+        link = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document", "Accept": "text/html"}
+        assert dagster.get("/server_info", headers=link).status_code == 200
+
+
+def test_another_pages_websocket_is_not_accepted(dagster):
+    for headers in ({"Host": OURS, "Origin": f"http://{EVIL}"}, {"Host": EVIL}):
+        with pytest.raises(WebSocketDisconnect), dagster.websocket_connect("/graphql", WEBSOCKET, headers=headers):
+            pass
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Origin": f"http://{OURS}", "Sec-Fetch-Site": "same-origin", "Sec-Fetch-Dest": "empty"},
+        {"Host": "localhost:3000", "Origin": "http://localhost:3000"},
+        {"Host": "dagster.example.com", "Origin": "https://dagster.example.com"},
+        # A proxy that passes the port of this machine on.
+        {"Host": OURS, "Origin": "https://dagster.example.com"},
+    ],
+)
+def test_the_uis_own_pages_and_programs_of_the_user_work_under_each_of_its_names(dagster, headers):
+    assert dagster.post("/graphql", json=MUTATION, headers=headers).json() == {"data": {"setNuxSeen": True}}
+    assert dagster.post("/graphql", json=QUERY, headers=headers).json() == {"data": {"__typename": "Query"}}
+    page = dagster.get("/graphql", params=MUTATION, headers={**headers, "Accept": "text/html"})
+    assert (page.status_code, "setNuxSeen" in page.text) == (200, False)
+    with dagster.websocket_connect("/graphql", WEBSOCKET, headers={"Host": OURS, **headers}) as ours:
+        ours.send_json({"type": "connection_init"})
+        assert ours.receive_json() == {"type": "connection_ack"}
+
+
+# --- other users of the machine
+
+
+@contextmanager
+def connected():
+    """Both ends of a connection within this machine."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(listener.getsockname())
+        server, _ = listener.accept()
+        with server, client:
+            yield client, server
+
+
+def asked(client, users=()):
+    """The status that a connection's request is answered with."""
+    sent = []
+
+    async def app(_scope, _receive, send):
+        await send({"type": "http.response.start", "status": 200})
+
+    async def send(message):
+        sent.append(message.get("status"))
+
+    scope = {
+        "type": "http",
+        "path": "/",
+        "method": "GET",
+        "headers": [(b"host", OURS.encode())],
+        "client": client[0],
+        "server": client[1],
+    }
+    with suppress(StopIteration):
+        UiGuard(app, None, users)(scope, None, send).send(None)
+    return sent[0]
+
+
+def test_the_table_of_connections_says_whose_an_end_is_and_nobodys_once_it_is_let_go():
+    with connected() as (client, server):
+        ends = client.getsockname(), server.getsockname()
+        assert owner_of(*ends) in (os.geteuid(), None)
+        client.close()
+        # What Linux writes for it is root's number.
+        assert owner_of(*ends) in (NOBODY, None)
+
+
+def test_another_user_of_the_machine_is_turned_away_unless_the_settings_name_him(monkeypatch):
+    ends = ("127.0.0.1", 40000), ("127.0.0.1", 3000)
+    for owner, status in ((os.geteuid(), 200), (0, 200), (None, 200), (os.geteuid() + 4711, 403), (NOBODY, 403)):
+        monkeypatch.setattr(ui_guard, "owner_of", lambda *_, owner=owner: owner)
+        assert asked(ends) == status
+        assert asked(ends, users=[os.geteuid() + 4711]) == (403 if owner == NOBODY else 200)
+    assert asked((("192.0.2.1", 4), ("192.0.2.2", 3000))) == 200, "from another machine: who lets it in decides"
+
+
+def test_a_user_who_is_none_is_said_before_anything_listens():
+    environment = os.environ | {"GAME_EVENTS_UI_USERS": "no-such-user"}
+    said = subprocess.run(
+        [sys.executable, "-m", "game_events.cli.webserver"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert said.returncode != 0
+    assert "GAME_EVENTS_UI_USERS" in said.stderr, json.dumps(said.stderr)

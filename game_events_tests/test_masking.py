@@ -1,0 +1,183 @@
+"""A secret is masked in whatever form a library, a log or a traceback writes it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import traceback
+from types import SimpleNamespace
+from urllib.parse import quote, quote_plus
+
+import dagster as dg
+import pytest
+
+from game_events.assets.failures import errors_decide
+from game_events.assets.sensors.masked import masked as masked_sensor
+from game_events.cli import main as command_line
+from game_events.errors import GameEventsError
+from game_events.masking import forms_of, mask
+from game_events.pipeline.preflight import run_checks
+from game_events.settings import load_settings
+from game_events.sources.kafka_options import for_java
+
+REGISTRY, KAFKA, REST = 'p@ss/w"ord', "ka\"fka\\pw's", "tökén-1?"
+LOGIN = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": KAFKA}
+SETTINGS = {
+    "schema_registry_user": "reader",
+    "schema_registry_password": REGISTRY,
+    "kafka_options": LOGIN,
+    "rest_url": "https://receiver.example.com/x/rows?token=abcd1234",
+    "rest_bearer_token": REST,
+}
+SECRETS = (REGISTRY, KAFKA, REST, "abcd1234")
+
+
+@pytest.fixture
+def settings():
+    return load_settings(**SETTINGS)
+
+
+def written(secret):
+    """A secret as others write it."""
+    return {
+        "verbatim": f"x {secret} x",
+        "json": json.dumps({"password": secret}),
+        "json, letters kept": json.dumps({"password": secret}, ensure_ascii=False),
+        "repr": repr({"password": secret}),
+        "repr of json": repr(json.dumps({"password": secret})),
+        "json of json": json.dumps(json.dumps(secret)),
+        "in an address": f"https://host/?p={quote(secret, safe='')}",
+        "in a form": f"p={quote_plus(secret)}",
+        "base64": base64.b64encode(secret.encode()).decode(),
+        "base64 for addresses": base64.urlsafe_b64encode(secret.encode()).decode(),
+        "jaas": for_java(LOGIN | {"sasl.password": secret})["sasl.jaas.config"],
+    }
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+@pytest.mark.parametrize("form", written("x"))
+def test_no_form_of_a_secret_is_left(secret, form, settings):
+    text = written(secret)[form]
+    found = mask(text, settings)
+    assert "***" in found
+    assert not [known for known in forms_of(secret) if known in found]
+
+
+@pytest.mark.parametrize(("user", "password"), [("reader", REGISTRY), ("me", KAFKA)])
+def test_the_header_of_basic_authentication_is_masked(user, password, settings):
+    pair = base64.b64encode(f"{user}:{password}".encode()).decode()
+    assert mask(f"Authorization: Basic {pair}", settings) == "Authorization: Basic ***"
+
+
+def test_a_login_that_was_written_for_java_is_masked_without_it_too():
+    settings = load_settings(
+        kafka_options={"sasl.jaas.config": 'x.PlainLoginModule required username="me" password="pw\\"42-x";'}
+    )
+    assert mask('{"password": "pw\\"42-x"} pw"42-x', settings) == '{"password": "***"} ***'
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("http://user:pa/ss@host/x", "http://***@host/x"),
+        ("jdbc:mysql://user:pa:s?s@host", "jdbc:mysql://***@host"),
+        ("https://token@host", "https://***@host"),
+        ("at http://host:8080/users/me@example.com", "at http://host:8080/users/me@example.com"),
+        ("from http://host/x to a@b", "from http://host/x to a@b"),
+        ("sc://host:443/;use_ssl=true;token=abc", "sc://host:443/;use_ssl=true;token=***"),
+    ],
+)
+def test_logins_in_addresses_are_masked_whosever_they_are(text, shown):
+    assert mask(text, None) == shown
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "AZURE_STORAGE_KEY",
+        "AZURE_STORAGE_CONNECTION_STRING",
+        "AZURE_STORAGE_MASTER_KEY",
+        "AWS_SESSION_TOKEN",
+        "SPARK_CONNECT_AUTHENTICATE_TOKEN",
+        "_SPARK_AUTH_SECRET",
+    ],
+)
+def test_credentials_of_the_environment_are_masked(name, monkeypatch):
+    monkeypatch.setenv(name, "planted-1")
+    assert mask("said planted-1", None) == "said ***"
+
+
+def test_the_key_in_a_file_is_masked(tmp_path):
+    (tmp_path / "key").write_text("0123456789abcdef\n")
+    assert mask("key 0123456789abcdef", load_settings(erasure_key_file=tmp_path / "key")) == "key ***"
+
+
+def test_switches_and_words_of_settings_are_no_secrets():
+    settings = load_settings(
+        spark_conf={"spark.security.credentials.hive.enabled": "true", "spark.ssl.keyStore": "/etc/keys"},
+        kafka_options={"security.protocol": "SASL_SSL"},
+        rest_url="https://host/rows",
+    )
+    for text in ("true", "/etc/keys", "SASL_SSL", "/rows"):
+        assert mask(text, settings) == text
+
+
+# --- every error, whoever raises it
+
+
+def raising():
+    try:
+        raise ValueError(f"Authorization: {REGISTRY}")
+    except ValueError as error:
+        raise KeyError(json.dumps(KAFKA)) from error
+
+
+def clean(text):
+    return not [form for secret in (REGISTRY, KAFKA) for form in forms_of(secret) if form in text]
+
+
+def test_what_dagster_keeps_of_a_foreign_error_has_its_traceback_and_no_secret(settings):
+    with pytest.raises(dg.Failure) as failed, errors_decide(SimpleNamespace(), settings):
+        raising()
+    kept = "".join(traceback.format_exception(failed.value)) + str(failed.value.metadata) + str(failed.value.description)
+    assert clean(kept)
+    assert "in raising" in str(failed.value.metadata["traceback"].value)
+    assert "KeyError" in str(failed.value.description)
+
+
+def test_a_foreign_error_without_a_secret_stays_what_it_is(settings):
+    with pytest.raises(ZeroDivisionError), errors_decide(SimpleNamespace(), settings):
+        raise ZeroDivisionError("x")
+
+
+def test_what_a_sensor_says_or_raises_holds_no_secret(monkeypatch):
+    monkeypatch.setenv("GAME_EVENTS_SCHEMA_REGISTRY_PASSWORD", REGISTRY)
+    monkeypatch.setenv("GAME_EVENTS_KAFKA_OPTIONS", json.dumps(LOGIN))
+    skips = masked_sensor(lambda _: dg.SkipReason(f"GET failed: {REGISTRY}"))
+    assert skips(dg.build_sensor_context()) == dg.SkipReason("GET failed: ***")
+    with pytest.raises(GameEventsError) as raised:
+        masked_sensor(lambda _: raising())(dg.build_sensor_context())
+    assert clean("".join(traceback.format_exception(raised.value)))
+
+
+def test_doctor_repeats_no_secret(settings):
+    (found,) = run_checks({"x": raising}, settings)
+    assert not found.ok
+    assert clean(found.detail)
+
+
+@pytest.mark.parametrize("error", [GameEventsError, RuntimeError])
+def test_the_command_line_repeats_no_secret_whatever_went_wrong(error, monkeypatch, capfd):
+    def fails():
+        raise error(f"said {json.dumps(REGISTRY)}")
+
+    monkeypatch.setenv("GAME_EVENTS_SCHEMA_REGISTRY_PASSWORD", REGISTRY)
+    monkeypatch.setattr(command_line, "app", fails)
+    monkeypatch.setattr("sys.argv", ["game-events", "tables", "--json"])
+    with pytest.raises(SystemExit) as ended:
+        command_line.main()
+    out, err = capfd.readouterr()
+    assert ended.value.code == 1
+    assert clean(out + err)
+    assert "said" in err
+    assert json.loads(out)["success"] is False
