@@ -18,6 +18,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, Schema
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
+from pyspark.sql.types import StructType
 
 from game_events.errors import DataError, ExtensionError, GameEventsError
 from game_events.extending import PLAYER_AGG, GoldAggregate
@@ -216,7 +217,8 @@ def _pass(
 ) -> set[str]:
     """Plan, stage and commit some games; returns those that rivals won."""
     plans: dict[str, _Game] = {}
-    for game, plan in for_games(sorted(games), partial(_plan, pipeline, aggregate, identity, full=full)).items():
+    asked = _asked(pipeline)
+    for game, plan in for_games(sorted(games), partial(_plan, pipeline, aggregate, identity, asked, full=full)).items():
         if isinstance(plan, GameEventsError):
             failed[game] = str(plan)
         elif plan is not None:
@@ -230,7 +232,7 @@ def _pass(
         pipeline.progress.update(identity.key, lambda now: now.pending(UNIFIED_LAYER, replaced, why))
     pipeline.on_progress(f"{aggregate.asset}: {len(plans)} {pipeline.settings.words.entities}")
     try:
-        result, schema, rules = _stage(pipeline, aggregate, plans)
+        result, schema, rules = _stage(pipeline, aggregate, plans, asked)
     except ExtensionError as error:
         failed |= dict.fromkeys(plans, str(error))
         return set()
@@ -265,12 +267,19 @@ def _pass(
     return outcome.again
 
 
-def _missing_columns(pipeline: Pipeline, aggregate: GoldAggregate, silver: DeltaTable) -> DataError | None:
+def _asked(pipeline: Pipeline) -> StructType:
+    """The key and time columns as bronze has them: a game that is idle since before they came has no values in them."""
+    bronze = pipeline.bronze.open()
+    names = (pipeline.settings.key_column, pipeline.settings.time_column)
+    return StructType([f for f in spark_schema(bronze.schema()).fields if f.name in names] if bronze is not None else [])
+
+
+def _missing_columns(pipeline: Pipeline, aggregate: GoldAggregate, silver: DeltaTable, asked: StructType) -> DataError | None:
     """Why a game's shipped aggregate cannot be made; a user's own aggregate or columns name what is missing by themselves."""
     if not has_shipped_columns(aggregate):
         return None
     names = (pipeline.settings.key_column, pipeline.settings.time_column)
-    known = {f.name for f in silver.schema().fields}
+    known = {f.name for f in silver.schema().fields} | set(asked.names)
     missing = ", ".join(repr(c) for c in names if c not in known)
     if not missing:
         return None
@@ -278,7 +287,7 @@ def _missing_columns(pipeline: Pipeline, aggregate: GoldAggregate, silver: Delta
 
 
 def _plan(
-    pipeline: Pipeline, aggregate: GoldAggregate, identity: BronzeIdentity, game: str, *, full: bool
+    pipeline: Pipeline, aggregate: GoldAggregate, identity: BronzeIdentity, asked: StructType, game: str, *, full: bool
 ) -> _Game | GameEventsError | None:
     """From where to where a game has to go; None if it is there; what is wrong with one of its tables."""
     try:
@@ -301,7 +310,7 @@ def _plan(
     anew = full or taken is None or declared != definition or (gold is not None and restored(gold))
     if taken == batch and not anew:
         return None
-    if (missing := _missing_columns(pipeline, aggregate, silver)) is not None:
+    if (missing := _missing_columns(pipeline, aggregate, silver, asked)) is not None:
         return missing
     whole = anew or aggregate.mode == "recompute"
     above = 0 if whole else int(taken or 0)
@@ -311,7 +320,7 @@ def _plan(
 
 
 def _stage(
-    pipeline: Pipeline, aggregate: GoldAggregate, plans: Mapping[str, _Game]
+    pipeline: Pipeline, aggregate: GoldAggregate, plans: Mapping[str, _Game], asked: StructType
 ) -> tuple[FanOutResult, pa.Schema, RuleColumns]:
     """New rows aggregated, old aggregates added, rules evaluated, written by game: one job for all games."""
     parts = {g: GameRows(p.silver, p.new, p.above, p.gold, p.old) for g, p in plans.items()}
@@ -319,7 +328,7 @@ def _stage(
     # A shuffle costs some 100 ms whatever its size: few rows are aggregated in one task without any.
     small = count + sum(plan.old.rows for plan in plans.values()) <= SMALL_ROWS
     rows, schema = aggregated(
-        pipeline.spark, aggregate, parts, pipeline.settings.entity_column, pipeline.lakehouse.called, small=small
+        pipeline.spark, aggregate, parts, pipeline.settings.entity_column, pipeline.lakehouse.called, small=small, asked=asked
     )
     # Aggregates of one's own have no rules: what they are is up to whoever declares them.
     rules = RuleColumns.of(pipeline.rules if aggregate.name == PLAYER_AGG else (), "gold", GAME)

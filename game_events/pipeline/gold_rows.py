@@ -50,7 +50,14 @@ def game_in_path(called: Names, aggregate: str) -> str:
 
 
 def aggregated(
-    spark: SparkSession, aggregate: GoldAggregate, games: Mapping[str, GameRows], entity: str, called: Names, *, small: bool
+    spark: SparkSession,
+    aggregate: GoldAggregate,
+    games: Mapping[str, GameRows],
+    entity: str,
+    called: Names,
+    *,
+    small: bool,
+    asked: StructType,
 ) -> tuple[DataFrame, pa.Schema]:
     """The aggregate's new rows of some games.
 
@@ -61,6 +68,7 @@ def aggregated(
         entity: silver's column that names the game.
         called: names of the tables.
         small: so few rows that one task takes them all: what groups them needs no shuffle then.
+        asked: columns that are NULL where no game's silver has them.
 
     Returns:
         a plan with `_game` and the aggregate's columns, and those columns.
@@ -69,6 +77,7 @@ def aggregated(
         ExtensionError: the aggregate does not fit silver's columns, or its function raised: names function, file and line.
     """
     columns, clashes = _columns(rows.silver for rows in games.values())
+    columns = StructType([*columns.fields, *(f for f in asked.fields if f.name not in {*columns.names, *clashes})])
     silver = read_files(spark, [uri for rows in games.values() for uri in rows.new.files], columns)
     if not all(rows.new.exact for rows in games.values()):
         limits = pa.table({_NAME: list(games), _FROM: [rows.above for rows in games.values()]})

@@ -166,8 +166,8 @@ class Nested:
                 assert sorted(repr(_plain([lists[0], last])) for lists, last in held) == truth, table
 
     def assert_greatest(self, game: str) -> None:
-        """Each gamer's `around`, in gold and in the unified table."""
-        truth = sorted(repr(_plain(s["around"])) for s in self.sent[game])
+        """Each gamer's cells, in gold and in the unified table."""
+        truth = sorted(repr(_plain([r["cells"] for r in s["rows"]])) for s in self.sent[game])
         for table, where in ((f"gold_{game}_player_agg", ""), ("gold_unified_player_agg", f" WHERE game_name = '{game}'")):
             held = rows(self.settings, table, f"SELECT greatest FROM t{where}")
             assert sorted(repr(_plain(value)) for (value,) in held) == truth, table
@@ -230,7 +230,9 @@ def test_every_nested_shape_goes_through_every_job(world, make_pipeline, tmp_pat
 
 
 def test_a_struct_that_gains_a_member_is_merged_with_the_gold_there_is(world, make_pipeline):
-    settings = world.settings.model_copy(update={"gold_columns": {"events": "count(*)", "greatest": "max(around)"}})
+    settings = world.settings.model_copy(
+        update={"gold_columns": {"events": "count(*)", "greatest": "max(transform(rows, r -> r.cells))"}}
+    )
     for games, proto in (({"full": FULL["full"]}, PROTO), (NOTHING, LATER_PROTO), ({"full": [shape()]}, LATER_PROTO)):
         world.send(games, proto)
         report = refresh(make_pipeline(settings))
