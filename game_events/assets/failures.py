@@ -54,6 +54,13 @@ class StepContext(Protocol):
         ...
 
 
+#: The session is lost with its JVM, and this process cannot make another one.
+JVM_ENDED = (
+    "Spark's JVM ended in the middle of the run: killed, or out of memory (GAME_EVENTS_SPARK_DRIVER_MEMORY; records of many "
+    "megabytes: docs/operations.md, Bounds). What was committed stays, and the next run goes on from there"
+)
+
+
 def delay_s(settings: Settings, attempt: int) -> float:
     """Seconds before attempt `attempt + 1`: doubled each time, bounded, and spread so that runs do not come back together."""
     longest = min(settings.retry_delay_s * 2**attempt, MAX_DELAY_S)
@@ -102,16 +109,15 @@ def _by_class(context: StepContext, settings: Settings) -> Iterator[None]:
         raise _again(context, settings, _kafka_is_away(settings)) from None
     except GameEventsError as error:
         raise dg.Failure(mask(str(error), settings), allow_retries=False) from None
+    except ConnectionRefusedError:  # of the first call after the one that broke: nothing else here is called in this way
+        if _is_being_canceled(context):
+            raise dg.DagsterExecutionInterruptedError from None
+        raise dg.Failure(JVM_ENDED, allow_retries=False) from None
     except Py4JError as error:
         if _interrupted(error) or _is_being_canceled(context):
             raise dg.DagsterExecutionInterruptedError from None
         if isinstance(error, Py4JNetworkError):
-            # The session is lost with its JVM, and this process cannot make another one.
-            raise dg.Failure(
-                "Spark's JVM ended in the middle of the run (killed, or out of memory: GAME_EVENTS_SPARK_DRIVER_MEMORY); what "
-                "was committed stays, and the next run goes on from there",
-                allow_retries=False,
-            ) from None
+            raise dg.Failure(JVM_ENDED, allow_retries=False) from None
         # A failed job whose reason pyspark has no class of its own for.
         if is_crash(error):
             raise _again(context, settings, mask(str(crash(error, "")), settings)) from None
