@@ -16,8 +16,8 @@ from game_events.decoding.columns import ColumnMap
 from game_events.decoding.decoder import BatchDecoder, DecodePlan
 from game_events.decoding.descriptors import ProtobufSchema, compile_protobuf
 from game_events.decoding.formats import make_decoder
+from game_events.decoding.registry_schema import RegistrySchema
 from game_events.producer.schema_versions import FILE_NAME, FIRST_CUSTOM_FIELD
-from game_events.sources.registry import RegistrySchema
 
 FIRST_ID = 100
 MICROSECONDS = 1_000_000

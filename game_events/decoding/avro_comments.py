@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from game_events.decoding.avro_schema import compile_avro
-from game_events.sources.registry import RegistrySchema
+from game_events.decoding.registry_schema import RegistrySchema
 
 _INSIDE = {"array": "items", "map": "values"}
 

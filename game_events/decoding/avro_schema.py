@@ -14,8 +14,8 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from game_events.decoding.frames import IndexPath, SchemaId
+from game_events.decoding.registry_schema import RegistrySchema
 from game_events.errors import DataError
-from game_events.sources.registry import RegistrySchema
 
 PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
 

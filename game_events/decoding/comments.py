@@ -13,8 +13,8 @@ from typing import Protocol
 from game_events.decoding.avro_comments import AvroComments
 from game_events.decoding.json_comments import JsonComments
 from game_events.decoding.protobuf_comments import ProtobufComments
+from game_events.decoding.registry_schema import RegistrySchema
 from game_events.errors import DataError
-from game_events.sources.registry import RegistrySchema
 
 log = logging.getLogger(__name__)
 

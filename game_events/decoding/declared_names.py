@@ -13,8 +13,8 @@ from typing import Any
 from game_events.decoding.descriptors import from_base64
 from game_events.decoding.frames import IndexPath
 from game_events.decoding.json_schema import UNNAMED, JsonSchema
+from game_events.decoding.registry_schema import RegistrySchema
 from game_events.errors import DataError
-from game_events.sources.registry import RegistrySchema
 
 #: Comments and texts are passed over: what looks like a message inside them is none.
 _WORDS = re.compile(r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|(?P<word>[A-Za-z_][\w.]*|[{}();=])""", re.DOTALL)

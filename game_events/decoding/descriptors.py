@@ -25,8 +25,8 @@ from google.protobuf.message import DecodeError
 from grpc_tools import protoc
 
 from game_events.decoding.frames import IndexPath, SchemaId
+from game_events.decoding.registry_schema import RegistrySchema
 from game_events.errors import DataError
-from game_events.sources.registry import RegistrySchema
 
 FileSet = descriptor_pb2.FileDescriptorSet
 

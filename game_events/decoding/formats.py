@@ -11,10 +11,10 @@ from game_events.decoding.json_schema import JsonSchema
 from game_events.decoding.json_types import compile_json
 from game_events.decoding.payloads import CompiledSchema, PayloadDecoder
 from game_events.decoding.protobuf import ProtobufDecoder
+from game_events.decoding.registry_schema import RegistrySchema
 from game_events.decoding.stored_columns import FORMAT as COLUMNS
 from game_events.decoding.stored_columns import ColumnsDecoder, ColumnsSchema
 from game_events.errors import DataError
-from game_events.sources.registry import RegistrySchema
 
 
 def compile_schema(schema: RegistrySchema) -> CompiledSchema:

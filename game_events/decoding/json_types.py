@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from game_events.decoding.columns import Field
 from game_events.decoding.json_schema import JsonSchema, Place, inner_place
+from game_events.decoding.registry_schema import RegistrySchema
 from game_events.errors import DataError
-from game_events.sources.registry import RegistrySchema
 
 #: Depth to which values become columns; what is deeper stays JSON text.
 MAX_DEPTH = 32

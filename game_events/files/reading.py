@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 
 import pyarrow as pa
 
+from game_events.decoding.registry_schema import RegistrySchema
 from game_events.errors import DataError, GameEventsError
 from game_events.files.avro_container import read_container
 from game_events.files.coordinates import FILE_ROWS
@@ -23,7 +24,6 @@ from game_events.files.place import Place
 from game_events.files.rows import FilePart, refused, together
 from game_events.files.schemas import NamedSchema
 from game_events.lakehouse.store_errors import explain, store_errors_named
-from game_events.sources.registry import RegistrySchema
 
 AVRO, JSONL, PARQUET, PROTOBUF = "avro", "jsonl", "parquet", "protobuf"
 #: Ending of a name -> format, for `auto`; behind it may stand that of a compression.

@@ -18,22 +18,16 @@ from game_events.decoding.decoder import TypeKey
 from game_events.decoding.descriptors import ProtobufSchema
 from game_events.decoding.formats import compile_schema
 from game_events.decoding.frames import IndexPath, SchemaId
+from game_events.decoding.registry_schema import RegistrySchema, schema_guid
 from game_events.errors import ConfigurationError, DataError
 from game_events.files.archive_format import UNKNOWN
 from game_events.settings import Settings
-from game_events.sources.registry import RegistrySchema, SchemaRegistry, SubjectVersion
+from game_events.sources.registry import SchemaRegistry, SubjectVersion
 
-#: GUIDs of schemas are made below this one.
-_SPACE = uuid.UUID("6a0ce6a6-5b0f-4c0e-9d6c-8d6b0f0f51a7")
 #: Ending of the schema's file -> its format.
 _KINDS = {".proto": "PROTOBUF", ".json": "JSON", ".avsc": "AVRO"}
 _SUBJECT = "subject:"
 SETTING = "GAME_EVENTS_FILES_SCHEMA"
-
-
-def schema_guid(kind: str, text: str, references: tuple[tuple[str, str], ...] = ()) -> str:
-    """The GUID of a schema that no registry holds: the same for the same text, everywhere."""
-    return str(uuid.uuid5(_SPACE, RegistrySchema("", kind, text, references).digest))
 
 
 def identity_bytes(schema_id: SchemaId, path: IndexPath, *, indexed: bool) -> bytes:

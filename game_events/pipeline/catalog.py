@@ -19,11 +19,12 @@ from game_events.decoding.formats import compile_schema, make_decoder
 from game_events.decoding.frames import IndexPath, SchemaId, ordered
 from game_events.decoding.payloads import CompiledSchema, PayloadDecoder
 from game_events.decoding.reasons import Reason
+from game_events.decoding.registry_schema import RegistrySchema
 from game_events.errors import DataError, TransientError
 from game_events.files.schemas import FileSchemas
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.schema_archive import SchemaArchive, require_same
-from game_events.sources.registry import RegistrySchema, SchemaRegistry
+from game_events.sources.registry import SchemaRegistry
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,6 @@ Sources: Confluent Schema Registry REST API v7 (`GET /schemas/ids/{id}`, `GET /s
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import time
 import weakref
@@ -19,6 +17,7 @@ import httpx2
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
+from game_events.decoding.registry_schema import RegistrySchema
 from game_events.errors import ConfigurationError, TransientError
 from game_events.settings import Settings
 
@@ -35,29 +34,6 @@ IMPOSSIBLE = (400, 405, 422)
 FORBIDDEN = (401, 403)
 #: What OpenSSL says of a certificate that no known authority has signed.
 UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
-
-
-@dataclass(frozen=True)
-class RegistrySchema:
-    """One schema as the registry holds it.
-
-    Attributes:
-        schema_id: the id, or the GUID, that stands in the records' frames.
-        format: ``PROTOBUF``, ``AVRO`` or ``JSON``.
-        text: schema text, or a base64 ``FileDescriptorProto`` (what the Confluent serializer registers by itself).
-        references: (import name, text) of everything it imports, dependencies before dependents.
-    """
-
-    schema_id: int | str
-    format: str
-    text: str
-    references: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 over text and references: tells when a registry gives an old id a new meaning."""
-        whole = json.dumps([self.format, self.text, self.references], separators=(",", ":"))
-        return hashlib.sha256(whole.encode()).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from game_events.decoding.columns import ColumnMap
 from game_events.decoding.decoder import BatchDecoder, DecodePlan
 from game_events.decoding.descriptors import compile_protobuf
 from game_events.decoding.protobuf import ProtobufDecoder
-from game_events.sources.registry import RegistrySchema
+from game_events.decoding.registry_schema import RegistrySchema
 
 REGISTRY = SchemaRegistryClient.new_client({"url": "mock://decoding"})
 

@@ -8,8 +8,8 @@ import pytest
 from google.protobuf import descriptor_pb2, json_format
 
 from game_events.decoding.descriptors import compile_protobuf
+from game_events.decoding.registry_schema import RegistrySchema
 from game_events.errors import DataError
-from game_events.sources.registry import RegistrySchema
 from game_events_tests.decoding.helpers import python_class
 
 LEAF = 'syntax = "proto3"; package deep; message Leaf { string s = 1; }'

@@ -13,8 +13,8 @@ from game_events.decoding.columns import ColumnMap
 from game_events.decoding.descriptors import compile_protobuf
 from game_events.decoding.protobuf import ProtobufDecoder
 from game_events.decoding.reasons import Reason
+from game_events.decoding.registry_schema import RegistrySchema
 from game_events.errors import DataError
-from game_events.sources.registry import RegistrySchema
 from game_events_tests.decoding.helpers import python_class
 from game_events_tests.decoding.protobuf_worlds import Writer, schema_text, spoilt
 from game_events_tests.decoding.python_reading import OutOfRangeError, as_read, read
