@@ -20,8 +20,12 @@ import pyarrow as pa
 METADATA_KEY = "game_events.fields"
 #: uint64 as Spark and Delta can hold it.
 UINT64 = pa.decimal128(20, 0)
-#: What Delta and Parquet refuse in names, and what readers would have to quote (a dot, a backtick).
-_REFUSED = re.compile(r"[ ,;{}()\n\t=.`\x00-\x1f]")
+#: Characters that nobody sees, and marks that turn the direction of what is behind them.
+UNSEEN = r"\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff"
+#: What Delta and Parquet refuse in names, what readers would have to quote (a dot, a backtick), and what nobody sees.
+_REFUSED = re.compile(rf"[ ,;{{}}()\n\t=.`\x00-\x1f{UNSEEN}]")
+#: Characters of a new column's name, what is added to make it the only one of its name left out.
+MAX_NAME = 200
 #: What separates the parts of a field key.
 _ESCAPES = str.maketrans({"~": "~0", ".": "~1", "#": "~2", ":": "~3"})
 
@@ -260,6 +264,8 @@ class _Level:
         self._in_use = {name.lower(): name for name in types}
         self._kinds = {name: kind_of(kind) for name, kind in types.items()}
         self._barred = {name.lower() for name in barred}
+        #: Name -> the last number that was given to it, so that none is tried twice.
+        self._last_numbers: dict[str, int] = {}
 
     def use(self, name: str, kind: pa.DataType) -> None:
         """Counts a name as in use."""
@@ -274,7 +280,7 @@ class _Level:
     def free_name(self, item: Field) -> str:
         """A name for a new field."""
         # A leading underscore is ours (`_kafka_offset`).
-        clean = _REFUSED.sub("_", item.name)
+        clean = _REFUSED.sub("_", item.name)[:MAX_NAME]
         wanted = f"field{clean}" if clean.startswith("_") or not clean else clean
         simple = _REFUSED.sub("_", item.kind.split("<", 1)[0]).rstrip("_")
         candidates = [wanted, f"{wanted}__{simple}"]
@@ -286,7 +292,12 @@ class _Level:
                 return candidate
             if lower not in self._barred and self._kinds[self._in_use[lower]] == item.kind:
                 return self._in_use[lower]
-        number = 2
-        while f"{candidates[-1]}_{number}".lower() in self._in_use.keys() | self._barred:
+        return self._numbered(candidates[-1])
+
+    def _numbered(self, name: str) -> str:
+        """A name with the first number that is free, from 2 on."""
+        number = self._last_numbers.get(name.lower(), 1) + 1
+        while (found := f"{name}_{number}").lower() in self._in_use or found.lower() in self._barred:
             number += 1
-        return f"{candidates[-1]}_{number}"
+        self._last_numbers[name.lower()] = number
+        return found

@@ -12,11 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from google.protobuf import descriptor_pb2
-
+from game_events.decoding.compiler import compile_schema
 from game_events.decoding.decoder import TypeKey
 from game_events.decoding.descriptors import ProtobufSchema
-from game_events.decoding.formats import compile_schema
 from game_events.decoding.frames import IndexPath, SchemaId
 from game_events.decoding.registry_schema import RegistrySchema, schema_guid
 from game_events.errors import ConfigurationError, DataError
@@ -138,16 +136,7 @@ def _path_of(schema: ProtobufSchema, name: str | None) -> IndexPath:
     """Index path of a message type by its full name."""
     if name is None:
         return (0,)
-    names: dict[str, IndexPath] = {}
-
-    def visit(types: Iterable[descriptor_pb2.DescriptorProto], above: str, path: IndexPath) -> None:
-        for index, item in enumerate(types):
-            full = f"{above}.{item.name}" if above else item.name
-            names[full] = (*path, index)
-            visit(item.nested_type, full, names[full])
-
-    file = schema.main_file()
-    visit(file.message_type, file.package, ())
+    names = schema.type_paths()
     if name not in names:
         raise ConfigurationError(
             f"GAME_EVENTS_FILES_MESSAGE_TYPE: the schema has no message {name!r}; it has {', '.join(sorted(names))}"

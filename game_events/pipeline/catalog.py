@@ -13,9 +13,9 @@ from collections.abc import Collection, Iterable, Mapping
 
 from game_events.decoding.columns import ColumnMap, Field
 from game_events.decoding.comments import NO_COMMENTS, Comments, read_comments
+from game_events.decoding.compiler import compile_schema, first_decoder
 from game_events.decoding.declared_names import declared_names
 from game_events.decoding.decoder import DecodePlan, TypeKey
-from game_events.decoding.formats import compile_schema, make_decoder
 from game_events.decoding.frames import IndexPath, SchemaId, ordered
 from game_events.decoding.payloads import CompiledSchema, PayloadDecoder
 from game_events.decoding.reasons import Reason
@@ -166,7 +166,7 @@ class SchemaCatalog:
             raise DataError(f"the registry {self._registry.url} has no schema with id {schema_id}")
         if isinstance(compiled, DataError):
             raise compiled
-        decoders = (make_decoder(compiled, path) for path in compiled.paths())
+        decoders = (first_decoder(compiled, path) for path in compiled.paths())
         return {decoder.message: decoder.fields for decoder in decoders}
 
     def names(self, schema_id: SchemaId) -> list[str]:
@@ -260,7 +260,7 @@ class SchemaCatalog:
     def _message(self, compiled: CompiledSchema, key: TypeKey) -> PayloadDecoder | DataError:
         if key not in self._messages:
             try:
-                self._messages[key] = make_decoder(compiled, key[1])
+                self._messages[key] = first_decoder(compiled, key[1])
             except DataError as error:
                 self._messages[key] = error
         return self._messages[key]

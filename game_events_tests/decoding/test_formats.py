@@ -22,8 +22,8 @@ from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from game_events.decoding import avro_decoder, json_decoder
+from game_events.decoding.compiler import compile_schema
 from game_events.decoding.decoder import BatchDecoder
-from game_events.decoding.formats import compile_schema
 from game_events.decoding.reasons import Reason
 from game_events.decoding.registry_schema import RegistrySchema
 from game_events.errors import DataError

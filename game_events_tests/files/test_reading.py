@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from game_events.decoding.columns import ColumnMap
+from game_events.decoding.compiler import compile_schema
 from game_events.decoding.decoder import BatchDecoder, DecodePlan
-from game_events.decoding.formats import compile_schema, make_decoder
+from game_events.decoding.formats import make_decoder
 from game_events.decoding.registry_schema import RegistrySchema, schema_guid
 from game_events.decoding.stored_columns import ColumnsDecoder, ColumnsSchema, schema_text, stored
 from game_events.errors import DataError
