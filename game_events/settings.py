@@ -76,6 +76,12 @@ class Settings(SourceSettings):
     games: Annotated[tuple[str, ...], NoDecode] = Field((), description="allow list, comma separated; empty: every game")
     max_games: int = Field(2_000, ge=1, description="past so many games a new name needs `new_game_min_rows` or the allow list")
     new_game_min_rows: int = Field(1_000, ge=1, description="rows in one batch that admit a new name past `max_games`")
+    max_columns: int = Field(
+        10_000, ge=100, description="columns of bronze, nested ones counted, that new schemas may make it have"
+    )
+    max_unknown_ids: int = Field(
+        1_000, ge=1, description="schema ids unknown to the registry after which no more are asked about in one slice"
+    )
     keep_raw: Literal["all", "failures"] = Field("all", description="keep every record's raw value in bronze, or none")
 
     # --- maintenance

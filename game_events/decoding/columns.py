@@ -94,6 +94,11 @@ class ColumnMap:
         return {METADATA_KEY: json.dumps(self._by_owner.get(column, {}), separators=(",", ":"))}
 
     @cached_property
+    def width(self) -> int:
+        """How many columns there are, fields inside others counted."""
+        return sum(_width(kind) for kind in self.columns.values())
+
+    @cached_property
     def _by_owner(self) -> dict[str, dict[str, str]]:
         """Column -> its share of the names, sorted by key."""
         shares: dict[str, dict[str, str]] = {}
@@ -232,6 +237,10 @@ def _struct_of(kind: pa.DataType | None) -> list[pa.Field]:
     if pa.types.is_map(kind):
         return _struct_of(kind.item_type)
     return list(kind) if pa.types.is_struct(kind) else []
+
+
+def _width(kind: pa.DataType) -> int:
+    return 1 + sum(_width(f.type) for f in _struct_of(kind))
 
 
 def _with_struct(kind: pa.DataType, struct: pa.DataType) -> pa.DataType:

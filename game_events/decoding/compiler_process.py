@@ -101,7 +101,8 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
     except MemoryError:
         os._exit(NO_MEMORY)
     except DataError as error:
-        return {"error": _words(str(error))}
+        whose = f"schema id {schema_id}"
+        return {"error": _words(str(error) if str(error).startswith(whose) else f"{whose} does not compile: {error}")}
     except BaseException as error:  # noqa: BLE001 - whatever it is, a panic of native code too, it is this schema's fault
         return {"error": _words(f"schema id {schema_id} does not compile: {type(error).__name__}: {error}")}
 
