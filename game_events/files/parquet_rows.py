@@ -17,12 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from game_events.decoding.reasons import Reason
+from game_events.decoding.registry_schema import RegistrySchema, schema_guid
 from game_events.decoding.stored_columns import FORMAT, schema_text, stored
 from game_events.files.archive_format import RECORDS, is_archive, schemas_of
 from game_events.files.bounds import Bounds, memory
 from game_events.files.rows import BATCH_BYTES, BATCH_ROWS, FilePart, Positions, archived, decoded, pieces, refused
-from game_events.files.schemas import schema_guid
-from game_events.sources.registry import RegistrySchema
 
 #: What reading damaged Parquet raises; `is_damage` tells it from storage that is away.
 DAMAGED = (pa.ArrowException, OSError, ValueError, EOFError)
