@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint bench chaos docs docs-serve up lock clean prerequisites
+.PHONY: help setup demo test test-all lint bench chaos docs docs-serve up wheel lock lock-jars audit clean prerequisites
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -13,15 +13,20 @@ help:  ## List the targets
 prerequisites:
 	@PYTHON='$(PYTHON)' sh scripts/prerequisites.sh
 
-$(READY): requirements.lock pyproject.toml
+# The version of uv that the lock names, by its hash.
+define INSTALL_UV
+@$(PYTHON) -m venv $(VENV)
+@sed -n '/^uv==/,/[^\\]$$/p' requirements-dev.lock > $(VENV)/uv.lock
+@$(PIP) install --quiet --no-deps --require-hashes -r $(VENV)/uv.lock
+endef
+
+$(READY): requirements-dev.lock pyproject.toml
 	@$(MAKE) --no-print-directory prerequisites
 	@echo "setting up $(VENV) (once; about a minute)"
-	@$(PYTHON) -m venv $(VENV)
-	@sed -n '/^uv==/,/[^\\]$$/p' requirements.lock > $(VENV)/uv.lock
-	@$(PIP) install --quiet --no-deps --require-hashes -r $(VENV)/uv.lock
+	$(INSTALL_UV)
 # uv needs a third of pip's time. It does not know of pip's own settings: where those name another package index, pip does it.
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --no-deps --require-hashes -r requirements.lock || \
-	  { echo "uv could not install the packages, trying with pip" >&2; $(PIP) install --quiet --no-deps --require-hashes -r requirements.lock; }
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --no-deps --require-hashes -r requirements-dev.lock || \
+	  { echo "uv could not install the packages, trying with pip" >&2; $(PIP) install --quiet --no-deps --require-hashes -r requirements-dev.lock; }
 	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
 	@$(BIN)/python -m game_events.stack.jars
 	@touch $(READY)
@@ -58,10 +63,22 @@ docs-serve: docs  ## The same, to look at: http://127.0.0.1:8000, until Ctrl-C
 up: setup  ## Local stack and Dagster UI; prints the address, Ctrl-C stops it
 	@$(BIN)/game-events up
 
-lock:  ## Resolve requirements.lock anew from pyproject.toml
-	@$(PYTHON) -m venv $(VENV) && $(PIP) install --quiet uv
-	@$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \
-	  --no-strip-extras --no-header --no-annotate --quiet -o requirements.lock
+wheel: setup  ## This project as dist/*.whl, to be installed elsewhere (docs/cluster.md)
+	@$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
+COMPILE := $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-strip-extras --no-header \
+  --no-annotate --quiet $(if $(UPGRADE),--upgrade)
+
+lock:  ## Resolve requirements.lock (what it runs with) and requirements-dev.lock (and is tested with) anew; UPGRADE=1: to the newest
+	$(INSTALL_UV)
+	@$(COMPILE) -o requirements.lock
+	@$(COMPILE) --extra dev --constraint requirements.lock -o requirements-dev.lock
+
+lock-jars: setup  ## Pin the Java parts anew, by SHA-256, after a change of game_events/stack/ivy.xml
+	@$(BIN)/python scripts/pin_jars.py
+
+audit: setup  ## Known holes in the Python packages of requirements-dev.lock, asked of osv.dev: needs the network
+	@$(BIN)/python scripts/audit.py
 
 clean:  ## Remove what the targets made (.venv, local stack's data, site); ./lakehouse stays, as runs write there by default
-	@rm -rf $(VENV) .game_events build site .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	@rm -rf $(VENV) .game_events build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

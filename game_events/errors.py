@@ -32,3 +32,12 @@ class ConflictError(TransientError):
 def first_line(error: BaseException) -> str:
     """The first line that an error says: Spark's go on with the JVM's whole stack. One that says nothing is named."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+#: Stands before words that are not this project's, and may quote rows: those of a user's function, or of Spark that runs it.
+IT_SAID = " It said: "
+
+
+def without_quotes(text: str) -> str:
+    """A text of ours without the words that may quote rows: what tables keep."""
+    return text.partition(IT_SAID)[0]

@@ -74,8 +74,6 @@ class Settings(SourceSettings):
     # --- tables
     lakehouse: str = Field("lakehouse", min_length=1, description="root path or URI of the tables")
     games: Annotated[tuple[str, ...], NoDecode] = Field((), description="allow list, comma separated; empty: every game")
-    max_games: int = Field(2_000, ge=1, description="past so many games a new name needs `new_game_min_rows` or the allow list")
-    new_game_min_rows: int = Field(1_000, ge=1, description="rows in one batch that admit a new name past `max_games`")
     keep_raw: Literal["all", "failures"] = Field("all", description="keep every record's raw value in bronze, or none")
 
     # --- maintenance
@@ -132,7 +130,9 @@ class Settings(SourceSettings):
     producer: SampleData = Field(default_factory=SampleData, description="what `produce` and `demo` make up")
 
     # --- checks on the whole
-    freshness_s: int = Field(0, ge=0, description="bronze's last commit may be so many seconds old; 0: not checked")
+    freshness_s: int = Field(
+        93_600, ge=0, description="bronze's last commit of records may be so many seconds old; 0: not checked"
+    )
 
     # --- data quality
     rules: tuple[Rule, ...] = Field((), description="expectations of silver and gold rows, a list (see docs/quality.md)")
@@ -166,6 +166,9 @@ class Settings(SourceSettings):
     max_retries: int = Field(3, ge=0, le=20, description="times a run's step is tried again after a transient error")
     retry_delay_s: float = Field(2.0, gt=0, description="seconds before the first of them; doubled each time, at most 300")
     alert_webhook_url: SecretStr | None = Field(None, description="where alerts are POSTed; may hold a token, never shown")
+    alert_severity: dict[str, Literal["error", "warning", "none"]] = Field(
+        default_factory=dict, description="name of a check -> severity of its alerts, `none`: no alerts of it, as JSON"
+    )
     alert_lag_records: int = Field(0, ge=0, description="records of lag that raise an alert; 0: none")
     dagster_url: str | None = Field(None, description="address of the Dagster UI, for links in alerts")
 

@@ -8,7 +8,9 @@ from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
-from pydantic_settings import BaseSettings, NoDecode
+from pydantic_settings import NoDecode
+
+from game_events.bound_settings import BoundSettings
 
 #: What Kafka lets a topic be called.
 TOPIC_PATTERN = r"[a-zA-Z0-9._-]{1,249}"
@@ -36,7 +38,7 @@ def refuse_credentials(address: str) -> str:
     return address
 
 
-class SourceSettings(BaseSettings):
+class SourceSettings(BoundSettings):
     """One topic, several, another pipeline's bronze, or files; see docs/sources.md."""
 
     kafka_topic: str = Field("game_events", min_length=1, description="topic that all games share; or several, comma separated")

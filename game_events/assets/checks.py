@@ -16,6 +16,9 @@ from game_events.pipeline.event_log import recorded
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.whole_checks import CHECKS, WholeCheck
 
+#: Metadata key of the games that a check failed for.
+FAILED_GAMES = "failed_games"
+
 
 def build_checks(keys: Keys = DEFAULT) -> list[dg.AssetChecksDefinition]:
     """One asset check for each of `pipeline.whole_checks.CHECKS`."""
@@ -73,8 +76,8 @@ def check_evaluation(found: CheckResult, keys: Keys = DEFAULT) -> dg.AssetCheckE
 
 
 def metadata(found: CheckResult) -> Mapping[str, Any]:
-    """The counts, numbers as numbers: the UI plots them."""
-    return dict(found.counts)
+    """The counts, numbers as numbers: the UI plots them; and the games that it failed for."""
+    return dict(found.counts) | ({FAILED_GAMES: list(found.games)} if found.games else {})
 
 
 def severity(found: CheckResult) -> dg.AssetCheckSeverity:

@@ -1,7 +1,8 @@
-"""Failed runs and failed checks as alerts; and those of a run that tells of itself."""
+"""Failed runs, failed checks and lost records as alerts; and those of a run that tells of itself."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,11 +10,18 @@ import dagster as dg
 from dagster import DagsterEventType, DagsterInstance, DagsterRun, DagsterRunStatus
 from dagster._core.errors import DagsterAssetCheckFailedError
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecord, AssetCheckExecutionRecordStatus
+from deltalake.exceptions import DeltaError
+from pydantic import BaseModel
 
+from game_events.assets.checks import FAILED_GAMES
 from game_events.assets.jobs import REPORT
 from game_events.errors import GameEventsError
-from game_events.pipeline.alerts import LONGEST_ERROR, Alert, run_url, send
+from game_events.lakehouse.tables import BRONZE, Lakehouse
+from game_events.pipeline.alerts import LONGEST_ERROR, Alert, Severity, run_url, send, severity_of
+from game_events.pipeline.gap_check import LOST, Loss, losses, told
 from game_events.settings import Settings
+
+log = logging.getLogger(__name__)
 
 #: Evaluations of one check that are looked at: more than a tick's worth.
 HISTORY = 50
@@ -76,10 +84,13 @@ def _report(metadata: Any) -> dict[str, Any]:  # noqa: ANN401 - Dagster's metada
     return dict(value.data) if isinstance(value, dg.JsonMetadataValue) and isinstance(value.data, dict) else {}
 
 
-def is_failure(record: AssetCheckExecutionRecord) -> bool:
-    """Whether an evaluation failed as an error; warnings are for people who look."""
-    evaluation = _evaluation(record)
-    return evaluation is not None and not evaluation.passed and evaluation.severity == dg.AssetCheckSeverity.ERROR
+def failure(settings: Settings, record: AssetCheckExecutionRecord) -> Severity | None:
+    """How bad an evaluation is; None: it passed, or is for people who look."""
+    found = _evaluation(record)
+    # Of lost records each commit is told by itself (`alert_of_loss`): the check looks back over some of them.
+    if found is None or found.passed or record.key.name == LOST:
+        return None
+    return severity_of(settings, record.key.name, wrong_rows=found.severity == dg.AssetCheckSeverity.ERROR)
 
 
 def _evaluation(record: AssetCheckExecutionRecord) -> dg.AssetCheckEvaluation | None:
@@ -88,36 +99,103 @@ def _evaluation(record: AssetCheckExecutionRecord) -> dg.AssetCheckEvaluation | 
     return data if isinstance(data, dg.AssetCheckEvaluation) else None
 
 
-def turns(records: Iterable[AssetCheckExecutionRecord], failing: bool) -> list[AssetCheckExecutionRecord]:
-    """The evaluations worth an alert: the first failure after passes, and the pass that ends the failures, if it lasts.
+class CheckMemory(BaseModel):
+    """What is known of a check.
+
+    Attributes:
+        seen: when the last evaluation that was seen was made (seconds since 1970).
+        failing: whether it failed.
+        severity: how bad that was.
+        games: those that it failed for, of a check that looks at each by itself.
+    """
+
+    seen: float = 0.0
+    failing: bool = False
+    severity: Severity = "error"
+    games: list[str] = []
+
+    @classmethod
+    def of(cls, settings: Settings, record: AssetCheckExecutionRecord) -> CheckMemory:
+        """After an evaluation."""
+        bad = failure(settings, record)
+        if bad is None:
+            return cls(seen=evaluated_at(record))
+        return cls(seen=evaluated_at(record), failing=True, severity=bad, games=failed_games(record))
+
+
+def failed_games(record: AssetCheckExecutionRecord) -> list[str]:
+    """The games that an evaluation failed for, of a check that looks at each by itself."""
+    found = _evaluation(record)
+    value = found.metadata.get(FAILED_GAMES) if found is not None else None
+    games = value.data if isinstance(value, dg.JsonMetadataValue) else None
+    return [str(game) for game in games] if isinstance(games, list) else []
+
+
+def turns(
+    settings: Settings, records: Iterable[AssetCheckExecutionRecord], before: CheckMemory
+) -> list[AssetCheckExecutionRecord]:
+    """The evaluations worth an alert.
+
+    These are the first failure after passes, or for a game that did not fail before; and the pass that ends the failures, if
+    it lasts.
 
     Args:
+        settings: which failures are told.
         records: new evaluations, oldest first.
-        failing: whether the one before them failed.
+        before: what was known of the check.
     """
+
+    def is_news(record: AssetCheckExecutionRecord) -> bool:
+        new = not before.failing or not set(failed_games(record)) <= set(before.games)
+        return new and failure(settings, record) is not None
+
     evaluated = list(records)
-    first = next((r for r in evaluated if is_failure(r)), None) if not failing else None
-    last = evaluated[-1] if evaluated and not is_failure(evaluated[-1]) and (failing or first is not None) else None
+    first = next((r for r in evaluated if is_news(r)), None)
+    last = evaluated[-1] if evaluated and _passed(evaluated[-1]) and (before.failing or first is not None) else None
     return [record for record in (first, last) if record is not None]
 
 
-def alert_of_check(settings: Settings, record: AssetCheckExecutionRecord, job: str | None) -> Alert:
+def _passed(record: AssetCheckExecutionRecord) -> bool:
+    found = _evaluation(record)
+    return found is not None and found.passed
+
+
+def alert_of_check(settings: Settings, record: AssetCheckExecutionRecord, job: str | None, before: CheckMemory) -> Alert:
     """A check that failed, or passes again."""
     name = f"{record.key.asset_key.to_user_string()}/{record.key.name}"
     found = _evaluation(record)
-    failed = is_failure(record)
+    bad = failure(settings, record)
     counts = {k: v.value for k, v in found.metadata.items() if isinstance(v, dg.IntMetadataValue)} if found else {}
+    # Of a look that no run made Dagster has no run's id.
+    run_id = record.run_id or None
     return Alert(
-        id=f"{'' if failed else 'recovered:'}check_failed:{name}:{record.run_id}:{evaluated_at(record):.6f}",
-        event="check_failed" if failed else "recovered",
-        of=None if failed else "check_failed",
-        summary=f"check {name} {'failed' if failed else 'passes again'}",
-        run_id=record.run_id,
+        id=f"{'' if bad else 'recovered:'}check_failed:{name}:{record.run_id}:{evaluated_at(record):.6f}",
+        event="check_failed" if bad else "recovered",
+        severity=bad or before.severity,
+        of=None if bad else "check_failed",
+        summary=f"check {name} {'failed' if bad else 'passes again'}",
+        run_id=run_id,
         job=job,
-        url=run_url(settings, record.run_id),
+        url=run_url(settings, run_id) if run_id else None,
+        games=failed_games(record),
         check=name,
-        error=(found.description or "")[:LONGEST_ERROR] or None if failed and found else None,
+        error=(found.description or "")[:LONGEST_ERROR] or None if bad and found else None,
         counts={k: v for k, v in counts.items() if v is not None},
+    )
+
+
+def alert_of_loss(settings: Settings, loss: Loss, severity: Severity) -> Alert:
+    """Records that were gone before bronze read them, and that a run went on without."""
+    known = [gap.offsets for gap in loss.gaps if gap.offsets is not None]
+    return Alert(
+        id=f"data_lost:{loss.key}",
+        event="data_lost",
+        severity=severity,
+        summary=f"records were lost before they were read, in {len(loss.gaps):,} places",
+        run_id=loss.run_id,
+        url=run_url(settings, loss.run_id) if loss.run_id else None,
+        error=told(loss.gaps)[:LONGEST_ERROR],
+        counts={"gaps": len(loss.gaps), "offsets_lost": sum(known), "gaps_of_unknown_length": len(loss.gaps) - len(known)},
     )
 
 
@@ -133,10 +211,11 @@ def evaluated_at(record: AssetCheckExecutionRecord) -> float:
 
 
 def send_own_alerts(instance: DagsterInstance, settings: Settings, run_id: str) -> None:
-    """At the end of a run that has no daemon to speak for it: that it failed, and checks that turned with it."""
-    run = instance.get_run_by_id(run_id)
-    if settings.alert_webhook_url is None or run is None:
+    """At the end of a run that has no daemon to speak for it: that it failed, checks that turned with it, what it lost."""
+    record = instance.get_run_record_by_id(run_id)
+    if settings.alert_webhook_url is None or record is None:
         return
+    run = record.dagster_run
     alert = alert_of_run(instance, settings, run) if run.status == DagsterRunStatus.FAILURE else None
     if alert is not None:
         send(settings, alert)
@@ -146,5 +225,25 @@ def send_own_alerts(instance: DagsterInstance, settings: Settings, run_id: str) 
         records = history(instance, key)
         before = [r for r in records if r.run_id != run_id]
         mine = [r for r in records if r.run_id == run_id]
-        for record in turns(mine, bool(before) and is_failure(before[-1])):
-            send(settings, alert_of_check(settings, record, run.job_name))
+        memory = CheckMemory.of(settings, before[-1]) if before else CheckMemory()
+        for turned in turns(settings, mine, memory):
+            send(settings, alert_of_check(settings, turned, run.job_name, memory))
+            memory = CheckMemory.of(settings, turned)
+    _send_losses(settings, run_id, record.start_time or record.create_timestamp.timestamp())
+
+
+def _send_losses(settings: Settings, run_id: str, since: float) -> None:
+    severity = severity_of(settings, LOST)
+    if severity is None:
+        return
+    try:
+        bronze = Lakehouse.of(settings).table(BRONZE)
+        handle = bronze.open()
+        found = list(losses(bronze, handle.version(), -1, int(since * 1000))) if handle is not None else []
+    except (GameEventsError, DeltaError, OSError) as error:
+        # The run's own work met the same storage, and told of it.
+        log.warning("losses_not_told=true run_id=%s error=%s", run_id, type(error).__name__)
+        return
+    for loss in found:
+        if loss.run_id == run_id:
+            send(settings, alert_of_loss(settings, loss, severity))

@@ -28,7 +28,7 @@ def history(
     lakehouse = Lakehouse.of(load_settings())
     chosen, handle = existing_table(lakehouse, table)
     found = list(versions(chosen, handle.version(), limit))
-    output.step(chosen.uri)
+    output.say(chosen.uri)
     for entry in found:
         output.say(_line(entry))
     if found and found[-1].version > 0 and len(found) == limit:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated, Any
 
 import typer
 
 from game_events.cli.event_log_sql import query
 from game_events.cli.options import Json
-from game_events.cli.output import Output
+from game_events.cli.output import Output, harmless
 from game_events.cli.times import since as since_of
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.event_log import KINDS, read_events
@@ -60,10 +61,11 @@ def _line(event: dict[str, Any]) -> str:
     facts = [event["status"]] if event["status"] else []
     facts += [f"{name} {event[name]:,}" for name in ("rows", "table_rows", "lag", "delta_version") if event[name] is not None]
     facts += [f"{event['seconds']:.1f} s"] if event["seconds"] is not None else []
-    detail = _words(event["detail"])
+    # Errors of Spark are pages; py4j's begin with a line that says nothing.
+    detail = re.sub(r"^(\w+: )?An error occurred while calling \S+ : ", r"\1", " ".join(_words(event["detail"]).split()))
     detail = detail if len(detail) <= SHOWN_CHARS else detail[:SHOWN_CHARS] + "..."
     start = f"{event['time']:%Y-%m-%d %H:%M:%S} {event['run_id'][:8]} {event['kind']:<8} {what}: {', '.join(facts)}"
-    return f"{start}; {detail}" if detail else start
+    return harmless(f"{start}; {detail}" if detail else start)
 
 
 def _words(detail: dict[str, Any] | None) -> str:

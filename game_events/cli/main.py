@@ -32,6 +32,7 @@ from game_events.cli import (
     tables,
     up,
 )
+from game_events.cli.output import indented
 from game_events.errors import GameEventsError
 from game_events.masking import mask, masked_traceback
 from game_events.settings import Settings, load_settings
@@ -80,7 +81,7 @@ def main() -> None:
         app()
     except GameEventsError as error:
         told = mask(str(error), _settings())
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {told}", style="red", markup=False)
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {indented(told)}", style="red", markup=False)
         _tell_programs(told)
         sys.exit(FAILED)
     except Exception as error:  # noqa: BLE001 - what Python would show has not been masked

@@ -9,8 +9,9 @@ import typer
 
 from game_events.cli.dagster_run import run_job
 from game_events.cli.options import Json
-from game_events.cli.output import Output
+from game_events.cli.output import Output, harmless
 from game_events.cli.summary import show_run
+from game_events.decoding.reasons import Reason
 from game_events.lakehouse.reading import read_arrow
 from game_events.lakehouse.tables import QUARANTINE, Lakehouse
 from game_events.pipeline.replay import selection_of
@@ -21,6 +22,9 @@ app = typer.Typer(help="Rows that are in no other table: list them, and replay t
 Reasons = Annotated[list[str] | None, typer.Option("--reason", help="Only this reason, or this rule; may be repeated.")]
 SchemaIds = Annotated[list[str] | None, typer.Option("--schema-id", help="Only rows of this schema id or GUID.")]
 Rows = Annotated[int, typer.Option("--rows", min=0, help="Show so many single rows, newest first, with their coordinates.")]
+
+#: Nothing that the registry or the rules say one day makes rows of these.
+FOR_EVER = frozenset({Reason.TOMBSTONE, Reason.TOO_SHORT})
 
 _COLUMNS = [
     "_kafka_topic", "_kafka_partition", "_kafka_offset", "_kafka_timestamp", "_schema_id", "_schema_guid",
@@ -65,13 +69,14 @@ def list_rows(reason: Reasons = None, schema_id: SchemaIds = None, rows: Rows = 
         columns = ("layer", "reason", "schema_id", "rows", "replayed")
         output.table(f"{table.name}: rows by reason and schema id", columns, [[g[c] for c in columns] for g in groups])
         for why, detail in {g["reason"]: g["example"] for g in groups}.items():
-            output.say(f"{why}, for example: {detail}")
-        output.say("replay what passes by now: `game-events quarantine replay [--reason R] [--schema-id I]`")
+            output.say(f"{why}, for example: {harmless(str(detail))}")
+        if any(g["reason"] not in FOR_EVER and g["rows"] > g["replayed"] for g in groups):
+            output.say("replay what passes by now: `game-events quarantine replay [--reason R] [--schema-id I]`")
     else:
         output.say("no such rows in quarantine")
     for row in single:
         after = f", replayed as batch {row['replayed_batch']}" if row["replayed_batch"] is not None else ""
-        output.say(f"{row['record']} {row['reason']} (schema {row['schema_id']}){after}: {row['detail']}")
+        output.say(f"{row['record']} {row['reason']} (schema {row['schema_id']}){after}: {harmless(str(row['detail']))}")
     waiting = sum(g["rows"] - g["replayed"] for g in groups)
     output.result({"table": table.uri, "waiting": waiting, "groups": groups, "rows": single})
 

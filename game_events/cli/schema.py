@@ -11,7 +11,8 @@ from typer.core import TyperGroup
 from game_events.cli.names import existing_table
 from game_events.cli.options import Json
 from game_events.cli.output import Output
-from game_events.decoding.columns import kind_of
+from game_events.decoding.columns import type_name
+from game_events.decoding.kept_columns import kept_columns
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.comments import comments_of, owners_of, tags_of
 from game_events.lakehouse.tables import Lakehouse
@@ -44,7 +45,9 @@ Subject = Annotated[str | None, typer.Option("--subject", help="Default: <topic>
 
 def _history(subject: str | None) -> SchemaHistory:
     settings = load_settings()
-    return SchemaHistory(SchemaRegistry(settings), Lakehouse.of(settings), subject or _only_subject(settings))
+    return SchemaHistory(
+        SchemaRegistry(settings), Lakehouse.of(settings), subject or _only_subject(settings), kept_columns(settings)
+    )
 
 
 def _only_subject(settings: Settings) -> str:
@@ -66,7 +69,7 @@ def show(
     chosen = history.version(version)
     fields = history.fields(chosen)
     for message in dict.fromkeys(f.message for f in fields):
-        rows = [(f.names, f.declared, f.column, f.field.kind) for f in fields if f.message == message]
+        rows = [(f.names, f.declared, f.column, type_name(f.field.type, members=False)) for f in fields if f.message == message]
         output.table(
             f"{message} (version {chosen.version}, schema id {chosen.schema_id})",
             ("field", "type", "column", "stored as"),
@@ -83,7 +86,7 @@ def show(
                     "field": f.names,
                     "type": f.declared,
                     "column": f.column,
-                    "stored_as": f.field.kind,
+                    "stored_as": type_name(f.field.type, members=False),
                 }
                 for f in fields
             ],
@@ -103,17 +106,22 @@ def diff(
     history = _history(subject)
     later = history.version(new)
     earlier = history.version(old) if old is not None else None
+    before = [v for v in history.versions() if v.version < later.version]
     if earlier is None:
-        before = [v for v in history.versions() if v.version < later.version]
         earlier = before[-1] if before else later
     changes = history.changes(earlier, later)
-    title = f"{history.subject}: version {earlier.version} (id {earlier.schema_id}) -> {later.version} (id {later.schema_id})"
-    output.say(title)
+    if earlier == later:
+        first = "; it is the first one" if not before else ""
+        output.say(f"{history.subject}: version {later.version} (id {later.schema_id}): nothing to compare it with{first}")
+    else:
+        output.say(
+            f"{history.subject}: version {earlier.version} (id {earlier.schema_id}) -> {later.version} (id {later.schema_id})"
+        )
     for change in changes:
         name = f"{change.message}.{change.field}" if change.field else change.message
         declared = " -> ".join(filter(None, (change.before, change.after)))
         output.say(f"  {change.kind}: {name} ({declared}): {change.effect}")
-    if not changes:
+    if not changes and earlier != later:
         output.say("  no field changed")
     output.result(
         {
@@ -149,10 +157,14 @@ def columns(
         body.append(
             {
                 "column": item.name,
-                "type": kind_of(item.type),
+                "type": type_name(item.type, members=False),
                 "comment": comments.get(item.name, ""),
                 "fields": [_origin(o) for o in found],
-                "nested": [{"column": o.column, "comment": o.comment} | _origin(o) for o in nested[item.name]],
+                "nested": [
+                    {"column": o.column, "type": type_name(_member(schema, o.column), members=False), "comment": o.comment}
+                    | _origin(o)
+                    for o in nested[item.name]
+                ],
             }
         )
     metadata = handle.metadata()
@@ -160,8 +172,13 @@ def columns(
     lines: list[tuple[object, ...]] = []
     for item in schema:
         first = by_column.get(item.name, [])
-        lines.append((item.name, kind_of(item.type), _names(first), _first(first), comments.get(item.name, "")))
-        lines += [(f"  {o.column}", o.declared, _names([o]), _first([o]), o.comment) for o in nested[item.name]]
+        lines.append(
+            (item.name, type_name(item.type, members=False), _names(first), _first(first), comments.get(item.name, ""))
+        )
+        lines += [
+            (f"  {o.column}", type_name(_member(schema, o.column), members=False), _names([o]), _first([o]), o.comment)
+            for o in nested[item.name]
+        ]
     output.table(chosen.uri, ("column", "type", "field", "since", "comment"), lines)
     output.result(
         {
@@ -173,6 +190,17 @@ def columns(
             "columns": body,
         }
     )
+
+
+def _member(schema: pa.Schema, path: str) -> pa.DataType:
+    """The type of a nested field, as it is stored: `rows.name` is that of `name` in each element of `rows`."""
+    column, *steps = path.split(".")
+    kind = schema.field(column).type
+    for step in steps:
+        while not pa.types.is_struct(kind):
+            kind = kind.item_type if pa.types.is_map(kind) else kind.value_type
+        kind = kind.field(step).type
+    return kind
 
 
 def _origin(origin: Origin) -> dict[str, object]:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from game_events.cli.options import Json
-from game_events.cli.output import Output
+from game_events.cli.output import Output, nested_as_json
 from game_events.cli.times import since as time_of
 from game_events.lakehouse.sql import TablesSql, plain
 from game_events.lakehouse.tables import Lakehouse
@@ -44,7 +44,7 @@ def sql(
         found = list(islice(rows, wanted + 1))
         more = len(found) > wanted
         found = found[:wanted]
-    output.table("", columns, [[_shown(value) for value in row] for row in found])
+    output.table("", columns, [[_shown(value) for value in row] for row in found], wide=True)
     if more:
         output.say(f"only {wanted:,} rows are shown: --limit shows more, --csv all of them")
     output.result({"columns": columns, "rows": [plain(row) for row in found], "more": more})
@@ -55,5 +55,5 @@ def _shown(value: object) -> object:
         return "" if value is None else str(value)
     if isinstance(value, int):
         return value
-    text = str(*plain([value]))
+    text = str(nested_as_json(*plain([value])))
     return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "..."

@@ -97,7 +97,7 @@ def compare(old: Messages, new: Messages, columns: ColumnMap | None = None) -> l
         new: the later version.
         columns: the map of the table as it is; None: of a table that begins with the earlier version.
     """
-    known = columns or ColumnMap()
+    known = columns if columns is not None else ColumnMap()
     for version in (old, new):
         for message, fields in version.items():
             known = known.with_message(message, fields)
@@ -130,7 +130,7 @@ def _change(before: FieldColumn | None, after: FieldColumn | None) -> Change | N
     if before is None:
         effect = f"column {after.column}; NULL in rows of older versions"
         return Change(Kind.ADDED, after.message, after.names, None, after.declaration, effect)
-    if before.field.kind != after.field.kind:
+    if before.column != after.column:
         effect = f"column {before.column} stays for older rows; rows of this version in {after.column}"
     else:
         effect = f"the same column {after.column}"

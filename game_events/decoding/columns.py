@@ -10,18 +10,28 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import pyarrow as pa
 
+from game_events.decoding.kept_columns import Kept
+
 #: Key of the column metadata that holds the column's share of the map.
 METADATA_KEY = "game_events.fields"
 #: uint64 as Spark and Delta can hold it.
 UINT64 = pa.decimal128(20, 0)
-#: What Delta and Parquet refuse in names, and what readers would have to quote (a dot, a backtick).
-_REFUSED = re.compile(r"[ ,;{}()\n\t=.`\x00-\x1f]")
+_SIMPLE = {
+    pa.int8(): "tinyint", pa.int16(): "smallint", pa.int32(): "int", pa.int64(): "bigint", pa.float32(): "float",
+    pa.float64(): "double", pa.bool_(): "boolean", pa.string(): "string", pa.binary(): "binary", pa.date32(): "date",
+}  # fmt: skip
+#: Characters that nobody sees, and marks that turn the direction of what is behind them.
+UNSEEN = r"\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff"
+#: What Delta and Parquet refuse in names, what readers would have to quote (a dot, a backtick), and what nobody sees.
+_REFUSED = re.compile(rf"[ ,;{{}}()\n\t=.`\x00-\x1f{UNSEEN}]")
+#: Characters of a new column's name, what is added to make it the only one of its name left out.
+MAX_NAME = 200
 #: What separates the parts of a field key.
 _ESCAPES = str.maketrans({"~": "~0", ".": "~1", "#": "~2", ":": "~3"})
 
@@ -61,33 +71,53 @@ class ColumnMap:
         columns: column name -> type, in table order.
         names: field key (see `field_key`) -> name, at its own level.
         owners: field key -> the top-level column it belongs to.
+        kept: columns that only fields of one kind may take, by their names in lower case.
     """
 
     columns: Mapping[str, pa.DataType] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     owners: Mapping[str, str] = field(default_factory=dict)
+    kept: Mapping[str, Kept] = field(default_factory=dict)
 
     def with_message(self, message: str, fields: Iterable[Field]) -> ColumnMap:
         """This map with a message type added; the same again if it is known already."""
+        fields = list(fields)
         columns, names, owners = dict(self.columns), dict(self.names), dict(self.owners)
         owned = _owned(message, names)
-        level = _Level(columns, owned.get("", ()))
-        for item in fields:
-            key = field_key(message, (item.id,), item.kind)
+        kept = self._still_kept()
+        level = _Level(columns, owned.get("", ()), kept)
+        keys = [field_key(message, (item.id,), item.kind) for item in fields]
+        taken = {names[key].lower() for key in keys if key in names}
+        for key, item in zip(keys, fields, strict=True):
             if key not in names:
-                names[key] = level.free_name(item)
+                # By its name, whatever its number was before; no two fields of one version share a column.
+                mine = next((k.column for k in kept.values() if k.takes(clean_name(item.name), item.kind)), None)
+                names[key] = level.free_name(item) if mine is None or mine.lower() in taken else level.spelled(mine)
+                taken.add(names[key].lower())
                 level.bar(names[key])
             column = names[key]
             owners[key] = column
             known = columns.get(column)
             target = _Nested(message, names, owners, owned, column).named_type(item, (item.id,), known)
+            if known is None and column.lower() in kept and kept[column.lower()].kind != item.kind:
+                target = pa.string()  # whole numbers as texts
             columns[column] = target if known is None else merge_types(known, target)
             level.use(column, columns[column])
         return replace(self, columns=columns, names=names, owners=owners)
 
+    def _still_kept(self) -> dict[str, Kept]:
+        """Without those that another kind has taken already, in a table that was begun before they were kept."""
+        kinds = {name.lower(): kind_of(kind) for name, kind in self.columns.items()}
+        return {name: kept for name, kept in self.kept.items() if kinds.get(name, kept.kind) == kept.kind}
+
     def metadata(self, column: str) -> dict[str, str]:
         """What is stored in the metadata of a column."""
         return {METADATA_KEY: json.dumps(self._by_owner.get(column, {}), separators=(",", ":"))}
+
+    @cached_property
+    def width(self) -> int:
+        """How many columns there are, fields inside others counted."""
+        return sum(_width(kind) for kind in self.columns.values())
 
     @cached_property
     def _by_owner(self) -> dict[str, dict[str, str]]:
@@ -113,9 +143,22 @@ class ColumnMap:
         return cls(types, names, owners)
 
 
+def clean_name(name: str) -> str:
+    """A field's name as a column may have it."""
+    clean = _REFUSED.sub("_", name)[:MAX_NAME]
+    # A leading underscore is ours (`_kafka_offset`).
+    return f"field{clean}" if clean.startswith("_") or not clean else clean
+
+
 def field_key(message: str, path: tuple[FieldId, ...], kind: str) -> str:
     """Identity of a field: ``pkg.Message#5.1:string``."""
     return f"{message}#{_joined(path)}:{kind}"
+
+
+def level_of(key: str) -> tuple[str, str]:
+    """Message and path above a field, from its key: two fields of one level never share a name."""
+    message, _, rest = key.rpartition("#")
+    return message, rest.split(":", 1)[0].rpartition(".")[0]
 
 
 def path_inside(path: tuple[FieldId, ...], item: Field) -> tuple[FieldId, ...]:
@@ -131,18 +174,32 @@ def _joined(path: Iterable[FieldId]) -> str:
 
 
 def kind_of(kind: pa.DataType) -> str:
-    """Spark's name of an Arrow type without what is nested in structs; containers name their element."""
+    """What must stay the same for a field's column to stay: Spark's name of the type, without what is nested in structs.
+
+    Parts of the map, so no name ever changes: a uint64 is `decimal`, without its digits.
+    """
+    return _name(kind, "decimal", members=False)
+
+
+def type_name(kind: pa.DataType, *, members: bool = True) -> str:
+    """Spark SQL's name of an Arrow type: what people and programs are shown everywhere; `members`: those of structs too."""
+    return _name(kind, "decimal(20,0)", members=members)
+
+
+def _name(kind: pa.DataType, uint64: str, *, members: bool) -> str:
     if pa.types.is_struct(kind):
-        return "struct"
+        inner = ",".join(f"{f.name}:{_name(f.type, uint64, members=True)}" for f in kind)
+        return f"struct<{inner}>" if members else "struct"
     if pa.types.is_map(kind):
-        return f"map<{kind_of(kind.key_type)},{kind_of(kind.item_type)}>"
+        key, item = (_name(part, uint64, members=members) for part in (kind.key_type, kind.item_type))
+        return f"map<{key},{item}>"
     if pa.types.is_list(kind):
-        return f"array<{kind_of(kind.value_type)}>"
+        return f"array<{_name(kind.value_type, uint64, members=members)}>"
     if pa.types.is_decimal(kind) and kind != UINT64:
         return f"decimal({kind.precision},{kind.scale})"
-    simple = {pa.int64(): "bigint", pa.float32(): "float", pa.float64(): "double", pa.bool_(): "boolean"}
-    simple |= {pa.string(): "string", pa.binary(): "binary", pa.date32(): "date", UINT64: "decimal"}
-    return simple.get(kind, "timestamp" if pa.types.is_timestamp(kind) else str(kind))
+    if pa.types.is_timestamp(kind):
+        return "timestamp"
+    return uint64 if kind == UINT64 else _SIMPLE.get(kind, str(kind))
 
 
 def storage_type(kind: pa.DataType) -> pa.DataType:
@@ -230,6 +287,10 @@ def _struct_of(kind: pa.DataType | None) -> list[pa.Field]:
     return list(kind) if pa.types.is_struct(kind) else []
 
 
+def _width(kind: pa.DataType) -> int:
+    return 1 + sum(_width(f.type) for f in _struct_of(kind))
+
+
 def _with_struct(kind: pa.DataType, struct: pa.DataType) -> pa.DataType:
     if pa.types.is_list(kind):
         return pa.list_(_with_struct(kind.value_type, struct))
@@ -242,24 +303,29 @@ def _owned(message: str, names: Mapping[str, str]) -> dict[str, set[str]]:
     """Names that fields of this message own, by the path above them: two fields of one message never share a column."""
     owned: dict[str, set[str]] = {}
     for key, name in names.items():
-        if key.startswith(message + "#"):
-            owned.setdefault(key.rsplit("#", 1)[1].split(":", 1)[0].rpartition(".")[0], set()).add(name)
+        of, above = level_of(key)
+        if of == message:
+            owned.setdefault(above, set()).add(name)
     return owned
 
 
 class _Level:
     """The names of one level: of the columns of a table, or of the fields of one struct. Spark compares them without case."""
 
-    def __init__(self, types: Mapping[str, pa.DataType], barred: Iterable[str]) -> None:
+    def __init__(self, types: Mapping[str, pa.DataType], barred: Iterable[str], kept: Container[str] = ()) -> None:
         """Starts with what is there.
 
         Args:
             types: names in use, with their types.
             barred: names that may not be shared even with the same kind.
+            kept: names in lower case that `free_name` never gives.
         """
+        self._kept = kept
         self._in_use = {name.lower(): name for name in types}
         self._kinds = {name: kind_of(kind) for name, kind in types.items()}
         self._barred = {name.lower() for name in barred}
+        #: Name -> the last number that was given to it, so that none is tried twice.
+        self._last_numbers: dict[str, int] = {}
 
     def use(self, name: str, kind: pa.DataType) -> None:
         """Counts a name as in use."""
@@ -267,26 +333,35 @@ class _Level:
             self._in_use[name.lower()] = name
             self._kinds[name] = kind_of(kind)
 
+    def spelled(self, name: str) -> str:
+        """A name as it is in use, if it is."""
+        return self._in_use.get(name.lower(), name)
+
     def bar(self, name: str) -> None:
         """Keeps a name from being shared."""
         self._barred.add(name.lower())
 
     def free_name(self, item: Field) -> str:
         """A name for a new field."""
-        # A leading underscore is ours (`_kafka_offset`).
-        clean = _REFUSED.sub("_", item.name)
-        wanted = f"field{clean}" if clean.startswith("_") or not clean else clean
+        wanted = clean_name(item.name)
         simple = _REFUSED.sub("_", item.kind.split("<", 1)[0]).rstrip("_")
         candidates = [wanted, f"{wanted}__{simple}"]
         if isinstance(item.id, int):
             candidates += [f"{wanted}__{item.id}", f"{wanted}__{simple}_{item.id}"]
         for candidate in candidates:
             lower = candidate.lower()
+            if lower in self._kept:
+                continue
             if lower not in self._in_use and lower not in self._barred:
                 return candidate
             if lower not in self._barred and self._kinds[self._in_use[lower]] == item.kind:
                 return self._in_use[lower]
-        number = 2
-        while f"{candidates[-1]}_{number}".lower() in self._in_use.keys() | self._barred:
+        return self._numbered(candidates[-1])
+
+    def _numbered(self, name: str) -> str:
+        """A name with the first number that is free, from 2 on."""
+        number = self._last_numbers.get(name.lower(), 1) + 1
+        while (found := f"{name}_{number}").lower() in self._in_use or found.lower() in self._barred:
             number += 1
-        return f"{candidates[-1]}_{number}"
+        self._last_numbers[name.lower()] = number
+        return found

@@ -20,6 +20,7 @@ class Reason(StrEnum):
     OUT_OF_RANGE = "OUT_OF_RANGE"
     MALFORMED = "MALFORMED"
     UNREADABLE_FILE = "UNREADABLE_FILE"
+    TOO_LARGE = "TOO_LARGE"
 
     @property
     def explanation(self) -> str:
@@ -40,4 +41,14 @@ _EXPLANATIONS = {
     Reason.OUT_OF_RANGE: "a value is outside the range of its type",
     Reason.MALFORMED: "the payload is not a message of its schema",
     Reason.UNREADABLE_FILE: "a file of the source, or the rest of it, cannot be read",
+    Reason.TOO_LARGE: "a record, or what is left of a file, is larger than the bounds of the settings",
 }
+#: Rows of these hold no record as it came, whatever the first bytes of what they hold look like.
+NO_RECORD = frozenset({Reason.UNREADABLE_FILE, Reason.TOO_LARGE})
+#: Bytes of what is no record, or a part of one, that its row of quarantine keeps.
+KEPT_BYTES = 1024 * 1024
+
+
+def too_large(size: str, most: int) -> str:
+    """What is said of a record that has more bytes than it may have."""
+    return f"a record of {size} bytes, {most:,} are allowed (GAME_EVENTS_MAX_RECORD_BYTES)"

@@ -17,17 +17,17 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from game_events.decoding.avro_bytes import read_bytes, read_long
+from game_events.decoding.avro_bytes import MAX_EMPTY_ITEMS, read_bytes, read_long
 from game_events.decoding.avro_schema import AvroSchema
 from game_events.decoding.damage import DAMAGE, DamageError, as_damage
-from game_events.decoding.reasons import Reason
+from game_events.decoding.reasons import KEPT_BYTES, Reason
+from game_events.decoding.registry_schema import RegistrySchema, schema_guid
 from game_events.errors import DataError
 from game_events.files.avro_skip import Skip, skipper
+from game_events.files.bounds import Bounds
 from game_events.files.coordinates import FILE_ROWS
-from game_events.files.delimited import KEPT_BYTES
-from game_events.files.rows import FilePart, records, refused, slices
-from game_events.files.schemas import identity_bytes, schema_guid
-from game_events.sources.registry import RegistrySchema
+from game_events.files.rows import BATCH_ROWS, FilePart, records, refused, slices
+from game_events.files.schemas import identity_bytes
 
 MAGIC, SYNC_BYTES = b"Obj\x01", 16
 #: Of a header, and of a block as it is stored and as it is unpacked.
@@ -70,15 +70,21 @@ def read_header(head: bytes) -> Header:
     return Header(found["avro.schema"].decode(), codec, head[at : at + SYNC_BYTES], at + SYNC_BYTES)
 
 
-def read_container(source: pa.NativeFile, file: FilePart, offer: Callable[[RegistrySchema], None]) -> Iterator[pa.RecordBatch]:
-    """Batches of a file's records, one for each block, and rows for what cannot be read.
+def read_container(
+    source: pa.NativeFile, file: FilePart, offer: Callable[[RegistrySchema], None], limits: Bounds
+) -> Iterator[pa.RecordBatch]:
+    """Batches of a file's records, block by block, and rows for what cannot be read.
 
     Args:
         source: the file.
         file: what it is.
         offer: told of the file's schema.
+        limits: of what is unpacked.
+
+    Raises:
+        BoundReachedError: it unpacks to too many bytes.
     """
-    position = 0
+    position = unpacked = 0
     try:
         header = read_header(source.read(MAX_HEADER))
         json.loads(header.text)
@@ -113,26 +119,37 @@ def read_container(source: pa.NativeFile, file: FilePart, offer: Callable[[Regis
         except (ValueError, OSError, EOFError, zlib.error, lzma.LZMAError) as error:
             yield refused(file, position, f"a block of {count:,} records cannot be unpacked: {_said(error)}")
         else:
+            unpacked += len(block)
+            if unpacked > limits.unpacked:
+                raise limits.too_much()
             yield from _block(block, count, skip, file, position, identity)
         position += count
 
 
 def _block(block: bytes, count: int, skip: Skip, file: FilePart, position: int, identity: bytes) -> Iterator[pa.RecordBatch]:
-    bounds, damage = [0], ""
-    try:
-        for _ in range(count):
-            bounds.append(skip(block, bounds[-1]))
-        if bounds[-1] != len(block):
+    """Batches of a block's records, and a row for what is left of it behind damage."""
+    done, at, damage = 0, 0, ""
+    # A count costs its writer nothing, a record a byte at least, but for those that say nothing at all.
+    if count > len(block) + MAX_EMPTY_ITEMS:
+        damage = f"{count:,} records are announced in {len(block):,} bytes"
+    while done < count and not damage:
+        bounds = [at]
+        try:
+            for _ in range(min(count - done, BATCH_ROWS)):
+                bounds.append(skip(block, bounds[-1]))
+        except DAMAGE as error:
+            damage = _said(error)
+        if done + len(bounds) - 1 == count and bounds[-1] != len(block):
             damage = f"{len(block) - bounds.pop():,} bytes are behind the last record of a block"
-    except DAMAGE as error:
-        damage = _said(error)
-    edges = np.asarray(bounds, dtype=np.int64)
-    good = len(edges) - 1
-    if good:
-        yield records(file, position + np.arange(good, dtype=np.int64), slices(block, edges[:-1], edges[1:]), identity)
+        edges = np.asarray(bounds, dtype=np.int64)
+        good, at = len(edges) - 1, bounds[-1]
+        if good:
+            positions = position + done + np.arange(good, dtype=np.int64)
+            yield records(file, positions, slices(block, edges[:-1], edges[1:]), identity)
+        done += good
     if damage:
-        detail = f"{count - good:,} records are left of a block: {damage}"
-        yield refused(file, position + good, detail, block[bounds[-1] :][:KEPT_BYTES])
+        detail = f"{count - done:,} records are left of a block: {damage}"
+        yield refused(file, position + done, detail, block[at:][:KEPT_BYTES])
 
 
 def unpack(data: bytes, codec: str) -> bytes:

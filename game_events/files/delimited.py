@@ -11,21 +11,26 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
+from game_events.decoding.reasons import KEPT_BYTES, Reason
+from game_events.files.bounds import Bounds, Unpacked
 from game_events.files.rows import BATCH_BYTES, BATCH_ROWS, FilePart, records, refused, slices
 
 #: A length has no more bytes than this.
 _LENGTH_BYTES = 5
 #: Longer messages than protobuf itself allows are damage.
 MAX_MESSAGE = 2**31 - 1
-#: Bytes of what is left of a damaged file that its row in quarantine keeps.
-KEPT_BYTES = 1024 * 1024
 
 
-def read_delimited(source: pa.NativeFile, file: FilePart, identity: bytes | None) -> Iterator[pa.RecordBatch]:
-    """Batches of a file's messages, then a row for what is left behind a length that cannot be right."""
+def read_delimited(
+    source: pa.NativeFile | Unpacked, file: FilePart, identity: bytes | None, bounds: Bounds
+) -> Iterator[pa.RecordBatch]:
+    """Batches of a file's messages, then a row for what is left behind a length that cannot be right.
+
+    A message that is too large is a row of its own, and passed over without being held in memory.
+    """
     held, position = b"", 0
     # A compressed file does not tell how much is in it.
-    most = file.size if source.seekable() else MAX_MESSAGE + _LENGTH_BYTES
+    most = MAX_MESSAGE + _LENGTH_BYTES if isinstance(source, Unpacked) else file.size
     while True:
         chunk = source.read(BATCH_BYTES)
         buffer = held + chunk
@@ -41,13 +46,29 @@ def read_delimited(source: pa.NativeFile, file: FilePart, identity: bytes | None
         held = buffer[at:]
         if needed is None or not chunk or needed > most:
             break
+        if needed > bounds.record + _LENGTH_BYTES:
+            missing = _pass_over(source, needed - len(held))
+            if missing:
+                held = held[:KEPT_BYTES]
+                detail = f"{position:,}: a message of {needed:,} bytes is announced, {needed - missing:,} are left of the file"
+                yield refused(file, position, f"record {detail}", held)
+                return
+            yield refused(file, position, bounds.too_large(needed), held[:KEPT_BYTES], Reason.TOO_LARGE)
+            held, position = b"", position + 1
         # One message larger than a batch: read as much as it wants at once, not chunk by chunk.
-        if needed > len(held) + BATCH_BYTES:
+        elif needed > len(held) + BATCH_BYTES:
             held += source.read(needed - len(held) - BATCH_BYTES)
     if held:
         wrong = "no length" if needed is None else f"a message of {needed:,} bytes is announced"
-        rest = len(held) + (source.size() - source.tell() if source.seekable() else 0)
+        rest = len(held) + (0 if isinstance(source, Unpacked) else source.size() - source.tell())
         yield refused(file, position, f"record {position:,}: {wrong}, {rest:,} bytes are left of the file", held[:KEPT_BYTES])
+
+
+def _pass_over(source: pa.NativeFile | Unpacked, size: int) -> int:
+    """Read so many bytes and forget them; returns how many of them there are not."""
+    while size and (chunk := source.read(min(size, BATCH_BYTES))):
+        size -= len(chunk)
+    return size
 
 
 def _lengths(buffer: bytes) -> tuple[list[int], list[int], int, int | None]:

@@ -7,18 +7,25 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from game_events.files.delimited import KEPT_BYTES
+from game_events.decoding.reasons import KEPT_BYTES, Reason
+from game_events.files.bounds import Bounds, Unpacked
 from game_events.files.rows import BATCH_BYTES, BATCH_ROWS, FilePart, records, refused, slices
 
-#: A longer line is no line.
-MAX_LINE = 256 * 1024 * 1024
 _BLANK = (9, 13, 32)
 
 
-def read_lines(source: pa.NativeFile, file: FilePart, identity: bytes) -> Iterator[pa.RecordBatch]:
-    """Batches of a file's lines; the last one needs no line break."""
+def read_lines(source: pa.NativeFile | Unpacked, file: FilePart, identity: bytes, bounds: Bounds) -> Iterator[pa.RecordBatch]:
+    """Batches of a file's lines; the last one needs no line break. Of a line that is too large only its size is found out."""
     held, position = b"", 0
+    large = 0  # bytes so far of a line that is too large; `held` is how it begins
     while chunk := source.read(BATCH_BYTES):
+        if large:
+            end = chunk.find(b"\n")
+            if end < 0:
+                large += len(chunk)
+                continue
+            yield refused(file, position, bounds.too_large(large + end), held, Reason.TOO_LARGE)
+            held, large, position, chunk = b"", 0, position + 1, chunk[end + 1 :]
         buffer = held + chunk
         breaks = np.flatnonzero(np.frombuffer(buffer, dtype=np.uint8) == 10)
         if len(breaks):
@@ -27,10 +34,11 @@ def read_lines(source: pa.NativeFile, file: FilePart, identity: bytes) -> Iterat
             held = buffer[int(breaks[-1]) + 1 :]
         else:
             held = buffer
-        if len(held) > MAX_LINE:
-            yield refused(file, position, f"line {position:,} is longer than {MAX_LINE:,} bytes", held[:KEPT_BYTES])
-            return
-    if held.strip():
+        if len(held) > bounds.record:
+            held, large = held[:KEPT_BYTES], len(held)
+    if large:
+        yield refused(file, position, bounds.too_large(large), held, Reason.TOO_LARGE)
+    elif held.strip():
         yield from _batches(held, np.array([len(held)]), file, position, identity)
 
 

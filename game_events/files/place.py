@@ -1,10 +1,17 @@
-"""The folder or prefix of an object store that files are read from: listing it and opening its files."""
+"""The folder or prefix of an object store that files are read from: listing it and opening its files.
+
+Symbolic links below a folder are not followed: whoever may write there would choose which of this machine's files are read, and
+how often.
+"""
 
 from __future__ import annotations
 
+import errno
 import fnmatch
+import os
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -19,6 +26,13 @@ from game_events.lakehouse.object_store import delta_options, is_remote
 from game_events.lakehouse.store_errors import store_errors_named
 from game_events.lakehouse.tables import Table
 from game_events.settings import Settings
+
+#: A pipe is not waited for, whatever is there of this name by now.
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class NoFileError(Exception):
+    """What stands under a file's name is no file of the folder (any more): a symbolic link, a pipe."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +79,7 @@ class Place:
         """Whether it is a folder of a file system."""
         return "://" not in self.root
 
-    def listing(self, pattern: str = "*") -> list[Found]:
+    def listing(self, pattern: str = "*", links: list[str] | None = None) -> list[Found]:
         """All files below it whose path below it matches, older ones first.
 
         A name that begins with `_` or `.`, of a file or of a folder on the way, is nobody's: writers hide there what is not
@@ -73,6 +87,7 @@ class Place:
 
         Args:
             pattern: as for a shell; a `*` stands for slashes, too.
+            links: gets the symbolic links that are there and are not followed.
 
         Raises:
             ConfigurationError: there is no such folder, or the object store refuses us.
@@ -80,15 +95,36 @@ class Place:
         """
         if self.local and not Path(self.root).is_dir():
             raise ConfigurationError(f"GAME_EVENTS_FILES_PATH: {self.root} is not a folder: make it, or name another")
+        found = []
+        files = self._below(self.root, links if links is not None else []) if self.local else self._in_store()
+        for below, size, mtime_ns in files:
+            if not _hidden(below) and fnmatch.fnmatchcase(below, pattern):
+                found.append(Found(f"{self.root}/{below}", size, mtime_ns // 1000))
+        return sorted(found, key=lambda f: (f.modified_us, f.path))
+
+    def _below(self, folder: str, links: list[str]) -> Iterator[tuple[str, int, int]]:
+        """Files of a folder: name below the root, bytes, when it was written."""
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if _hidden(entry.name):
+                    continue
+                if entry.is_symlink():
+                    links.append(entry.path)
+                elif entry.is_dir(follow_symlinks=False):
+                    with suppress(FileNotFoundError):
+                        yield from self._below(entry.path, links)
+                elif entry.is_file(follow_symlinks=False):
+                    with suppress(FileNotFoundError):
+                        about = entry.stat(follow_symlinks=False)
+                        yield entry.path.removeprefix(f"{self.root}/"), about.st_size, about.st_mtime_ns
+
+    def _in_store(self) -> Iterator[tuple[str, int, int]]:
         system, prefix = self._system()
         with store_errors_named(self.root):
             infos = system.get_file_info(pafs.FileSelector(prefix.rstrip("/"), recursive=True))
-        found = []
         for info in infos:
-            below = info.path.removeprefix(prefix)
-            if info.type == pafs.FileType.File and not _hidden(below) and fnmatch.fnmatchcase(below, pattern):
-                found.append(Found(f"{self.root}/{below}", info.size, (info.mtime_ns or 0) // 1000))
-        return sorted(found, key=lambda f: (f.modified_us, f.path))
+            if info.type == pafs.FileType.File:
+                yield info.path.removeprefix(prefix), info.size, info.mtime_ns or 0
 
     def archive(self) -> DeltaTable | None:
         """The archive that is there; None: plain files are.
@@ -119,10 +155,39 @@ class Place:
 
         Raises:
             FileNotFoundError: it is gone.
+            NoFileError: a link or a pipe is in its place.
         """
+        below = path.removeprefix(f"{self.root}/")
+        if self.local:
+            with open(self._descriptor(below), "rb", buffering=0) as file, pa.PythonFile(file, mode="r") as source:  # noqa: PTH123
+                yield source
+            return
         system, prefix = self._system()
-        with system.open_input_file(prefix + path.removeprefix(f"{self.root}/")) as source:
+        with system.open_input_file(prefix + below) as source:
             yield source
+
+    def _descriptor(self, below: str) -> int:
+        """A file of the folder, opened step by step: no part of its name may be a link by now."""
+        *folders, name = PurePosixPath(below).parts
+        if {"..", "/"} & {*folders, name}:
+            raise NoFileError("it is no file of the folder")
+        held = os.open(self.root, _READ | os.O_DIRECTORY)
+        try:
+            for folder in folders:
+                inner = os.open(folder, _READ | os.O_DIRECTORY, dir_fd=held)
+                os.close(held)
+                held = inner
+            found = os.open(name, _READ, dir_fd=held)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
+                raise NoFileError(f"it is no file of the folder any more ({error.strerror})") from None
+            raise
+        finally:
+            os.close(held)
+        if stat.S_ISREG(os.fstat(found).st_mode):
+            return found
+        os.close(found)
+        raise NoFileError("it is no file of the folder")
 
     def _system(self) -> tuple[pafs.FileSystem, str]:
         """A file system, and what stands in it before the paths below the root."""

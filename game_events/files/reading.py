@@ -1,7 +1,7 @@
 """Workers' part: files -> batches of records, each file opened where it is read, never more of it in memory than a batch.
 
-Guarantee: a file is read to its end, or what of it cannot be read is in a row that says so; nothing is left out in silence. A
-storage that is away is an error and no damage: the task fails, and is tried again.
+Guarantee: a file is read to its end, or what of it cannot be read, or is more than a file may have, is in a row that says so;
+nothing is left out in silence. A storage that is away is an error and no damage: the task fails, and is tried again.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from game_events.errors import DataError, GameEventsError
+from game_events.decoding.reasons import Reason
+from game_events.decoding.registry_schema import RegistrySchema
+from game_events.errors import GameEventsError
 from game_events.files.avro_container import read_container
-from game_events.files.coordinates import FILE_ROWS
+from game_events.files.bounds import BoundReachedError, Bounds, Unpacked
 from game_events.files.delimited import read_delimited
 from game_events.files.lines import read_lines
 from game_events.files.parquet_rows import read_parquet
-from game_events.files.place import Place
-from game_events.files.rows import FilePart, refused, together
+from game_events.files.place import NoFileError, Place
+from game_events.files.rows import FilePart, refused, together, within
 from game_events.files.schemas import NamedSchema
 from game_events.lakehouse.store_errors import explain, store_errors_named
-from game_events.sources.registry import RegistrySchema
 
 AVRO, JSONL, PARQUET, PROTOBUF = "avro", "jsonl", "parquet", "protobuf"
 #: Ending of a name -> format, for `auto`; behind it may stand that of a compression.
@@ -52,6 +54,7 @@ class FileReading:
     Attributes:
         place: where they are.
         log_id: the file log's id.
+        bounds: what a file may take.
         format: of the setting: a format, or `auto`.
         schema: of records whose files do not hold one.
         framed: protobuf records begin with a registry frame.
@@ -60,6 +63,7 @@ class FileReading:
 
     place: Place
     log_id: str
+    bounds: Bounds
     format: str = "auto"
     schema: NamedSchema | None = None
     framed: bool = False
@@ -90,35 +94,59 @@ class FileReader:
         """One file.
 
         Raises:
-            OSError, GameEventsError: it is gone, may not be read, has too many records, or the storage is away.
+            OSError, GameEventsError: it is gone, may not be read, or the storage is away.
         """
         place, behind = self.reading.place, 0
-        with store_errors_named(place.root), place.open(file.path) as source:
-            kind, codec = format_of(file.path, self.reading.format)
+        with store_errors_named(place.root):
             try:
-                with nullcontext(source) if codec is None else pa.CompressedInputStream(source, codec) as content:
-                    for batch in self._records(content, file, kind):
-                        if len(batch):
-                            behind = int(batch.column("file_position")[-1].as_py()) + 1
-                        if behind > FILE_ROWS:
-                            raise DataError(f"{file.path} has more than {FILE_ROWS:,} records: make several files of it")
+                with place.open(file.path) as source:
+                    for batch in self._batches(source, file):
+                        behind = int(batch.column("file_position")[-1].as_py()) + 1
                         yield batch
+            except NoFileError as error:
+                yield refused(file, behind, str(error))
+            except BoundReachedError as error:
+                yield refused(file, behind, f"what is left of the file was not read: {error}", reason=Reason.TOO_LARGE)
             except (pa.ArrowException, OSError) as error:
                 if not self._is_damage(error):
                     raise
                 yield refused(file, behind, f"it cannot be read to its end: {error}")
 
-    def _records(self, source: pa.NativeFile, file: FilePart, kind: str | None) -> Iterator[pa.RecordBatch]:
-        named = self.reading.schema
+    def _batches(self, source: pa.NativeFile, file: FilePart) -> Iterator[pa.RecordBatch]:
+        """A file's rows, none of them empty, up to its bounds.
+
+        Raises:
+            BoundReachedError: there are more.
+        """
+        bounds = self.reading.bounds
+        kind, codec = format_of(file.path, self.reading.format)
+        with nullcontext(source) if codec is None else pa.CompressedInputStream(source, codec) as content:
+            unpacked = content if codec is None else Unpacked(content, bounds)
+            for batch in self._records(unpacked, file, kind):
+                positions = batch.column("file_position")
+                # Behind a file's positions the next file's begin.
+                over = len(batch) > 0 and positions[-1].as_py() >= bounds.rows
+                kept = batch.filter(pc.less(positions, bounds.rows)) if over else batch
+                for piece in within(kept, bounds):
+                    if len(piece):
+                        yield piece
+                if over:
+                    raise bounds.too_many()
+
+    def _records(self, source: pa.NativeFile | Unpacked, file: FilePart, kind: str | None) -> Iterator[pa.RecordBatch]:
+        named, bounds = self.reading.schema, self.reading.bounds
         match kind:
+            case "avro" | "parquet" if isinstance(source, Unpacked):
+                yield refused(file, 0, f"{kind} files pack by themselves: unpack it")
             case "parquet":
-                yield from read_parquet(source, file, self._offer, self._is_damage, of_archive=self.reading.archive)
+                yield from read_parquet(source, file, self._offer, self._is_damage, bounds, of_archive=self.reading.archive)
             case "avro":
-                yield from read_container(source, file, self._offer)
+                yield from read_container(source, file, self._offer, bounds)
             case "protobuf" if self.reading.framed or (named is not None and named.kind == "PROTOBUF"):
-                yield from read_delimited(source, file, None if self.reading.framed or named is None else named.identity)
+                identity = None if self.reading.framed or named is None else named.identity
+                yield from read_delimited(source, file, identity, bounds)
             case "jsonl" if named is not None and named.kind == "JSON":
-                yield from read_lines(source, file, named.identity)
+                yield from read_lines(source, file, named.identity, bounds)
             case None:
                 yield refused(file, 0, "its name does not tell its format: set GAME_EVENTS_FILES_FORMAT")
             case other:

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from game_events.decoding.frames import ID_HEADER
-from game_events.decoding.reasons import Reason
+from game_events.decoding.reasons import KEPT_BYTES, Reason
+from game_events.files.bounds import Bounds
 from game_events.files.coordinates import PARTITION, first_offset
 from game_events.sources.source import FILES
 
@@ -91,15 +92,54 @@ def archived(file: FilePart, positions: Positions, rows: pa.Table) -> pa.RecordB
     return _arranged(columns, RECORDS, count)
 
 
-def refused(file: FilePart, position: int, detail: str, rest: bytes | None = None) -> pa.RecordBatch:
+def refused(
+    file: FilePart, position: int, detail: str, rest: bytes | None = None, reason: Reason = Reason.UNREADABLE_FILE
+) -> pa.RecordBatch:
     """One row for what cannot be read: a whole file, or what is left of one from a position on."""
     columns = _place(file, np.array([position], dtype=np.int64)) | {
         "value": pa.array([rest], pa.binary()),
         "headers": no_headers(1),
-        "reason": pa.array([str(Reason.UNREADABLE_FILE)]),
+        "reason": pa.array([str(reason)]),
         "detail": pa.array([detail]),
     }
     return _arranged(columns, RECORDS, 1)
+
+
+def within(batch: pa.RecordBatch, bounds: Bounds) -> Iterator[pa.RecordBatch]:
+    """The same rows in pieces that fit into memory several times; of those that are too large a part, and the reason."""
+    if "columns" in batch.schema.names:
+        for piece in pieces(batch, min(BATCH_BYTES, bounds.record)):
+            large = piece.nbytes > bounds.record
+            yield _cut(piece.select(RECORDS.names), [piece.nbytes], bounds) if large else piece
+        return
+    sizes = pc.add(*(pc.fill_null(pc.binary_length(batch.column(name)), 0).cast(pa.int64()) for name in ("value", "key")))
+    large = pc.and_(pc.greater(sizes, bounds.record), pc.is_null(batch.column("reason")))
+    if not pc.any(large).as_py():
+        yield batch
+        return
+    yield batch.filter(pc.invert(large))
+    yield _cut(batch.filter(large), sizes.filter(large).to_pylist(), bounds)
+
+
+def pieces(batch: pa.RecordBatch, most: int) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of so many bytes at most, but for single rows that have more."""
+    if len(batch) < 2 or batch.nbytes <= most:
+        yield batch
+        return
+    half = len(batch) // 2
+    yield from pieces(batch.slice(0, half), most)
+    yield from pieces(batch.slice(half), most)
+
+
+def _cut(batch: pa.RecordBatch, sizes: list[int], bounds: Bounds) -> pa.RecordBatch:
+    """Rows that are too large, as quarantine keeps them."""
+    columns = {name: batch.column(name) for name in batch.schema.names} | {
+        "key": pc.binary_slice(batch.column("key"), 0, KEPT_BYTES),
+        "value": pc.binary_slice(batch.column("value"), 0, KEPT_BYTES),
+        "reason": pa.repeat(pa.scalar(str(Reason.TOO_LARGE)), len(batch)),
+        "detail": pa.array([bounds.too_large(size) for size in sizes], pa.string()),
+    }
+    return _arranged(columns, RECORDS, len(batch))
 
 
 def slices(data: pa.Buffer | bytes, starts: Positions, ends: Positions) -> pa.BinaryArray:

@@ -19,16 +19,18 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from game_events.decoding.decoder import TypeKey
+from game_events.decoding.registry_schema import RegistrySchema
 from game_events.errors import ConfigurationError, DataError
+from game_events.files.bounds import Bounds
 from game_events.files.coordinates import FILE_ROWS, PARTITION, FileGap, first_offset, number_of
 from game_events.files.log import Entry, FileLog, Known
-from game_events.files.place import Found, Place
+from game_events.files.place import Found, NoFileError, Place
 from game_events.files.reading import FILES_SCHEMA, PARQUET, FileReading, format_of
 from game_events.files.schemas import NamedSchema, named_schema
 from game_events.lakehouse.store_errors import store_errors_named
 from game_events.lakehouse.tables import SOURCE_FILES, Lakehouse
 from game_events.settings import Settings
-from game_events.sources.registry import RegistrySchema, SchemaRegistry
+from game_events.sources.registry import SchemaRegistry
 from game_events.sources.source import FILES, Gap, Lane, Positions, Seen, Slice
 
 log = logging.getLogger(__name__)
@@ -39,6 +41,8 @@ _PARQUET_END = b"PAR1"
 _LOOKS = 16
 #: Files and bytes of one task; a task costs some 100 ms of its own, opening a file in an object store some 20.
 TASK_FILES, TASK_BYTES = 2_000, 256 * 1024 * 1024
+#: Symbolic links that the log names.
+_LINKS_NAMED = 10
 #: A Parquet file is shared out to so many tasks at most.
 MOST_PARTS = 64
 
@@ -83,8 +87,10 @@ class FileSource:
         self._known = Known()
         self._there: frozenset[str] = frozenset()
         self._ended: set[Found] = set()
-        #: What this process has seen since somebody asked: files `taken`, `changed`, `waiting` (as of the last look).
+        #: What this process has seen since somebody asked: files `taken`, `changed`, `waiting` (as of the last look), and
+        #: symbolic `links`, each once.
         self.counts: Counter[str] = Counter()
+        self._links: set[str] = set()
 
     @cached_property
     def schema(self) -> NamedSchema | None:
@@ -110,7 +116,9 @@ class FileSource:
             ConflictError: rivals took files in, again and again.
         """
         archive = self.place.archive()
-        found = self.place.listing(self.settings.files_pattern) if archive is None else self.place.files_of(archive)
+        links: list[str] = []
+        found = self.place.listing(self.settings.files_pattern, links) if archive is None else self.place.files_of(archive)
+        self._tell_links(links)
         self.archive = None if archive is None else f"{self.place.root} {archive.metadata().id}"
         if self.archive is not None and take_in and not anew:
             self._refuse_twice(self.archive)  # before its files get numbers
@@ -133,6 +141,13 @@ class FileSource:
         self._known = known
         lane = self._lane(known.log_id)
         return Seen({lane: 0}, {lane: first_offset(end)}, FILE_ROWS)
+
+    def _tell_links(self, links: list[str]) -> None:
+        news = set(links) - self._links
+        self._links |= news
+        self.counts["links"] += len(news)
+        for link in sorted(news)[:_LINKS_NAMED]:
+            log.warning("link=%r followed=false", link)
 
     def at(self, lanes: Iterable[Lane], when: datetime) -> Positions:
         """Lane -> first offset of a file that was written at a time or later; nothing if there is none."""
@@ -202,8 +217,15 @@ class FileSource:
         """What workers need to read a slice."""
         settings = self.settings
         archive = self.archive is not None
+        bounds = Bounds(settings.files_max_rows, settings.files_max_unpacked_bytes, settings.max_record_bytes)
         return FileReading(
-            self.place, self._known.log_id, settings.files_format, self.schema, settings.files_framed, archive=archive
+            self.place,
+            self._known.log_id,
+            bounds,
+            settings.files_format,
+            self.schema,
+            settings.files_framed,
+            archive=archive,
         )
 
     def read(self, spark: SparkSession, part: Slice) -> DataFrame:
@@ -269,5 +291,5 @@ class FileSource:
                 size = source.size()
                 source.seek(max(0, size - len(_PARQUET_END)))
                 return bool(source.read() == _PARQUET_END)
-        except FileNotFoundError:
+        except (FileNotFoundError, NoFileError):
             return False

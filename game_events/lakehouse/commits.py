@@ -16,11 +16,11 @@ from deltalake import DeltaTable, Field, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction, create_table_with_add_actions
 
-from game_events.decoding.columns import METADATA_KEY
+from game_events.decoding.columns import METADATA_KEY, type_name
 from game_events.errors import ConfigurationError, ConflictError, DataError, GameEventsError, TransientError
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.comments import DESCRIBING, comments_of, describe, described, undescribed
-from game_events.lakehouse.field_shares import merge_shares
+from game_events.lakehouse.field_shares import merge_shares, refuse_other_case
 from game_events.lakehouse.format_version import marked
 from game_events.lakehouse.newest_commit import COMMIT_ID, restored_between
 from game_events.lakehouse.outcomes import Outcome, is_refusal, new_mark, outcome_of
@@ -283,7 +283,7 @@ def evolve(table: Table, handle: DeltaTable, wanted: pa.Schema, *, owns_map: boo
 
     Raises:
         ConflictError: rivals keep changing the schema, or have given one of our fields another column.
-        DataError: a column of the table has another type.
+        DataError: a column of the table has another type, or a name that differs by case alone.
     """
     for _ in range(EVOLVE_ATTEMPTS):
         other = changed_types(handle, wanted)
@@ -293,6 +293,7 @@ def evolve(table: Table, handle: DeltaTable, wanted: pa.Schema, *, owns_map: boo
                 "other names, or refresh this table fully: that gives it the new types"
             )
         new, metadata = _missing(handle, wanted)
+        refuse_other_case(table.name, (f.name for f in handle.schema().fields), (f.name for f in new), rival=owns_map)
         if owns_map:
             metadata = _merged(table, handle, wanted, metadata)
         if not new and not metadata:
@@ -362,7 +363,11 @@ def changed_types(handle: DeltaTable, wanted: pa.Schema) -> list[str]:
     # The same way through Delta's types, which have one form of text, list and so on.
     new = pa.schema(Schema.from_arrow(wanted))
     both = [(held.field(f.name).type, f) for f in new if f.name in held.names]
-    return [f"{f.name} is {old} in the table and {f.type} in the rows" for old, f in both if _differ(old, f.type)]
+    return [
+        f"{f.name} is {type_name(old)} in the table and {type_name(f.type)} in the rows"
+        for old, f in both
+        if _differ(old, f.type)
+    ]
 
 
 def same_columns(handle: DeltaTable, wanted: pa.Schema) -> bool:

@@ -19,6 +19,7 @@ CRASH_POINTS = {
     "files_taken_in": "files that are the source have their numbers, nothing of them is read",
     "bronze_staged": "files of bronze and quarantine are written, nothing is committed",
     "schemas_archived": "texts of new schemas are kept, nothing of the slice is committed",
+    "quarantine_announced": "bronze says that a slice is about to commit to quarantine, neither has its rows",
     "quarantine_committed": "quarantine is committed, bronze is not",
     "columns_added": "a table has new columns, their rows are not committed (detail: the table)",
     "bronze_committed": "bronze is committed, silver has not begun",

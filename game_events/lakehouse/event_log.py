@@ -127,23 +127,29 @@ def _holds(lakehouse: Lakehouse, handle: DeltaTable, run_id: str, part: str, sin
 
 
 def read_events(
-    lakehouse: Lakehouse, since: datetime | None = None, newest_files: int | None = None, kind: str | None = None
+    lakehouse: Lakehouse,
+    since: datetime | None = None,
+    newest_files: int | None = None,
+    kind: str | None = None,
+    columns: Sequence[str] | None = None,
 ) -> pa.Table:
-    """Rows of `SCHEMA`, unsorted; no rows if there is no such table.
+    """Rows of `SCHEMA`, or some of its columns, unsorted; no rows if there is no such table.
 
     Args:
         lakehouse: where the table is.
         since: only rows of that time or later; files that have none are not opened.
         newest_files: only so many files, those with the newest rows: a run is one file until maintenance joins them.
         kind: only rows of this kind; files that by their statistics have none are not opened, and are no newest ones.
+        columns: only these are read, `time` and `kind` among them.
     """
+    schema = SCHEMA if columns is None else pa.schema([SCHEMA.field(name) for name in columns])
     table = lakehouse.table(EVENT_LOG)
     handle = table.open()
     if handle is None:
-        return SCHEMA.empty_table()
+        return schema.empty_table()
     actions = pa.table(handle.get_add_actions(flatten=True))
     if not actions.num_rows:
-        return SCHEMA.empty_table()
+        return schema.empty_table()
     actions = actions.sort_by([("max.time", "descending")])
     if since is not None:
         newest = actions.column("max.time")
@@ -155,11 +161,11 @@ def read_events(
         )
         actions = actions.filter(pc.fill_null(may_have, True))
     paths = actions.column("path").to_pylist()[:newest_files]
-    rows = read_arrow(table, handle, None, paths)
-    for field in SCHEMA:  # a table of an earlier version
+    rows = read_arrow(table, handle, schema.names, paths)
+    for field in schema:  # a table of an earlier version
         if field.name not in rows.column_names:
             rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
-    rows = rows.select(SCHEMA.names)
+    rows = rows.select(schema.names)
     if kind is not None:
         rows = rows.filter(pc.equal(rows.column("kind"), kind))
     return (

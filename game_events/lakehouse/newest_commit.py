@@ -13,7 +13,7 @@ from typing import Any
 
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
-from pyarrow.fs import FileSelector
+from pyarrow.fs import FileSelector, FileType
 
 from game_events.errors import ConflictError
 from game_events.lakehouse.staging import file_system
@@ -51,7 +51,7 @@ def restored_lately(table: Table, marks: frozenset[str] = BATCHES, version: int 
         marks: keys of the commits that are made only after a look for restores.
         version: as of this version, of a table that was opened: its log, which may be long, is not listed then.
     """
-    for info in _from_newest(table) if version is None else _from_version(table, version, version - LOOK_BACK):
+    for info in _from_newest(table) if version is None else commits_from(table, version, version - LOOK_BACK):
         if settles(info, marks):
             return False
         if info.get("operation") == "RESTORE":
@@ -107,13 +107,13 @@ def restored_between(table: Table, seen: int, version: int) -> bool:
 
     By the files of the log: delta-rs' history of a handle has the newest entries of the log, also those that came since.
     """
-    return any(info.get("operation") == "RESTORE" for info in _from_version(table, version, seen))
+    return any(info.get("operation") == "RESTORE" for info in commits_from(table, version, seen))
 
 
 def version_before_restores(table: Table, version: int, marks: frozenset[str] = BATCHES) -> int:
     """As `before_restores`, of a version that may not be the newest any more."""
     found = version
-    for number, info in enumerate(_from_version(table, version, -1)):
+    for number, info in enumerate(commits_from(table, version, -1)):
         if settles(info, marks):
             break
         if info.get("operation") == "RESTORE":
@@ -143,8 +143,8 @@ def _from_newest(table: Table) -> Iterator[dict[str, Any]]:
             yield _info(source.read())
 
 
-def _from_version(table: Table, version: int, above: int) -> Iterator[dict[str, Any]]:
-    """Information of the commits of a version and those before it, above another one."""
+def commits_from(table: Table, version: int, above: int) -> Iterator[dict[str, Any]]:
+    """Information of the commits of a version and those before it, above another one; it ends where the log was cleaned up."""
     system, prefix = file_system(table)
     for number in range(version, max(-1, above), -1):
         try:
@@ -152,6 +152,12 @@ def _from_version(table: Table, version: int, above: int) -> Iterator[dict[str, 
                 yield _info(source.read())
         except FileNotFoundError:  # older entries are cleaned up
             return
+
+
+def has_commit(table: Table, version: int) -> bool:
+    """Whether a version is in the log: one small request, where opening a table replays what it holds."""
+    system, prefix = file_system(table)
+    return bool(system.get_file_info(f"{prefix}{LOG}/{version:020}.json").type == FileType.File)
 
 
 def _info(commit: bytes) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 import pyarrow as pa
 
-from game_events.errors import ConflictError
+from game_events.errors import ConflictError, without_quotes
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, commit
 from game_events.lakehouse.reading import read_arrow
@@ -211,7 +211,7 @@ def _rows(state: Progress) -> pa.Table:
     for game, batch in state.games.items():
         add("game", SILVER, game, batch)
     for (layer, game), why in state.failed.items():
-        add("failed", layer, game, None, why)
+        add("failed", layer, game, None, without_quotes(why))
     if state.unrouted_batch:
         add("unrouted", SILVER, None, state.unrouted_batch)
     if state.decided_anew:

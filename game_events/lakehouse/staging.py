@@ -11,6 +11,7 @@ import logging
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -73,6 +74,16 @@ class StagedFile:
         return cls(**json.loads(text))
 
 
+def buffer_bytes(rows: pa.Table | pa.RecordBatch) -> int:
+    """Bytes of the buffers that rows keep in memory, whole buffers even where the rows are a slice of them.
+
+    Never ask `nbytes` of rows that come from Spark's JVM: pyarrow reads the first offset of each nested list for it. Where no
+    row of a batch has an element, Java sends a buffer without any, as Arrow's format allows, and the process ends with a
+    segmentation fault.
+    """
+    return int(rows.get_total_buffer_size())
+
+
 def file_system(table: Table) -> tuple[pafs.FileSystem, str]:
     """An Arrow file system and the prefix of the table's files in it: local folders, or the object store of delta-rs."""
     if table.local_path is not None:
@@ -101,11 +112,16 @@ class StagedWriter:
         self._name = ""
         self.files: list[StagedFile] = []
 
-    def write(self, rows: pa.Table) -> None:
-        """Add rows; the schema is the writer's own."""
+    def write(self, rows: pa.Table, size: int | None = None) -> None:
+        """Add rows; the schema is the writer's own.
+
+        Args:
+            rows: the rows.
+            size: their bytes, if they are a part of larger arrays; None: they hold nothing else.
+        """
         self._buffer.append(rows)
         self._rows += rows.num_rows
-        self._bytes += rows.nbytes
+        self._bytes += buffer_bytes(rows) if size is None else size
         if self._rows >= ROW_GROUP_ROWS or self._bytes >= ROW_GROUP_BYTES:
             self.flush()
 
@@ -208,6 +224,13 @@ def discard(table: Table, files: list[StagedFile]) -> None:
             continue
         except OSError as error:
             log.warning("table=%s file=%s not_deleted=%r", table.name, file.path, str(error))
+
+
+def remove_empty_folder(table: Table) -> None:
+    """Remove the folder of a table that was not made after all; one with anything in it stays."""
+    if table.local_path is not None:
+        with suppress(OSError):
+            table.local_path.rmdir()
 
 
 def unseen(table: Table, files: Sequence[StagedFile]) -> list[str]:

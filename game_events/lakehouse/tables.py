@@ -17,6 +17,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 
+from game_events.decoding.kept_columns import base_of
 from game_events.errors import ConfigurationError, DataError
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse.format_version import refuse_newer
@@ -74,7 +75,7 @@ def layer_of(name: str) -> str:
 
 def is_person(column: str, person: str | None) -> bool:
     """Whether a column says whom a row is about: it has that name, or is one of its doubles of another kind."""
-    return person is not None and (column == person or column.startswith(f"{person}__"))
+    return person is not None and (column == (field := base_of(person)) or column.startswith(f"{field}__"))
 
 
 def has_persons(handle: DeltaTable, person: str | None) -> bool:
@@ -231,6 +232,8 @@ class Lakehouse:
 
 def no_table(lakehouse: Lakehouse, name: str, known: Iterable[str]) -> ConfigurationError:
     """What to raise for a name that no table has; the message has those that are like it."""
+    if lakehouse.key(name.lower()) in OWN_TABLES:
+        return ConfigurationError(f"there is no table {name!r} yet: nothing was ever put into it (`game-events tables`)")
     near = difflib.get_close_matches(name.lower(), list(known), n=3, cutoff=0.4)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     return ConfigurationError(f"there is no table {name!r} below {lakehouse.root}{hint} (`game-events tables`)")

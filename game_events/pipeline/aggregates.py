@@ -33,9 +33,9 @@ def player_agg(settings: Settings) -> GoldAggregate:
     keys = (settings.key_column,)
     if not settings.gold_columns:
         when = quoted(settings.time_column)
-        # Times of another column are other values: they are not merged into those that a table has. Tables with those of the
-        # usual column say nothing, as all did before.
-        usual = settings.time_column == Settings.model_fields["time_column"].default
+        # Keys or times of another column are other values: they are not merged into those that a table has. Tables with those
+        # of the usual columns say nothing, as all did before.
+        usual = all(getattr(settings, name) == Settings.model_fields[name].default for name in ("key_column", "time_column"))
         return GoldAggregate(
             PLAYER_AGG,
             "merge",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import ssl
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -15,6 +16,9 @@ import httpx2
 import tenacity
 from pydantic import BaseModel, Field
 
+from game_events.pipeline.freshness import FRESH
+from game_events.pipeline.gap_check import LOST
+from game_events.pipeline.volume import VOLUME
 from game_events.settings import Settings
 from game_events.sources.registry import UNTRUSTED
 
@@ -27,6 +31,9 @@ TOTAL_S = 10.0
 #: Characters of an error's text.
 LONGEST_ERROR = 1_000
 TOO_MANY = 429
+Severity = Literal["error", "warning"]
+#: Checks that a person is told of although no row is wrong: who sends nothing looks like peace to everybody else.
+TOLD: Mapping[str, Severity] = {FRESH: "error", LOST: "error", VOLUME: "warning"}
 
 
 class Alert(BaseModel):
@@ -36,6 +43,7 @@ class Alert(BaseModel):
         version: of this format.
         id: the same for the same event.
         event: what happened.
+        severity: how bad it is; of `recovered`: how bad it was.
         of: for `recovered`: which event is over.
         time: when it was noticed (UTC).
         summary: one line for a person.
@@ -48,7 +56,8 @@ class Alert(BaseModel):
 
     version: int = VERSION
     id: str
-    event: Literal["run_failed", "check_failed", "lag_high", "recovered"]
+    event: Literal["run_failed", "check_failed", "data_lost", "lag_high", "recovered"]
+    severity: Severity = "error"
     of: Literal["check_failed", "lag_high"] | None = None
     time: datetime = Field(default_factory=lambda: datetime.now(UTC))
     summary: str
@@ -68,6 +77,18 @@ class _RefusedError(Exception):
 
 class _BusyError(Exception):
     """The receiver may take it later."""
+
+
+def severity_of(settings: Settings, check: str, *, wrong_rows: bool = False) -> Severity | None:
+    """How bad it is when a check fails; None: nobody is told.
+
+    Args:
+        settings: `alert_severity` decides.
+        check: its name.
+        wrong_rows: its failure means that rows are wrong, missing or doubled.
+    """
+    chosen = settings.alert_severity.get(check, "error" if wrong_rows else TOLD.get(check, "none"))
+    return None if chosen == "none" else chosen
 
 
 def run_url(settings: Settings, run_id: str) -> str | None:

@@ -17,7 +17,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from game_events.decoding.frames import SchemaId
-from game_events.decoding.reasons import Reason
+from game_events.decoding.reasons import NO_RECORD
+from game_events.decoding.registry_schema import RegistrySchema
 from game_events.errors import ConfigurationError
 from game_events.files.archive_format import RECORDS, UNKNOWN, marked_records
 from game_events.files.place import Place
@@ -27,19 +28,18 @@ from game_events.lakehouse.reading import files_with, read_files, row_count, sel
 from game_events.lakehouse.staging import REPORT_SCHEMA
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.archive_account import Archived
-from game_events.pipeline.bronze import BATCH_APP, TASK_RECORDS
+from game_events.pipeline.bronze import TASK_RECORDS
 from game_events.pipeline.bronze_restored import mend_restored_bronze
 from game_events.pipeline.bronze_stage import STORED_AS, no_headers
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.file_stage import FileStage, staged_files
-from game_events.pipeline.generations import BronzeIdentity
+from game_events.pipeline.generations import BATCH_APP, BronzeIdentity
 from game_events.pipeline.quarantine_lost import refuse_lost_quarantine
 from game_events.pipeline.quarantine_reset import since as at_or_behind
 from game_events.pipeline.replay_notes import COORDINATES
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.schema_archive import SchemaArchive
 from game_events.pipeline.topic_identity import next_offsets
-from game_events.sources.registry import RegistrySchema
 from game_events.sources.source import FILES, KAFKA, Lane, Positions
 
 _READ_COLUMNS = (*STORED_AS.values(), "_schema_id", "_schema_guid")
@@ -146,7 +146,7 @@ def _records(
     if quarantine is None or not row_count(quarantine):
         return rows, without_raw
     held = read_files(pipeline.spark, quarantine.file_uris(), spark_schema(quarantine.schema()))
-    held = held.where((F.col("layer") == "bronze") & (F.col("reason") != str(Reason.UNREADABLE_FILE)))
+    held = held.where((F.col("layer") == "bronze") & ~F.col("reason").isin(*map(str, NO_RECORD)))
     # What was replayed to bronze is archived as quarantine's, where it stays.
     rows = rows.join(held.select(*COORDINATES), COORDINATES, "left_anti").select(*_READ_COLUMNS)
     held = held.where(~at_or_behind(_ahead(bronze, held))).select(*_READ_COLUMNS)

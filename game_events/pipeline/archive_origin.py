@@ -12,12 +12,11 @@ from deltalake import DeltaTable
 
 from game_events.errors import ConfigurationError
 from game_events.files.source import FileSource
+from game_events.pipeline.generations import BATCH_APP
 from game_events.sources.source import Source
 
 #: `txn` of bronze: the archive that all its slices are of; 0 or none: not all are.
 ARCHIVE_APP = "archive"
-#: As `bronze` names it.
-BATCH_APP = "batch"
 
 
 def archive_noted(bronze: DeltaTable, source: Source) -> dict[str, int]:

@@ -7,8 +7,11 @@ import socket
 from importlib.metadata import version
 from typing import Any
 
+from deltalake.exceptions import DeltaError
 from pydantic import SecretStr
+from pyspark.errors import PySparkException
 
+from game_events.errors import GameEventsError, without_quotes
 from game_events.masking import MASK, mask, mask_all
 from game_events.settings import Settings
 
@@ -47,3 +50,11 @@ def without_secrets(text: str, settings: Settings) -> str:
     """A text with every secret of the settings masked, cut to a length."""
     text = mask(text, settings)
     return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + " ..."
+
+
+def words_to_keep(error: BaseException) -> str:
+    """What an error says, if no row can stand in it: what Spark stumbles over, it quotes, and so does anybody's own code."""
+    if isinstance(error, PySparkException):
+        return f"{error.getCondition() or 'it has no class'}: its words are in the run's log"
+    ours = isinstance(error, GameEventsError | DeltaError | OSError) or not isinstance(error, Exception)
+    return without_quotes(str(error)) if ours else "its words are in the run's log"

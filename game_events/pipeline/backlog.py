@@ -14,9 +14,8 @@ from game_events.errors import DataError
 from game_events.lakehouse.progress import GOLD, SILVER, UNIFIED_LAYER
 from game_events.lakehouse.reading import files_with
 from game_events.lakehouse.staging import file_system
-from game_events.pipeline.bronze import BATCH_APP
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.generations import BronzeIdentity
+from game_events.pipeline.generations import BATCH_APP, BronzeIdentity
 from game_events.pipeline.offset_loss import next_slice
 from game_events.pipeline.routing import Routing
 from game_events.pipeline.starting_point import starting_point

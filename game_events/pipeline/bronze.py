@@ -8,13 +8,12 @@ rival; those of forgotten gamers are in neither, and counted. Each commit carrie
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from deltalake import DeltaTable
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -26,20 +25,25 @@ from game_events.errors import ConflictError
 from game_events.files.coordinates import FileGap
 from game_events.files.source import FileSource
 from game_events.lakehouse import crash_points
-from game_events.lakehouse.commits import Commit, Landed, commit
-from game_events.lakehouse.reading import read_arrow
+from game_events.lakehouse.commits import Commit, commit
 from game_events.lakehouse.staging import discard
 from game_events.lakehouse.store_probe import refuse_unsafe_store
-from game_events.lakehouse.tables import Table
 from game_events.pipeline.archive_origin import archive_noted
 from game_events.pipeline.bronze_files import FileBronzeTask, behind_origins
+from game_events.pipeline.bronze_quarantine import (
+    BEGUN_APP,
+    DONE_APP,
+    Decided,
+    announce,
+    commit_undecodable,
+    decided_on,
+    is_under_way,
+)
 from game_events.pipeline.bronze_rebuilt import is_gone, not_there_any_more
 from game_events.pipeline.bronze_restored import mend_restored_bronze
 from game_events.pipeline.bronze_stage import (
-    COORDINATES,
     OWN_COLUMNS,
     QUARANTINE_COLUMNS,
-    QUARANTINE_DESCRIPTION,
     BronzeTask,
     StageTask,
     bronze_schema,
@@ -49,23 +53,22 @@ from game_events.pipeline.column_comments import BRONZE_DESCRIPTION, about_bronz
 from game_events.pipeline.commit_notes import slice_info
 from game_events.pipeline.consumer_group import tell_group
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.generations import erasures
+from game_events.pipeline.crashed_workers import crashes_named, named
+from game_events.pipeline.cut_log import epochs_noted, refuse_cut_log
+from game_events.pipeline.generations import BATCH_APP
 from game_events.pipeline.offset_loss import next_slice, told, went_meanwhile
 from game_events.pipeline.planning import run_decode_job
 from game_events.pipeline.quarantine_lost import QUARANTINED_APP, refuse_lost_quarantine
 from game_events.pipeline.quarantine_reset import finish_reset
+from game_events.pipeline.record_size import WHY, cut
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.spark import kafka_batches
 from game_events.pipeline.stage_result import StageResult
 from game_events.pipeline.starting_point import all_there_is, starting_point
 from game_events.pipeline.suppression import suppression, unfenced
 from game_events.pipeline.topic_identity import identity, next_offsets
-from game_events.sources.source import KAFKA, Gap, Positions, Seen, Slice
+from game_events.sources.source import Gap, Seen, Slice
 
-#: (topic id, partition) -> offsets of records that quarantine holds already.
-Decided = Mapping[tuple[str, int], frozenset[int]]
-#: `txn` with the number of bronze's last batch.
-BATCH_APP = "batch"
 #: Records of one task: fewer tasks for small slices, as each costs ~100 ms of its own.
 TASK_RECORDS = 500_000
 #: Times a slice is planned again after rivals won.
@@ -117,6 +120,7 @@ def load_bronze(pipeline: Pipeline, report: RunReport, until: Seen | None = None
             reached = next_offsets(handle, now.latest)
         # Of a topic that joined, or was made anew while this run reads, the ends seen before say nothing.
         target = replace(target, latest=now.latest | {p: end for p, end in target.latest.items() if p in now.latest})
+        refuse_cut_log(pipeline, handle, now, reached)
         part = next_slice(pipeline.settings, handle, now, target.latest, pipeline.source.room(reached), pipeline.files_gone)
         if part is None:
             report.lag = {p: max(0, now.latest[p] - o) // now.unit for p, o in reached.items()}
@@ -164,7 +168,7 @@ def _open_or_create(pipeline: Pipeline, now: Seen, report: RunReport) -> DeltaTa
         OWN_COLUMNS,
         [],
         expected={},
-        advance={p.app: at for p, at in start.items()} | identity(start) | {BATCH_APP: 0},
+        advance={p.app: at for p, at in start.items()} | identity(start) | epochs_noted(now, start) | {BATCH_APP: 0},
         table_id=None,
         info=slice_info(0, 0, 0, {p: (at, at) for p, at in start.items()}, gaps),
         description=BRONZE_DESCRIPTION,
@@ -182,36 +186,39 @@ def _load_slice(
 ) -> None:
     """Stage one slice in the workers, then commit quarantine, then bronze: both as they were when restores were looked for."""
     batch = int(handle.transaction_version(BATCH_APP) or 0) + 1
-    decided_until = next_offsets(quarantine, part.end)
-    decided = _decided(pipeline.quarantine, quarantine, part, decided_until)
+    decided = decided_on(pipeline.quarantine, quarantine, part)
     staged = stage_slice(pipeline, handle, column_map(handle), part, batch, decided)
     crash_points.reach("bronze_staged")
 
     seen = pipeline.catalog.message_columns(column_map(handle), staged.types)
     archive_schemas(pipeline, report, {*staged.types, *staged.undecoded})
     crash_points.reach("schemas_archived")
-    if staged.quarantine:
-        _refuse_if_erased_meanwhile(pipeline, handle, staged)
-        held = _commit_quarantine(pipeline, quarantine, part, decided_until, staged)
-        report.add_landed("quarantine", pipeline.quarantine, held, QUARANTINE_COLUMNS, batch)
+    begun = handle.transaction_version(BEGUN_APP)
+    if staged.quarantine or is_under_way(handle):
+        begun = announce(pipeline, handle, part, staged)
+        crash_points.reach("quarantine_announced")
+        held = commit_undecodable(pipeline, quarantine, part, staged)
+        if staged.quarantine:
+            report.add_landed("quarantine", pipeline.quarantine, held, QUARANTINE_COLUMNS, batch)
         crash_points.reach("quarantine_committed")
     schema = documented(pipeline, bronze_schema(seen), seen, staged.types)
     behind = behind_origins(handle, staged.origins)
     known = {f.name for f in handle.schema().fields}
     # Every lane has a place from the start: behind one without, nobody would look for those of a topic that is gone.
     placeless = now.latest.keys() - next_offsets(handle, now.latest).keys() - part.end.keys()
-    begun = {p: part.reached[p] for p in placeless}
+    placed = {p: part.reached[p] for p in placeless}
     plan = Commit(
         pipeline.bronze,
         schema,
         staged.bronze,
-        expected={p.app: handle.transaction_version(p.app) for p in (*part.end, *begun, *behind)}
-        | {BATCH_APP: batch - 1}
+        expected={p.app: handle.transaction_version(p.app) for p in (*part.end, *placed, *behind)}
+        | {BATCH_APP: batch - 1, BEGUN_APP: begun}
         | unfenced(handle),
-        advance={p.app: at for p, at in (begun | part.end | behind).items()}
-        | identity([*part.end, *begun, *behind])
+        advance={p.app: at for p, at in (placed | part.end | behind).items()}
+        | identity([*part.end, *placed, *behind])
+        | epochs_noted(now, part.end)
         | archive_noted(handle, pipeline.source)
-        | {BATCH_APP: batch},
+        | {BATCH_APP: batch, BEGUN_APP: begun or 0, DONE_APP: begun or 0},
         table_id=str(handle.metadata().id),
         seen=handle.version(),
         owns_map=True,
@@ -240,7 +247,7 @@ def _load_slice(
     report.batches.append(batch)
     report.schema_ids.update(i for i, _ in (*staged.types, *staged.undecoded))
     report.other_types += pipeline.catalog.other_types(staged.undecoded)
-    report.rejected += staged.reasons
+    report.add_rejected(staged.reasons)
     report.suppressed += staged.suppressed
     report.arrived(staged.arrivals)
 
@@ -292,7 +299,8 @@ def stage_slice(
     def read() -> DataFrame:
         if isinstance(source, FileSource):
             return source.read(pipeline.spark, part)
-        records = source.read(pipeline.spark, part).select(*source_columns(constants))
+        records = cut(source.read(pipeline.spark, part), pipeline.settings.max_record_bytes)
+        records = records.select(*source_columns(constants), *WHY)
         return records.coalesce(max(1, -(-source.records(part) // TASK_RECORDS)))
 
     if part.records <= sum(isinstance(gap, FileGap) for gap in part.gaps):  # it only passes over a gap
@@ -305,7 +313,8 @@ def stage_slice(
         pipeline.catalog.offer(source.schemas())
         wanted += source.wanted()
     whom = suppression(pipeline, bronze)
-    with kafka_batches(pipeline.spark):
+    ranges = named([f"{lane} {part.start[lane]} to {end - 1}" for lane, end in sorted(part.end.items())])
+    with kafka_batches(pipeline.spark), crashes_named(f" over {ranges}"):
         staged = run_decode_job(pipeline, columns, wanted, read, task)
     other = source.changed(part)
     if other is not None:
@@ -313,58 +322,3 @@ def stage_slice(
         discard(pipeline.quarantine, staged.quarantine)
         raise ConflictError(f"{other}. Nothing of it was kept")
     return staged
-
-
-def _decided(table: Table, handle: DeltaTable | None, part: Slice, until: Positions) -> Decided:
-    """Records of the slice that quarantine holds already: only after a crash between its commit and bronze's."""
-    ahead = [p for p in part.end if until.get(p, 0) > part.start[p]]
-    if handle is None or not ahead:
-        return {}
-    rows = read_arrow(table, handle, [*COORDINATES, "layer"])
-    rows = rows.filter(pc.equal(rows.column("layer"), "bronze"))
-    if all(p.kind == KAFKA for p in ahead):
-        names = pa.table({"_kafka_topic_id": [p.topic_id for p in ahead], "_kafka_partition": [p.partition for p in ahead]})
-        names = names.cast(pa.schema([rows.schema.field(c) for c in names.column_names]))
-        rows = rows.join(names, names.column_names, join_type="left semi")
-    # A position of another kind of lane is no record's offset: then all that quarantine holds was decided.
-    first = {(p.topic_id, p.partition): part.start[p] for p in ahead if p.kind == KAFKA}
-    found: dict[tuple[str, int], set[int]] = defaultdict(set)
-    for topic_id, partition, offset in zip(*(rows.column(c).to_pylist() for c in COORDINATES), strict=True):
-        if offset >= first.get((topic_id, partition), 0):
-            found[topic_id, partition].add(offset)
-    return {key: frozenset(offsets) for key, offsets in found.items()}
-
-
-def _refuse_if_erased_meanwhile(pipeline: Pipeline, handle: DeltaTable, staged: StageResult) -> None:
-    """Bronze's commit would be refused; quarantine's, which is before it, could leave a forgotten gamer's records there.
-
-    Raises:
-        ConflictError: gamers were erased since `handle` was opened; the files are deleted.
-    """
-    bronze = pipeline.bronze.open()
-    if bronze is None or erasures(bronze) != erasures(handle):
-        discard(pipeline.bronze, staged.bronze)
-        discard(pipeline.quarantine, staged.quarantine)
-        raise ConflictError(f"{pipeline.bronze.name}: gamers were erased since this slice was planned")
-
-
-def _commit_quarantine(
-    pipeline: Pipeline, handle: DeltaTable | None, part: Slice, decided_until: Positions, staged: StageResult
-) -> Landed:
-    """Quarantine's own commit, before bronze's; if it does not land, bronze's files go too."""
-    plan = Commit(
-        pipeline.quarantine,
-        QUARANTINE_COLUMNS,
-        staged.quarantine,
-        expected={p.app: decided_until.get(p) for p in part.end},
-        advance={p.app: max(end, decided_until.get(p, 0)) for p, end in part.end.items()},
-        table_id=str(handle.metadata().id) if handle is not None else None,
-        seen=handle.version() if handle is not None else None,
-        info={"run_id": pipeline.run_id},
-        description=QUARANTINE_DESCRIPTION,
-    )
-    try:
-        return commit(plan)
-    except ConflictError:
-        discard(pipeline.bronze, staged.bronze)
-        raise

@@ -12,7 +12,7 @@ from game_events.lakehouse.reading import read_files, row_count, spark_schema
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
 from game_events.pipeline.bronze_stage import COORDINATES
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.quarantine_reset import LAYER, since
+from game_events.pipeline.quarantine_reset import LAYER, not_read, since
 from game_events.pipeline.starting_point import all_there_is
 from game_events.sources.source import FILES, KAFKA, Seen, Slice
 
@@ -30,6 +30,7 @@ class Expired:
         expired: those of them whose records Kafka does not have any more.
         undecodable: undecodable rows that quarantine holds.
         undecodable_expired: those of them whose records Kafka does not have any more.
+        staying, undecodable_staying: rows of either of topics that are not read just now: they stay as they are.
         bronze, quarantine: what the tables are called.
     """
 
@@ -37,6 +38,8 @@ class Expired:
     expired: int = 0
     undecodable: int = 0
     undecodable_expired: int = 0
+    staying: int = 0
+    undecodable_staying: int = 0
     bronze: str = BRONZE
     quarantine: str = QUARANTINE
 
@@ -72,30 +75,42 @@ def refuse_unless_allowed(pipeline: Pipeline) -> None:
 
 def count_expired(pipeline: Pipeline, now: Seen) -> Expired:
     """Count what Kafka does not have any more; one Spark job over three columns of each table."""
-    counts: list[int] = []
+    counts: list[tuple[int, int, int]] = []
     for table in (pipeline.bronze, pipeline.quarantine):
         handle = table.open()
         if handle is None or not row_count(handle):
-            counts += [0, 0]
+            counts.append((0, 0, 0))
             continue
         rows = read_files(pipeline.spark, handle.file_uris(), spark_schema(handle.schema()))
         if table is pipeline.quarantine:
             rows = rows.where(F.col("layer") == LAYER)
+        stays = not_read(now.latest)
         if isinstance(pipeline.source, FileSource):
             # By the file: records of an archive have Kafka's coordinates.
             path = F.col("_file_path")
-            rows = rows.select(F.when(path.isNull() | path.isin(pipeline.source.lost()), 1).alias("_gone"))
+            gone = path.isNull() | path.isin(pipeline.source.lost())
         elif all(lane.kind == KAFKA for lane in now.latest):
-            rows = rows.select(F.when(~since(now.earliest), 1).alias("_gone"))
+            gone = ~since(now.earliest) & ~stays
         else:
             there = pipeline.source.read(pipeline.spark, Slice(now.earliest, now.latest))
             there = there.select(
                 *(F.col(c.removeprefix("_kafka_")).alias(c) for c in COORDINATES), F.lit(False).alias("_there")
             )
-            rows = rows.join(there, list(COORDINATES), "left").select(F.when(F.col("_there").isNull(), 1).alias("_gone"))
-        found = rows.agg(F.count(F.lit(1)).alias("rows"), F.count("_gone").alias("gone")).collect()[0]
-        counts += [int(found["rows"]), int(found["gone"])]
-    return Expired(counts[0], counts[1], counts[2], counts[3], pipeline.bronze.name, pipeline.quarantine.name)
+            rows, gone = rows.join(there, list(COORDINATES), "left"), F.col("_there").isNull()
+        columns = (F.lit(1), F.when(gone, 1), F.when(stays, 1))
+        found = rows.agg(*(F.count(c).alias(n) for c, n in zip(columns, ("rows", "gone", "stays"), strict=True))).collect()[0]
+        counts.append((int(found["rows"]), int(found["gone"]), int(found["stays"])))
+    (held, expired, staying), (undecodable, undecodable_expired, undecodable_staying) = counts
+    return Expired(
+        held,
+        expired,
+        undecodable,
+        undecodable_expired,
+        staying,
+        undecodable_staying,
+        pipeline.bronze.name,
+        pipeline.quarantine.name,
+    )
 
 
 def source_to_read(pipeline: Pipeline) -> Seen:

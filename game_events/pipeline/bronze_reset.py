@@ -2,7 +2,8 @@
 
 Guarantee: readers see the old bronze or the new, nothing between; a crash before the one commit changes nothing, one behind it
 is finished by the next run. The table's id stays and batch numbers go on, `generation` says from which on these are other rows.
-Records that the source has lost are lost by it: it is refused until a setting allows it.
+Records that the source has lost are lost by it: it is refused until a setting allows it. Rows of topics that the settings do
+not name just now stay: their progress stays, too, so nothing would read them again.
 """
 
 from __future__ import annotations
@@ -12,25 +13,39 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+import pyarrow as pa
 from deltalake import DeltaTable
+from pyspark.sql import functions as F
 
 from game_events.decoding.columns import ColumnMap
 from game_events.decoding.decoder import TypeKey
 from game_events.errors import ConflictError, DataError
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, Landed, commit
-from game_events.lakehouse.staging import StagedFile, discard
+from game_events.lakehouse.reading import read_files, spark_schema
+from game_events.lakehouse.staging import REPORT_SCHEMA, StagedFile, discard
 from game_events.pipeline.archive_origin import archive_noted
-from game_events.pipeline.bronze import BATCH_APP, archive_schemas, column_map, stage_slice
+from game_events.pipeline.bronze import archive_schemas, column_map, stage_slice
 from game_events.pipeline.bronze_files import behind_origins
 from game_events.pipeline.bronze_protection import Expired, count_expired, refuse_unless_allowed, source_to_read
-from game_events.pipeline.bronze_stage import bronze_schema
+from game_events.pipeline.bronze_stage import HEADERS, bronze_schema, travelling
 from game_events.pipeline.column_comments import documented
-from game_events.pipeline.commit_notes import slice_info
+from game_events.pipeline.commit_notes import kept_info, slice_info
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.generations import ERASED_APP, GENERATION_APP
+from game_events.pipeline.cut_log import epochs_noted
+from game_events.pipeline.file_stage import FileStage, staged_files
+from game_events.pipeline.generations import BATCH_APP, ERASED_APP, GENERATION_APP
 from game_events.pipeline.quarantine_lost import QUARANTINED_APP
-from game_events.pipeline.quarantine_reset import RESET_APP, ResetList, finish_reset, forget, is_finished, keep, sweep
+from game_events.pipeline.quarantine_reset import (
+    RESET_APP,
+    ResetList,
+    finish_reset,
+    forget,
+    is_finished,
+    keep,
+    not_read,
+    sweep,
+)
 from game_events.pipeline.replay_notes import REPLAY_APP, is_noted, note_replay
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.topic_identity import identity
@@ -52,6 +67,8 @@ class _Staged:
     undecoded: Counter[TypeKey] = field(default_factory=Counter)
     suppressed: int = 0
     origins: Positions = field(default_factory=dict)
+    #: rows among those of `bronze` that were not read anew
+    kept: int = 0
 
 
 def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
@@ -81,6 +98,8 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
         # All slices are one batch, as they are one commit.
         batch = int(bronze.transaction_version(BATCH_APP) or 0) + 1
         _stage_all(pipeline, bronze, now, batch, staged)
+        if expired.staying:
+            _keep_others(pipeline, bronze, now, batch, staged)
         keep(pipeline.quarantine, ticket, ResetList(batch, staged.end, staged.quarantine))
         archive_schemas(pipeline, report, {*staged.types, *staged.undecoded})
     except Exception:
@@ -88,7 +107,7 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
         raise
     crash_points.reach("reset_staged")
     try:
-        landed = _commit(pipeline, bronze, staged, batch, ticket)
+        landed = _commit(pipeline, bronze, staged, batch, ticket, now, undecodable_kept=expired.undecodable_staying)
     except DataError:
         _drop(pipeline, staged, ticket)
         raise
@@ -123,14 +142,25 @@ def _stage_all(pipeline: Pipeline, bronze: DeltaTable, now: Seen, batch: int, st
         staged.origins |= {lane: max(end, staged.origins.get(lane, 0)) for lane, end in found.origins.items()}
 
 
-def _commit(pipeline: Pipeline, bronze: DeltaTable, staged: _Staged, batch: int, ticket: int) -> Landed:
+def _keep_others(pipeline: Pipeline, bronze: DeltaTable, now: Seen, batch: int, staged: _Staged) -> None:
+    """Rows of what is not read just now, as rows of the new batch: those behind bronze take them again with it."""
+    schema = pa.schema(bronze.schema())
+    rows = read_files(pipeline.spark, bronze.file_uris(), spark_schema(bronze.schema())).where(not_read(now.latest))
+    rows = rows.withColumn("_batch", F.lit(batch).cast("long")).select(travelling(schema.names))
+    files = staged_files(rows.mapInArrow(FileStage(pipeline.bronze, schema, HEADERS), REPORT_SCHEMA).collect())
+    staged.bronze += files
+    staged.kept = sum(f.rows for f in files)
+
+
+def _commit(
+    pipeline: Pipeline, bronze: DeltaTable, staged: _Staged, batch: int, ticket: int, now: Seen, *, undecodable_kept: int
+) -> Landed:
     # An archive may have grown: a run that reads its topics goes on behind that, too.
     to = staged.end | behind_origins(bronze, staged.origins)
     compared = (BATCH_APP, GENERATION_APP, RESET_APP, REPLAY_APP, ERASED_APP, *(p.app for p in to))
     read = {p: (staged.start[p], end) for p, end in staged.end.items()}
-    note = slice_info(
-        batch, sum(f.rows for f in staged.bronze), sum(f.rows for f in staged.quarantine), read, (), staged.suppressed
-    )
+    rows, undecodable = sum(f.rows for f in staged.bronze), sum(f.rows for f in staged.quarantine)
+    note = slice_info(batch, rows, undecodable, read, (), staged.suppressed) | kept_info(staged.kept)
     return commit(
         Commit(
             pipeline.bronze,
@@ -139,8 +169,9 @@ def _commit(pipeline: Pipeline, bronze: DeltaTable, staged: _Staged, batch: int,
             expected={app: bronze.transaction_version(app) for app in compared},
             advance={p.app: at for p, at in to.items()}
             | identity(to)
+            | epochs_noted(now, staged.end)
             | archive_noted(bronze, pipeline.source)
-            | {QUARANTINED_APP: sum(f.rows for f in staged.quarantine)}
+            | {QUARANTINED_APP: undecodable + undecodable_kept}
             | {BATCH_APP: batch, GENERATION_APP: batch, RESET_APP: ticket},
             table_id=str(bronze.metadata().id),
             replace=True,
@@ -167,9 +198,11 @@ def _record(
     report.batches.append(batch)
     report.schema_ids.update(i for i, _ in (*staged.types, *staged.undecoded))
     report.other_types += pipeline.catalog.other_types(staged.undecoded)
-    report.rejected += staged.reasons
+    report.add_rejected(staged.reasons)
     report.suppressed += staged.suppressed
     report.expired = expired.expired + expired.undecodable_expired
     holder = pipeline.settings.source_holder
     gone = "is gone from there" if pipeline.settings.source == FILES else "has expired there"
+    if staged.kept:
+        report.notices.append(f"{staged.kept:,} rows of {pipeline.bronze.name} stay: of topics that are not read just now")
     report.notices.append(f"{pipeline.bronze.name} was replaced by what {holder} has; lost with it, as it {gone}: {expired}")

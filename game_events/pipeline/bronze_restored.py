@@ -26,13 +26,13 @@ from game_events.lakehouse.reading import row_count
 from game_events.pipeline.commit_notes import BronzeCommit, bronze_commit, slice_info
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure_undone import gamers_back
-from game_events.pipeline.generations import GENERATION_APP, erasures
+from game_events.pipeline.generations import BATCH_APP, GENERATION_APP, erasures
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.topic_identity import identity, next_offsets, offsets_of, topic_id_read
 from game_events.sources.source import KAFKA, Lane, Positions
 
-#: `txn` of bronze, as `bronze`, `replay_notes` and `quarantine_reset` name them.
-BATCH_APP, REPLAY_APP, RESET_APP = "batch", "replay", "reset"
+#: `txn` of bronze, as `replay_notes` and `quarantine_reset` name them.
+REPLAY_APP, RESET_APP = "replay", "reset"
 
 
 def mend_restored_bronze(pipeline: Pipeline, report: RunReport, opened: DeltaTable | None = None) -> DeltaTable | None:

@@ -223,12 +223,10 @@ class _Stage:
         if "reason" not in batch.schema.names or batch.column("reason").null_count == len(batch):
             return batch
         refused = batch.filter(batch.column("reason").is_valid())
-        for row, (reason, detail) in enumerate(
-            zip(refused.column("reason").to_pylist(), refused.column("detail").to_pylist(), strict=True)
-        ):
-            if not self._unknown:
-                self._bad.write(self._quarantined(refused, Rejected(Reason(reason), detail, np.array([row]), None)))
-                self._reasons[reason] += 1
+        said = zip(refused.column("reason").to_pylist(), refused.column("detail").to_pylist(), strict=True)
+        if not self._unknown:
+            rejected = [Rejected(Reason(why), detail, np.array([row]), None) for row, (why, detail) in enumerate(said)]
+            self._write(refused, DecodedBatch(rejected=rejected))
         return batch.filter(batch.column("reason").is_null())
 
     def _decode(self, rows: pa.RecordBatch) -> DecodedBatch:

@@ -17,6 +17,7 @@ class CheckResult:
         counts: numbers and short texts for display; no values of events.
         wrong_rows: rows are wrong, missing or doubled if it fails (severity ERROR); else it is worth a look (WARN).
         version: Delta version of the layer's table that was looked at.
+        games: games that it failed for, if it looks at each by itself.
     """
 
     name: str
@@ -26,3 +27,4 @@ class CheckResult:
     counts: Mapping[str, int | float | str] = field(default_factory=dict)
     wrong_rows: bool = False
     version: int | None = None
+    games: tuple[str, ...] = ()

@@ -36,6 +36,7 @@ class BronzeCommit:
         gaps: offsets it passed over, as they were gone before they were read.
         time_ms: milliseconds since 1970, UTC.
         suppressed: records of its offsets that are in no table, as their gamers were forgotten.
+        kept: those of `rows` that a full refresh has not read: of topics that were not named.
     """
 
     batch: int
@@ -46,6 +47,7 @@ class BronzeCommit:
     known: Mapping[str, Lane] = field(default_factory=dict)
     time_ms: int = field(default=0, compare=False)
     suppressed: int = 0
+    kept: int = 0
 
 
 #: Note of a commit that erased gamers: batch -> rows that went, as JSON.
@@ -71,6 +73,11 @@ def slice_info(
     if gaps:
         info["gaps"] = ", ".join(f"{g.topic}[{g.partition}]#{g.topic_id}@{g.start}..{_end(g)}" for g in gaps)
     return info
+
+
+def kept_info(rows: int) -> dict[str, str]:
+    """What a full refresh adds to its note."""
+    return {"kept_rows": str(rows)} if rows else {}
 
 
 def _name(topic: str) -> str:
@@ -110,6 +117,7 @@ def bronze_commit(entry: Mapping[str, Any]) -> BronzeCommit | None:
         {topic: Lane(topic, topic_id, 0, kind) for topic, (kind, topic_id) in known.items()},
         int(entry.get("timestamp") or 0),
         int(entry.get("suppressed") or 0),
+        int(entry.get("kept_rows") or 0),
     )
 
 

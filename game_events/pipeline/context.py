@@ -11,6 +11,7 @@ from functools import cached_property
 
 from pyspark.sql import SparkSession
 
+from game_events.decoding.kept_columns import kept_columns
 from game_events.extensions import Extensions, extensions_of
 from game_events.files.schemas import FileSchemas
 from game_events.files.source import FileSource
@@ -129,9 +130,13 @@ class Pipeline:
         """Schemas by id."""
         registry = SchemaRegistry(self.settings)
         if self.settings.source != FILES:
-            return SchemaCatalog(registry, self.lakehouse, self.settings.message_types)
-        schemas = FileSchemas(registry, framed=self.settings.files_framed)
-        return SchemaCatalog(schemas, self.lakehouse, self.settings.message_types)
+            return self._catalog_of(registry)
+        return self._catalog_of(FileSchemas(registry, framed=self.settings.files_framed))
+
+    def _catalog_of(self, registry: SchemaRegistry | FileSchemas) -> SchemaCatalog:
+        settings = self.settings
+        limits = {"max_columns": settings.max_columns, "max_unknown_ids": settings.max_unknown_ids}
+        return SchemaCatalog(registry, self.lakehouse, settings.message_types, kept=kept_columns(settings), **limits)
 
     @property
     def retention(self) -> Retention:

@@ -28,14 +28,14 @@ from game_events.lakehouse.tables import (
     game_of_silver,
     has_persons,
 )
-from game_events.pipeline.bronze import BATCH_APP, RIVAL_ATTEMPTS, has_decoded_columns
+from game_events.pipeline.bronze import RIVAL_ATTEMPTS, has_decoded_columns
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure_account import Erasure
 from game_events.pipeline.erasure_passes import erase_events
 from game_events.pipeline.erasure_tables import without
 from game_events.pipeline.erasure_wanted import Wanted
 from game_events.pipeline.erasure_work import Work, find_what_is_gone
-from game_events.pipeline.generations import BronzeIdentity, erasures, oldest_batch
+from game_events.pipeline.generations import BATCH_APP, BronzeIdentity, erasures, oldest_batch
 from game_events.pipeline.gold import refresh_gold, refresh_own_gold
 from game_events.pipeline.quarantine_lost import refuse_lost_quarantine
 from game_events.pipeline.quarantine_reset import finish_reset

@@ -79,7 +79,7 @@ def _search(pipeline: Pipeline, wanted: Wanted, handles: Mapping[str, DeltaTable
     tables = {name: pipeline.lakehouse.table(name) for name in handles}
     files = [(name, path) for name, handle in handles.items() for path in old_files(tables[name], handle)]
     task = EraseTask(tables, wanted, rewrite=False, old=True)
-    return [found for found in look_at(pipeline, task, files) if found.rows or found.unreadable]
+    return [found for found in look_at(pipeline, task, files) if found.anything or found.unreadable]
 
 
 def _remove(pipeline: Pipeline, account: Erasure, handles: Mapping[str, DeltaTable], hits: Sequence[Found]) -> None:

@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from game_events.lakehouse.staging import REPORT_SCHEMA, StagedFile, StagedWriter, file_system, report
-from game_events.lakehouse.tables import BRONZE, QUARANTINE, Table
+from game_events.lakehouse.tables import BRONZE, QUARANTINE, REST_DEAD_LETTERS, Table
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.erasure_wanted import BYTES, RECORDS, Wanted
+from game_events.pipeline.erasure_wanted import ANSWER, BYTES, RECORDS, Wanted
 
 #: Up to so many files the driver looks at by itself: a Spark job costs more.
 FILES_IN_DRIVER = 4
@@ -43,6 +43,7 @@ class Found:
         unsearchable: rows that stay and of which nobody can say whose they are.
         traced: of bronze, those of `records` that only their key or their bytes tell of.
         unreadable: it is no whole Parquet file: it is being written, or the run that wrote it was killed.
+        quoted: dead letters that stay without the receiver's answer, as it may speak of them.
     """
 
     table: str
@@ -53,11 +54,17 @@ class Found:
     unsearchable: int = 0
     unreadable: bool = False
     traced: pa.Table = field(default_factory=RECORDS.empty_table)
+    quoted: int = 0
+
+    @property
+    def anything(self) -> bool:
+        """Whether there is anything of theirs in it."""
+        return self.rows > 0 or self.quoted > 0
 
     def to_json(self) -> str:
         """For the way back through Spark."""
         body = {"table": self.table, "path": self.path, "rows": self.rows, "unsearchable": self.unsearchable}
-        body["unreadable"] = self.unreadable
+        body |= {"unreadable": self.unreadable, "quoted": self.quoted}
         packed = {"records": _packed(self.records), "traced": _packed(self.traced)}
         return json.dumps(body | {"files": [f.to_json() for f in self.files]} | packed)
 
@@ -67,7 +74,8 @@ class Found:
         body = json.loads(text)
         files = [StagedFile.from_json(f) for f in body["files"]]
         records, traced = _unpacked(body["records"]), _unpacked(body["traced"])
-        return cls(body["table"], body["path"], body["rows"], files, records, body["unsearchable"], body["unreadable"], traced)
+        counts = (body["unsearchable"], body["unreadable"], traced, body["quoted"])
+        return cls(body["table"], body["path"], body["rows"], files, records, *counts)
 
 
 @dataclass(frozen=True)
@@ -134,11 +142,20 @@ class EraseTask:
                 if name == QUARANTINE:
                     unsearchable += int((self.wanted.unsearchable(rows) & ~mask).sum())
             hits = sum(int(mask.sum()) for mask in masks)
-            if not hits:
+            quoted = self._quoted(name, file, masks)
+            if not hits and not any(mask.any() for mask in quoted):
                 return Found(name, path, unsearchable=unsearchable)
-            files = _without(table, file, masks) if self.rewrite else []
-        by_bytes = pa.concat_tables([RECORDS.empty_table(), *traced])
-        return Found(name, path, hits, files, pa.concat_tables(parts), unsearchable, traced=by_bytes)
+            files = _without(table, file, masks, quoted) if self.rewrite else []
+        by_bytes, theirs = (pa.concat_tables([RECORDS.empty_table(), *found]) for found in (traced, parts))
+        answers = sum(int(mask.sum()) for mask in quoted)
+        return Found(name, path, hits, files, theirs, unsearchable, traced=by_bytes, quoted=answers)
+
+    def _quoted(self, name: str, file: pq.ParquetFile, masks: Sequence[npt.NDArray[np.bool_]]) -> list[npt.NDArray[np.bool_]]:
+        """Of dead letters, by row group: rows that stay, and lose their answer. A call's rows may be in several of them."""
+        if name != REST_DEAD_LETTERS or not masks:
+            return []
+        found = self.wanted.quoted(file.read(["key", ANSWER]), np.concatenate(masks))
+        return np.split(found, np.cumsum([len(mask) for mask in masks])[:-1])
 
 
 def _packed(records: pa.Table) -> str:
@@ -165,7 +182,12 @@ def _records(table: str, rows: pa.Table, entity: str) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=RECORDS)
 
 
-def _without(table: Table, file: pq.ParquetFile, masks: Sequence[npt.NDArray[np.bool_]]) -> list[StagedFile]:
+def _without(
+    table: Table,
+    file: pq.ParquetFile,
+    masks: Sequence[npt.NDArray[np.bool_]],
+    quoted: Sequence[npt.NDArray[np.bool_]] = (),
+) -> list[StagedFile]:
     """What stays of a file, in the table's types: those of a file that another engine has written may differ (INT96 times)."""
     handle = table.open()
     types = {f.name: f.type for f in pa.schema(handle.schema())} if handle is not None else {}
@@ -175,6 +197,10 @@ def _without(table: Table, file: pq.ParquetFile, masks: Sequence[npt.NDArray[np.
     for group, mask in enumerate(masks):
         if not mask.all():
             rows = file.read_row_group(group).replace_schema_metadata(None).cast(schema)
+            if quoted:
+                at = schema.get_field_index(ANSWER)
+                answers = pc.if_else(pa.array(quoted[group]), pa.scalar(None, schema.field(at).type), rows.column(at))
+                rows = rows.set_column(at, schema.field(at), answers)
             writer.write(rows.filter(pa.array(~mask)) if mask.any() else rows)
     return writer.close()
 

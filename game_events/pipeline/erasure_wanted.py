@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -14,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from game_events.lakehouse.tables import BRONZE, QUARANTINE, is_person
+from game_events.lakehouse.tables import BRONZE, QUARANTINE, REST_DEAD_LETTERS, is_person
 from game_events.pipeline.suppressor import as_texts
 
 #: Shorter ids are not looked for in bytes that nobody can decode: they would be found in other gamers' records by chance.
@@ -23,8 +22,11 @@ MIN_SEARCHED_BYTES = 4
 BYTES = ("_kafka_key", "_raw_value")
 #: Records whose bytes are looked through at once: they are Python's objects then.
 _ROWS_AT_ONCE = 10_000
-#: A length in one byte, as protobuf has it.
-_SHORT = 128
+#: What dead letters say the receiver has answered.
+ANSWER = "answer"
+#: JSON's escapes (RFC 8259, section 7); characters beyond U+FFFF are two of them.
+_ESCAPE = re.compile(rb"(?:\\u[0-9a-fA-F]{4})+|\\.", re.DOTALL)
+_SHORT_ESCAPES = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t"}
 
 #: Which record a row is: NULLs are like nothing.
 RECORDS = pa.schema(
@@ -71,19 +73,27 @@ class Wanted:
         """An id as a whole text within bytes: behind its length as protobuf or Avro has it, or in quotes as in JSON."""
         found = []
         for text in self.ids:
-            raw = text.encode()
-            if MIN_SEARCHED_BYTES <= len(raw) < _SHORT // 2:
-                heads = {bytes([len(raw)]), bytes([2 * len(raw)])}
-                found += [re.escape(head + raw) for head in sorted(heads)]
+            raw = text.encode(errors="surrogatepass")
             if len(raw) >= MIN_SEARCHED_BYTES:
-                found.append(re.escape(json.dumps(text).encode()))
+                heads = {_varint(len(raw)), _varint(2 * len(raw))}
+                found += [re.escape(head + raw) for head in sorted(heads)]
+                found.append(re.escape(b'"' + raw + b'"'))
         return re.compile(b"|".join(found), re.DOTALL) if found else None
+
+    @cached_property
+    def names(self) -> re.Pattern[bytes] | None:
+        """An id anywhere in a text."""
+        raws = [text.encode(errors="surrogatepass") for text in self.ids]
+        found = [re.escape(raw) for raw in raws if len(raw) >= MIN_SEARCHED_BYTES]
+        return re.compile(b"|".join(found)) if found else None
 
     def columns(self, table: str, names: Sequence[str]) -> list[str]:
         """What is read of a file to find their rows."""
         wanted = {*RECORDS.names, self.entity}
         if table == QUARANTINE:
             wanted |= {"layer", "replayed_batch", *BYTES}
+        if table == REST_DEAD_LETTERS:
+            wanted |= {"key", ANSWER}
         return [n for n in names if n in wanted or is_person(n, self.person)]
 
     def mask(self, table: str, rows: pa.Table) -> npt.NDArray[np.bool_]:
@@ -121,10 +131,24 @@ class Wanted:
         keys = {text.encode() for text in self.ids}
         for part in searched.to_batches(max_chunksize=_ROWS_AT_ONCE):
             for key, value in zip(*(part.column(name).to_pylist() for name in BYTES), strict=True):
-                in_value = value is not None and self.traces is not None and bool(self.traces.search(value))
-                found[places[done]] = key in keys or in_value
+                found[places[done]] = key in keys or (value is not None and _in_either_form(self.traces, value))
                 done += 1
         return found
+
+    def quoted(self, letters: pa.Table, gone: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Of dead letters that stay, those whose answer may speak of them: it names them, or is to a call with rows of theirs.
+
+        Args:
+            letters: columns `key` and `ANSWER`.
+            gone: which of them are theirs.
+        """
+        calls = pc.unique(letters.column("key").filter(pa.array(gone)))
+        found = pc.is_in(letters.column("key"), value_set=calls).to_numpy()
+        answers = letters.column(ANSWER).combine_chunks().dictionary_encode()
+        naming = [_in_either_form(self.names, answer.encode()) for answer in answers.dictionary.to_pylist()]
+        which = pc.fill_null(answers.indices, len(naming)).to_numpy(zero_copy_only=False)
+        found = found | np.array([*naming, False])[which]
+        return np.asarray(found & ~gone & pc.is_valid(letters.column(ANSWER)).to_numpy(), dtype=bool)
 
     def nameless(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
         """Rows of bronze in which no column says whose they are, or of which game: their message type is not decoded."""
@@ -141,6 +165,29 @@ class Wanted:
             decodes |= pc.is_valid(rows.column("replayed_batch")).to_numpy()
         old = pc.fill_null(pc.less(rows.column("_batch"), self.oldest_batch), False).to_numpy()
         return np.asarray(~decodes | old, dtype=bool)
+
+
+def _varint(number: int) -> bytes:
+    found = bytearray()
+    while number > 0x7F:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes((*found, number))
+
+
+def _in_either_form(pattern: re.Pattern[bytes] | None, value: bytes) -> bool:
+    """Whether bytes hold what is looked for, as they are or with JSON's escapes resolved: each writer has its own."""
+    if pattern is None:
+        return False
+    return pattern.search(value) is not None or (b"\\" in value and pattern.search(_ESCAPE.sub(_resolved, value)) is not None)
+
+
+def _resolved(escape: re.Match[bytes]) -> bytes:
+    """What an escape, or a pair of them, of JSON stands for."""
+    text = escape[0]
+    if text[1:2] == b"u":
+        return bytes.fromhex(text.replace(b"\\u", b"").decode()).decode("utf-16-be", "replace").encode()
+    return _SHORT_ESCAPES.get(text[1:], text[1:])
 
 
 def by_game_and_batch(records: pa.Table) -> Counter[tuple[str, int]]:

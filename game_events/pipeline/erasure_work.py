@@ -54,7 +54,7 @@ class Work:
         for found in look_at(self.pipeline, task, files):
             if found.table in (BRONZE, QUARANTINE):
                 self.unsearchable[found.table, found.path] = found.unsearchable
-            if found.rows:
+            if found.anything:
                 hits.setdefault(found.table, []).append(found)
             else:
                 self.clean[found.table].add(found.path)

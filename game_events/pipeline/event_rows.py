@@ -9,11 +9,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from game_events.decoding.frames import ordered
+from game_events.errors import without_quotes
 from game_events.lakehouse.event_log import Event
 from game_events.lakehouse.progress import is_gold
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, gold_name, silver_name
 from game_events.names import Names
-from game_events.pipeline.audit import masked, who, without_secrets
+from game_events.pipeline.audit import masked, who, without_secrets, words_to_keep
 from game_events.pipeline.report import RunReport, TableReport
 from game_events.settings import Settings
 
@@ -143,8 +144,7 @@ def _run(report: RunReport, run: RunFacts, settings: Settings) -> dict[str, Any]
     if report.schema_ids:
         detail["schema_ids"] = sorted(report.schema_ids, key=ordered)
     if run.error is not None:
-        text = without_secrets(str(run.error), settings)
-        detail["error"] = {"class": type(run.error).__name__, "text": text}
+        detail["error"] = {"class": type(run.error).__name__, "text": without_secrets(words_to_keep(run.error), settings)}
     elif report.errors:
         names = ", ".join(t.table for t in report.errors[:10])
         detail["error"] = {"class": "tables", "text": f"{len(report.errors)} tables failed: {names}"}
@@ -163,7 +163,7 @@ def _run(report: RunReport, run: RunFacts, settings: Settings) -> dict[str, Any]
 def _table(entry: TableReport, report: RunReport, settings: Settings) -> dict[str, Any]:
     row: dict[str, Any] = {"kind": "table", "layer": entry.layer, "table": entry.table, "game": entry.game}
     if entry.error is not None:
-        return row | {"status": FAILED, "detail": {"error": without_secrets(entry.error, settings)}}
+        return row | {"status": FAILED, "detail": {"error": without_secrets(without_quotes(entry.error), settings)}}
     return row | {
         "rows": entry.rows,
         "table_rows": entry.table_rows,

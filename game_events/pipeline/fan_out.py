@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -19,10 +20,18 @@ from pyspark.sql import functions as F
 
 from game_events.errors import TransientError
 from game_events.extending import PLAYER_AGG
-from game_events.lakehouse.staging import REPORT_SCHEMA, StagedFile, StagedWriter, report
+from game_events.lakehouse.staging import (
+    REPORT_SCHEMA,
+    StagedFile,
+    StagedWriter,
+    buffer_bytes,
+    discard,
+    remove_empty_folder,
+    report,
+)
 from game_events.lakehouse.store_errors import explain
 from game_events.lakehouse.tables import Lakehouse, Table
-from game_events.pipeline.routing import INVALID, NO_NAME, Routing
+from game_events.pipeline.routing import Routing
 from game_events.pipeline.rule_split import RuleCounts, RuleSplit, Splitter, counts_from_json, counts_to_json
 
 #: Rows and bytes sorted at a time: large enough that a game's part is more than a handful of rows.
@@ -79,6 +88,7 @@ class FanOutResult:
         failed: game -> why its files could not be written; it has none then.
         rejected: game -> its files for quarantine.
         counts: game -> what the rules said of its rows; empty without rules.
+        crowded: a worker met more new names than there is room for: nothing was kept.
     """
 
     files: dict[str, list[StagedFile]] = field(default_factory=dict)
@@ -86,6 +96,7 @@ class FanOutResult:
     failed: dict[str, str] = field(default_factory=dict)
     rejected: dict[str, list[StagedFile]] = field(default_factory=dict)
     counts: dict[str, RuleCounts] = field(default_factory=dict)
+    crowded: bool = False
 
     @property
     def games(self) -> set[str]:
@@ -95,6 +106,17 @@ class FanOutResult:
     def rows(self, game: str) -> int:
         """Rows that a game had, were they left out or not."""
         return self.counts[game].rows if game in self.counts else rows_of(self.files.get(game, []))
+
+    def add(self, other: FanOutResult) -> None:
+        """Take over what workers report of other rows; a game that failed there has no files here either."""
+        for mine, theirs in ((self.files, other.files), (self.rejected, other.rejected)):
+            for game, files in theirs.items():
+                mine.setdefault(game, []).extend(files)
+        for why, names in other.refused.items():
+            self.refused.setdefault(why, Counter()).update(names)
+        for game, counts in other.counts.items():
+            self.counts.setdefault(game, RuleCounts()).add(counts)
+        self.failed.update(other.failed)
 
 
 def stage(rows: DataFrame, task: FanOut, row_count: int, games: int, salt: str | None = None) -> FanOutResult:
@@ -115,27 +137,47 @@ def stage(rows: DataFrame, task: FanOut, row_count: int, games: int, salt: str |
         rows = rows.repartition(tasks, *keys)
     else:
         rows = rows.coalesce(tasks)
-    result = FanOutResult()
-    for line in rows.mapInArrow(task, REPORT_SCHEMA).collect():
-        if line["kind"] == "file":
-            staged = StagedFile.from_json(line["body"])
-            result.files.setdefault(staged.game or "", []).append(staged)
-        elif line["kind"] == "rejected":
-            staged = StagedFile.from_json(line["body"])
-            result.rejected.setdefault(staged.game or "", []).append(staged)
-        elif line["kind"] == "counts":
-            for game, counts in counts_from_json(line["body"]).items():
-                result.counts.setdefault(game, RuleCounts()).add(counts)
-        elif line["kind"] == "failed":
-            result.failed.update(json.loads(line["body"]))
-        else:
-            for why, names in json.loads(line["body"]).items():
-                result.refused.setdefault(why, Counter()).update(names)
+    found = rows.mapInArrow(task, REPORT_SCHEMA).collect()
+    result = _reported((line["kind"], line["body"]) for line in found)
+    if any(line["kind"] == "crowded" for line in found):
+        _discard(task, result)
+        return FanOutResult(crowded=True)
     for game in result.failed:
         # What other workers wrote for it; never committed, removed by maintenance.
         result.files.pop(game, None)
         result.rejected.pop(game, None)
     return result
+
+
+def _reported(lines: Iterable[tuple[str, str]]) -> FanOutResult:
+    """What all workers together say."""
+    result = FanOutResult()
+    for kind, body in lines:
+        if kind == "file":
+            staged = StagedFile.from_json(body)
+            result.files.setdefault(staged.game or "", []).append(staged)
+        elif kind == "rejected":
+            staged = StagedFile.from_json(body)
+            result.rejected.setdefault(staged.game or "", []).append(staged)
+        elif kind == "counts":
+            for game, counts in counts_from_json(body).items():
+                result.counts.setdefault(game, RuleCounts()).add(counts)
+        elif kind == "failed":
+            result.failed.update(json.loads(body))
+        elif kind == "refused":
+            for why, names in json.loads(body).items():
+                result.refused.setdefault(why, Counter()).update(names)
+    return result
+
+
+def _discard(task: FanOut, result: FanOutResult) -> None:
+    """Delete all that was staged."""
+    for game, files in result.files.items():
+        discard(task.table(game), files)
+        remove_empty_folder(task.table(game))
+    for files in result.rejected.values():
+        if task.split is not None and task.split.quarantine is not None:
+            discard(task.split.quarantine, files)
 
 
 class _FanOutStage:
@@ -149,15 +191,21 @@ class _FanOutStage:
         self._buffer: list[pa.RecordBatch] = []
         self._rows = self._bytes = self._held = 0
         self._splitter = Splitter(task.split) if task.split is not None else None
+        self._new: set[str] = set()
+        self._crowded = False
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> list[tuple[str, str]]:
         for batch in batches:
+            if self._crowded:
+                continue  # the driver decides who comes in, and asks again
             self._buffer.append(batch)
             self._rows += batch.num_rows
-            self._bytes += batch.nbytes
+            self._bytes += buffer_bytes(batch)
             if self._rows >= SORT_ROWS or self._bytes >= SORT_BYTES:
                 self._split()
         self._split()
+        if self._crowded:
+            return [("crowded", "")]
         for game, writer in self._writers.items():
             self._try(game, writer.close)
         files = [("file", f.to_json()) for f in self._closed(self._writers)]
@@ -204,33 +252,56 @@ class _FanOutStage:
         for number, name in enumerate(names):
             if not self._task.routing.skips(name) and self._route(name, int(bounds[number + 1] - bounds[number])):
                 routed.append(number)
+        if self._room_is_over(names[number] for number in routed):
+            self._give_up()
+            return
         if not routed:
             return
         sorted_rows = columns.take(pa.array(order)).cast(self._task.schema)
         more = rows.select(self._task.split.columns).take(pa.array(order)) if self._task.split is not None else None
+        size = buffer_bytes(sorted_rows)
         for number in routed:
-            start, count = bounds[number], bounds[number + 1] - bounds[number]
-            of_game = more.slice(start, count) if more is not None else None
-            self._try(names[number], partial(self._write, names[number], sorted_rows.slice(start, count), of_game))
+            start, count = int(bounds[number]), int(bounds[number + 1] - bounds[number])
+            of_game, part = more.slice(start, count) if more is not None else None, sorted_rows.slice(start, count)
+            self._try(names[number], partial(self._write, names[number], part, size * count // rows.num_rows, of_game))
         # A game's part is a slice: it keeps the whole sorted table alive, so that is what is counted.
-        self._held += sorted_rows.nbytes
+        self._held += size
         if self._held > BUFFER_BYTES:
             self._held = 0
             for game, writer in self._writers.items():
                 self._try(game, writer.flush)
 
-    def _write(self, game: str, rows: pa.Table, more: pa.Table | None) -> None:
+    def _room_is_over(self, names: Iterable[str]) -> bool:
+        """Whether there are more new names than there is room for."""
+        routing = self._task.routing
+        if routing.room is None:
+            return False
+        self._new.update(name for name in names if name not in routing.known)
+        return len(self._new) > routing.room
+
+    def _give_up(self) -> None:
+        """Delete what was written."""
+        self._crowded = True
+        for game, writer in self._writers.items():
+            with suppress(OSError):
+                writer.abort()
+            if game in self._new:
+                remove_empty_folder(self._task.table(game))
+        for writer in self._splitter.writers.values() if self._splitter is not None else ():
+            with suppress(OSError):
+                writer.abort()
+
+    def _write(self, game: str, rows: pa.Table, size: int, more: pa.Table | None) -> None:
         if self._splitter is not None and more is not None:
             rows = self._splitter.keep(game, rows, more)
         if rows.num_rows:
-            self._writer(game).write(rows)
+            self._writer(game).write(rows, size)
 
     def _route(self, name: object, rows: int) -> bool:
         why = self._task.routing.refusal(name)
         if why is None:
             return True
-        # Invalid names are counted together: their number has no bound.
-        self._refused.setdefault(why, Counter())["" if why in (INVALID, NO_NAME) else str(name)] += rows
+        self._refused.setdefault(why, Counter())[self._task.routing.counted_as(name, why)] += rows
         return False
 
     def _writer(self, game: str) -> StagedWriter:

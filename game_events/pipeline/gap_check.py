@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from game_events.lakehouse.newest_commit import commits_from
+from game_events.lakehouse.tables import Table
 from game_events.pipeline.check_result import CheckResult
 from game_events.pipeline.commit_notes import bronze_commit
 from game_events.pipeline.context import Pipeline
+from game_events.sources.source import Gap
 
 LOST = "offsets_lost"
 #: Gaps that a result names.
@@ -31,6 +39,46 @@ def offsets_lost(pipeline: Pipeline, recent: int | None = None) -> CheckResult:
     }
     if not gaps:
         return CheckResult(LOST, "bronze", True, f"the last {len(notes):,} commits passed over nothing", counts)
+    return CheckResult(LOST, "bronze", False, told(gaps), counts, version=handle.version())
+
+
+def told(gaps: Sequence[Gap]) -> str:
+    """Gaps in words; of many the first ones."""
     more = f"; and {len(gaps) - SHOWN} more" if len(gaps) > SHOWN else ""
-    summary = f"gone before they were read: {'; '.join(map(str, gaps[:SHOWN]))}{more}"
-    return CheckResult(LOST, "bronze", False, summary, counts, version=handle.version())
+    return f"gone before they were read: {'; '.join(map(str, gaps[:SHOWN]))}{more}"
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A commit of bronze that passed over gaps.
+
+    Attributes:
+        gaps: what is lost.
+        run_id: the run that made it, if it says so.
+    """
+
+    gaps: tuple[Gap, ...]
+    run_id: str | None
+
+    @property
+    def key(self) -> str:
+        """The same for the same loss, whoever looks and whenever."""
+        parts = [[g.topic, g.topic_id, g.partition, g.start, g.end] for g in self.gaps]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def losses(bronze: Table, version: int, above: int, since_ms: int = 0) -> Iterator[Loss]:
+    """Losses that the commits of some versions tell of, the newest first.
+
+    Args:
+        bronze: the table.
+        version: the last of the versions.
+        above: the one before the first of them.
+        since_ms: it ends at a commit that is older than this, in milliseconds since 1970.
+    """
+    for info in commits_from(bronze, version, above):
+        if int(info.get("timestamp") or 0) < since_ms:
+            return
+        note = bronze_commit(info)
+        if note is not None and note.gaps:
+            yield Loss(note.gaps, str(info["run_id"]) if "run_id" in info else None)

@@ -12,6 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
+#: `txn` of bronze with the number of its last batch: whatever adds rows, or replaces them, moves it.
+BATCH_APP = "batch"
 #: `txn` of silver that counts how often its rows were replaced: gold that was made from the old ones begins anew.
 #: Of bronze: the first batch after its rows were replaced.
 GENERATION_APP = "generation"

@@ -9,7 +9,7 @@ planned from.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +18,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, Schema
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
+from pyspark.sql.types import StructType
 
 from game_events.errors import DataError, ExtensionError, GameEventsError
 from game_events.extending import PLAYER_AGG, GoldAggregate
@@ -38,10 +39,12 @@ from game_events.pipeline.aggregates import (
 )
 from game_events.pipeline.connect import is_lost
 from game_events.pipeline.context import Pipeline, note
+from game_events.pipeline.crashed_workers import crash, is_crash, named, whole_or_by_halves
 from game_events.pipeline.fan_out import FanOut, FanOutResult, stage
 from game_events.pipeline.game_commits import commit_games, for_games
 from game_events.pipeline.generations import BronzeIdentity, erasures, generation
 from game_events.pipeline.gold_rows import GAME, GameRows, aggregated
+from game_events.pipeline.known_values import all_null, looked_at, told
 from game_events.pipeline.report import RunReport, TableReport
 from game_events.pipeline.rule_check import require_valid
 from game_events.pipeline.rule_columns import RuleColumns
@@ -123,11 +126,14 @@ def refresh_gold(
     failed: dict[str, str] = {}
     # What silver could not take, gold has not either: the floor does not speak for these games.
     waiting = dict.fromkeys(state.failed_in(SILVER), "waits for its silver table")
+    planned = partial(_pass, pipeline, aggregate, identity, report=report, failed=failed, full=full)
     for _ in range(ATTEMPTS):
         if not todo:
             break
-        todo = _pass(pipeline, aggregate, identity, todo, report, failed, full=full)
-    failed |= dict.fromkeys(todo, "rival runs won every attempt; run again")
+        again, crashed = whole_or_by_halves(todo, planned, aggregate.asset, pipeline.on_progress)
+        todo = set().union(*again)
+        failed.update(crashed)
+    failed.update(dict.fromkeys(todo, "rival runs won every attempt; run again"))
     for game, why in failed.items():
         table = pipeline.lakehouse.gold(game, aggregate.name)
         report.tables.append(TableReport(layer, table.name, table.uri, game, error=why))
@@ -203,15 +209,16 @@ def _pass(
     pipeline: Pipeline,
     aggregate: GoldAggregate,
     identity: BronzeIdentity,
-    games: set[str],
+    games: Collection[str],
+    *,
     report: RunReport,
     failed: dict[str, str],
-    *,
     full: bool,
 ) -> set[str]:
     """Plan, stage and commit some games; returns those that rivals won."""
     plans: dict[str, _Game] = {}
-    for game, plan in for_games(sorted(games), partial(_plan, pipeline, aggregate, identity, full=full)).items():
+    asked = _asked(pipeline)
+    for game, plan in for_games(sorted(games), partial(_plan, pipeline, aggregate, identity, asked, full=full)).items():
         if isinstance(plan, GameEventsError):
             failed[game] = str(plan)
         elif plan is not None:
@@ -225,7 +232,7 @@ def _pass(
         pipeline.progress.update(identity.key, lambda now: now.pending(UNIFIED_LAYER, replaced, why))
     pipeline.on_progress(f"{aggregate.asset}: {len(plans)} {pipeline.settings.words.entities}")
     try:
-        result, schema, rules = _stage(pipeline, aggregate, plans)
+        result, schema, rules = _stage(pipeline, aggregate, plans, asked)
     except ExtensionError as error:
         failed |= dict.fromkeys(plans, str(error))
         return set()
@@ -252,17 +259,27 @@ def _pass(
         table = pipeline.lakehouse.gold(game, aggregate.name)
         entry = report.add_landed(aggregate.layer, table, landed, schema, plan.batch, game)
         entry.new = plan.gold is None
+        if aggregate.name == PLAYER_AGG:
+            unknown = all_null(result.files.get(game, []), looked_at(pipeline.settings))
+            report.notices += told(pipeline.settings, game, unknown, {f.name for f in plan.silver.schema().fields})
         if game in result.counts:
             report.add_rules(aggregate.layer, game, rules.rules, result.counts[game], entry)
     return outcome.again
 
 
-def _missing_columns(pipeline: Pipeline, aggregate: GoldAggregate, silver: DeltaTable) -> DataError | None:
+def _asked(pipeline: Pipeline) -> StructType:
+    """The key and time columns as bronze has them: a game that is idle since before they came has no values in them."""
+    bronze = pipeline.bronze.open()
+    names = (pipeline.settings.key_column, pipeline.settings.time_column)
+    return StructType([f for f in spark_schema(bronze.schema()).fields if f.name in names] if bronze is not None else [])
+
+
+def _missing_columns(pipeline: Pipeline, aggregate: GoldAggregate, silver: DeltaTable, asked: StructType) -> DataError | None:
     """Why a game's shipped aggregate cannot be made; a user's own aggregate or columns name what is missing by themselves."""
     if not has_shipped_columns(aggregate):
         return None
     names = (pipeline.settings.key_column, pipeline.settings.time_column)
-    known = {f.name for f in silver.schema().fields}
+    known = {f.name for f in silver.schema().fields} | set(asked.names)
     missing = ", ".join(repr(c) for c in names if c not in known)
     if not missing:
         return None
@@ -270,7 +287,7 @@ def _missing_columns(pipeline: Pipeline, aggregate: GoldAggregate, silver: Delta
 
 
 def _plan(
-    pipeline: Pipeline, aggregate: GoldAggregate, identity: BronzeIdentity, game: str, *, full: bool
+    pipeline: Pipeline, aggregate: GoldAggregate, identity: BronzeIdentity, asked: StructType, game: str, *, full: bool
 ) -> _Game | GameEventsError | None:
     """From where to where a game has to go; None if it is there; what is wrong with one of its tables."""
     try:
@@ -293,7 +310,7 @@ def _plan(
     anew = full or taken is None or declared != definition or (gold is not None and restored(gold))
     if taken == batch and not anew:
         return None
-    if (missing := _missing_columns(pipeline, aggregate, silver)) is not None:
+    if (missing := _missing_columns(pipeline, aggregate, silver, asked)) is not None:
         return missing
     whole = anew or aggregate.mode == "recompute"
     above = 0 if whole else int(taken or 0)
@@ -303,7 +320,7 @@ def _plan(
 
 
 def _stage(
-    pipeline: Pipeline, aggregate: GoldAggregate, plans: Mapping[str, _Game]
+    pipeline: Pipeline, aggregate: GoldAggregate, plans: Mapping[str, _Game], asked: StructType
 ) -> tuple[FanOutResult, pa.Schema, RuleColumns]:
     """New rows aggregated, old aggregates added, rules evaluated, written by game: one job for all games."""
     parts = {g: GameRows(p.silver, p.new, p.above, p.gold, p.old) for g, p in plans.items()}
@@ -311,7 +328,7 @@ def _stage(
     # A shuffle costs some 100 ms whatever its size: few rows are aggregated in one task without any.
     small = count + sum(plan.old.rows for plan in plans.values()) <= SMALL_ROWS
     rows, schema = aggregated(
-        pipeline.spark, aggregate, parts, pipeline.settings.entity_column, pipeline.lakehouse.called, small=small
+        pipeline.spark, aggregate, parts, pipeline.settings.entity_column, pipeline.lakehouse.called, small=small, asked=asked
     )
     # Aggregates of one's own have no rules: what they are is up to whoever declares them.
     rules = RuleColumns.of(pipeline.rules if aggregate.name == PLAYER_AGG else (), "gold", GAME)
@@ -324,6 +341,9 @@ def _stage(
         with forgiving(pipeline.spark) if rules.rules else nullcontext():
             result = stage(rows.select("*", *rules.violated()) if rules.rules else rows, task, 1, 1)
     except (PySparkException, Py4JJavaError) as error:
+        if is_crash(error):
+            batches = f"batches up to {max(plan.batch for plan in plans.values())} of {pipeline.bronze.name}"
+            raise crash(error, f" over the silver rows of {named(sorted(plans))} for {aggregate.asset}, {batches}") from error
         if has_shipped_columns(aggregate) or is_lost(error):
             raise
         raise run_time_failure(aggregate, error) from error

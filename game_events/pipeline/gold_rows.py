@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from game_events.errors import ExtensionError
+from game_events.errors import IT_SAID, ExtensionError
 from game_events.extending import COLUMN_PATTERN, PLAYER_AGG, GoldAggregate
 from game_events.lakehouse.reading import Selection, read_files
 from game_events.names import Names
@@ -50,7 +50,14 @@ def game_in_path(called: Names, aggregate: str) -> str:
 
 
 def aggregated(
-    spark: SparkSession, aggregate: GoldAggregate, games: Mapping[str, GameRows], entity: str, called: Names, *, small: bool
+    spark: SparkSession,
+    aggregate: GoldAggregate,
+    games: Mapping[str, GameRows],
+    entity: str,
+    called: Names,
+    *,
+    small: bool,
+    asked: StructType,
 ) -> tuple[DataFrame, pa.Schema]:
     """The aggregate's new rows of some games.
 
@@ -61,6 +68,7 @@ def aggregated(
         entity: silver's column that names the game.
         called: names of the tables.
         small: so few rows that one task takes them all: what groups them needs no shuffle then.
+        asked: columns that are NULL where no game's silver has them.
 
     Returns:
         a plan with `_game` and the aggregate's columns, and those columns.
@@ -69,6 +77,7 @@ def aggregated(
         ExtensionError: the aggregate does not fit silver's columns, or its function raised: names function, file and line.
     """
     columns, clashes = _columns(rows.silver for rows in games.values())
+    columns = StructType([*columns.fields, *(f for f in asked.fields if f.name not in {*columns.names, *clashes})])
     silver = read_files(spark, [uri for rows in games.values() for uri in rows.new.files], columns)
     if not all(rows.new.exact for rows in games.values()):
         limits = pa.table({_NAME: list(games), _FROM: [rows.above for rows in games.values()]})
@@ -89,7 +98,7 @@ def aggregated(
         reason = next((line for line in str(error).splitlines() if line.strip()), "")
         names = ", ".join(n for n in columns.fieldNames() if not n.startswith("_"))
         raise ExtensionError(
-            f"{aggregate} raised {type(error).__name__}: {reason.split(' SQLSTATE')[0]}.{unlike} Silver has: {names}"
+            f"{aggregate} raised {type(error).__name__}.{unlike} Silver has: {names}.{IT_SAID}{reason.split(' SQLSTATE')[0]}"
         ) from error
 
 
@@ -111,7 +120,9 @@ def _merged(
     if not uris:
         return fresh, schema
     stored, _ = _columns(rows.gold for rows in games.values() if rows.gold is not None and rows.old.files)
-    old = read_files(spark, uris, stored).select(
+    # A struct may have gained members since.
+    wider, _ = united([stored, fresh.drop(GAME).schema])
+    old = read_files(spark, uris, StructType([wider[f.name] if f.name in wider.names else f for f in stored.fields])).select(
         F.regexp_extract("_metadata.file_path", game_in_path(called, aggregate.name), 1).alias(GAME),
         *(F.col(quoted(c)) for c in schema.names),
     )

@@ -26,7 +26,8 @@ from openlineage.client.facet_v2 import (
     set_producer,
 )
 
-from game_events.pipeline.audit import without_secrets
+from game_events.errors import without_quotes
+from game_events.pipeline.audit import without_secrets, words_to_keep
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.lineage_facets import inputs_of, output
 from game_events.pipeline.report import RunReport, TableReport
@@ -68,7 +69,7 @@ class LineageRun:
 
     def ended(self, at: datetime, report: RunReport, error: BaseException | None, *, stopped: bool = False) -> RunEvent:
         """The run came to its end, failed, or was stopped."""
-        text = f"{type(error).__name__}: {error}" if error is not None and not stopped else None
+        text = f"{type(error).__name__}: {words_to_keep(error)}" if error is not None and not stopped else None
         if text is None and report.errors:
             text = f"{len(report.errors)} tables failed: {', '.join(t.table for t in report.errors[:10])}"
         state = RunState.FAIL if text is not None else RunState.ABORT if stopped else RunState.COMPLETE
@@ -96,7 +97,7 @@ class LineageRun:
             }
             for kind, time, facets, made in (
                 (RunState.START, since, parent, []),
-                (state, at, parent | self._error(entry.error), outputs),
+                (state, at, parent | self._error(entry.error and without_quotes(entry.error)), outputs),
             ):
                 yield RunEvent(
                     eventType=kind,

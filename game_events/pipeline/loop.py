@@ -23,6 +23,7 @@ from game_events.lakehouse.storage_faults import storage_named
 from game_events.pipeline.audit import without_secrets
 from game_events.pipeline.connect import give_back, is_lost
 from game_events.pipeline.context import PROGRESS_LOGGER, Pipeline
+from game_events.pipeline.crashed_workers import WorkerCrashError
 from game_events.pipeline.loop_report import IDLE, PAUSED, RUNNING, STOPPED, WAITING, LoopReport
 from game_events.pipeline.lost_tables import find_lost_tables
 from game_events.pipeline.process_memory import memory_mib
@@ -208,7 +209,9 @@ class Loop:
         error = attempt.outcome.exception() if attempt.outcome is not None else None
         if isinstance(error, JVM_GONE):
             return False
-        return isinstance(error, TransientError) or (isinstance(error, FAULTS) and attempt.attempt_number < JOB_ATTEMPTS)
+        if isinstance(error, (*FAULTS, WorkerCrashError)):
+            return attempt.attempt_number < JOB_ATTEMPTS
+        return isinstance(error, TransientError)
 
     def _note_failure(self, attempt: RetryCallState) -> None:
         error = attempt.outcome.exception() if attempt.outcome is not None else None

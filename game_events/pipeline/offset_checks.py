@@ -17,11 +17,10 @@ from game_events.lakehouse.commits import paths
 from game_events.lakehouse.reading import read_files, row_count, spark_schema
 from game_events.lakehouse.staging import file_system
 from game_events.lakehouse.tables import Table
-from game_events.pipeline.bronze import BATCH_APP
 from game_events.pipeline.check_result import CheckResult
 from game_events.pipeline.commit_notes import BronzeCommit, bronze_commit, erased_rows
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.generations import generation
+from game_events.pipeline.generations import BATCH_APP, generation
 from game_events.pipeline.replay_notes import COORDINATES, REPLAY_APP, is_noted
 from game_events.sources.source import FILES, KAFKA, Lane
 
@@ -103,7 +102,7 @@ def _ranges(handle: DeltaTable, commits: Sequence[BronzeCommit]) -> list[str]:
         if commit.offsets is None:
             continue
         offsets = sum(end - start for start, end in commit.offsets.values())
-        records = commit.rows + commit.quarantined + commit.suppressed
+        records = commit.rows - commit.kept + commit.quarantined + commit.suppressed
         if records > offsets and all(lane.kind == KAFKA for lane in commit.offsets):
             faults.append(f"batch {commit.batch} has {records} records of {offsets} offsets")
         for lane, (start, end) in commit.offsets.items():

@@ -32,7 +32,7 @@ from game_events.pipeline.unencrypted import unencrypted
 from game_events.settings import Settings
 from game_events.sources.registry import SchemaRegistry
 from game_events.sources.source import FILES
-from game_events.stack.jars import resolve
+from game_events.stack.jars import for_spark
 from game_events.stack.java import find_java
 
 #: Names of message types in the hint of `doctor`.
@@ -48,17 +48,30 @@ class CheckResult:
         ok: nothing is wrong.
         detail: what was found, or what is wrong and what to do about it.
         data: the same for programs, where there is more to it.
+        look: nothing keeps a run from beginning, but somebody should look at it.
     """
 
     check: str
     ok: bool
     detail: str
     data: Mapping[str, object] = field(default_factory=dict)
+    look: bool = False
 
     def to_dict(self) -> dict[str, object]:
         """For `--json`."""
-        found = {"check": self.check, "ok": self.ok, "detail": self.detail}
+        found = {"check": self.check, "ok": self.ok, "look": self.look, "detail": self.detail}
         return found | ({"data": dict(self.data)} if self.data else {})
+
+
+class Hint(str):
+    """What a check has found that somebody should look at, although a run can begin."""
+
+    __slots__ = ()
+
+
+def many(count: int, noun: str) -> str:
+    """`1 row`, `2,000 rows`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 #: Says what it found; raises if something is wrong.
@@ -89,7 +102,7 @@ def run_checks(
             found.append(CheckResult(name, False, mask(said, settings)))
         else:
             detail, data = (answer, {}) if isinstance(answer, str) else answer
-            found.append(CheckResult(name, True, detail, data))
+            found.append(CheckResult(name, True, str(detail), data, look=isinstance(detail, Hint)))
     return found
 
 
@@ -100,7 +113,7 @@ def environment_checks(settings: Settings) -> dict[str, Check]:
         sources = {"files": lambda: _files(settings)}
     return {
         "java": lambda: str(find_java()),
-        "java parts": lambda: f"{len(resolve().spark)} jars for Spark, broker and registry",
+        "java parts": lambda: f"{len(for_spark())} jars for Spark, as they are pinned",
         **sources,
         **({"message types": lambda: _message_types(settings)} if settings.message_types else {}),
         "lakehouse": lambda: _writable(settings),
@@ -146,7 +159,7 @@ def _kafka(settings: Settings) -> str:
     for topic in sorted({lane.topic for lane in found.latest}):
         lanes = [lane for lane in found.latest if lane.topic == topic]
         records = sum(found.latest[p] - found.earliest[p] for p in lanes)
-        said.append(f"topic {topic}, {len(lanes)} partitions, {records:,} records")
+        said.append(f"topic {topic}, {many(len(lanes), 'partition')}, {many(records, 'record')}")
     return f"{settings.kafka_bootstrap_servers}: {'; '.join(said)}"
 
 
@@ -162,7 +175,7 @@ def _files(settings: Settings) -> str:
 
 def _registry(settings: Settings) -> str:
     registry = SchemaRegistry(settings)
-    said = [f"subject {subject}, {len(registry.version_numbers(subject))} versions" for subject in subjects(settings)]
+    said = [f"subject {subject}, {many(len(registry.version_numbers(subject)), 'version')}" for subject in subjects(settings)]
     return f"{settings.schema_registry_url}: {'; '.join(said)}"
 
 
@@ -188,14 +201,14 @@ def _writable(settings: Settings) -> str:
     lakehouse = Lakehouse.of(settings)
     if is_remote(lakehouse.root):
         found = refuse_unsafe_store(lakehouse)
-        return f"{lakehouse.root}: writable, {found}, {len(lakehouse.names())} tables"
+        return f"{lakehouse.root}: writable, {found}, {many(len(lakehouse.names()), 'table')}"
     root = Path(lakehouse.root)
     nearest = next(folder for folder in (root, *root.parents) if folder.is_dir())
     if not os.access(nearest, os.W_OK):
         raise PermissionError(f"{nearest} is not writable for this user (GAME_EVENTS_LAKEHOUSE)")
     with tempfile.TemporaryFile(dir=nearest):
         pass
-    return f"{root}: writable, {len(lakehouse.names())} tables"
+    return f"{root}: writable, {many(len(lakehouse.names()), 'table')}"
 
 
 def _tables(lakehouse: Lakehouse) -> str:
@@ -208,7 +221,7 @@ def _tables(lakehouse: Lakehouse) -> str:
             broken.append(f"{lakehouse.table(name).name}: {error}")
     if broken:
         raise DataError(f"{len(broken)} of {len(names)} tables cannot be opened: " + "; ".join(broken))
-    return f"{len(names)} tables, each can be opened"
+    return f"{many(len(names), 'table')}, each can be opened"
 
 
 def _forgotten(settings: Settings) -> str:

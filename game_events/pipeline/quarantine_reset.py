@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -28,6 +28,7 @@ from game_events.lakehouse.commits import Commit, Landed, commit, evolve, paths
 from game_events.lakehouse.reading import read_files, spark_schema
 from game_events.lakehouse.staging import REPORT_SCHEMA, StagedFile, discard, file_system
 from game_events.lakehouse.tables import Table
+from game_events.pipeline.bronze_quarantine import SLICES_APP
 from game_events.pipeline.bronze_stage import HEADERS, QUARANTINE_COLUMNS, QUARANTINE_DESCRIPTION, travelling
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.file_stage import FileStage, staged_files
@@ -179,31 +180,37 @@ def since(offsets: Mapping[Lane, int]) -> Column:
     return F.coalesce(F.col("_kafka_offset") >= F.try_element_at(firsts, place), F.lit(False))
 
 
+def not_read(lanes: Collection[Lane]) -> Column:
+    """Condition on rows of bronze and quarantine: of a topic, or a partition of one, that is not read just now.
+
+    A full refresh leaves them as they are. Rows of a topic of the same name and another id are not among them: that topic is
+    gone, and in its place is the one that is read.
+    """
+    if not lanes or any(lane.kind != KAFKA for lane in lanes):
+        return F.lit(False)
+    topics, ids = sorted({lane.topic for lane in lanes}), sorted({lane.topic_id for lane in lanes})
+    place = F.concat_ws(":", F.col("_kafka_topic_id"), F.col("_kafka_partition").cast("string"))
+    read = F.array(*(F.lit(f"{lane.topic_id}:{lane.partition}") for lane in sorted(lanes)))
+    other_partition = F.col("_kafka_topic_id").isin(*ids) & ~F.array_contains(read, place)
+    return F.coalesce(~F.col("_kafka_topic").isin(*topics) | other_partition, F.lit(False))
+
+
 def _finish(
     pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable | None, ticket: int, listed: ResetList | None
 ) -> Landed:
     """One commit: rows of records that the refresh has decided on anew go, its own rows come, all others stay."""
     app, seen = _app(bronze), quarantine.version() if quarantine is not None else None
     held = quarantine.transaction_version(app) if quarantine is not None else None
-    expected, advance = {app: held}, {app: ticket}
+    slices = quarantine.transaction_version(SLICES_APP) if quarantine is not None else None
+    # A slice that is about to commit rows was planned from the bronze that is gone: it is shut out.
+    expected, advance = {app: held, SLICES_APP: slices}, {app: ticket, SLICES_APP: (slices or 0) + 1}
     rewritten: frozenset[str] = frozenset()
     files: list[StagedFile] = []
     if listed is not None:
-        columns = spark_schema(Schema.from_arrow(QUARANTINE_COLUMNS))
-        root = pipeline.quarantine.uri.rstrip("/")
-        new = [f"{root}/{f.path}" for f in listed.files]
-        # Written once more: a commit that loses to a rival deletes its files, and these must outlive that.
-        rows = read_files(pipeline.spark, new, columns) if new else None
         if quarantine is not None:
             quarantine = evolve(pipeline.quarantine, quarantine, QUARANTINE_COLUMNS)
             rewritten = frozenset(_may_hold(quarantine, LAYER))
-            old = read_files(pipeline.spark, [f"{root}/{path}" for path in sorted(rewritten)], columns)
-            stays = old.where(~F.col("layer").eqNullSafe(LAYER) | _later(listed))
-            rows = stays if rows is None else stays.unionByName(rows)
-        if rows is not None:
-            stage = FileStage(pipeline.quarantine, QUARANTINE_COLUMNS, HEADERS)
-            moved = rows.select(travelling(QUARANTINE_COLUMNS.names)).coalesce(2).mapInArrow(stage, REPORT_SCHEMA)
-            files = staged_files(moved.collect())
+        files = _stage(pipeline, listed, rewritten) if listed.files or rewritten else []
         for lane, end in listed.ends.items():
             name = lane.app
             now = quarantine.transaction_version(name) if quarantine is not None else None
@@ -224,6 +231,22 @@ def _finish(
             description=QUARANTINE_DESCRIPTION,
         )
     )
+
+
+def _stage(pipeline: Pipeline, listed: ResetList, rewritten: frozenset[str]) -> list[StagedFile]:
+    """The refresh's own rows, and those of the rewritten files that stay, in files of their own.
+
+    The listed files are written once more: a commit that loses to a rival deletes its files, and these must outlive that.
+    """
+    columns = spark_schema(Schema.from_arrow(QUARANTINE_COLUMNS))
+    root = pipeline.quarantine.uri.rstrip("/")
+    rows = read_files(pipeline.spark, [f"{root}/{f.path}" for f in listed.files], columns)
+    if rewritten:
+        old = read_files(pipeline.spark, [f"{root}/{path}" for path in sorted(rewritten)], columns)
+        rows = old.where(~F.col("layer").eqNullSafe(LAYER) | _later(listed)).unionByName(rows)
+    stage = FileStage(pipeline.quarantine, QUARANTINE_COLUMNS, HEADERS)
+    moved = rows.select(travelling(QUARANTINE_COLUMNS.names)).coalesce(2).mapInArrow(stage, REPORT_SCHEMA)
+    return staged_files(moved.collect())
 
 
 def _may_hold(handle: DeltaTable, layer: str) -> list[str]:
@@ -259,8 +282,8 @@ def _read(table: Table, ticket: int) -> ResetList | None:
 
 
 def _later(listed: ResetList) -> Column:
-    """Condition on rows of quarantine: decided on behind what the full refresh came to."""
+    """Condition on rows of quarantine: decided on behind what the full refresh came to, or of what it has not read."""
     if any(lane.kind != KAFKA for lane in listed.ends):
         # A position of another kind of lane is no record's offset; bronze's batch tells as well.
         return F.col("_batch") > listed.batch
-    return since(listed.ends)
+    return since(listed.ends) | not_read(listed.ends)

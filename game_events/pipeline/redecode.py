@@ -21,12 +21,14 @@ from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, commit, evolve
 from game_events.lakehouse.reading import read_files, row_count, spark_schema
 from game_events.lakehouse.staging import discard
-from game_events.pipeline.bronze import BATCH_APP, FIRST_MESSAGE, column_map
+from game_events.pipeline.bronze import FIRST_MESSAGE, column_map
 from game_events.pipeline.bronze_stage import OWN_COLUMNS, bronze_schema, travelling
 from game_events.pipeline.column_comments import documented
 from game_events.pipeline.commit_notes import ERASED_BY_BATCH
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.crashed_workers import crashes_named
 from game_events.pipeline.erasure_tables import erase_from_quarantine
+from game_events.pipeline.generations import BATCH_APP
 from game_events.pipeline.planning import run_decode_job
 from game_events.pipeline.quarantine_lost import refuse_lost_quarantine
 from game_events.pipeline.report import RunReport
@@ -83,7 +85,10 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
     def task(plan: DecodePlan) -> StoredTask:
         return StoredTask(pipeline.bronze, plan, None, keep_raw=True, keep_undecodable=True, suppression=whom)
 
-    staged = run_decode_job(pipeline, column_map(handle), _types_of(rows), lambda: rows.select(travelling(rows.columns)), task)
+    with crashes_named(f" while it decoded {pipeline.bronze.name} anew"):
+        staged = run_decode_job(
+            pipeline, column_map(handle), _types_of(rows), lambda: rows.select(travelling(rows.columns)), task
+        )
     crash_points.reach("redecode_staged")
     written = sum(f.rows for f in staged.bronze)
     if written + staged.suppressed != row_count(handle):

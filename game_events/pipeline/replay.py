@@ -13,33 +13,39 @@ import re
 import time
 import uuid
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import reduce
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable
-from pyspark.sql import Column
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from game_events.decoding.decoder import DecodePlan, TypeKey
 from game_events.decoding.frames import SchemaId
-from game_events.decoding.reasons import Reason
+from game_events.decoding.reasons import NO_RECORD, Reason
 from game_events.errors import ConfigurationError, ConflictError
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, commit, evolve
 from game_events.lakehouse.reading import read_files, spark_schema
-from game_events.pipeline.bronze import BATCH_APP, FIRST_MESSAGE, RIVAL_ATTEMPTS, archive_schemas, column_map
+from game_events.pipeline.bronze import FIRST_MESSAGE, RIVAL_ATTEMPTS, archive_schemas, column_map
 from game_events.pipeline.bronze_restored import mend_restored_bronze
-from game_events.pipeline.bronze_stage import OWN_COLUMNS, QUARANTINE_COLUMNS, bronze_schema, travelling
+from game_events.pipeline.bronze_stage import COORDINATES, OWN_COLUMNS, QUARANTINE_COLUMNS, bronze_schema, travelling
 from game_events.pipeline.column_comments import documented
 from game_events.pipeline.commit_notes import slice_info
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.crashed_workers import crashes_named
 from game_events.pipeline.erasure_tables import erase_from_quarantine
+from game_events.pipeline.generations import BATCH_APP
 from game_events.pipeline.planning import run_decode_job
 from game_events.pipeline.quarantine_lost import refuse_lost_quarantine
 from game_events.pipeline.quarantine_reset import finish_reset, is_finished
 from game_events.pipeline.replay_notes import REPLAY_APP, is_noted, note_replay
 from game_events.pipeline.report import RunReport
+from game_events.pipeline.stage_result import StageResult
 from game_events.pipeline.stored_stage import StoredTask
 from game_events.pipeline.suppression import suppression, unfenced
 from game_events.rules import RULE_NAME
@@ -81,8 +87,7 @@ class Selection:
         """As a condition on quarantine's rows."""
         waiting = F.col("replayed_table").isNull() | (F.col("replayed_table") != bronze_id)
         found = (F.col("layer") == "bronze") & F.col("_raw_value").isNotNull() & waiting
-        # What is left of a damaged file is no record, whatever its first bytes look like.
-        found &= F.col("reason") != str(Reason.UNREADABLE_FILE)
+        found &= ~F.col("reason").isin(*map(str, NO_RECORD))
         if self.reasons:
             found &= F.col("reason").isin(*sorted(self.reasons))
         if self.schema_ids:
@@ -153,18 +158,8 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Repl
     bronze, quarantine = tables
     quarantine = evolve(pipeline.quarantine, quarantine, QUARANTINE_COLUMNS)
     batch = int(bronze.transaction_version(BATCH_APP) or 0) + 1
-    held = read_files(pipeline.spark, quarantine.file_uris(), spark_schema(quarantine.schema()))
-    rows = held.where(selection.condition(str(bronze.metadata().id))).select(travelling(OWN_COLUMNS.names))
     pipeline.on_progress("replay: rows of quarantine are tried again")
-
-    whom = suppression(pipeline, bronze)
-
-    def task(plan: DecodePlan) -> StoredTask:
-        keep_raw = pipeline.settings.keep_raw == "all"
-        return StoredTask(pipeline.bronze, plan, batch, keep_raw, keep_undecodable=False, suppression=whom)
-
-    wanted: set[TypeKey] = {(i, FIRST_MESSAGE) for i in selection.schema_ids}
-    staged = run_decode_job(pipeline, column_map(bronze), wanted, lambda: rows, task)
+    staged = _stage(pipeline, bronze, quarantine, selection, batch, report)
     crash_points.reach("replay_staged")
     # Now that they decode it is known whose they are: they are in no table any more.
     report.suppressed += erase_from_quarantine(pipeline, staged.suppressed_records)
@@ -201,6 +196,53 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Repl
     crash_points.reach("replay_noted")
     log.info("replayed_rows=%d batch=%d left=%s", landed.rows, batch, dict(staged.reasons))
     return Replayed(landed.rows, staged.reasons)
+
+
+def _stage(
+    pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable, selection: Selection, batch: int, report: RunReport
+) -> StageResult:
+    """Decode the selected rows that bronze does not hold; nothing is committed."""
+    held = read_files(pipeline.spark, quarantine.file_uris(), spark_schema(quarantine.schema()))
+    waiting = held.where(selection.condition(str(bronze.metadata().id)))
+    rows = _not_in_bronze(pipeline, bronze, waiting, report).select(travelling(OWN_COLUMNS.names))
+    whom = suppression(pipeline, bronze)
+
+    def task(plan: DecodePlan) -> StoredTask:
+        keep_raw = pipeline.settings.keep_raw == "all"
+        return StoredTask(pipeline.bronze, plan, batch, keep_raw, keep_undecodable=False, suppression=whom)
+
+    wanted: set[TypeKey] = {(i, FIRST_MESSAGE) for i in selection.schema_ids}
+    with crashes_named(f" over rows of {pipeline.quarantine.name}"):
+        return run_decode_job(pipeline, column_map(bronze), wanted, lambda: rows, task)
+
+
+def _not_in_bronze(pipeline: Pipeline, bronze: DeltaTable, waiting: DataFrame, report: RunReport) -> DataFrame:
+    """Rows of quarantine without those that bronze holds too: only a version that knew no announcements has left such."""
+    offset = F.col("_kafka_offset")
+    lanes = waiting.groupBy("_kafka_partition").agg(F.min(offset).alias("first"), F.max(offset).alias("last")).collect()
+    files = _may_hold(bronze, [(lane["_kafka_partition"], lane["first"], lane["last"]) for lane in lanes])
+    there = read_files(pipeline.spark, files, spark_schema(bronze.schema())).select(*COORDINATES)
+    twice = waiting.join(there, list(COORDINATES), "left_semi").count() if files else 0
+    if not twice:
+        return waiting
+    here, there_too = pipeline.quarantine.name, pipeline.bronze.name
+    report.notices.append(f"{twice:,} rows of {here} are in {there_too} already: they are not added again")
+    return waiting.join(there, list(COORDINATES), "left_anti")
+
+
+def _may_hold(bronze: DeltaTable, lanes: Sequence[tuple[int, int, int]]) -> list[str]:
+    """URIs of the files that may hold records of these partitions, from the first to the last offset, by their statistics."""
+    actions = pa.table(bronze.get_add_actions(flatten=True))
+    if "max._kafka_offset" not in actions.column_names:
+        return bronze.file_uris()
+    chosen = pc.is_null(actions["max._kafka_offset"])
+    for partition, first, last in lanes:
+        within = [("partition", partition, partition), ("offset", first, last)]
+        for_lane = [pc.greater_equal(actions[f"max._kafka_{name}"], low) for name, low, _ in within]
+        for_lane += [pc.less_equal(actions[f"min._kafka_{name}"], high) for name, _, high in within]
+        chosen = pc.or_(chosen, pc.fill_null(reduce(pc.and_, for_lane), True))
+    root = bronze.table_uri.rstrip("/")
+    return [f"{root}/{path}" for path in actions.filter(chosen)["path"].to_pylist()]
 
 
 def _settled_tables(pipeline: Pipeline, report: RunReport) -> tuple[DeltaTable, DeltaTable] | None:

@@ -9,7 +9,9 @@ from dataclasses import asdict, dataclass, field
 
 import pyarrow as pa
 
+from game_events.decoding.columns import type_name
 from game_events.decoding.frames import ordered
+from game_events.decoding.reasons import Reason
 from game_events.lakehouse.commits import Landed
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.archive_account import Archived
@@ -178,7 +180,7 @@ class RunReport:
         entry.rows += landed.rows
         entry.table_rows, entry.table_bytes, entry.version = landed.table_rows, landed.table_bytes, landed.version
         entry.batch = batch
-        entry.columns = [(f.name, str(f.type)) for f in schema]
+        entry.columns = [(f.name, type_name(f.type)) for f in schema]
         entry.comments = dict(landed.comments)
         return entry
 
@@ -229,9 +231,22 @@ class RunReport:
         """Note what a source of files has seen since it was asked last, and tell what nobody would notice else."""
         if counts["changed"]:
             self.notices.append(f"{counts['changed']:,} files were written again after they were taken in: not read again")
+        if counts["links"]:
+            self.notices.append(
+                f"{counts['links']:,} symbolic links in the folder of files are not followed: put the files there"
+            )
         before = Counter({k: n for k, n in self.files.items() if k != "waiting"})
         self.files = before + counts
         counts.clear()
+
+    def add_rejected(self, reasons: Counter[str]) -> None:
+        """Note records that came to quarantine."""
+        self.rejected += reasons
+        if reasons[Reason.TOO_LARGE]:
+            self.notices.append(
+                "records, or files, that are larger than the settings allow are in quarantine, in part: `game-events "
+                "quarantine list --reason TOO_LARGE` says which setting"
+            )
 
     def arrived(self, arrivals: Arrivals) -> None:
         """Note records that are visible in bronze now."""

@@ -1,9 +1,10 @@
-"""What rules say of the tables as they are, counted anew: one Spark job for each layer, nothing is written."""
+"""What rules say of all rows there are, counted anew: one Spark job for each layer, nothing is written."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -16,11 +17,9 @@ from game_events.pipeline.bronze import has_decoded_columns
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.game_commits import for_games
 from game_events.pipeline.gold_rows import game_in_path
-from game_events.pipeline.rejections import Decisions
 from game_events.pipeline.report import RuleReport
 from game_events.pipeline.rule_check import require_valid
 from game_events.pipeline.rule_columns import RuleColumns
-from game_events.pipeline.silver_commit import DROPPED_APP
 from game_events.pipeline.silver_stage import Source
 from game_events.pipeline.spark import forgiving
 from game_events.rules import Rule
@@ -29,10 +28,10 @@ Found = dict[tuple[str, str, str], RuleReport]
 
 
 def audit_rules(pipeline: Pipeline, rules: Iterable[Rule]) -> Found:
-    """Count the rows of every game's table, and those that violate each rule.
+    """Count the rows of every game, and those that violate each rule, as runs do.
 
-    Rows that a rule keeps out of silver are in no table to be counted: for the action quarantine the rows that quarantine holds
-    for the rule are added, for drop the game's counter of dropped rows (that of all its rules with this action together).
+    Rules of silver judge the rows of bronze that a game's table was made from, before transformations and whatever the rules
+    made of them: the rules in force, asked of all rows that were ever judged. Rules of gold judge the tables' rows.
 
     Returns:
         (layer, game, rule) -> counts.
@@ -50,9 +49,9 @@ def audit_rules(pipeline: Pipeline, rules: Iterable[Rule]) -> Found:
     silver = [r for r in chosen if r.layer == "silver"]
     if silver:
         tables = _tables(for_games(games, lambda game: pipeline.lakehouse.silver(game).open()))
-        rows = read_files(pipeline.spark, _files(tables), source.columns)
-        found |= _count(pipeline, silver, rows, source.columns, pipeline.settings.entity_column, tables)
-        _add_kept_out(pipeline, silver, found, tables, Decisions.read(pipeline, source.bronze.key))
+        if tables:
+            rows, entity = _rows_taken(source, tables), pipeline.settings.entity_column
+            found |= _count(pipeline, silver, rows, source.columns, entity, tables)
     gold = [r for r in chosen if r.layer == "gold"]
     if gold:
         tables = _tables(for_games(games, lambda game: pipeline.lakehouse.gold(game).open()))
@@ -62,6 +61,16 @@ def audit_rules(pipeline: Pipeline, rules: Iterable[Rule]) -> Found:
         rows = read_files(pipeline.spark, uris, columns).withColumn("_game", game)
         found |= _count(pipeline, gold, rows, columns, "_game", tables)
     return found
+
+
+def _rows_taken(source: Source, tables: Mapping[str, DeltaTable]) -> DataFrame:
+    """Bronze's rows of each game, up to the batch that its silver table has taken of this bronze."""
+    taken = {game: int(handle.transaction_version(source.app) or 0) for game, handle in tables.items()}
+    bounds = pa.table({"_game": pa.array(taken, pa.string()), "_to": pa.array(taken.values(), pa.int64())})
+    spark = source.pipeline.spark
+    rows = read_files(spark, files_with(source.handle), spark_schema(source.handle.schema()))
+    of_game = F.col(source.pipeline.settings.entity_column) == F.col("_game")
+    return rows.join(F.broadcast(spark.createDataFrame(bounds)), of_game).where(F.col("_batch") <= F.col("_to"))
 
 
 def _tables(opened: Mapping[str, DeltaTable | None]) -> dict[str, DeltaTable]:
@@ -80,8 +89,6 @@ def _count(
     found: Found = {
         (r.layer, g, r.name): RuleReport(r.layer, g, r.name, r.action, r.sql) for g in tables for r in rules if r.applies_to(g)
     }
-    if not _files(tables):
-        return found
     with forgiving(pipeline.spark):
         counts = [F.count(F.when(judged.breaks(n), 1)).alias(f"_rule_{n}") for n in range(len(rules))]
         masks = rows.select(F.col(game).alias("_of"), *judged.violated())
@@ -91,19 +98,3 @@ def _count(
                 if entry is not None:
                     entry.rows, entry.violated = int(row["_rows"]), int(row[f"_rule_{number}"])
     return found
-
-
-def _add_kept_out(
-    pipeline: Pipeline, rules: list[Rule], found: Found, tables: Mapping[str, DeltaTable], decisions: Decisions
-) -> None:
-    held: dict[tuple[str, str], int] = {}
-    if decisions.handle is not None and decisions.rejected_games and any(r.action == "quarantine" for r in rules):
-        rows = read_files(pipeline.spark, files_with(decisions.handle), spark_schema(decisions.handle.schema()))
-        rows = rows.where((F.col("layer") == "silver") & F.col("replayed_batch").isNull())
-        held = {(r["game"], r["reason"]): int(r["count"]) for r in rows.groupBy("game", "reason").count().collect()}
-    for (_, game, name), entry in found.items():
-        kept_out = held.get((game, name), 0) if entry.action == "quarantine" else 0
-        if entry.action == "drop":
-            kept_out = int(tables[game].transaction_version(DROPPED_APP) or 0)
-        entry.rows += kept_out
-        entry.violated += kept_out

@@ -7,6 +7,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
+from game_events.decoding.columns import type_name
 from game_events.lakehouse.event_log import read_events
 from game_events.lakehouse.reading import row_count
 from game_events.lakehouse.tables import Table
@@ -70,4 +71,4 @@ def _columns_at(table: Table, version: int) -> dict[str, str] | None:
 
 
 def _columns(handle: DeltaTable) -> dict[str, str]:
-    return {field.name: str(field.type) for field in pa.schema(handle.schema())}
+    return {field.name: type_name(field.type) for field in pa.schema(handle.schema())}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from game_events.decoding.changes import Change, FieldColumn, compare, field_columns
 from game_events.decoding.columns import ColumnMap
+from game_events.decoding.kept_columns import Kept
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.tables import BRONZE, Lakehouse
 from game_events.pipeline.bronze import column_map
@@ -23,11 +24,13 @@ class SchemaHistory:
         registry: where the versions are.
         lakehouse: whose bronze table says which columns there are; without the table, a new one is assumed.
         subject: the subject.
+        kept: the columns that settings name (`kept_columns`).
     """
 
     registry: SchemaRegistry
     lakehouse: Lakehouse
     subject: str
+    kept: Mapping[str, Kept] = field(default_factory=dict)
 
     def versions(self) -> list[SubjectVersion]:
         """All versions, oldest first.
@@ -84,7 +87,7 @@ class SchemaHistory:
 
     def _columns(self) -> ColumnMap:
         bronze = self.lakehouse.table(BRONZE).open()
-        return column_map(bronze) if bronze is not None else ColumnMap()
+        return replace(column_map(bronze) if bronze is not None else ColumnMap(), kept=self.kept)
 
 
 def as_markdown(changes: Sequence[Change]) -> str:

@@ -21,7 +21,8 @@ from game_events.errors import ConflictError, ExtensionError, GameEventsError
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.progress import SILVER, Progress
 from game_events.lakehouse.reading import files_with, read_files, restored, row_count, spark_schema
-from game_events.lakehouse.staging import discard
+from game_events.lakehouse.staging import discard, remove_empty_folder
+from game_events.pipeline.admission import counted_routing, is_valid, routing
 from game_events.pipeline.bronze import has_decoded_columns
 from game_events.pipeline.bronze_restored import refuse_undone_erasures
 from game_events.pipeline.context import Pipeline, note
@@ -33,7 +34,8 @@ from game_events.pipeline.rejections import Decisions
 from game_events.pipeline.report import RunReport, TableReport
 from game_events.pipeline.routing import INVALID, NO_NAME, OVER_LIMIT, Routing, admit
 from game_events.pipeline.silver_commit import settle
-from game_events.pipeline.silver_stage import Source, Start, new_names, stage_games
+from game_events.pipeline.silver_isolated import stage_games
+from game_events.pipeline.silver_stage import Source, Staging, Start
 
 T = TypeVar("T")
 #: Times games are planned again (rivals, games that are ahead of the floor) before a run gives up on them.
@@ -191,19 +193,19 @@ def _default_pass(
     """
     floor = state.floor(SILVER)
     known = set(state.games)
-    routing, over = _routing(pipeline, source, floor, known)
     pipeline.on_progress(f"silver: batches {floor + 1} to {source.batch}")
     decisions = Decisions.read(pipeline, source.bronze.key)
     source = source.with_transformations()
-    result = stage_games(source, floor, routing, len(known), None, decisions)
+    # Games that failed are planned by themselves, and what kills a worker has done so before.
+    left_out = frozenset(state.failed_in(SILVER))
+    work = Staging(source, floor, routing(pipeline, known), len(known), None, decisions, left_out)
+    result, unrouted = _stage_admitted(work, known)
     crash_points.reach("silver_staged")
-    _, refused = admit(pipeline.settings, known, {game: result.rows(game) for game in result.games if game not in known})
-    # A name with a table was let in before, whatever became of the record of it.
-    refused = {game: rows for game, rows in refused.items() if pipeline.lakehouse.silver(game).open() is None}
-    for game in refused:
-        _forget(pipeline, result, game)
-    unrouted = Counter({why: sum(names.values()) for why, names in result.refused.items()})
-    unrouted[OVER_LIMIT] += sum(refused.values()) + over
+    if unrouted[OVER_LIMIT]:
+        report.notices.append(
+            f"names that are no {pipeline.settings.words.entities} yet stay in bronze, as there is no room for more: raise "
+            "GAME_EVENTS_MAX_GAMES and GAME_EVENTS_MAX_GAMES_EVER, or name those you want in GAME_EVENTS_GAMES"
+        )
 
     def look(game: str) -> Start | None:
         """Where its staged rows begin, if that is the floor."""
@@ -242,15 +244,24 @@ def _default_pass(
     return outcome.again | again, outcome.failed | failed, +unrouted
 
 
-def _routing(pipeline: Pipeline, source: Source, floor: int, known: set[str]) -> tuple[Routing, int]:
-    """Which names are games, and rows of names that there is no room for."""
-    unnamed = NO_NAME if pipeline.settings.message_types else INVALID
-    routing = Routing(frozenset(pipeline.settings.games), unnamed=unnamed)
-    if routing.allowed or len(known) < pipeline.settings.max_games:
-        return routing, 0
-    counted, over = new_names(source, floor, known)
-    admitted, kept_out = admit(pipeline.settings, known, counted)
-    return Routing(frozenset(), frozenset(known | admitted)), over + sum(kept_out.values())
+def _stage_admitted(work: Staging, known: set[str]) -> tuple[FanOutResult, Counter[str]]:
+    """Stage the rows of all games and of the new names that are let in; and rows of the others by why."""
+    pipeline = work.source.pipeline
+    if work.routing.room != 0:
+        result = stage_games(work)
+        if not result.crowded:
+            new = {game: result.rows(game) for game in result.games if game not in known}
+            # A name with a table was let in before, whatever became of the record of it.
+            had = {game for game in new if pipeline.lakehouse.silver(game).open() is not None}
+            _, refused = admit(pipeline.settings, known | had, {g: rows for g, rows in new.items() if g not in had})
+            for game in refused:
+                _forget(pipeline, result, game)
+                remove_empty_folder(pipeline.lakehouse.silver(game))
+            unrouted = Counter({why: sum(names.values()) for why, names in result.refused.items()})
+            unrouted[OVER_LIMIT] += sum(refused.values())
+            return result, unrouted
+    only, others = counted_routing(work.source, work.above, known)
+    return stage_games(replace(work, routing=only, games=len(only.only or ()))), others
 
 
 def _planned_pass(  # noqa: PLR0913 - one pass of a loop, its state passed explicitly
@@ -286,8 +297,8 @@ def _planned_pass(  # noqa: PLR0913 - one pass of a loop, its state passed expli
     pipeline.on_progress(f"silver: {len(start)} {pipeline.settings.words.entities} from their own progress")
     source = source.with_transformations()
     lowest = min(s.begin for s in start.values())
-    routing = Routing(frozenset(pipeline.settings.games), frozenset(start))
-    result = stage_games(source, lowest, routing, len(start), start, decisions)
+    asked_for = Routing(frozenset(pipeline.settings.games), frozenset(start))
+    result = stage_games(Staging(source, lowest, asked_for, len(start), start, decisions))
     crash_points.reach("silver_replanned")
     for game, planned in list(start.items()):
         # Bronze was replaced or rebuilt and has no row of it: then its table is the only one that has them.
@@ -355,9 +366,9 @@ def new_games(pipeline: Pipeline, above: int | None = None) -> list[str]:
         return []
     # First the rows: a column can be named only once there is a session, and here may be the first need of one.
     rows = read_files(pipeline.spark, uris, spark_schema(handle.schema()))
-    rows = rows.select(F.col(pipeline.settings.entity_column).alias("game"))
+    rows = rows.select(F.col(pipeline.settings.entity_column).alias("game")).where(is_valid(F.col("game")))
     room = max(0, pipeline.settings.max_games - len(state.games))
-    routing = Routing(frozenset(pipeline.settings.games))
+    allowed = Routing(frozenset(pipeline.settings.games))
     counted = rows.groupBy("game").count().orderBy(F.desc("count"), "game").limit(room + len(state.games)).collect()
-    names = [r["game"] for r in counted if routing.refusal(r["game"]) is None and r["game"] not in state.games]
+    names = [r["game"] for r in counted if allowed.refusal(r["game"]) is None and r["game"] not in state.games]
     return names[:room]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,20 +16,20 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from game_events.errors import ConfigurationError
-from game_events.lakehouse.reading import files_with, read_files, row_count, selection, spark_schema
-from game_events.lakehouse.tables import is_game
-from game_events.pipeline.bronze import BATCH_APP
+from game_events.lakehouse.reading import Selection, read_files, row_count, selection, spark_schema
 from game_events.pipeline.bronze_stage import COORDINATES, HEADERS, no_headers
 from game_events.pipeline.connect import is_lost
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.crashed_workers import crash, is_crash, named
 from game_events.pipeline.fan_out import TASK_ROWS, FanOut, FanOutResult, stage
-from game_events.pipeline.generations import BronzeIdentity
+from game_events.pipeline.generations import BATCH_APP, BronzeIdentity
 from game_events.pipeline.rejections import Decisions
 from game_events.pipeline.routing import Routing
 from game_events.pipeline.rule_check import require_valid
 from game_events.pipeline.rule_columns import APART, DECIDED, FATE, HELD, KEEP, READMIT, REJECT, RuleColumns
 from game_events.pipeline.rule_split import BRONZE_ONLY, RuleSplit
 from game_events.pipeline.spark import forgiving
+from game_events.pipeline.spark_types import quoted
 from game_events.pipeline.transformations import run_time_failure, transformed
 
 
@@ -129,45 +129,85 @@ class Start:
     anew: bool = False
 
 
-def stage_games(
-    source: Source, above: int, routing: Routing, games: int, starts: Mapping[str, Start] | None, decisions: Decisions
-) -> FanOutResult:
-    """Stage the rows above a batch, or those of some games, each from its own start.
+@dataclass(frozen=True)
+class Staging:
+    """What is to be staged: the rows above a batch, or those of some games, each from its own start.
 
-    Args:
+    Attributes:
         source: bronze.
         above: bronze batch; with `starts` the lowest of them.
         routing: which names get files.
         games: about how many games there are; 0: nobody knows.
         starts: game -> where it is planned from; None: every game from `above`, nothing decided yet.
         decisions: what quarantine has decided.
+        left_out: without `starts`: games whose rows somebody else stages.
     """
-    found = selection(source.handle, "_batch", above)
-    if not found.files:
-        return FanOutResult()
-    entity, spark = source.pipeline.settings.entity_column, source.pipeline.spark
-    with forgiving(spark) if source.rules.rules else nullcontext():
-        rows = read_files(spark, found.files, spark_schema(source.handle.schema()))
-        held: DataFrame | None = None
-        if starts is None:
-            rows = rows if found.exact else rows.where(F.col("_batch") > above)
-            rows = rows.withColumn(DECIDED, F.lit(0).cast("bigint"))
-        else:
-            rows = rows_from(source, rows, starts)
-            asked = [game for game, start in starts.items() if start.anew or start.decided > start.begin]
-            held = decisions.held_rows(source.pipeline, asked) if asked else None
-        if not games and found.rows > TASK_ROWS:
-            # The first load: whether to shuffle hangs on how many games there are, and one column tells.
-            games = int(rows.agg(F.approx_count_distinct(entity)).first()[0])  # type: ignore[index]
-        split = _split(source, held=held is not None)
-        task = FanOut(source.pipeline.lakehouse, "silver", entity, source.schema, routing, split=split)
-        rows = _judged_and_transformed(source, rows, held, split)
-        try:
-            return stage(rows, task, found.rows, games, salt="_kafka_offset")
-        except (PySparkException, Py4JJavaError) as error:
-            if not source.pipeline.extensions.transformations or is_lost(error):
-                raise
-            raise run_time_failure("; ".join(map(str, source.pipeline.extensions.transformations)), error) from error
+
+    source: Source
+    above: int
+    routing: Routing
+    games: int
+    starts: Mapping[str, Start] | None
+    decisions: Decisions
+    left_out: frozenset[str] = frozenset()
+
+    @cached_property
+    def files(self) -> Selection:
+        """Bronze's files with these rows."""
+        return selection(self.source.handle, "_batch", self.above)
+
+    def rows(self) -> DataFrame:
+        """Bronze's rows, with the batch up to which they are decided."""
+        rows = read_files(self.source.pipeline.spark, self.files.files, spark_schema(self.source.handle.schema()))
+        if self.starts is not None:
+            return rows_from(self.source, rows, self.starts)
+        rows = rows if self.files.exact else rows.where(F.col("_batch") > self.above)
+        if self.left_out:
+            rows = rows.where(~F.coalesce(self._named(self.left_out), F.lit(False)))
+        return rows.withColumn(DECIDED, F.lit(0).cast("bigint"))
+
+    def names(self) -> DataFrame:
+        """Names of games, valid or not, and how many rows each has (`name`, `rows`); no worker is asked."""
+        entity = F.col(quoted(self.source.pipeline.settings.entity_column))
+        return self.rows().groupBy(entity.alias("name")).agg(F.count(F.lit(1)).alias("rows"))
+
+    def stage(self, part: Collection[str] | None = None) -> FanOutResult:
+        """Write the rows' files in one job; of some games only, if these are named.
+
+        Raises:
+            WorkerCrashError: a worker's process ended.
+            ExtensionError: a transformation failed.
+        """
+        source, starts, rows = self.source, self.starts, self.rows()
+        entity, spark = source.pipeline.settings.entity_column, source.pipeline.spark
+        rows = rows if part is None else rows.where(self._named(part))
+        with forgiving(spark) if source.rules.rules else nullcontext():
+            asked = [game for game, start in (starts or {}).items() if start.anew or start.decided > start.begin]
+            held = self.decisions.held_rows(source.pipeline, asked) if asked else None
+            games = self.games if part is None else len(part)
+            if not games and self.files.rows > TASK_ROWS:
+                # The first load: whether to shuffle hangs on how many games there are, and one column tells.
+                games = int(rows.agg(F.approx_count_distinct(entity)).first()[0])  # type: ignore[index]
+            split = _split(source, held=held is not None)
+            task = FanOut(source.pipeline.lakehouse, "silver", entity, source.schema, self.routing, split=split)
+            rows = _judged_and_transformed(source, rows, held, split)
+            try:
+                return stage(rows, task, self.files.rows, games, salt="_kafka_offset")
+            except (PySparkException, Py4JJavaError) as error:
+                if is_crash(error):
+                    whose = f" of {named(sorted(part))}" if part is not None else ""
+                    raise crash(error, f" over the rows{whose} in {self.batches}") from error
+                if not source.pipeline.extensions.transformations or is_lost(error):
+                    raise
+                raise run_time_failure("; ".join(map(str, source.pipeline.extensions.transformations)), error) from error
+
+    @property
+    def batches(self) -> str:
+        """Which rows these are, for a sentence."""
+        return f"batches {self.above + 1} to {self.source.batch} of {self.source.pipeline.bronze.name}"
+
+    def _named(self, games: Collection[str]) -> Column:
+        return F.col(quoted(self.source.pipeline.settings.entity_column)).isin(list(games))
 
 
 def _judged_and_transformed(source: Source, rows: DataFrame, held: DataFrame | None, split: RuleSplit | None) -> DataFrame:
@@ -239,22 +279,3 @@ def _more(split: RuleSplit) -> list[Column]:
         return F.when(rejected, F.col(name)).alias(name) if name in BRONZE_ONLY else F.col(name)
 
     return [only(name) for name in split.columns if name != APART]
-
-
-def new_names(source: Source, floor: int, known: set[str]) -> tuple[dict[str, int], int]:
-    """Rows of names that are no game yet, counted before anything is written: only once there is no room left.
-
-    Returns:
-        name -> rows of those that have enough rows to be let in, and the rows of all the others together.
-    """
-    settings, spark = source.pipeline.settings, source.pipeline.spark
-    entity = F.col(settings.entity_column)
-    rows = read_files(spark, files_with(source.handle, "_batch", floor), spark_schema(source.handle.schema())).where(
-        F.col("_batch") > floor
-    )
-    names = spark.createDataFrame(pa.table({"_game": sorted(known)}), "_game string")
-    new = rows.join(F.broadcast(names), entity == F.col("_game"), "left_anti").groupBy(entity.alias("game")).count()
-    # A flood of names stays in the workers: only those that can be let in come to the driver.
-    enough = new.where(F.col("count") >= settings.new_game_min_rows).collect()
-    rest = new.where(F.col("count") < settings.new_game_min_rows).agg(F.sum("count").alias("n")).collect()
-    return {r["game"]: int(r["count"]) for r in enough if is_game(r["game"])}, int(rest[0]["n"] or 0)

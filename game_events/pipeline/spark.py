@@ -15,7 +15,7 @@ from game_events.lakehouse.object_store import is_s3, spark_options
 from game_events.pipeline.spark_protection import authentication, refuse_credentials
 from game_events.settings import Settings
 from game_events.stack.connect_server import DEFAULT_JAVA_OPTIONS
-from game_events.stack.jars import resolve, resolve_s3
+from game_events.stack.jars import for_s3, for_spark
 from game_events.stack.private_folders import of_this_process
 from game_events.this_machine import LOOPBACK, workers_are_here
 
@@ -32,6 +32,8 @@ ARROW_BYTES = 64 * 1024 * 1024
 ARROW_RECORDS_KEY = "spark.sql.execution.arrow.maxRecordsPerBatch"
 #: Decoding reads Arrow's 32-bit offsets (decoding/frames.py), so large types are off, whatever a user or a cluster sets.
 LARGE_TYPES_KEY = "spark.sql.execution.arrow.useLargeVarTypes"
+#: What comes before PySpark's own jars in the driver's JVM.
+CLASS_PATH_KEY = "spark.driver.extraClassPath"
 
 
 @contextmanager
@@ -76,6 +78,8 @@ def session_config(settings: Settings) -> dict[str, str]:
         # Batches here are small; the right number of tasks is chosen for each job from its rows.
         "spark.sql.shuffle.partitions": "8",
         "spark.sql.debug.maxToStringFields": "50",
+        # A worker whose process dies says where.
+        "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
     }
     if not is_s3(settings.lakehouse):
         # More paths than this would start a Spark job only to list them: the Delta log has listed them already. In a store each
@@ -95,9 +99,9 @@ def spark_config(settings: Settings) -> dict[str, str]:
     refuse_credentials(settings.spark_conf)
     os.environ.setdefault("PYSPARK_PYTHON", settings.spark_conf.get("spark.pyspark.python", sys.executable))
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    jars: tuple[Path, ...] = resolve().spark
+    jars = for_spark()
     if is_s3(settings.lakehouse):
-        jars += resolve_s3()
+        jars += for_s3()
     conf = session_config(settings) | {
         "spark.app.name": "game_events",
         "spark.master": settings.spark_master,
@@ -128,8 +132,11 @@ def spark_config(settings: Settings) -> dict[str, str]:
     if settings.catalog is not None and "." not in settings.catalog:
         # A metastore: tables that are registered in Spark's own memory would be gone with the session.
         conf["spark.sql.catalogImplementation"] = "hive"
-    conf |= authentication(settings) | spark_options(settings)
-    return conf | settings.spark_conf | {LARGE_TYPES_KEY: "false"}
+    own = settings.spark_conf
+    # PySpark has an lz4-java of its own, with known holes, and a class that is there twice is taken from what comes first.
+    first = ":".join(str(jar) for jar in jars if jar.name.startswith("lz4-java-"))
+    more = {CLASS_PATH_KEY: ":".join(filter(None, (first, own.get(CLASS_PATH_KEY)))), LARGE_TYPES_KEY: "false"}
+    return conf | authentication(settings) | spark_options(settings) | own | more
 
 
 def of_the_server(settings: Settings) -> list[str]:

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 
 from game_events.lakehouse.progress import GOLD, SILVER, UNIFIED_LAYER, ProgressTable
 from game_events.lakehouse.tables import BRONZE, Lakehouse
-from game_events.pipeline.bronze import BATCH_APP
 from game_events.pipeline.choose_source import make_source
-from game_events.pipeline.generations import BronzeIdentity
+from game_events.pipeline.generations import BATCH_APP, BronzeIdentity
 from game_events.pipeline.source_topics import changes
 from game_events.pipeline.topic_identity import next_offsets
 from game_events.settings import Settings

@@ -23,12 +23,10 @@ from game_events.lakehouse.object_store import delta_options
 from game_events.lakehouse.reading import files_with, read_files, selection, spark_schema
 from game_events.lakehouse.tables import BRONZE, Lakehouse, Table
 from game_events.pipeline.bronze_stage import STORED_AS
-from game_events.pipeline.generations import generation, oldest_batch
+from game_events.pipeline.generations import BATCH_APP, generation, oldest_batch
 from game_events.settings import Settings
 from game_events.sources.source import RAW_COLUMNS, TABLE, Lane, Positions, Seen, Slice
 
-#: `txn` of a bronze with the number of its last batch, as `bronze` names it.
-_BATCH_APP = "batch"
 _NO_RAW = (
     "has rows without their raw value (that pipeline runs with GAME_EVENTS_KEEP_RAW=failures): they cannot be decoded. Set "
     "it to `all` there and refresh its bronze fully"
@@ -62,7 +60,7 @@ class TableSource:
         """
         handle = self._handle()
         missing = sorted({*STORED_AS.values(), "_batch"} - {f.name for f in handle.schema().fields})
-        last = handle.transaction_version(_BATCH_APP)
+        last = handle.transaction_version(BATCH_APP)
         if missing or last is None:
             raise ConfigurationError(
                 f"GAME_EVENTS_SOURCE_TABLE: {self._table.uri} is no bronze table of this project"
@@ -102,7 +100,7 @@ class TableSource:
             records += share
             batches = max(batches, last - start + 1)
         # Batches behind the last one with rows are empty.
-        return max(batches, int(handle.transaction_version(_BATCH_APP) or 0) - start + 1)
+        return max(batches, int(handle.transaction_version(BATCH_APP) or 0) - start + 1)
 
     def records(self, part: Slice) -> int:
         """Rows of the files that hold the slice: at least so many as it has."""

@@ -14,7 +14,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from game_events.errors import ExtensionError, first_line
+from game_events.decoding.columns import type_name
+from game_events.errors import IT_SAID, ExtensionError, first_line
 from game_events.extending import SilverTransformation
 from game_events.pipeline.connect import is_lost
 from game_events.pipeline.spark_types import arrow_schema, quoted
@@ -60,7 +61,7 @@ def _applied(rows: DataFrame, chosen: Sequence[SilverTransformation], source: pa
         except Exception as error:
             if is_lost(error):
                 raise
-            raise ExtensionError(f"{transformation} raised {type(error).__name__}: {first_line(error)}") from error
+            raise ExtensionError(f"{transformation} raised {type(error).__name__}.{IT_SAID}{first_line(error)}") from error
         if found is None:
             raise ExtensionError(f"{transformation} must give a DataFrame; it gave {type(after).__name__}")
         own = [f for f in source.names if f.startswith("_") or f == entity]
@@ -83,16 +84,17 @@ def _check_same_types(schemas: Sequence[pa.Schema], whose: str) -> None:
     types: dict[str, pa.DataType] = {}
     for schema in schemas:
         for item in schema:
-            if types.setdefault(item.name, item.type) != item.type:
+            other = types.setdefault(item.name, item.type)
+            if other != item.type:
                 raise ExtensionError(
-                    f"{whose}: the column {item.name} is {types[item.name]} for some games and {item.type} for others: cast "
-                    "it, or give it two names"
+                    f"{whose}: the column {item.name} is {type_name(other)} for some games and {type_name(item.type)} for "
+                    "others: cast it, or give it two names"
                 )
 
 
 def run_time_failure(whose: object, error: Exception) -> ExtensionError:
     """What to raise for an error of the job itself: code of the user's own is what the job runs besides ours."""
-    return ExtensionError(f"{whose} failed while running, nothing was committed: {_cause(error)}")
+    return ExtensionError(f"{whose} failed while running, nothing was committed.{IT_SAID}{_cause(error)}")
 
 
 def _cause(error: Exception) -> str:

@@ -23,6 +23,8 @@ DEVIATIONS, SHARE = 5.0, 0.5
 _MAD_TO_SIGMA = 1.4826
 SHOWN = 10
 
+#: What of the event log is read.
+_READ = ("time", "kind", "layer", "game", "table_rows")
 #: Rows that a game's table had at the end of each day, so that a full refresh, which writes all rows anew, adds nothing.
 _DAYS = """
 WITH day AS (
@@ -55,7 +57,7 @@ def volume(pipeline: Pipeline, now: datetime | None = None) -> CheckResult:
         now: end of the last day.
     """
     now = now or datetime.now(UTC)
-    events = read_events(pipeline.lakehouse, now - timedelta(days=HISTORY_DAYS + 1))
+    events = read_events(pipeline.lakehouse, now - timedelta(days=HISTORY_DAYS + 1), columns=_READ)
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
         connection.register("events", events)
@@ -85,7 +87,7 @@ def volume(pipeline: Pipeline, now: datetime | None = None) -> CheckResult:
         summary = f"{compared:,} games sent as much as they use to"
     else:
         summary = f"no game has a history of {MIN_DAYS} days yet"
-    return CheckResult(VOLUME, "silver", not unusual, summary, counts)
+    return CheckResult(VOLUME, "silver", not unusual, summary, counts, games=tuple(u.game for u in unusual))
 
 
 def daily_rows(totals: dict[int, int]) -> tuple[int, list[int]]:

@@ -18,6 +18,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.freshness import FRESH, fresh
 from game_events.pipeline.gap_check import LOST, offsets_lost
 from game_events.pipeline.gold_recompute import RECOMPUTED, gold_equals_recompute
+from game_events.pipeline.known_values import KNOWN, keys_and_times_known
 from game_events.pipeline.offset_checks import CONTINUOUS, RECENT_COMMITS, UNIQUE, offsets_continuous, offsets_unique
 from game_events.pipeline.reconcile import reconcile
 from game_events.pipeline.report import RunReport
@@ -107,6 +108,13 @@ CHECKS = (
         "silver",
         "Each game sent as much in the last 24 hours as it uses to (median of the days before); none fell silent.",
         volume,
+    ),
+    WholeCheck(
+        KNOWN,
+        "gold",
+        "Every game's gold says whose its rows are and when they happened: the columns of the settings hold what its records "
+        "hold. Warns.",
+        keys_and_times_known,
     ),
     WholeCheck(
         RECOMPUTED,

@@ -19,10 +19,13 @@ from pyspark.sql import functions as F
 
 from game_events.errors import ConfigurationError, TransientError
 from game_events.settings import Settings
-from game_events.sources.kafka_admin import KafkaAdmin
+from game_events.sources.kafka_admin import TIMEOUT_S, KafkaAdmin
+from game_events.sources.kafka_epochs import epochs_before
 from game_events.sources.kafka_options import for_java, refuse_managed
 from game_events.sources.source import RAW_COLUMNS, Lane, Positions, Seen, Slice
 
+#: What brokers say that give topics no ids: 16 bytes of zeros, as librdkafka writes them.
+NO_ID = "A" * 22
 #: Spark's consumer asks for records behind the slice's end as well, and its next request waits until the broker answers that:
 #: with Kafka's default of 500 ms a small slice took 0.55 s for each partition, with 10 ms the whole slice takes 0.3 s.
 FETCH_WAIT_MS = "10"
@@ -45,18 +48,22 @@ class KafkaSource:
         self.servers = settings.kafka_bootstrap_servers
         self._settings = settings
         self._options = {key: value.get_secret_value() for key, value in settings.kafka_options.items()}
+        self._timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
         self._admin = KafkaAdmin(settings, timeout_s)
+        #: lane -> what was asked of it (position, leader's epoch), and the answer
+        self._written: dict[Lane, tuple[tuple[int, ...], int | None]] = {}
 
     def look(self) -> Seen:
         """The topics' ids and offset ranges.
 
         Raises:
-            ConfigurationError: no such topic or partition, or the broker refuses the login.
+            ConfigurationError: no such topic or partition; it has no id; or the broker refuses the login.
             TransientError: the broker does not answer; no topic matches the pattern yet; or the broker does not know a topic,
                 or a partition of it, any more or yet.
         """
         described = self._describe()
-        return Seen(*self._admin.edges(self._lanes(described)))
+        earliest, latest, epochs = self._admin.edges(self._lanes(described))
+        return Seen(earliest, latest, epochs=epochs)
 
     def at(self, lanes: Iterable[Lane], when: datetime) -> Positions:
         """Lane -> first offset whose record is not older than a time; lanes without such a record are left out.
@@ -65,6 +72,18 @@ class KafkaSource:
             ConfigurationError, TransientError: as `look` does.
         """
         return self._admin.at(lanes, when)
+
+    def epochs_before(self, now: Seen, positions: Positions) -> Positions:
+        """Lane -> epoch of the leader that wrote the last record before a position; asked once for each leader there is.
+
+        Raises:
+            ConfigurationError, TransientError: as `look` does.
+        """
+        asked = {lane: (at, now.epochs.get(lane, 0)) for lane, at in positions.items()}
+        new = {lane: at for lane, at in positions.items() if self._written.get(lane, ((), None))[0] != asked[lane]}
+        found = epochs_before(self._settings, new, now.earliest, self._timeout_s)
+        self._written |= {lane: (asked[lane], found.get(lane)) for lane in new}
+        return {lane: epoch for lane in positions if (epoch := self._written[lane][1]) is not None}
 
     def subjects(self, lanes: Iterable[Lane]) -> tuple[str, ...]:
         """The subject of each topic's values."""
@@ -133,6 +152,14 @@ class KafkaSource:
         return found
 
     def _lanes(self, described: Mapping[str, TopicDescription]) -> list[Lane]:
+        without = sorted(name for name, found in described.items() if str(found.topic_id or NO_ID) == NO_ID)
+        if without:
+            raise ConfigurationError(
+                f"Kafka {self.servers} gives topic {', '.join(without)} no id: a topic that is deleted and made again could "
+                "not be told from the old one, and its first records would be passed over. Nothing was read. Ids come with "
+                "Kafka 2.8 (`inter.broker.protocol.version` too); with a service that has none, have its records written to "
+                "files and read those (GAME_EVENTS_SOURCE=files)"
+            )
         lanes = [
             Lane(name, str(found.topic_id), partition.id)
             for name, found in sorted(described.items())

@@ -18,6 +18,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
+    ListOffsetsResultInfo,
     OffsetSpec,
     TopicDescription,
 )
@@ -76,20 +77,24 @@ class KafkaAdmin:
         self._seen.update(found)
         return found
 
-    def edges(self, wanted: Iterable[Lane]) -> tuple[Positions, Positions]:
-        """First offset, and the one behind the last that a committed reader may see, of each lane.
+    def edges(self, wanted: Iterable[Lane]) -> tuple[Positions, Positions, Positions]:
+        """First offset, the one behind the last that a committed reader may see, and the leader's epoch, of each lane.
+
+        Lanes of which the broker does not say the epoch are left out of the last.
 
         Raises:
             ConfigurationError, TransientError: as `describe` does.
         """
         lanes = {(lane.topic, lane.partition): lane for lane in wanted}
-        first = self._offsets(lanes, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
-        return first, self._offsets(lanes, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        first = self._listed(lanes, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+        last = self._listed(lanes, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        epochs = {lane: found.leader_epoch for lane, found in last.items() if found.leader_epoch is not None}
+        return _offsets(first), _offsets(last), epochs
 
     def at(self, lanes: Iterable[Lane], when: datetime) -> Positions:
         """Lane -> first offset whose record is not older than a time; lanes without such a record are left out."""
         since = OffsetSpec.for_timestamp(int(when.timestamp() * 1000))
-        found = self._offsets({(lane.topic, lane.partition): lane for lane in lanes}, since)
+        found = _offsets(self._listed({(lane.topic, lane.partition): lane for lane in lanes}, since))
         return {lane: offset for lane, offset in found.items() if offset >= 0}
 
     def tell(self, group: str, positions: Positions) -> None:
@@ -109,7 +114,7 @@ class KafkaAdmin:
         if refused:
             raise self._memory.explain(f"offsets of consumer group {group}", refused[0])
 
-    def _offsets(self, lanes: Mapping[tuple[str, int], Lane], spec: OffsetSpec) -> Positions:
+    def _listed(self, lanes: Mapping[tuple[str, int], Lane], spec: OffsetSpec) -> dict[Lane, ListOffsetsResultInfo]:
         if not lanes:
             return {}
         asked = dict.fromkeys((TopicPartition(*name) for name in lanes), spec)
@@ -119,7 +124,7 @@ class KafkaAdmin:
                 2 * self._timeout_s,
             )
         )
-        answers = {(key.topic, key.partition): result.offset for key, result in found.items()}
+        answers = {(key.topic, key.partition): result for key, result in found.items()}
         missing = sorted({topic for topic, partition in lanes if (topic, partition) not in answers})
         if missing:
             raise self._unknown(missing)
@@ -154,6 +159,10 @@ class KafkaAdmin:
             raise memory.explain(what) from error
         self._admin = admin
         return found
+
+
+def _offsets(found: Mapping[Lane, ListOffsetsResultInfo]) -> Positions:
+    return {lane: result.offset for lane, result in found.items()}
 
 
 def _settled(asked: Mapping[Any, Future[Any]], timeout_s: float) -> dict[Any, Any]:

@@ -43,6 +43,11 @@ class Lane(NamedTuple):
             return f"{KAFKA}:{self.topic}:{self.topic_id}:{self.partition}"
         return f"{self.kind}:{self.topic_id}"
 
+    @property
+    def epoch_app(self) -> str:
+        """Name of the `txn` of bronze with the newest leader epoch that its records may have."""
+        return f"epoch:{self.topic}:{self.topic_id}:{self.partition}"
+
     def __str__(self) -> str:
         return f"{self.topic}[{self.partition}]" if self.kind == KAFKA else self.topic
 
@@ -81,11 +86,13 @@ class Seen:
         earliest: lane -> first position that still exists.
         latest: lane -> position behind the last one that may be read.
         unit: positions of one thing to read.
+        epochs: lane -> number of the leader that writes it now; only where the source has such.
     """
 
     earliest: Positions
     latest: Positions
     unit: int = 1
+    epochs: Positions = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -240,8 +240,19 @@ def test_a_check_planned_before_another_run_made_it_and_failing_after_it_is_told
     world.check(passes=True)
 
 
-def test_a_check_that_only_warns_is_for_people_who_look(world):
+def test_a_check_that_only_warns_is_for_people_who_look_unless_the_settings_say_how_bad_it_is(world, monkeypatch):
     world.check(passes=False, severity="WARN")
+    assert world.tick()[0] == []
+    monkeypatch.setenv("GAME_EVENTS_ALERT_SEVERITY", '{"rows_conserved": "warning", "rule_gone": "error"}')
+    world.check(passes=False, severity="WARN")
+    (alert,), said = world.tick()
+    assert (alert["event"], alert["severity"]) == ("check_failed", "warning")
+    assert "GAME_EVENTS_ALERT_SEVERITY names no check: rule_gone" in said
+    monkeypatch.setenv("GAME_EVENTS_ALERT_SEVERITY", '{"rows_conserved": "none"}')
+    world.check(passes=False)
+    assert world.tick()[0] == [], "silenced is not passed"
+    monkeypatch.delenv("GAME_EVENTS_ALERT_SEVERITY")
+    world.check(passes=True)
     assert world.tick()[0] == []
 
 
@@ -354,6 +365,6 @@ def test_a_webhook_without_http_is_refused_without_being_repeated():
 
 def test_the_document_describes_every_field_and_every_event():
     described = set(re.findall(r"^\| `(\w+)` \|", DOCUMENT, re.MULTILINE))
-    assert set(Alert.model_fields) | {"run_failed", "check_failed", "lag_high", "recovered"} == described
+    assert set(Alert.model_fields) | {"run_failed", "check_failed", "data_lost", "lag_high", "recovered"} == described
     example = json.loads(re.search(r"```json\n(.*?)```", DOCUMENT, re.DOTALL)[1])
     assert Alert.model_validate(example).model_dump(mode="json", exclude_none=True).keys() == example.keys()

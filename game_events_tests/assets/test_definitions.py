@@ -119,6 +119,7 @@ def test_every_check_belongs_to_its_asset_and_those_that_find_wrong_rows_block()
         "tables_registered": (BRONZE_KEY, False),
         "rows_conserved": (SILVER_KEY, True),
         "volume": (SILVER_KEY, False),
+        "keys_and_times_known": (GOLD_KEY, False),
         "gold_equals_recompute": (GOLD_KEY, True),
     }
     job = defs.resolve_job_def("checks")

@@ -110,8 +110,13 @@ def test_a_cancel_in_the_middle_of_a_call_into_spark_is_a_cancel():
     assert isinstance(decided(other, status=DagsterRunStatus.CANCELING), dg.DagsterExecutionInterruptedError)
 
 
-def test_a_jvm_that_died_is_named_and_not_tried_again_in_the_same_process():
-    failure = decided(Py4JNetworkError("answer from Java side is empty"))
+@pytest.mark.parametrize(
+    "error",
+    [Py4JNetworkError("answer from Java side is empty"), ConnectionRefusedError(111, "Connection refused")],
+    ids=["the call it died in", "the call behind it"],
+)
+def test_a_jvm_that_died_is_named_and_not_tried_again_in_the_same_process(error):
+    failure = decided(error)
     assert isinstance(failure, dg.Failure)
     assert failure.allow_retries is False
     assert "GAME_EVENTS_SPARK_DRIVER_MEMORY" in failure.description
@@ -137,6 +142,19 @@ def test_a_broker_that_goes_away_under_spark_is_tried_again(mark, kind):
     assert attempts == 2
     result, _ = run(error)
     assert "stopped answering while Spark read from it: is it up? (tried 3 times)" in words(result)
+
+
+@pytest.mark.parametrize("kind", [PySparkException, JobAbortedError])
+def test_a_worker_that_died_is_told_in_a_sentence_and_its_job_is_tried_again(kind):
+    error = kind("... SparkException: Python worker exited unexpectedly (crashed)\n\tat org.apache.spark.api.python.Base...")
+    result, attempts = run(error, times=1)
+    assert result.success
+    assert attempts == 2
+    result, _ = run(error)
+    said = words(result)
+    assert said.startswith("a Python worker of Spark crashed: it was killed (is there enough memory?), or code")
+    assert said.endswith("stays (tried 3 times)")
+    assert "\n" not in said
 
 
 def test_any_other_error_of_spark_is_left_as_it_is():

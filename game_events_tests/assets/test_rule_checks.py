@@ -60,14 +60,8 @@ def test_each_rule_is_a_check_with_its_severity_and_every_run_reports_counts(run
     assert metadata[(SILVER_KEY, "chess")]["violations"].value == {}
     assert metadata[(GOLD_KEY, "chess")]["violations"].value == {"two": 1}
 
-    # By itself a check counts what the tables hold, and what is kept out of them.
-    assert evaluations(check_alone()) == {
-        (SILVER_KEY, "rule_noted"): (False, "WARN", 3, 1),
-        (SILVER_KEY, "rule_small"): (False, "WARN", 4, 1),
-        (SILVER_KEY, "rule_positive"): (False, "WARN", 4, 1),
-        (SILVER_KEY, "rule_sane"): (True, "ERROR", 3, 0),
-        (GOLD_KEY, "rule_two"): (False, "WARN", 2, 1),
-    }
+    # By itself a check says of the same rows what the run said, also of those that rules keep out of the tables.
+    assert evaluations(check_alone()) == evaluations(first)
     assert runs.refresh().get_asset_check_evaluations() == []
 
     # A game by hand that fails: the check says so, the run fails with the rule, the others are kept.
@@ -86,6 +80,27 @@ def test_each_rule_is_a_check_with_its_severity_and_every_run_reports_counts(run
     output = [e for e in replay.all_events if e.event_type == dg.DagsterEventType.STEP_OUTPUT]
     assert output[0].step_output_data.metadata[REPORT].data["readmitted"] == 1
     assert evaluations(check_alone()) == {(SILVER_KEY, "rule_positive"): (True, "WARN", 7, 0)}
+
+
+def test_a_rule_reads_the_columns_of_the_message_in_a_run_and_by_itself_whatever_transformations_make_of_them(
+    runs, environment, monkeypatch, tmp_path
+):
+    extension = tmp_path / "own.py"
+    extension.write_text(
+        "from pyspark.sql import functions as F\n"
+        "from game_events.extending import silver_transformation\n\n\n"
+        "@silver_transformation\n"
+        "def cheaper(rows):\n"
+        '    return rows.withColumn("amount", F.col("amount") - 1000)\n'
+    )
+    monkeypatch.setenv("GAME_EVENTS_EXTENSIONS", str(extension))
+    monkeypatch.setenv("GAME_EVENTS_RULES", json.dumps([rule("positive", "amount > 0"), rule("two", "amount <> 2", "drop")]))
+    send_events(environment, [Event("uno", 1), Event("uno", 2), Event("uno", -1)])
+    run = runs.refresh()
+    assert run.success
+    said = {(SILVER_KEY, "rule_positive"): (False, "WARN", 3, 1), (SILVER_KEY, "rule_two"): (False, "WARN", 3, 1)}
+    assert evaluations(run) == said
+    assert evaluations(check_alone()) == said
 
 
 def check_alone():

@@ -256,6 +256,7 @@ def test_after_up_events_reach_gold_with_no_click_and_what_is_done_by_hand_is_ca
         "automation",
         "dead_runs",
         "alerts",
+        "data_alarms",
         "continuous_mode",
     }
     # One game that is there, one that nobody has seen.

@@ -130,7 +130,7 @@ def snippets_of_the_page_run(spark, root):
     """Every Python block, in order, on this test's tables."""
     found: dict = {"spark": spark}
     blocks = re.findall(r"```python\n(.*?)```", READING, re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     for block in blocks:
         exec(block.replace("lakehouse/", f"{root}/"), found)  # noqa: S102 - of the page, written by us
         players = found["players"]

@@ -112,7 +112,7 @@ def test_one_that_fails_fails_silver_by_name_commits_nothing_and_the_run_still_r
     text = HOUR.replace('F.hour("event_timestamp")', 'F.date_format("event_timestamp", "HH")')
     report, _ = run(text)
     assert {t.game for t in report.errors if t.layer == "silver"} == set(GAMES)
-    assert "hour is int32 in the table and string in the rows" in report.errors[0].error
+    assert "hour is int in the table and string in the rows" in report.errors[0].error
     report, books = run(text, full=True)
     assert report.success
     assert books.passed

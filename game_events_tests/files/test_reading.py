@@ -16,16 +16,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from game_events.decoding.columns import ColumnMap
+from game_events.decoding.compiler import compile_schema
 from game_events.decoding.decoder import BatchDecoder, DecodePlan
-from game_events.decoding.formats import compile_schema, make_decoder
+from game_events.decoding.formats import make_decoder
+from game_events.decoding.registry_schema import RegistrySchema, schema_guid
 from game_events.decoding.stored_columns import ColumnsDecoder, ColumnsSchema, schema_text, stored
-from game_events.errors import DataError
 from game_events.files import avro_container, delimited, rows
 from game_events.files.archive_format import RECORDS, marked_records
+from game_events.files.bounds import Bounds
 from game_events.files.place import Place
 from game_events.files.reading import FileReader, FileReading, format_of
-from game_events.files.schemas import NamedSchema, identity_bytes, schema_guid
-from game_events.sources.registry import RegistrySchema
+from game_events.files.schemas import NamedSchema, identity_bytes
 from game_events_tests.examples import examples
 from game_events_tests.files.samples import JSON, PROTO, WRITERS, avro, event, lines, parquet, protobuf, put
 
@@ -40,11 +41,22 @@ def named(kind: str) -> NamedSchema:
 KINDS = {"pb": named("PROTOBUF"), "jsonl": named("JSON"), "avro": None, "parquet": None}
 
 
+PLENTY = Bounds(10**6, 10**9, 2**26)
+
+
 class Read:
     """What a worker makes of files: decoded rows by (file, position), and the refused ones."""
 
-    def __init__(self, folder: Path, *paths: Path, schema: NamedSchema | None = None, framed: bool = False, parts: int = 1):
-        reading = FileReading(Place(str(folder)), "log", schema=schema, framed=framed)
+    def __init__(
+        self,
+        folder: Path,
+        *paths: Path,
+        schema: NamedSchema | None = None,
+        framed: bool = False,
+        parts: int = 1,
+        bounds: Bounds = PLENTY,
+    ):
+        reading = FileReading(Place(str(folder)), "log", bounds, schema=schema, framed=framed)
         reader = FileReader(pickle.loads(pickle.dumps(reading)))  # noqa: S301 - our own bytes
         files = [
             {"number": n, "path": str(p), "size": p.stat().st_size, "modified_us": 5, "part": part, "parts": parts}
@@ -55,6 +67,7 @@ class Read:
         self.rows: dict[tuple[int, int], dict[str, object]] = {}
         self.refused: dict[tuple[int, int], str] = {}
         self.bad: dict[tuple[int, int], str] = {}
+        self.large: dict[tuple[int, int], str] = {}
         known = dict(reader.schemas) | ({schema.schema.schema_id: schema.schema} if schema is not None else {})
         compiled = {i: compile_schema(s) for i, s in known.items()}
         types = {(i, (1,) if s.format == "PROTOBUF" else ()) for i, s in known.items()}
@@ -68,8 +81,9 @@ class Read:
 
     def _take(self, batch: pa.RecordBatch, decoder: BatchDecoder) -> None:
         for row in batch.filter(batch.column("reason").is_valid()).to_pylist():
-            assert row["reason"] == "UNREADABLE_FILE"
-            self._once(self.refused, row["at"], row["detail"])
+            assert row["reason"] in ("UNREADABLE_FILE", "TOO_LARGE")
+            large = row["reason"] == "TOO_LARGE"
+            self._once(self.large if large else self.refused, row["at"], row["detail"])
         good = batch.filter(batch.column("reason").is_null())
         if "columns" in good.schema.names and len(good):
             decoded = decoder.decode_columns(good.column("schema_guid")[0].as_py(), good.column("columns"))
@@ -86,7 +100,7 @@ class Read:
 
     def _once(self, into: dict[tuple[int, int], object], at: int, what: object) -> None:
         where = (at >> 32, at & (2**32 - 1))
-        assert where not in {**self.rows, **self.refused, **self.bad}, "a position stands for two things"
+        assert where not in {**self.rows, **self.refused, **self.bad, **self.large}, "a position stands for two things"
         into[where] = what
 
 
@@ -203,13 +217,6 @@ def test_a_block_that_announces_more_records_than_a_file_may_have_costs_the_rest
     assert (read.rows, list(read.refused)) == ({}, [(0, 0)])
 
 
-def test_a_file_with_more_records_than_positions_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("game_events.files.reading.FILE_ROWS", 3)
-    assert len(Read(tmp_path, put(tmp_path, "a.jsonl", lines(range(3))), schema=KINDS["jsonl"]).rows) == 3
-    with pytest.raises(DataError, match="has more than 3 records"):
-        Read(tmp_path, put(tmp_path, "b.jsonl", lines(range(4))), schema=KINDS["jsonl"])
-
-
 def test_records_left_of_a_block_behind_a_damaged_one_are_one_row(tmp_path: Path) -> None:
     # The second record's text is longer than the block.
     body = avro(range(3), "null").replace(b"\x0arummy", b"\xfe\x0arummy"[:6], 1)
@@ -248,7 +255,7 @@ def test_parts_of_a_large_parquet_file_are_all_of_it_once(tmp_path: Path) -> Non
 
 def test_a_file_that_is_gone_or_may_not_be_read_is_an_error_and_no_damage(tmp_path: Path) -> None:
     file = put(tmp_path, "a.jsonl", lines(range(1)))
-    reader = FileReader(FileReading(Place(str(tmp_path)), "log", schema=KINDS["jsonl"]))
+    reader = FileReader(FileReading(Place(str(tmp_path)), "log", PLENTY, schema=KINDS["jsonl"]))
     row = {"number": 0, "path": str(file), "size": 1, "modified_us": 1, "part": 0, "parts": 1}
     file.unlink()
     with pytest.raises(FileNotFoundError):
@@ -348,7 +355,7 @@ def test_files_of_an_archive_are_read_where_its_log_names_them_and_no_others(tmp
 
     def read(name: str, *, archive: bool) -> dict[str, object]:
         path = tmp_path / f"{name}.parquet"
-        reader = FileReader(FileReading(Place(str(tmp_path)), "log", archive=archive))
+        reader = FileReader(FileReading(Place(str(tmp_path)), "log", PLENTY, archive=archive))
         file = {"number": 0, "path": str(path), "size": path.stat().st_size, "modified_us": 5, "part": 0, "parts": 1}
         (batch,) = reader.batches([pa.RecordBatch.from_pylist([file])])
         (row,) = batch.to_pylist()

@@ -25,6 +25,7 @@ POINTS = (
     "file_open:progress",
     "bronze_staged",
     "schemas_archived",
+    "quarantine_announced",
     "quarantine_committed",
     "columns_added:silver_rummy_events",
     "bronze_committed",

@@ -47,7 +47,7 @@ def test_the_first_commit_makes_the_table_with_rows_and_progress(table):
 def test_rows_are_appended_and_progress_moves(table):
     commit(plan(table, range(3), None, 1))
     landed = commit(plan(table, range(3, 5), 1, 2))
-    assert (landed.version, landed.rows) == (1, 2)
+    assert (landed.version, landed.rows, landed.table_rows) == (1, 2, 5)
     assert numbers(table) == list(range(5))
     assert txn(table) == 2
 
@@ -60,7 +60,8 @@ def test_a_commit_without_files_moves_progress_alone(table):
 
 
 def test_a_table_can_be_made_without_rows(table):
-    commit(Commit(table, SCHEMA, [], {}, {"a": 0, "b": 3}, None))
+    landed = commit(Commit(table, SCHEMA, [], {}, {"a": 0, "b": 3}, None))
+    assert (landed.rows, landed.files, landed.table_rows, landed.table_bytes) == (0, 0, 0, 0)
     assert (numbers(table), txn(table, "a"), txn(table, "b")) == ([], 0, 3)
 
 

@@ -17,6 +17,7 @@ from game_events.lakehouse.commits import Commit, commit
 from game_events.lakehouse.staging import STATISTICS_CHARS, StagedFile, StagedWriter, discard, report
 from game_events.lakehouse.tables import Lakehouse
 from game_events_tests.books import database
+from game_events_tests.jvm_arrow import NESTED, as_the_jvm_sends_it
 from game_events_tests.lakehouse.helpers import SCHEMA, data_files
 
 TIME = pa.timestamp("us", tz="UTC")
@@ -46,6 +47,14 @@ def test_a_row_group_has_a_bounded_number_of_bytes(table, monkeypatch):
     (file,) = writer.close()
     metadata = pq.ParquetFile(Path(table.uri) / file.path).metadata
     assert [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)] == [3, 3, 3, 3]
+
+
+@pytest.mark.parametrize("kind", NESTED, ids=str)
+def test_nested_lists_that_the_jvm_sent_without_any_offset_are_written(table, kind):
+    rows = pa.table({"n": pa.array([1, 2], pa.int64()), "nested": as_the_jvm_sends_it(kind, 2)})
+    (file,) = write(table, rows)
+    written = pq.read_table(Path(table.uri) / file.path)
+    assert written.column("nested").to_pylist() == [[], []]
 
 
 # --- statistics

@@ -1,11 +1,13 @@
 """The parts of an erasure by themselves: ids of any type, bytes that nobody can decode, older logs, keys. No service."""
 
+import io
 import json
 import os
 import time
 from decimal import Decimal
 from pathlib import Path
 
+import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,7 +17,7 @@ from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.commits import Commit, commit, paths
 from game_events.lakehouse.staging import StagedWriter, file_system
 from game_events.lakehouse.suppressed import add_records, add_suppressed, entity_hash, finish_suppressed, read_suppressed
-from game_events.lakehouse.tables import Lakehouse
+from game_events.lakehouse.tables import REST_DEAD_LETTERS, Lakehouse
 from game_events.pipeline import erasure_files
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure_account import Erasure
@@ -29,6 +31,7 @@ from game_events.pipeline.report import RunReport
 from game_events.pipeline.suppression import erasure_key
 from game_events.pipeline.suppressor import Suppression, Suppressor
 from game_events.settings import load_settings
+from game_events_tests.decoding.helpers import compiled, python_class
 
 KEY = b"a key of the tests, long enough"
 WHOM = "gamer-to-forget"
@@ -127,6 +130,68 @@ def test_bytes_that_nobody_can_decode_tell_an_id_that_stands_in_them_as_a_whole_
     assert not wanted.mask("quarantine_events", decoded).any()
     # By chance in anybody's bytes.
     assert not Wanted("gamer_id", "game_name", frozenset({"7"})).mask("quarantine_events", quarantined([b"\x017"])).any()
+
+
+@pytest.mark.parametrize("whom", ["x" * 63, "x" * 64, "y" * 127, "z" * 128, "ü" * 40, "w" * 20_000])
+def test_ids_of_any_length_are_found_behind_their_length(whom):
+    """Protobuf's own writer, and Avro's: from 128 (64) bytes on a length has two bytes."""
+    shape = compiled('syntax = "proto3"; message Event { string other = 1; string gamer_id = 2; }')
+    protobuf = python_class(shape)(other="o", gamer_id=whom).SerializeToString()
+    out = io.BytesIO()
+    avro = {"type": "record", "name": "E", "fields": [{"name": "gamer_id", "type": "string"}]}
+    fastavro.schemaless_writer(out, avro, {"gamer_id": whom})
+    wanted = Wanted("gamer_id", "game_name", frozenset({whom}))
+    values = [
+        protobuf,
+        protobuf + b"\xff\xff",
+        b"\0\0\0\0\x09" + out.getvalue(),
+        protobuf.replace(b"\x12", b"\x12\x01", 1)[:-2],
+    ]
+    assert wanted.mask("quarantine_events", quarantined(values)).tolist() == [True, True, True, False]
+
+
+@pytest.mark.parametrize("whom", ["müller-7", "a/b-c", 'a"b\\c', "zoë 🎲", "tab\tline\n", "plain-1"])
+def test_ids_are_found_in_json_whatever_form_its_writer_gives_them(whom):
+    escaped = "".join(f"\\u{unit:04X}" for unit in memoryview(whom.encode("utf-16-le")).cast("H"))
+    values = [
+        json.dumps({"gamer_id": whom}).encode(),
+        json.dumps({"gamer_id": whom}, ensure_ascii=False).encode(),
+        json.dumps({"gamer_id": whom}, ensure_ascii=False).replace("/", "\\/").encode(),
+        ('{"gamer_id": "' + escaped + '", ').encode(),
+        ('{"gamer_id": "' + escaped.lower() + '"').encode(),
+        json.dumps({"body": json.dumps({"gamer_id": whom})}).replace("\\\\", "\\").encode(),
+        json.dumps({"gamer_id": whom + "x"}).encode(),
+        json.dumps({"gamer_id": "x" + whom}, ensure_ascii=False).encode(),
+        b'{"gamer_id": "\\ud800\\u", "\\',
+    ]
+    found = Wanted("gamer_id", "game_name", frozenset({whom})).mask("quarantine_events", quarantined(values)).tolist()
+    assert found[:5] == [True] * 5
+    assert found[6:] == [False] * 3
+
+
+def test_what_a_receiver_has_answered_of_them_goes_from_the_dead_letters_of_others(tmp_path):
+    """The answer to a call stands on each of its rows, and may quote any of them."""
+    letters = Lakehouse(str(tmp_path)).table(REST_DEAD_LETTERS)
+    rows = pa.table(
+        {
+            "key": ["call 1", "call 1", "call 2", "call 2", "call 3"],
+            "gamer_id": [WHOM, "ann", "bob", "eve", "ann"],
+            "json": ["{}"] * 5,
+            "answer": ["row 0 is bad"] * 2 + [json.dumps({"error": f"no {WHOM} here"})] * 2 + ["busy"],
+        }
+    )
+    writer = StagedWriter(letters, rows.schema, group_rows=1)
+    writer.write(rows)
+    (file,) = writer.close()
+    task = EraseTask({letters.key: letters}, Wanted("gamer_id", "game_name", frozenset({WHOM})), rewrite=True)
+    found = Found.from_json(task.look(letters.key, file.path).to_json())
+    assert (found.rows, found.quoted, found.anything) == (1, 3, True)
+    (left,) = found.files
+    kept = pq.read_table(Path(letters.uri) / left.path)
+    assert kept.column("gamer_id").to_pylist() == ["ann", "bob", "eve", "ann"]
+    assert kept.column("answer").to_pylist() == [None, None, None, "busy"]
+    again = task.look(letters.key, left.path)
+    assert not again.anything
 
 
 def test_rows_of_bronze_that_are_not_decoded_tell_whose_they_are_by_key_and_bytes(tmp_path):

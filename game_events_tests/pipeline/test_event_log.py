@@ -9,9 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from pyspark.errors import PySparkException
 
-from game_events.errors import ConflictError, TransientError
+from game_events.errors import IT_SAID, ConflictError, ExtensionError, TransientError
 from game_events.lakehouse.event_log import KINDS, append_events, read_events
+from game_events.lakehouse.progress import ProgressTable
 from game_events.lakehouse.tables import EVENT_LOG, Lakehouse
 from game_events.pipeline import event_log as event_log_module
 from game_events.pipeline.check_result import CheckResult
@@ -127,6 +129,23 @@ def test_no_secret_of_the_settings_is_in_any_event(settings):
     text = json.dumps(event_rows(a_report(), RunFacts("refresh", 2.0, error), settings), default=str)
     assert "registry:8081" in text
     assert [s for s in SECRETS if s in text] == []
+
+
+def test_no_word_that_may_quote_a_row_is_in_any_event(settings):
+    """What Spark or a function of the user's own stumbles over, it says: the log outlives that player's rows."""
+    whom = "rummy-0007"
+    spark = PySparkException(f"[CAST_INVALID_INPUT] The value '{whom}' cannot be cast", "CAST_INVALID_INPUT", {})
+    own = ExtensionError(f"silver transformation f failed while running, nothing was committed.{IT_SAID}ValueError: {whom}")
+    report = a_report()
+    report.tables[-1].error = str(own)
+    for error, says in ((spark, "run's log"), (own, "silver transformation f"), (ValueError(whom), "ValueError")):
+        text = json.dumps(event_rows(report, RunFacts("refresh", 2.0, error), settings), default=str)
+        assert says in text
+        assert whom not in text
+    table = ProgressTable(Lakehouse.of(settings))
+    table.update("b", lambda now: now.done("silver", 1, {}, {"uno": str(own)}))
+    assert [whom in why for why in table.read("b").failed.values()] == [False]
+    assert whom in str(own), "who looks at the run is told"
 
 
 def test_a_run_is_in_the_log_with_its_end_whether_it_succeeded_failed_or_was_stopped(make_pipeline):

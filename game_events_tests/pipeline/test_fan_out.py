@@ -16,6 +16,7 @@ from game_events.lakehouse.tables import Lakehouse, is_game
 from game_events.pipeline import fan_out
 from game_events.pipeline.fan_out import FanOut, rows_of
 from game_events.pipeline.routing import INVALID, NOT_ALLOWED, Routing
+from game_events_tests.jvm_arrow import NESTED, as_the_jvm_sends_it
 
 SCHEMA = pa.schema([("game", pa.string()), ("n", pa.int64())])
 HOSTILE = ["", "unified", "../../etc", "UNO", "🎲", "a" * 300, "a\0b"]
@@ -163,3 +164,30 @@ def test_a_game_whose_folder_cannot_be_written_fails_alone(lakehouse, tmp_path):
     (failed,) = [json.loads(li["body"]) for li in lines if li["kind"] == "failed"]
     assert list(failed) == ["uno"]
     assert "silver_uno_events" in failed["uno"]
+
+
+def test_a_worker_that_meets_more_new_names_than_there_is_room_for_leaves_nothing_behind(lakehouse, monkeypatch):
+    """Neither a file nor a folder: the driver counts the names first, and asks again."""
+    monkeypatch.setattr(fan_out, "SORT_ROWS", 10)
+    monkeypatch.setattr(fan_out, "BUFFER_BYTES", 1)
+    (lakehouse_root := Path(lakehouse.root)).mkdir(exist_ok=True)
+    held = lakehouse_root / "silver_uno_events"
+    held.mkdir()
+    batches = [batch(["uno"] * 20 + ["rummy"] * 20), *(batch([f"made_up_{n}"] * 20) for n in range(5)), batch(["uno"])]
+    routing = Routing(known=frozenset({"uno"}), room=3)
+    (report,) = FanOut(lakehouse, "silver", "game", SCHEMA, routing)(iter(batches))
+    assert report.to_pylist() == [{"kind": "crowded", "body": ""}]
+    assert list(lakehouse_root.iterdir()) == [held]
+    assert list(held.iterdir()) == []
+    found, _ = fan(lakehouse, batches[:3], known=frozenset({"uno"}), room=3)
+    assert {name: len(rows) for name, rows in found.items()} == {"uno": 20, "rummy": 20, "made_up_0": 20, "made_up_1": 20}
+
+
+@pytest.mark.parametrize("kind", NESTED, ids=str)
+def test_nested_lists_that_the_jvm_sent_without_any_offset_are_sorted_and_written(lakehouse, kind):
+    games = ["rummy", "uno", "rummy"]
+    rows = pa.RecordBatch.from_pydict({"game": games, "nested": as_the_jvm_sends_it(kind, 3)})
+    (report,) = FanOut(lakehouse, "silver", "game", rows.schema)([rows, rows])
+    files = [StagedFile.from_json(line["body"]) for line in report.to_pylist() if line["kind"] == "file"]
+    written = {f.game: pq.read_table(Path(lakehouse.silver(f.game).uri) / f.path) for f in files}
+    assert {game: table.column("nested").to_pylist() for game, table in written.items()} == {"rummy": [[]] * 4, "uno": [[]] * 2}

@@ -14,6 +14,7 @@ from game_events.errors import ConfigurationError, ConflictError, DataError, Tra
 from game_events.lakehouse.retention import Retention
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline import loop as loop_module
+from game_events.pipeline.crashed_workers import WorkerCrashError
 from game_events.pipeline.loop import JOB_ATTEMPTS, Loop, first_line
 from game_events.settings import Settings
 
@@ -122,7 +123,9 @@ def test_an_outage_is_waited_out_however_long_it_is(make_loop, error):
     assert loop.report.state == "stopped"
 
 
-@pytest.mark.parametrize("error", [PySparkException("a job"), DeltaError("a table"), OSError("a disk")])
+@pytest.mark.parametrize(
+    "error", [PySparkException("a job"), DeltaError("a table"), OSError("a disk"), WorkerCrashError("a worker crashed")]
+)
 def test_a_fault_that_may_be_an_outage_is_repeated_so_many_times_and_then_ends_the_loop(make_loop, error):
     assert make_loop(error, JOB_ATTEMPTS - 1).run().retries == JOB_ATTEMPTS - 1
     with pytest.raises(type(error), match=str(error)):

@@ -7,10 +7,15 @@ import shutil
 import pytest
 
 from game_events.errors import ConfigurationError
+from game_events.lakehouse.commits import Commit, commit
+from game_events.lakehouse.reading import read_arrow
+from game_events.lakehouse.staging import StagedWriter
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
 from game_events.pipeline import replay as replay_module
 from game_events.pipeline import replay_due, replay_notes
 from game_events.pipeline.bronze import load_bronze
+from game_events.pipeline.bronze_stage import OWN_COLUMNS
+from game_events.pipeline.generations import BATCH_APP
 from game_events.pipeline.reconcile import reconcile
 from game_events.pipeline.redecode import redecode
 from game_events.pipeline.refresh import refresh
@@ -161,6 +166,28 @@ def test_of_two_replays_at_once_one_brings_the_rows(settings, make_settings, mak
     assert (rival[0], mine) == (sent.records_total, 0)
     refresh(make_pipeline(settings))
     assert_all_there(settings, sent.records_total)
+
+
+def test_rows_that_are_in_bronze_all_the_same_are_not_there_twice_after_a_replay(settings, make_settings, make_pipeline, proxy):
+    """As versions left them behind in which two runs could see a record differently."""
+    sent = sent_with_hidden_schema(make_settings, proxy)
+    pipeline = make_pipeline(settings)
+    refresh(pipeline)
+    bronze = pipeline.bronze.open()
+    twice = read_arrow(pipeline.quarantine, pipeline.quarantine.open(), OWN_COLUMNS.names).slice(0, 5)
+    batch = bronze.transaction_version(BATCH_APP)
+    writer = StagedWriter(pipeline.bronze, OWN_COLUMNS)
+    writer.write(twice)
+    expected, advance = {BATCH_APP: batch}, {BATCH_APP: batch + 1}
+    commit(Commit(pipeline.bronze, OWN_COLUMNS, writer.close(), expected, advance, str(bronze.metadata().id), owns_map=True))
+
+    proxy.show_all()
+    report = refresh(make_pipeline(settings))
+    assert report.replayed == sent.records_total - 5
+    assert "5 rows of quarantine_events are in bronze_events already: they are not added again" in report.notices
+    held = coordinates(settings, BRONZE)
+    assert len(held) == len(set(held)) == sent.records_total
+    assert refresh(make_pipeline(settings)).replayed == 0
 
 
 @pytest.mark.scenario

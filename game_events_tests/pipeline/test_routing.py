@@ -69,6 +69,16 @@ def test_past_the_room_enough_rows_or_the_allow_list_let_in():
     assert admit(limits(games=("vip",)), known, {"vip": 1, "big": 100, "small": 99}) == ({"vip", "big"}, {"small": 99})
 
 
+def test_past_the_last_bound_only_the_allow_list_lets_in_however_many_rows_a_name_has():
+    settings = limits(max_games=2, max_games_ever=3)
+    flood = {f"fake_{n}": 10_000 + n for n in range(50)}
+    admitted, refused = admit(settings, {"a", "b"}, flood)
+    assert (admitted, len(refused)) == ({"fake_49"}, 49)
+    assert admit(settings, {"a", "b", "c", "d"}, flood)[0] == set()
+    assert admit(limits(max_games=2, max_games_ever=3, games=("vip",)), {"a", "b", "c"}, {"vip": 1})[0] == {"vip"}
+    assert len(admit(limits(max_games=7, max_games_ever=3), set(), flood)[0]) == 7, "what the owner makes room for is there"
+
+
 counts = st.dictionaries(st.sampled_from([f"g{i}" for i in range(12)]), st.integers(1, 300), max_size=12)
 
 

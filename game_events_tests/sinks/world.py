@@ -14,9 +14,8 @@ from pyspark.sql import SparkSession
 from game_events.lakehouse.commits import Commit, commit
 from game_events.lakehouse.staging import StagedWriter
 from game_events.lakehouse.tables import BRONZE, Table
-from game_events.pipeline.bronze import BATCH_APP
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.generations import GENERATION_APP, BronzeIdentity
+from game_events.pipeline.generations import BATCH_APP, GENERATION_APP, BronzeIdentity
 from game_events.pipeline.gold import refresh_gold
 from game_events.pipeline.report import RunReport
 from game_events.settings import Settings, load_settings

@@ -15,6 +15,10 @@ from game_events.sources.source import Lane, Slice
 DOWN = KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down")
 REFUSED = KafkaError(KafkaError._AUTHENTICATION, "bad password")
 BROKEN = KafkaError(KafkaError._TRANSPORT, "connection refused")
+NO_CERTIFICATE = KafkaError(
+    KafkaError._TRANSPORT,
+    "ssl://b: Receive failed: error:0A000412:SSL routines::ssl/tls alert bad certificate: SSL alert number 42",
+)
 
 
 @pytest.mark.parametrize("heard", [[REFUSED, DOWN, BROKEN], [DOWN, REFUSED], [BROKEN, REFUSED]])
@@ -26,6 +30,13 @@ def test_a_refused_login_is_what_counts(heard):
     assert isinstance(error, ConfigurationError)
     assert "bad password" in str(error)
     assert "broker:1" in str(error)
+
+
+def test_a_broker_that_misses_our_certificate_refuses_us_although_the_client_takes_it_for_a_broken_line():
+    memory = CauseMemory("broker:1")
+    memory(NO_CERTIFICATE)
+    assert memory.refused
+    assert isinstance(memory.explain("reading topic"), ConfigurationError)
 
 
 def test_an_unreachable_broker_may_come_back():
@@ -48,6 +59,26 @@ def test_an_unknown_option_is_named_and_its_value_is_not(use):
     with pytest.raises(ConfigurationError, match=r"no\.such\.option") as caught:
         use(Settings(kafka_options={"no.such.option": "hunter2"}))
     assert "hunter2" not in str(caught.value)
+
+
+def test_a_topic_is_made_with_the_replication_that_the_broker_is_set_to(monkeypatch):
+    """A hosted cluster wants three copies and refuses a topic with one; a laptop's broker has room for one only."""
+    asked = []
+
+    class Admin:
+        def __init__(self, *_):
+            """Connects to nothing."""
+
+        def list_topics(self, **_):
+            return SimpleNamespace(topics={})
+
+        def create_topics(self, topics, **_):
+            asked.extend(topics)
+            return {topic.topic: Answers(None) for topic in topics}
+
+    monkeypatch.setattr("game_events.sources.kafka_client.AdminClient", Admin)
+    ensure_topic(Settings(kafka_topic="games"), 4)
+    assert [(topic.topic, topic.num_partitions, topic.replication_factor) for topic in asked] == [("games", 4, -1)]
 
 
 def test_an_undelivered_record_names_its_partition():

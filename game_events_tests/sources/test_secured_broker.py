@@ -15,7 +15,7 @@ from game_events_tests.books import count
 from game_events_tests.guarantees.topics import framed, make_topic
 from game_events_tests.lanes import by_partition, lanes
 from game_events_tests.pipeline.quality_world import Event
-from game_events_tests.sources.secured_broker import MECHANISMS, PASSWORD, secured_broker
+from game_events_tests.sources.secured_broker import CLIENTS, KEY_PASSWORD, MECHANISMS, PASSWORD, secured_broker
 
 pytestmark = pytest.mark.scenario  # a broker of its own, with certificates
 WRONG = {"secret": "wr0ng-one"}
@@ -58,6 +58,35 @@ def test_every_mechanism_serves_the_driver_and_sparks_consumers_and_no_plan_show
     said = capsys.readouterr()
     assert "Relation" in said.out
     assert "pl4nted" not in said.out + said.err
+
+
+@pytest.mark.parametrize("how", CLIENTS)
+def test_a_broker_that_wants_a_clients_certificate_serves_both_clients_and_no_plan_shows_key_or_password(
+    broker, topic, spark, how, capsys
+):
+    settings = topic(broker.mutual, broker.with_certificate(how))
+    found = KafkaSource(settings)
+    now = found.look()
+    assert by_partition(now.latest) == {0: 3}
+    rows = found.read(spark, Slice(now.earliest, now.latest))
+    assert rows.count() == 3
+    rows.explain(True)
+    said = "".join(capsys.readouterr())
+    assert "Relation" in said
+    assert "PRIVATE KEY" not in said
+    assert KEY_PASSWORD not in said
+
+
+@pytest.mark.parametrize("how", ["no certificate", "wrong password of the key", "wrong password of the store"])
+def test_a_client_without_its_certificate_or_the_password_of_its_key_is_told_so_without_repeating_it(broker, topic, how):
+    options = {
+        "no certificate": {"security.protocol": "SSL", "ssl.ca.location": str(broker.authority)},
+        "wrong password of the key": broker.with_certificate(CLIENTS[0], "wr0ng-one"),
+        "wrong password of the store": broker.with_certificate("pkcs12", "wr0ng-one"),
+    }[how]
+    with pytest.raises(ConfigurationError, match="GAME_EVENTS_KAFKA_OPTIONS") as caught:
+        KafkaSource(topic(broker.mutual, options), timeout_s=5).look()
+    assert "wr0ng-one" not in str(caught.value)
 
 
 def test_a_whole_run_over_scram_and_tls(broker, topic, make_pipeline):

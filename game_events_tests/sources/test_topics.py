@@ -16,8 +16,9 @@ from game_events.pipeline.gap_check import offsets_lost
 from game_events.pipeline.offset_checks import offsets_continuous, offsets_unique
 from game_events.pipeline.refresh import refresh
 from game_events.pipeline.report import RunReport
+from game_events.pipeline.selection import selection_of
 from game_events.pipeline.standing import look
-from game_events_tests.books import coordinates, count, rows
+from game_events_tests.books import coordinates, count, gold, rows
 from game_events_tests.guarantees.conftest import crash  # noqa: F401 - a fixture
 from game_events_tests.guarantees.topics import admin, before_reading, expire, make_topic, put
 from game_events_tests.pipeline.quality_world import Event
@@ -188,3 +189,34 @@ def test_a_rival_that_meets_a_new_topic_first_and_a_crash_between_two_tables_lea
     put(late, EVENT)
     assert load(make_pipeline(pattern)).rows("bronze") == 1
     assert_told(make_pipeline(pattern))
+
+
+def test_a_full_refresh_of_bronze_leaves_what_is_not_named_just_now_as_it_is(named, make_pipeline):
+    """Nobody would read it again: its offsets stay."""
+    both, one, part = named("ab"), named("a"), {f"{named.prefix}.a": [1]}
+    make_topic(one, 2)
+    make_topic(named("b"))
+    put(one, [*EVENT * 3, *BAD], 0)
+    put(one, EVENT * 2, 1)
+    put(named("b"), [*EVENT * 2, *BAD, *EVENT])
+    refresh(make_pipeline(both))
+    before = held(both, named.prefix)
+    expire(one, {0: 1})
+    expire(named("b"), {0: 3})
+    allowed = named("a", allow_bronze_full_refresh=True)
+    report = refresh(make_pipeline(allowed), selection=selection_of(make_pipeline(allowed), full_refresh=["bronze"]))
+    assert report.success, report.errors
+    assert report.expired == 1, "of topic b nothing was looked for"
+    assert "3 rows of bronze_events stay: of topics that are not read just now" in report.notices
+    assert held(both, named.prefix) == before | {"a": before["a"][1:]}
+    assert gold(both, "uno")["ann"][0] == 4 + 3
+    assert_told(make_pipeline(both))
+
+    assigned = named("a", kafka_assign=part, allow_bronze_full_refresh=True)
+    report = refresh(make_pipeline(assigned), selection=selection_of(make_pipeline(assigned), full_refresh=["bronze"]))
+    assert "5 rows of bronze_events stay: of topics that are not read just now" in report.notices
+    assert held(both, named.prefix) == before | {"a": before["a"][1:]}
+    put(named("b"), EVENT * 2)
+    assert refresh(make_pipeline(both)).rows("bronze") == 2, "it goes on where it was"
+    assert gold(both, "uno")["ann"][0] == 4 + 3 + 2
+    assert_told(make_pipeline(both))

@@ -24,7 +24,7 @@ class Broker:
     """Topics: name -> number of partitions; `listed`: names that it told of before some were deleted."""
 
     def __init__(self, listed=(), **topics):
-        self.topics, self.listed = topics, listed
+        self.topics, self.listed, self.ids = topics, listed, {}
 
     def list_topics(self, timeout):  # noqa: ARG002
         names = ["__consumer_offsets", "__transaction_state", *self.listed, *self.topics]
@@ -36,10 +36,11 @@ class Broker:
     def describe(self, name):
         if name not in self.topics:
             return KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, "no such topic"))
-        return SimpleNamespace(topic_id=f"id of {name}", partitions=[SimpleNamespace(id=n) for n in range(self.topics[name])])
+        topic_id = self.ids.get(name, f"id of {name}")
+        return SimpleNamespace(topic_id=topic_id, partitions=[SimpleNamespace(id=n) for n in range(self.topics[name])])
 
     def list_offsets(self, asked, **_):
-        return {place: settled(SimpleNamespace(offset=place.partition)) for place in asked}
+        return {place: settled(SimpleNamespace(offset=place.partition, leader_epoch=None)) for place in asked}
 
 
 @pytest.fixture
@@ -82,6 +83,14 @@ def test_partitions_that_are_assigned_are_these_and_one_that_is_not_there_is_nam
     assert places(found) == [("a", "id of a", 0), ("a", "id of a", 2)]
     with pytest.raises(ConfigurationError, match=r"has no partition a\[3\], b\[1\]: correct GAME_EVENTS_KAFKA_ASSIGN"):
         source(Broker(a=3, b=1), kafka_assign={"a": [0, 3], "b": [1]}).look()
+
+
+@pytest.mark.parametrize("no_id", ["A" * 22, None])
+def test_topics_without_an_id_are_refused_as_one_that_is_made_anew_could_not_be_told_from_the_old_one(source, no_id):
+    broker = Broker(a=1, b=1)
+    broker.ids = {"b": no_id}
+    with pytest.raises(ConfigurationError, match=r"gives topic b no id.*Ids come with Kafka 2\.8.*GAME_EVENTS_SOURCE=files"):
+        source(broker, kafka_topic="a,b").look()
 
 
 def test_names_travel_with_the_rows_only_if_a_slice_is_of_several_topics(source):

@@ -1,13 +1,18 @@
 """Java and the pinned JVM parts; Ivy itself runs only where the cache is cold."""
 
+import hashlib
+import io
+import os
 import re
 import stat
-import time
+import tarfile
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from game_events.errors import ConfigurationError, TransientError
+from game_events.pipeline.spark import spark_config
+from game_events.settings import Settings
 from game_events.stack import jars
 from game_events.stack.java import find_java
 
@@ -65,42 +70,149 @@ def test_java_that_does_not_run_is_named(fake_java):
         find_java()
 
 
-def test_failed_resolution_shows_ivys_last_lines_and_leaves_nothing_half_done(fake_java, tmp_path, monkeypatch):
-    fake_java(f"case $1 in -version) {version('17')};; *) echo some.org#thing: not found; exit 1;; esac")
-    monkeypatch.setenv("GAME_EVENTS_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(TransientError, match=r"(?s)could not fetch.*some\.org#thing: not found"):
-        jars.resolve()
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["jars.lock"]
+@pytest.fixture
+def pins(tmp_path, monkeypatch):
+    """Writes a list of pins for the files that the test's Ivy makes, and a cache of its own."""
+    monkeypatch.setenv("GAME_EVENTS_CACHE", str(tmp_path / "cache [1]"))
+    listed = tmp_path / "jars.sha256"
+    monkeypatch.setattr(jars, "PINS", listed)
+
+    def write(**texts: bytes):
+        lines = [
+            f"{hashlib.sha256(text).hexdigest()}  {name.replace('__', '/').replace('_', '.')}\n" for name, text in texts.items()
+        ]
+        listed.write_text("# of this test\n" + "".join(lines))
+
+    write(spark__a_jar=b"delta", kafka__b_jar=b"broker", s3__c_jar=b"store")
+    return write
 
 
-def test_two_at_once_resolve_once_and_the_archive_is_unpacked(fake_java, tmp_path, monkeypatch):
-    # Stands for Ivy: fills the three folders of the pattern it is given, slowly, and counts its runs.
+@pytest.fixture
+def ivy(fake_java, tmp_path):
+    """Stands for Ivy: makes a file for each configuration it is asked for, slowly, and notes what it was asked for."""
     fake_java(f"""case $1 in -version) {version("17")}; exit;; esac
         for last; do :; done
-        out=${{last%%/*}}; echo run >> {tmp_path}/runs; sleep 0.3
-        mkdir -p "$out/spark" "$out/kafka" "$out/registry" && cd "$out/registry" && touch ../spark/a.jar ../kafka/b.jar
-        touch x-runner.jar && tar czf x.tar.gz x-runner.jar && rm x-runner.jar""")
-    monkeypatch.setenv("GAME_EVENTS_CACHE", str(tmp_path / "cache [1]"))
+        out=${{last%%/*}}; sleep 0.3
+        mkdir -p "$out/spark" "$out/kafka" "$out/registry" "$out/s3"
+        while [ "$1" != -confs ]; do shift; done; shift
+        for conf; do case $conf in
+          spark) printf delta > "$out/spark/a.jar"; echo spark >> {tmp_path}/asked;;
+          kafka) printf broker > "$out/kafka/b.jar"; echo kafka >> {tmp_path}/asked;;
+          registry) echo registry >> {tmp_path}/asked; [ -f {tmp_path}/x.tar.gz ] && cp {tmp_path}/x.tar.gz "$out/registry/";;
+          s3) printf store > "$out/s3/c.jar"; echo s3 >> {tmp_path}/asked;;
+          -retrieve) break;;
+        esac; done; exit 0""")
+    return lambda: (tmp_path / "asked").read_text().split()
+
+
+def archive(folder, **files: bytes) -> bytes:
+    """A registry's distribution with these files."""
+    with tarfile.open(folder / "x.tar.gz", "w:gz") as tar:
+        for name, text in files.items():
+            entry = tarfile.TarInfo(name.replace("_", "."))
+            entry.size = len(text)
+            tar.addfile(entry, io.BytesIO(text))
+    return (folder / "x.tar.gz").read_bytes()
+
+
+@pytest.mark.usefixtures("pins")
+def test_failed_resolution_shows_ivys_last_lines_and_leaves_nothing_half_done(fake_java, tmp_path):
+    fake_java(f"case $1 in -version) {version('17')};; *) echo some.org#thing: not found; exit 1;; esac")
+    with pytest.raises(TransientError, match=r"(?s)could not fetch.*some\.org#thing: not found"):
+        jars.for_spark()
+    assert [path.name for path in (tmp_path / "cache [1]").iterdir()] == ["jars.lock"]
+
+
+@pytest.mark.usefixtures("pins")
+def test_two_at_once_fetch_once_and_who_needs_spark_alone_asks_for_nothing_else(ivy):
     with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(lambda _n: jars.resolve(), range(2))
+        first, second = pool.map(lambda _n: jars.for_spark(), range(2))
     assert first == second
-    assert (tmp_path / "runs").read_text() == "run\n"
-    assert [path.name for path in first.spark] == ["a.jar"]
-    assert [path.name for path in first.registry.iterdir()] == ["x-runner.jar"]
+    assert [path.name for path in first] == ["a.jar"]
+    assert ivy() == ["spark"]
+    assert [path.name for path in jars.for_s3()] == ["c.jar"]
+    assert ivy() == ["spark", "s3"]
+
+
+def test_broker_and_registry_are_fetched_for_a_stack_and_the_registrys_archive_is_unpacked(ivy, pins, tmp_path):
+    packed = archive(tmp_path, runner_jar=b"registry")
+    pins(spark__a_jar=b"delta", kafka__b_jar=b"broker", registry__x_tar_gz=packed, registry__runner_jar=b"registry")
+    parts = jars.for_stack()
+    assert [path.name for path in parts.kafka.iterdir()] == ["b.jar"]
+    assert [path.name for path in parts.registry.iterdir()] == ["runner.jar"]
+    assert jars.for_stack() == parts
+    assert ivy() == ["kafka", "registry"]
+
+
+@pytest.mark.parametrize(
+    ("listed", "says"),
+    [
+        ({"spark__a_jar": b"another"}, r"spark/a\.jar has the SHA-256 \w{64}, not the pinned \w{64}"),
+        ({"spark__b_jar": b"delta"}, r"spark/a\.jar is in no list of this version"),
+        ({"spark__a_jar": b"delta", "spark__b_jar": b""}, r"spark/b\.jar is missing"),
+    ],
+)
+@pytest.mark.usefixtures("ivy")
+def test_what_is_fetched_and_is_not_what_is_pinned_is_refused_by_name_and_never_reaches_the_cache(pins, tmp_path, listed, says):
+    pins(**listed)
+    with pytest.raises(ConfigurationError, match=rf"the Java part {says}; nothing of it is run: the repository, or a proxy"):
+        jars.for_spark()
+    assert [path.name for path in (tmp_path / "cache [1]").iterdir() if path.name.startswith("spark")] == []
+
+
+def test_an_archive_that_is_not_the_pinned_one_is_not_even_unpacked(ivy, pins, tmp_path, monkeypatch):
+    archive(tmp_path, runner_jar=b"registry")
+    pins(kafka__b_jar=b"broker", registry__x_tar_gz=b"another", registry__runner_jar=b"registry")
+    monkeypatch.setattr(jars, "unpack", lambda _folder: pytest.fail("unpacked"))
+    with pytest.raises(ConfigurationError, match=r"registry/x\.tar\.gz has the SHA-256"):
+        jars.for_stack()
+    assert ivy() == ["kafka", "registry"]
+
+
+@pytest.mark.usefixtures("ivy", "pins")
+@pytest.mark.parametrize("change", ["other bytes", "a file more", "a file less"])
+def test_a_cache_that_was_changed_is_refused_at_the_next_start_and_it_says_what_to_delete(change):
+    (jar,) = jars.for_spark()
+    if change == "other bytes":
+        before = jar.stat()
+        jar.write_bytes(b"atled")
+        os.utime(jar, ns=(before.st_atime_ns, before.st_mtime_ns))
+    elif change == "a file more":
+        (jar.parent / "z.jar").write_bytes(b"class path")
+    else:
+        jar.unlink()
+    with pytest.raises(ConfigurationError, match=rf"nothing of it is run: .*delete {re.escape(str(jar.parent.parent))}"):
+        jars.for_spark()
 
 
 def test_a_cache_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("GAME_EVENTS_CACHE", str(tmp_path / "file"))
     with pytest.raises(ConfigurationError, match="GAME_EVENTS_CACHE"):
-        jars.resolve()
+        jars.for_spark()
 
 
-def test_a_cached_call_takes_milliseconds():
-    jars.resolve()
-    start = time.perf_counter()
-    parts = jars.resolve()
-    assert time.perf_counter() - start < 0.05
-    assert any(jar.name.startswith("spark-sql-kafka") for jar in parts.spark)
-    assert any(jar.name.startswith("delta-spark") for jar in parts.spark)
-    assert list(parts.registry.glob("*-runner.jar"))
+def test_a_wrong_name_of_a_group_is_refused_with_the_names_there_are(capsys):
+    assert jars.main(["sparks"]) == 1
+    assert "no Java parts sparks; there are spark, stack, s3" in capsys.readouterr().err
+
+
+def test_the_pins_are_of_the_ivy_file_as_it_is_and_name_what_each_group_is_for():
+    of_ivy = hashlib.sha256(jars.IVY_FILE.read_bytes()).hexdigest()
+    assert jars.PINS.read_text().startswith(f"# what ivy.xml names, when its SHA-256 was {of_ivy}\n"), "run `make lock-jars`"
+    spark, stack, s3 = (jars.pinned(group) for group in (jars.SPARK, jars.STACK, jars.S3))
+    assert {name.split("/")[0] for name in stack} == {"kafka", "registry"}
+    assert any(name.startswith("spark/delta-spark") for name in spark)
+    assert any(name.startswith("spark/spark-sql-kafka") for name in spark)
+    assert any(name.endswith("-runner.jar") for name in stack)
+    assert any(name.startswith("s3/hadoop-aws") for name in s3)
+
+
+def test_a_lakehouse_alone_asks_for_sparks_jars_only(monkeypatch, tmp_path):
+    """A fresh pod of a cluster needs no broker."""
+    asked = []
+    monkeypatch.setattr(jars, "folder_of", lambda group, *_: asked.append(group.name) or tmp_path)
+    spark_config(Settings(lakehouse=str(tmp_path)))
+    assert asked == ["spark"]
+    spark_config(Settings(lakehouse="s3://bucket/prefix"))
+    assert asked == ["spark", "spark", "s3"]

@@ -1,7 +1,7 @@
 """Sensors: cheap, bounded in time, with a cursor; what cannot be reached is a skip with a reason."""
 
 from game_events.assets.automation import automation
-from game_events.assets.sensors import alerts, dead_runs, kafka_lag, new_games, schema_versions
+from game_events.assets.sensors import alerts, data_alarms, dead_runs, kafka_lag, new_games, schema_versions
 
 SENSORS = [
     kafka_lag.kafka_lag,
@@ -10,4 +10,5 @@ SENSORS = [
     automation,
     dead_runs.dead_runs,
     alerts.alerts,
+    data_alarms.data_alarms,
 ]

@@ -8,7 +8,7 @@ from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 from pydantic import BaseModel, ValidationError
 
 from game_events.assets.continuous import JOB as CONTINUOUS_JOB
-from game_events.assets.run_alerts import alert_of_check, alert_of_run, evaluated_at, history, is_failure, turns
+from game_events.assets.run_alerts import CheckMemory, alert_of_check, alert_of_run, evaluated_at, history, turns
 from game_events.assets.run_tags import OWN_ALERTS
 from game_events.assets.sensors.masked import masked
 from game_events.errors import GameEventsError
@@ -22,13 +22,6 @@ RUNS, ALERTS = 100, 4
 OVERLAP_S = 60.0
 #: Runs remembered as told.
 REMEMBERED = 500
-
-
-class CheckMemory(BaseModel):
-    """What is known of a check: when the last evaluation that was seen was made (seconds since 1970), and whether it failed."""
-
-    seen: float = 0.0
-    failing: bool = False
 
 
 class Told(BaseModel):
@@ -88,18 +81,18 @@ def tell_of_checks(instance: DagsterInstance, settings: Settings, keys: list[dg.
         if memory is None:
             # Seen for the first time: evaluations of before the first tick are no news, their result is.
             old = [r for r in records if evaluated_at(r) < told.born]
-            memory = CheckMemory(seen=evaluated_at(old[-1]), failing=is_failure(old[-1])) if old else CheckMemory()
+            memory = CheckMemory.of(settings, old[-1]) if old else CheckMemory()
         new = [r for r in records if evaluated_at(r) > memory.seen]
-        for record in turns(new, memory.failing):
-            run = instance.get_run_by_id(record.run_id)
+        for record in turns(settings, new, memory):
+            run = instance.get_run_by_id(record.run_id) if record.run_id else None
             # A continuous run of the command line lasts for days, and tells of its checks only at its end (with the same id).
             if run is None or run.tags.get(OWN_ALERTS) != "true" or run.job_name == CONTINUOUS_JOB:
-                if not left or not send(settings, alert_of_check(settings, record, run.job_name if run else None)):
+                if not left or not send(settings, alert_of_check(settings, record, run.job_name if run else None, memory)):
                     return 0
                 left -= 1
-            memory = CheckMemory(seen=evaluated_at(record), failing=is_failure(record))
+            memory = CheckMemory.of(settings, record)
             told.checks[name] = memory
-        told.checks[name] = CheckMemory(seen=evaluated_at(new[-1]), failing=is_failure(new[-1])) if new else memory
+        told.checks[name] = CheckMemory.of(settings, new[-1]) if new else memory
     return left
 
 
@@ -124,6 +117,8 @@ def alerts(context: dg.SensorEvaluationContext) -> dg.SkipReason:
     left = tell_of_runs(context.instance, settings, told, ALERTS)
     left = tell_of_checks(context.instance, settings, keys, told, left) if left else 0
     context.update_cursor(told.model_dump_json())
-    return dg.SkipReason(
-        f"{ALERTS - left} alerts sent" if left else "the webhook did not take an alert, or there are many: going on"
-    )
+    said = f"{ALERTS - left} alerts sent" if left else "the webhook did not take an alert, or there are many: going on"
+    unknown = sorted(settings.alert_severity.keys() - {key.name for key in keys}) if keys else []
+    if unknown:
+        said += f"; GAME_EVENTS_ALERT_SEVERITY names no check: {', '.join(unknown)}"
+    return dg.SkipReason(said)

@@ -12,6 +12,7 @@ from game_events.assets.keys import schema_key
 from game_events.assets.run_tags import REASON
 from game_events.assets.sensors.masked import masked
 from game_events.assets.sensors.run_keys import unused_run_key
+from game_events.decoding.kept_columns import kept_columns
 from game_events.errors import DataError, GameEventsError
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.choose_source import subjects
@@ -80,7 +81,9 @@ def schema_versions(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg
             new = new_versions(seen.get(subject, {}), versions)
             seen[subject] = {v.version: v.schema_id for v in versions}
             if new:
-                changes = changes_by_version(SchemaHistory(registry, Lakehouse.of(settings), subject), versions, new)
+                changes = changes_by_version(
+                    SchemaHistory(registry, Lakehouse.of(settings), subject, kept_columns(settings)), versions, new
+                )
                 events.append(_event(schema_key(settings, subject), new, changes, registry.url))
                 told.append(f"{subject} version {new[-1].version}")
                 keys.append(f"{subject}-{'-'.join(str(v.schema_id) for v in new)}-{new[-1].version}")

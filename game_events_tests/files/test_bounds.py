@@ -1,0 +1,253 @@
+"""Files that ask for more than a file may have: they harm only themselves, in bounded time and memory, and it is told."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from game_events.files import parquet_rows
+from game_events.files.place import NoFileError, Place
+from game_events.files.schemas import FileSchemas
+from game_events.sources.registry import RegistrySchema
+from game_events_tests.files.samples import WRITERS, avro, event, lines, parquet, protobuf, put
+from game_events_tests.files.test_reading import KINDS, PLENTY, Read
+
+SYNC = b"S" * 16
+
+
+def zigzag(number: int) -> bytes:
+    value, found = number << 1, bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes((*found, value))
+
+
+def container(schema: object, *blocks: tuple[int, bytes]) -> bytes:
+    """An Avro file with these blocks: how many records each one announces, and its bytes."""
+    text = json.dumps(schema).encode()
+    head = b"Obj\x01" + zigzag(1) + zigzag(11) + b"avro.schema" + zigzag(len(text)) + text + zigzag(0) + SYNC
+    return head + b"".join(zigzag(count) + zigzag(len(body)) + body + SYNC for count, body in blocks)
+
+
+@pytest.mark.parametrize("ending", WRITERS)
+def test_a_file_has_as_many_records_as_the_setting_says_and_what_is_left_of_it_is_one_row(ending: str, tmp_path: Path) -> None:
+    bounds = replace(PLENTY, rows=3)
+    files = [put(tmp_path, f"{n}.{ending}", WRITERS[ending](range(n))) for n in (3, 4, 2)]
+    read = Read(tmp_path, *files, schema=KINDS[ending], bounds=bounds)
+    # How many rows a Parquet file has it says at its end: then nothing of it is read.
+    mine = 0 if ending == "parquet" else 3
+    wanted = (
+        {(0, n): event(n) for n in range(3)} | {(1, n): event(n) for n in range(mine)} | {(2, n): event(n) for n in range(2)}
+    )
+    assert read.rows == wanted
+    assert list(read.large) == [(1, mine)]
+    assert "GAME_EVENTS_FILES_MAX_ROWS" in read.large[1, mine]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "pb"])
+@pytest.mark.parametrize(("codec", "pack"), [("gz", gzip.compress), ("bz2", bz2.compress)])
+def test_a_compressed_file_is_unpacked_up_to_the_bound(ending: str, codec: str, pack: object, tmp_path: Path) -> None:
+    body = WRITERS[ending](range(4_000))
+    blank = b"\n" * 3_000_000  # lines of nothing are no records, but somebody has to look at them
+    bomb = put(tmp_path, f"a.{ending}.{codec}", pack(body + (blank if ending == "jsonl" else body * 9)))  # type: ignore[operator]
+    good = put(tmp_path, f"b.{ending}.{codec}", pack(body))  # type: ignore[operator]
+    bounds = replace(PLENTY, unpacked=len(body) + 1_000)
+    read = Read(tmp_path, bomb, good, schema=KINDS[ending], bounds=bounds)
+    assert sum(number == 1 for number, _ in read.rows) == 4_000
+    assert [number for number, _ in read.large] == [0]
+    assert "GAME_EVENTS_FILES_MAX_UNPACKED_BYTES" in next(iter(read.large.values()))
+
+
+def test_avro_blocks_are_unpacked_up_to_the_bound(tmp_path: Path) -> None:
+    file = put(tmp_path, "a.avro", avro(range(2_000), "deflate", block=2_000))
+    read = Read(tmp_path, file, bounds=replace(PLENTY, unpacked=20_000))
+    assert 0 < len(read.rows) < 2_000
+    assert list(read.large) == [(0, len(read.rows))]
+
+
+def test_records_without_bytes_cannot_be_announced_by_the_million(tmp_path: Path) -> None:
+    nothing = {"type": "record", "name": "Nothing", "fields": []}
+    bomb = put(tmp_path, "a.avro", container(nothing, (3_000_000, b""), (2**32 - 3_000_001, b"")))
+    assert bomb.stat().st_size < 150
+    read = Read(tmp_path, bomb, put(tmp_path, "b.avro", avro(range(2))), bounds=replace(PLENTY, rows=2**32 - 1))
+    assert sorted(read.rows) == [(1, 0), (1, 1)]
+    assert set(read.refused) == {(0, 0), (0, 3_000_000)}
+    assert "3,000,000 records are announced in 0 bytes" in read.refused[0, 0]
+
+
+@pytest.mark.parametrize(("ending", "packed"), [("pb", False), ("pb", True), ("jsonl", False), ("jsonl", True)])
+def test_a_record_that_is_too_large_is_passed_over_and_those_behind_it_are_read(
+    ending: str, packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("delimited", "lines"):
+        monkeypatch.setattr(f"game_events.files.{module}.BATCH_BYTES", 1_000)
+    body = WRITERS[ending]
+    large = b'{"n": "' + b"x" * 50_000 + b'"}\n' if ending == "jsonl" else b"\xd4\x86\x03" + bytes(50_004)
+    file = body(range(2)) + large + body(range(3, 5))
+    path = put(tmp_path, f"a.{ending}" + ".gz" * packed, gzip.compress(file) if packed else file)
+    read = Read(tmp_path, path, schema=KINDS[ending], bounds=replace(PLENTY, record=10_000))
+    assert read.rows == {(0, n): event(n) for n in (0, 1, 3, 4)}
+    assert list(read.large) == [(0, 2)]
+    assert "a record of 50,0" in read.large[0, 2]
+    assert not read.refused
+    held = [row["value"] for b in read.batches for row in b.to_pylist() if row["reason"] == "TOO_LARGE"]
+    assert [0 < len(value) < 12_000 for value in held] == [True]
+
+
+def test_the_last_line_may_be_too_large_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("game_events.files.lines.BATCH_BYTES", 1_000)
+    path = put(tmp_path, "a.jsonl", lines(range(1)) + b"x" * 20_000)
+    read = Read(tmp_path, path, schema=KINDS["jsonl"], bounds=replace(PLENTY, record=10_000))
+    assert (len(read.rows), list(read.large)) == (1, [(0, 1)])
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_message_that_announces_two_gigabytes_which_are_not_there_is_the_rest_of_its_file(
+    packed: bool, tmp_path: Path
+) -> None:
+    file = protobuf(range(3)) + b"\xff\xff\xff\xff\x07" + bytes(1_000)
+    path = put(tmp_path, "a.pb" + ".gz" * packed, gzip.compress(file) if packed else file)
+    read = Read(tmp_path, path, schema=KINDS["pb"])
+    assert (len(read.rows), list(read.refused)) == (3, [(0, 3)])
+    assert "2,147,483,6" in read.refused[0, 3]
+
+
+@pytest.mark.parametrize("ending", ["avro", "parquet"])
+def test_single_records_of_other_formats_that_are_too_large_are_rows_of_their_own(ending: str, tmp_path: Path) -> None:
+    rows = [event(n) | {"gamer_id": "x" * (50_000 if n == 2 else 5)} for n in range(5)]
+    out = io.BytesIO()
+    if ending == "avro":
+        import fastavro  # noqa: PLC0415
+
+        from game_events_tests.files.samples import AVRO  # noqa: PLC0415
+
+        fastavro.writer(out, AVRO, rows)
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), out)
+    read = Read(tmp_path, put(tmp_path, f"a.{ending}", out.getvalue()), bounds=replace(PLENTY, record=10_000))
+    assert sorted(read.rows) == [(0, n) for n in (0, 1, 3, 4)]
+    assert list(read.large) == [(0, 2)]
+
+
+def bomb(rows: int, size: int, *, stored: bool = False) -> bytes:
+    """A Parquet file of some hundred bytes: one long text that all of its rows have."""
+    column = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array(["x" * size]))
+    out = io.BytesIO()
+    pq.write_table(pa.table({"gamer_id": column, "n": range(rows)}), out, compression="zstd", store_schema=stored)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_parquet_file_that_unpacks_to_more_than_fits_into_memory_is_read_in_smaller_batches(
+    stored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet_rows, "MEMORY", 64 * 2**20)
+    monkeypatch.setattr(parquet_rows, "BATCH_BYTES", 2**20)
+    body = bomb(300, 500_000, stored=stored)
+    assert len(body) < 10_000
+    read = Read(tmp_path, put(tmp_path, "a.parquet", body), put(tmp_path, "b.parquet", parquet(range(3))))
+    assert sorted(read.rows) == [*((0, n) for n in range(300)), *((1, n) for n in range(3))]
+    assert max(batch.nbytes for batch in read.batches) < 40_000_000
+
+
+def test_a_row_that_does_not_fit_into_memory_at_all_is_what_is_left_of_its_row_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet_rows, "MEMORY", 64 * 2**20)
+    out = io.BytesIO()
+    lists = pa.array([[None] * 20_000_000], pa.list_(pa.int64()))
+    pq.write_table(pa.table({"l": lists}), out, compression="zstd")
+    assert len(out.getvalue()) < 2_000
+    read = Read(tmp_path, put(tmp_path, "a.parquet", out.getvalue()), put(tmp_path, "b.parquet", parquet(range(3))))
+    assert sorted(read.rows) == [(1, n) for n in range(3)]
+    assert list(read.large) == [(0, 0)]
+
+
+def test_rows_of_a_parquet_file_are_unpacked_up_to_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet_rows, "BATCH_BYTES", 2**20)
+    read = Read(tmp_path, put(tmp_path, "a.parquet", bomb(300, 500_000)), bounds=replace(PLENTY, unpacked=10**7))
+    assert 0 < len(read.rows) <= 20
+    assert list(read.large) == [(0, len(read.rows))]
+
+
+# --- links
+
+
+def test_symbolic_links_are_not_followed_and_each_file_is_there_once(tmp_path: Path) -> None:
+    outside = put(tmp_path, "outside/secret.jsonl", b"secret")
+    landing = tmp_path / "landing"
+    put(landing, "a.jsonl", b"{}")
+    put(landing, "sub/b.jsonl", b"{}")
+    (landing / "x.jsonl").symlink_to(outside)
+    (landing / "d").symlink_to(outside.parent)
+    (landing / "sub/loop").symlink_to("..")
+    (landing / "gone.jsonl").symlink_to("nowhere")
+    os.mkfifo(landing / "pipe.jsonl")
+    links: list[str] = []
+    found = Place(str(landing)).listing("*", links)
+    assert sorted(f.path.removeprefix(f"{landing}/") for f in found) == ["a.jsonl", "sub/b.jsonl"]
+    assert sorted(link.removeprefix(f"{landing}/") for link in links) == ["d", "gone.jsonl", "sub/loop", "x.jsonl"]
+
+
+def test_what_became_a_link_since_it_was_listed_is_not_followed_either(tmp_path: Path) -> None:
+    outside = put(tmp_path, "outside/secret.jsonl", b"secret")
+    landing = tmp_path / "landing"
+    paths = [put(landing, name, b"{}") for name in ("a.jsonl", "sub/secret.jsonl", "c.jsonl", "d.jsonl")]
+    paths[0].unlink()
+    paths[0].symlink_to(outside)
+    paths[1].unlink()
+    paths[1].parent.rmdir()
+    paths[1].parent.symlink_to(outside.parent)
+    paths[2].unlink()
+    os.mkfifo(paths[2])
+    place = Place(str(landing))
+    for name in [*map(str, paths[:3]), f"{landing}/../outside/secret.jsonl", str(outside)]:
+        with pytest.raises(NoFileError), place.open(name):
+            pass
+    with place.open(str(paths[3])) as source:
+        assert source.read() == b"{}"
+
+
+# --- schemas that files bring
+
+
+class Registry:
+    """Knows one id."""
+
+    url = "http://registry"
+
+    def fetch(self, schema_id: object) -> RegistrySchema | None:
+        return RegistrySchema(7, "AVRO", "the registry's") if schema_id == 7 else None
+
+
+def test_a_file_that_is_refused_brings_no_schema(tmp_path: Path) -> None:
+    from game_events.files.archive_format import marked_records  # noqa: PLC0415
+    from game_events.files.reading import FileReader, FileReading  # noqa: PLC0415
+
+    path = tmp_path / "a.parquet"
+    brought = RegistrySchema(7, "AVRO", "another", (("--plugin=x", "y"),))
+    pq.write_table(marked_records([brought]).empty_table(), path)
+    reader = FileReader(FileReading(Place(str(tmp_path)), "log", PLENTY))
+    row = {"number": 0, "path": str(path), "size": path.stat().st_size, "modified_us": 5, "part": 0, "parts": 1}
+    (batch,) = reader.batches([pa.RecordBatch.from_pylist([row])])
+    assert batch.column("reason").to_pylist() == ["UNREADABLE_FILE"]
+    assert reader.schemas == {}
+
+
+def test_what_a_file_says_of_a_registrys_id_never_wins_over_the_registry() -> None:
+    schemas = FileSchemas(Registry(), framed=True)  # type: ignore[arg-type]
+    schemas.offer([RegistrySchema(7, "AVRO", "another"), RegistrySchema(8, "AVRO", "of an archive")])
+    assert [getattr(schemas.fetch(i), "text", None) for i in (7, 8, 9)] == ["the registry's", "of an archive", None]
+    archive = FileSchemas(Registry(), framed=False)  # type: ignore[arg-type]
+    archive.offer([RegistrySchema(7, "AVRO", "of the archive")])
+    assert getattr(archive.fetch(7), "text", None) == "of the archive", "it stands in for a registry that may be gone"

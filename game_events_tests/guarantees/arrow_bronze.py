@@ -1,0 +1,145 @@
+"""Bronze's slices without Spark, Kafka and registry: a topic in memory, and runs of which each knows other schemas.
+
+Everything else is the pipeline's own (`load_bronze`, its commits to both tables), on real Delta tables.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from game_events.decoding.columns import ColumnMap
+from game_events.lakehouse.reading import read_arrow
+from game_events.lakehouse.staging import StagedFile, StagedWriter
+from game_events.lakehouse.tables import Table
+from game_events.pipeline import bronze, bronze_reset
+from game_events.pipeline.bronze_stage import COORDINATES, QUARANTINE_COLUMNS
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.stage_result import StageResult
+from game_events.settings import Settings
+from game_events.sources.source import Lane, Positions, Seen, Slice
+
+LANE = Lane("t", "A" * 21 + "A", 0)
+#: Of a record without decoded columns.
+UNKNOWN = "UNKNOWN_SCHEMA"
+
+
+@dataclass
+class Topic:
+    """Records that any number of runs read.
+
+    Attributes:
+        columns: what is decoded: name -> type.
+        records: lane -> one mapping for each offset: `schema`, the schema's id, and values of the columns.
+        expired: lane -> first offset that there still is.
+    """
+
+    columns: dict[str, pa.DataType] = field(default_factory=dict)
+    records: dict[Lane, list[dict[str, Any]]] = field(default_factory=lambda: {LANE: []})
+    expired: Positions = field(default_factory=dict)
+
+    def look(self) -> Seen:
+        """The offsets."""
+        ends = {lane: len(of) for lane, of in self.records.items()}
+        return Seen({lane: self.expired.get(lane, 0) for lane in ends}, ends)
+
+    def lane(self, row: Mapping[str, Any]) -> Lane:
+        """Where a row was read."""
+        (found,) = (p for p in self.records if (p.topic_id, p.partition) == (row["_kafka_topic_id"], row["_kafka_partition"]))
+        return found
+
+
+@dataclass
+class Reader:
+    """The source as one run has it: what it makes of a record depends on the schemas that it knows.
+
+    Attributes:
+        topic: the topic.
+        schemas: ids of the schemas that the registry tells it.
+        most: records of a slice.
+        until: it sees the topic up to this offset only; None: up to its end.
+    """
+
+    topic: Topic
+    schemas: Collection[int]
+    most: int = 1_000
+    until: int | None = None
+
+    def look(self) -> Seen:
+        """As it is seen by this run."""
+        now = self.topic.look()
+        return Seen(now.earliest, {p: end if self.until is None else min(end, self.until) for p, end in now.latest.items()})
+
+    def subjects(self, _: Iterable[Lane]) -> tuple[str, ...]:
+        """There is no registry."""
+        return ()
+
+    def room(self, _: Positions) -> int:
+        """Records of a slice."""
+        return self.most
+
+
+def pipeline_of(settings: Settings, reader: Reader) -> Pipeline:
+    """As a new process has it."""
+    made = Pipeline(settings, lambda: pytest.fail("no Spark is needed"))
+    columns = ColumnMap(dict(reader.topic.columns))
+    catalog = SimpleNamespace(
+        ids_of=lambda _: [],
+        archive=lambda _: [],
+        message_columns=lambda *_: columns,
+        other_types=lambda _: Counter(),
+        knows=lambda schema: schema in reader.schemas,
+    )
+    made.__dict__.update(source=reader, catalog=catalog)
+    return made
+
+
+def without_services(patch: pytest.MonkeyPatch) -> None:
+    """Slices are decoded by `stage_slice` of this module, columns have no comments."""
+    for module in (bronze, bronze_reset):
+        patch.setattr(module, "stage_slice", stage_slice)
+        patch.setattr(module, "documented", lambda _pipeline, schema, *_: schema)
+    patch.setattr(bronze, "about_bronze", lambda *_: None)
+
+
+def stage_slice(pipeline: Pipeline, _: Any, columns: ColumnMap, part: Slice, batch: int, decided: Any) -> StageResult:
+    """For `bronze.stage_slice`: files of both tables."""
+    reader: Any = pipeline.source
+    good, bad = [], []
+    for lane, end in part.end.items():
+        for offset in range(part.start[lane], end):
+            record = reader.topic.records[lane][offset]
+            row = dict(zip(COORDINATES, (lane.topic_id, lane.partition, offset), strict=True))
+            row |= {"_kafka_topic": lane.topic, "_batch": batch, "_schema_id": record["schema"], "_raw_value": b"x"}
+            if offset in decided.get((lane.topic_id, lane.partition), ()):
+                continue
+            if record["schema"] in reader.schemas:
+                good.append(row | {k: v for k, v in record.items() if k in reader.topic.columns})
+            else:
+                bad.append(row | {"layer": "bronze", "reason": UNKNOWN})
+    types = {(row["_schema_id"], (0,)) for row in good}
+    columns = pipeline.catalog.message_columns(columns, types)
+    files = write(pipeline.bronze, bronze.bronze_schema(columns), good), write(pipeline.quarantine, QUARANTINE_COLUMNS, bad)
+    return StageResult(*files, types, set(), Counter({UNKNOWN: len(bad)} if bad else {}))
+
+
+def write(table: Table, schema: pa.Schema, rows: list[dict[str, Any]]) -> list[StagedFile]:
+    """Files with rows, not committed."""
+    writer = StagedWriter(table, schema)
+    if rows:
+        writer.write(pa.Table.from_pylist(rows, schema=schema))
+    return writer.close()
+
+
+def offsets(table: Table, *, condition: Callable[[dict[str, Any]], bool] = lambda _: True) -> list[tuple[str, int, int]]:
+    """Coordinates of a table's rows, sorted; those of records that do not decode, in quarantine."""
+    handle = table.open()
+    rows = read_arrow(table, handle).to_pylist() if handle is not None else []
+    wanted = (row for row in rows if row.get("layer", "bronze") == "bronze" and condition(row))
+    return sorted(tuple(row[name] for name in COORDINATES) for row in wanted)

@@ -1,0 +1,113 @@
+"""A worker that dies over one game's rows: that game is found, and the others' rows arrive. No Spark here."""
+
+from __future__ import annotations
+
+import pytest
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+
+from game_events.pipeline import crashed_workers
+from game_events.pipeline.crashed_workers import WorkerCrashError, by_halves, crashes_named, is_crash, whole_or_by_halves
+
+SPARK_SAYS = (
+    "Job aborted due to stage failure: ...: org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)"
+)
+
+
+class Job:
+    """Dies if one of the guilty games is among those it is run for; `killed`: jobs that die of somebody's `kill` instead."""
+
+    def __init__(self, guilty=(), killed=()):
+        self.guilty, self.killed, self.parts = set(guilty), set(killed), []
+
+    def __call__(self, games):
+        self.parts.append(sorted(games))
+        if self.guilty & set(games) or len(self.parts) in self.killed:
+            raise WorkerCrashError("a worker crashed")
+        return set(games)
+
+
+def games(count):
+    return [f"game_{number:04}" for number in range(count)]
+
+
+def test_a_job_that_ends_well_is_run_once():
+    job = Job()
+    assert whole_or_by_halves(games(5), job, "silver", pytest.fail) == ([set(games(5))], {})
+    assert job.parts == [games(5)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 2000])
+def test_the_one_game_that_kills_workers_is_found_and_all_others_are_done_once(count):
+    for guilty in {games(count)[0], games(count)[-1], games(count)[count // 3]}:
+        job = Job([guilty])
+        done, failed = whole_or_by_halves(games(count), job, "silver", lambda _: None)
+        assert sorted(game for part in done for game in part) == sorted(set(games(count)) - {guilty})
+        assert list(failed) == [guilty]
+        assert "2 times with no other rows" in failed[guilty]
+        assert len(job.parts) <= 2 * count.bit_length() + 3
+
+
+def test_several_guilty_games_are_found():
+    guilty = {"game_0000", "game_0007", "game_0013"}
+    done, failed = by_halves(games(20), Job(guilty), "silver")
+    assert set(failed) == guilty
+    assert sum(map(len, done)) == 17
+
+
+def test_a_worker_that_somebody_killed_costs_no_game_its_rows():
+    done, failed = whole_or_by_halves(games(8), Job(killed=[1]), "silver", lambda _: None)
+    assert (sum(map(len, done)), failed) == (8, {})
+    # The second one is hit while a game stands alone: that may be chance, too.
+    done, failed = whole_or_by_halves(games(1), Job(killed=[1, 2]), "silver", lambda _: None)
+    assert (sum(map(len, done)), failed) == (1, {})
+
+
+def test_when_everything_dies_an_end_is_put_to_it_and_each_game_says_why_it_waits(monkeypatch):
+    monkeypatch.setattr(crashed_workers, "MAX_CRASHES", 6)
+    job = Job(games(100))
+    done, failed = by_halves(games(100), job, "batches 3 to 5 of bronze_events")
+    assert len(job.parts) == 6
+    assert done == []
+    assert set(failed) == set(games(100))
+    assert failed["game_0050"].startswith("not tried: workers crashed 6 times over batches 3 to 5 of bronze_events")
+
+
+class JobAbortedError(Py4JJavaError):
+    """As py4j raises it, without a JVM to ask for the stack."""
+
+    def __init__(self, text):
+        Exception.__init__(self, text)
+        self.text = text
+
+    def __str__(self):
+        return self.text
+
+
+@pytest.mark.parametrize("kind", [JobAbortedError, PySparkException])
+def test_a_crash_is_told_in_one_sentence_that_says_where(kind):
+    killed = kind(f"{SPARK_SAYS}\n\tat org.apache.spark.api.python.BasePythonRunner...\n" * 50)
+    with pytest.raises(WorkerCrashError) as raised, crashes_named(" over events[0] 3 to 5"):
+        raise killed
+    assert str(raised.value) == (
+        "a Python worker of Spark crashed over events[0] 3 to 5: it was killed (is there enough memory?), or code that it ran "
+        "ended the process. Nothing of this job was committed, what was committed before stays"
+    )
+    fault = (
+        f"{SPARK_SAYS}: Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n  File "
+        '"/opt/lib/game_events/pipeline/fan_out.py", line 157 in run\n  File "/opt/lib/worker.py", line 3 in main\n'
+    )
+    with (
+        pytest.raises(WorkerCrashError, match=r"crashed: Segmentation fault in fan_out.py, line 157 \(run\)\. Nothing"),
+        crashes_named(""),
+    ):
+        raise kind(fault)
+
+
+def test_another_failure_of_a_job_is_left_as_it_is():
+    other = PySparkException("[DIVIDE_BY_ZERO] ...")
+    assert not is_crash(other)
+    assert not is_crash(RuntimeError(SPARK_SAYS))
+    with pytest.raises(PySparkException) as raised, crashes_named(" over rows"):
+        raise other
+    assert raised.value is other

@@ -1,0 +1,145 @@
+"""A broker that lost records which bronze has, and has given their offsets to others since."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from game_events.errors import DataError
+from game_events.lakehouse.commits import Commit, commit
+from game_events.lakehouse.tables import Lakehouse
+from game_events.pipeline import bronze as bronze_module
+from game_events.pipeline.bronze import load_bronze
+from game_events.pipeline.bronze_stage import OWN_COLUMNS
+from game_events.pipeline.context import Pipeline, no_spark
+from game_events.pipeline.cut_log import refuse_other_records
+from game_events.pipeline.report import RunReport
+from game_events.pipeline.stage_result import StageResult
+from game_events.settings import load_settings
+from game_events.sources import kafka
+from game_events.sources.kafka import KafkaSource
+from game_events.sources.source import Lane, Seen
+from game_events.stack import jars, kafka_broker
+from game_events.stack.java import find_java
+from game_events.stack.ports import HOST, Ports, free_ports
+from game_events.stack.server_process import stop
+from game_events_tests.guarantees.arrow_bronze import Reader, Topic, pipeline_of, without_services
+from game_events_tests.guarantees.topics import make_topic, put
+from game_events_tests.waiting import until
+
+LANE, IDLE = Lane("t", "A" * 20 + "QA", 0), Lane("t", "A" * 20 + "QA", 1)
+
+
+@pytest.fixture
+def bronze(tmp_path):
+    """Bronze that stands at 10 in both partitions; the leaders were of epochs 4 and 7 when it read them."""
+    table = Lakehouse(str(tmp_path)).table("bronze_events")
+    advance = {LANE.app: 10, IDLE.app: 10, LANE.epoch_app: 4, IDLE.epoch_app: 7}
+    commit(Commit(table, OWN_COLUMNS, [], {}, advance, None))
+    return table.open()
+
+
+def look(bronze, epochs, written):
+    """A look at a topic that ends behind bronze's position; gives the lanes that were asked for."""
+    asked = []
+    now = Seen({LANE: 0, IDLE: 0}, {LANE: 12, IDLE: 12}, epochs=epochs)
+
+    def found(_, positions):
+        asked.extend(sorted(positions))
+        return {lane: epoch for lane, epoch in written.items() if lane in positions}
+
+    refuse_other_records(bronze, now, {LANE: 10, IDLE: 10}, found)
+    return asked
+
+
+def test_with_the_leaders_that_bronze_knows_nothing_is_asked(bronze):
+    assert look(bronze, {LANE: 4, IDLE: 7}, {}) == []
+    assert look(bronze, {}, {}) == [], "a broker that tells no epochs"
+
+
+def test_a_new_leader_that_has_all_records_is_no_fault_and_one_that_wrote_the_last_record_anew_stops_the_run(bronze):
+    assert look(bronze, {LANE: 5, IDLE: 7}, {LANE: 4}) == [LANE]
+    assert look(bronze, {LANE: 6, IDLE: 8}, {LANE: 2}) == [LANE, IDLE], "of one of them there is no record any more"
+    said = r"t\[0\]: bronze is at 10 and has read what was written up to leader epoch 4, the record before it is of epoch 5"
+    with pytest.raises(DataError, match=said):
+        look(bronze, {LANE: 6, IDLE: 8}, {LANE: 5, IDLE: 7})
+
+
+def test_each_slice_notes_the_leaders_epoch_and_a_bronze_without_a_note_gets_one(tmp_path, monkeypatch):
+    without_services(monkeypatch)
+    topic = Topic(records={LANE: [{"schema": 1}] * 3})
+    settings = load_settings(lakehouse=str(tmp_path))
+    for epoch in (None, 3, 5):
+        reader = Reader(topic, (1,))
+        seen = reader.look() if epoch is None else replace(reader.look(), epochs={LANE: epoch})
+        monkeypatch.setattr(reader, "look", lambda seen=seen: seen)
+        pipeline = pipeline_of(settings, reader)
+        load_bronze(pipeline, RunReport())
+        assert pipeline.bronze.open().transaction_version(LANE.epoch_app) == epoch
+        topic.records[LANE].append({"schema": 1})
+
+
+def test_a_record_is_looked_up_once_for_each_leader(monkeypatch):
+    asked = []
+    monkeypatch.setattr(kafka, "epochs_before", lambda _s, positions, *_: asked.append(dict(positions)) or {LANE: 2})
+    source = KafkaSource(load_settings())
+
+    def written(epoch, at):
+        return source.epochs_before(Seen({}, {}, epochs={LANE: epoch}), {LANE: at})
+
+    assert [written(3, 10), written(3, 10), written(4, 10), written(4, 11)] == [{LANE: 2}] * 4
+    assert [p for p in asked if p] == [{LANE: 10}, {LANE: 10}, {LANE: 11}]
+
+
+class OwnBroker:
+    """A broker that is stopped and started again on its data."""
+
+    def __init__(self, folder):
+        kafka_port, controller, registry = free_ports(3)
+        self.folder, self.ports = folder, Ports(kafka=kafka_port, controller=controller, registry=registry)
+        folder.mkdir()
+
+    def __enter__(self):
+        parts, log = jars.resolve(lambda _line: None), self.folder / "kafka.log"
+        self.process = kafka_broker.start(find_java(), parts.kafka, self.folder, ports=self.ports, log=log)
+        until(lambda: kafka_broker.is_healthy(self.ports.kafka), what="the broker")
+
+    def __exit__(self, *_):
+        stop([self.process])
+
+
+@pytest.mark.scenario
+def test_a_partition_that_was_restored_from_a_copy_and_has_grown_past_bronze_stops_the_run(tmp_path, stack, monkeypatch):
+    monkeypatch.setattr(bronze_module, "stage_slice", lambda *_: StageResult([], [], set(), set(), {}))
+    broker = OwnBroker(tmp_path / "broker")
+    settings = load_settings(
+        kafka_bootstrap_servers=f"{HOST}:{broker.ports.kafka}",
+        schema_registry_url=stack.schema_registry_url,
+        kafka_topic="events",
+        lakehouse=str(tmp_path / "lakehouse"),
+    )
+    data, copy = broker.folder / kafka_broker.DATA / "events-0", tmp_path / "copy"
+    records = [b"no frame"]
+
+    def run():
+        pipeline = Pipeline(settings, no_spark)
+        load_bronze(pipeline, RunReport())
+        (lane,) = pipeline.source.look().latest
+        return pipeline.bronze.open().transaction_version(lane.app)
+
+    with broker:
+        make_topic(settings)
+        put(settings, records * 5)
+        assert run() == 5
+    shutil.copytree(data, copy)
+    with broker:
+        put(settings, records * 5)
+        assert run() == 10, "another leader that has everything is no fault"
+    shutil.rmtree(data)
+    shutil.copytree(copy, data)
+    with broker:
+        put(settings, records * 7)
+        with pytest.raises(DataError, match=r"events\[0\]: bronze is at 10 and has read .* leader epoch \d+, the record"):
+            run()
