@@ -44,7 +44,7 @@ from game_events.pipeline.fan_out import FanOut, FanOutResult, stage
 from game_events.pipeline.game_commits import commit_games, for_games
 from game_events.pipeline.generations import BronzeIdentity, erasures, generation
 from game_events.pipeline.gold_rows import GAME, GameRows, aggregated
-from game_events.pipeline.known_values import all_null, looked_at, told
+from game_events.pipeline.known_values import all_null, known_or_meant, looked_at, told
 from game_events.pipeline.report import RunReport, TableReport
 from game_events.pipeline.rule_check import require_valid
 from game_events.pipeline.rule_columns import RuleColumns
@@ -268,10 +268,9 @@ def _pass(
 
 
 def _asked(pipeline: Pipeline) -> StructType:
-    """The key and time columns as bronze has them: a game that is idle since before they came has no values in them."""
+    """The key and time columns: NULL for a game that is idle since before they came, or while all records have other kinds."""
     bronze = pipeline.bronze.open()
-    names = (pipeline.settings.key_column, pipeline.settings.time_column)
-    return StructType([f for f in spark_schema(bronze.schema()).fields if f.name in names] if bronze is not None else [])
+    return known_or_meant(pipeline.settings, spark_schema(bronze.schema()) if bronze is not None else StructType())
 
 
 def _missing_columns(pipeline: Pipeline, aggregate: GoldAggregate, silver: DeltaTable, asked: StructType) -> DataError | None:

@@ -21,6 +21,7 @@ from game_events.pipeline.game_commits import for_games
 from game_events.pipeline.generations import BronzeIdentity
 from game_events.pipeline.gold import silver_app
 from game_events.pipeline.gold_rows import game_in_path
+from game_events.pipeline.known_values import known_or_meant
 from game_events.pipeline.spark_types import quoted, united
 from game_events.pipeline.unified import gold_app
 
@@ -98,7 +99,9 @@ def _all_rows(
     key, made = settings.key_column, expressions(settings)
     columns = ["_game", key, *made]
     wanted = None if settings.gold_columns else (key, settings.time_column, "_batch")
-    events = _files(pipeline, silver, taken, wanted, pipeline.lakehouse.called.silver_path())
+    bronze = pipeline.bronze.open()
+    asked = known_or_meant(settings, spark_schema(bronze.schema()) if bronze is not None else StructType())
+    events = _files(pipeline, silver, taken, wanted, pipeline.lakehouse.called.silver_path(), asked)
     limits = spark.createDataFrame(pa.table({"_game": list(taken), "_taken": pa.array(taken.values(), pa.int64())}))
     events = events.join(F.broadcast(limits), "_game").where(F.col("_batch") <= F.col("_taken"))
     anew = events.groupBy("_game", key).agg(*(F.expr(sql).alias(column) for column, sql in made.items()))
@@ -119,15 +122,19 @@ def _files(
     games: dict[str, int],
     wanted: tuple[str, ...] | None,
     pattern: str,
+    asked: StructType | None = None,
 ) -> DataFrame:
     """Rows of several games' tables, the game taken from the folder, so that a row in a wrong table is found.
 
-    `wanted` are columns; None: all that any of the tables has.
+    `wanted` are columns; None: all that any of the tables has. `asked` are NULL where none has them, as gold takes them to be.
     """
     opened = [table for game in games if (table := tables[game]) is not None]
-    schema, _ = united(spark_schema(table.schema()) for table in (opened if wanted is None else opened[:1]))
-    wanted = wanted or tuple(schema.names)
-    read = StructType([f for f in schema.fields if f.name in wanted])
+    schemas = [spark_schema(table.schema()) for table in opened]
+    fields = {f.name: f for f in united(schemas)[0].fields}
+    for field in (*(schemas[0].fields if wanted is not None else ()), *(asked or StructType()).fields):
+        fields.setdefault(field.name, field)
+    wanted = wanted or tuple(fields)
+    read = StructType([f for f in fields.values() if f.name in wanted])
     uris = [uri for table in opened for uri in files_with(table)]
     rows = read_files(pipeline.spark, uris, read)
     return rows.select(F.regexp_extract(path_column(uris), pattern, 1).alias("_game"), *(F.col(quoted(c)) for c in wanted))

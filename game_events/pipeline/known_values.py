@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
+from pyspark.sql.types import DataType, StringType, StructField, StructType, TimestampType
 
 from game_events.decoding.columns import kind_of
 from game_events.decoding.kept_columns import Kept, base_of, kept_columns
@@ -20,6 +21,7 @@ from game_events.pipeline.generations import BronzeIdentity
 from game_events.settings import Settings
 
 KNOWN = "keys_and_times_known"
+_TYPES: dict[str, DataType] = {"string": StringType(), "timestamp": TimestampType()}
 #: Games that the check names.
 SHOWN = 20
 
@@ -56,6 +58,17 @@ def told(settings: Settings, game: str, columns: Collection[str], silver: Collec
             f"If its producers call it something else: {setting}"
         )
     return sentences
+
+
+def known_or_meant(settings: Settings, bronze: StructType) -> StructType:
+    """The key and time columns as bronze has them; of one that it has in other kinds only, the kind that it is kept for."""
+    found = []
+    for kept in _settings_of(settings).values():
+        if kept.column in bronze.names:
+            found.append(bronze[kept.column])
+        elif kept.kind in _TYPES and any(_is_double(name, kept.column) for name in bronze.names):
+            found.append(StructField(kept.column, _TYPES[kept.kind]))
+    return StructType(found)
 
 
 def of_another_kind(settings: Settings, columns: Mapping[str, pa.DataType]) -> list[str]:
