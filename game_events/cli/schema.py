@@ -68,10 +68,12 @@ def show(
     history = _history(subject)
     chosen = history.version(version)
     fields = history.fields(chosen)
+    occurred = history.occurred()
     for message in dict.fromkeys(f.message for f in fields):
         rows = [(f.names, f.declared, f.column, type_name(f.field.type, members=False)) for f in fields if f.message == message]
         output.table(
-            f"{message} (version {chosen.version}, schema id {chosen.schema_id})",
+            f"{message} (version {chosen.version}, schema id {chosen.schema_id})"
+            + ("" if message in occurred else ": no record of it yet; its columns would be"),
             ("field", "type", "column", "stored as"),
             rows,
         )
@@ -87,6 +89,7 @@ def show(
                     "type": f.declared,
                     "column": f.column,
                     "stored_as": type_name(f.field.type, members=False),
+                    "occurred": f.message in occurred,
                 }
                 for f in fields
             ],

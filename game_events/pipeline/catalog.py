@@ -17,6 +17,7 @@ from game_events.decoding.comments import NO_COMMENTS, Comments, read_comments
 from game_events.decoding.compiler import compile_schema, first_decoder
 from game_events.decoding.declared_names import declared_names
 from game_events.decoding.decoder import DecodePlan, TypeKey
+from game_events.decoding.descriptors import ProtobufSchema
 from game_events.decoding.frames import IndexPath, SchemaId, ordered
 from game_events.decoding.kept_columns import Kept
 from game_events.decoding.payloads import CompiledSchema, PayloadDecoder
@@ -72,6 +73,7 @@ class SchemaCatalog:
         self._compiled: dict[SchemaId, CompiledSchema | DataError] = {}
         self._messages: dict[TypeKey, PayloadDecoder | DataError] = {}
         self._comments: dict[SchemaId, Comments] = {}
+        self._ambiguous: set[TypeKey] = set()
         #: Pairs met in this process: planned for from then on, so that no slice is read twice for them.
         self.met: set[TypeKey] = set()
         self._versions: dict[str, list[int]] = {}
@@ -182,8 +184,18 @@ class SchemaCatalog:
                 continue
             types.add(key)
             columns = grown
+            self._note_two_meanings(compiled, key)
         limit = self.max_unknown_ids
         return DecodePlan(schemas, frozenset(types), rejected, columns, frozenset(undecoded), rest, limit)
+
+    def _note_two_meanings(self, compiled: CompiledSchema, key: TypeKey) -> None:
+        other = compiled.other_meaning(key[1]) if isinstance(compiled, ProtobufSchema) else None
+        if other is not None and key not in self._ambiguous:
+            self._ambiguous.add(key)
+            log.warning(
+                "ambiguous_index=true schema_id=%s index=%s read_as=%s could_be=%s reason='maps count in two ways'",
+                key[0], list(key[1]), compiled.name_of(key[1]), other,
+            )  # fmt: skip
 
     def _too_wide(self, key: TypeKey, columns: ColumnMap, grown: ColumnMap) -> str:
         return (

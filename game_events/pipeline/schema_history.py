@@ -72,6 +72,10 @@ class SchemaHistory:
             columns = columns.with_message(message, fields)
         return field_columns(messages, columns)
 
+    def occurred(self) -> set[str]:
+        """Full names of the message types that bronze has columns of; of all others no record was decoded yet."""
+        return {key.partition("#")[0] for key in self._columns().names}
+
     def changes(self, old: SubjectVersion, new: SubjectVersion) -> list[Change]:
         """What one version changed against another.
 

@@ -108,6 +108,20 @@ def test_for_people_an_event_is_a_line_that_says_what_happened(cli, lakehouse):
     assert lakehouse
 
 
+def test_an_error_of_many_lines_is_one_line_that_begins_with_what_it_says(cli, lakehouse):
+    text = (
+        "An error occurred while calling o201.collectToPython.\n: org.apache.spark.SparkException: Job aborted\n\tat org.x\n"
+        "2026-01-01 00:00:00 dddd-4   run      refresh: succeeded\x1b[2J"
+    )
+    error = {"error": {"class": "Py4JJavaError", "text": text}}
+    failed = {"kind": "run", "name": "refresh", "status": "failed", "seconds": 1.0, "detail": json.dumps(error)}
+    append_events(lakehouse, [{**failed, "time": NOW}], "dddd-4", "refresh#0")
+    lines = cli("log", "--kind", "run").out.splitlines()
+    assert len(lines) == 4
+    assert lines[0].split("; ", 1)[1].startswith("Py4JJavaError: org.apache.spark.SparkException: Job aborted at org.x 2026-")
+    assert cli("log", "--run", "dddd", "--json").result["events"][0]["detail"] == error
+
+
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [

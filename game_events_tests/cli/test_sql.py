@@ -117,6 +117,26 @@ def test_nothing_outside_of_the_root_is_read_and_nothing_is_written(cli, lakehou
     assert sorted(tmp_path.rglob("*")) == files
 
 
+def test_a_table_that_nothing_was_put_into_yet_is_told_as_such(cli, lakehouse):
+    assert lakehouse
+    for name in ("quarantine_events", "Bronze_Events"):
+        assert f"there is no table '{name}' yet: nothing was ever put into it" in cli("sql", f"FROM {name}").err
+
+
+def test_a_row_with_many_columns_is_shown_below_itself_and_nested_values_are_json(cli, lakehouse):
+    assert lakehouse
+    many = ", ".join(f"{n} AS column_number_{n}" for n in range(60))
+    lines = cli(
+        "sql", f"SELECT {many}, ['a', 'é'] AS list, {{'a': 1.5::DOUBLE}} AS struct, 'x' || chr(27) || '[2J' AS bad"
+    ).out.splitlines()
+    assert lines[0] == "row 1"
+    assert lines[8].split() == ["column_number_7", "7"]
+    assert [line.split(None, 1)[1] for line in lines[-3:]] == ['["a", "é"]', '{"a": 1.5}', "x\\x1b[2J"]
+    found = cli("sql", "SELECT 'nan'::DOUBLE, '-inf'::FLOAT, ['inf'::DOUBLE]", "--json").result
+    assert found["rows"] == [["NaN", "-Infinity", ["Infinity"]]]
+    assert cli("history", "silver_a_events").out.startswith(lakehouse.root)
+
+
 def test_a_wrong_name_is_answered_with_those_like_it(cli, lakehouse):
     for said in (cli("sql", "FROM silver_b_event"), cli("history", "silver_b_event"), cli("schema", "silver_b_event")):
         assert said.code == 1

@@ -16,9 +16,8 @@ from game_events.lakehouse.reading import read_arrow
 from game_events.pipeline.fan_out import FanOut, FanOutResult, stage
 from game_events.pipeline.gold_rows import GAME
 from game_events.pipeline.rejections import Decisions
-from game_events.pipeline.routing import Routing
 from game_events.pipeline.rule_columns import DROP, FATE, HELD_BACK, KEEP, READMIT, REJECT, RuleColumns
-from game_events.pipeline.silver_stage import Source, Start, _split
+from game_events.pipeline.silver_stage import Staging, Start, _split
 from game_events.rules import Rule
 
 TIME = pa.timestamp("us", tz="UTC")
@@ -61,31 +60,26 @@ class Rows:
         return self._table.to_pylist()
 
 
-def stage_games(
-    source: Source,
-    above: int,
-    routing: Routing,
-    games: int,
-    starts: Mapping[str, Start] | None,
-    decisions: Decisions,
-) -> FanOutResult:
-    """For `silver_stage.stage_games`."""
+def stage_games(work: Staging) -> FanOutResult:
+    """For `silver_isolated.stage_games`."""
+    source, starts = work.source, work.starts
     asked = [g for g, s in (starts or {}).items() if s.anew or s.decided > s.begin]
-    held = set(_rejected(decisions, asked)) if asked else None
+    held = set(_rejected(work.decisions, asked)) if asked else None
     split = _split(source, held=bool(held))
     rows = read_arrow(source.pipeline.bronze, source.handle).to_pylist()
     judged: list[dict[str, Any]] = []
     for row in rows:
-        start = Start(None, None, above) if starts is None else starts.get(row["game_name"])
-        if start is not None and row["_batch"] > start.begin:
+        start = Start(None, None, work.above) if starts is None else starts.get(row["game_name"])
+        left_out = starts is None and row["game_name"] in work.left_out
+        if start is not None and row["_batch"] > start.begin and not left_out:
             judged.append(row | _judged(source.rules.rules, row, start, held or set()))
     if not judged:
         return FanOutResult()
     mask = [pa.field(name, pa.int64()) for name in source.rules.names]
     schema = pa.schema([*pa.schema(source.handle.schema()), *mask, pa.field(FATE, pa.int32())])
     table = pa.Table.from_pylist(judged, schema=schema)
-    task = FanOut(source.pipeline.lakehouse, "silver", "game_name", source.schema, routing, split=split)
-    return stage(Rows(table), task, len(judged), games, salt="_kafka_offset")  # type: ignore[arg-type]
+    task = FanOut(source.pipeline.lakehouse, "silver", "game_name", source.schema, work.routing, split=split)
+    return stage(Rows(table), task, len(judged), work.games, salt="_kafka_offset")  # type: ignore[arg-type]
 
 
 def _rejected(decisions: Decisions, games: Iterable[str]) -> Iterator[tuple[int, int]]:
@@ -112,7 +106,12 @@ def _judged(rules: tuple[Rule, ...], row: dict[str, Any], start: Start, held: se
     return {"_violated_0": sum(1 << bit for bit in broken), FATE: fate}
 
 
-def stage_gold(pipeline: Any, aggregate: Any, plans: Mapping[str, Any]) -> tuple[FanOutResult, pa.Schema, RuleColumns]:
+def stage_gold(
+    pipeline: Any,
+    aggregate: Any,
+    plans: Mapping[str, Any],
+    asked: Any,  # noqa: ARG001 - columns of these rows are always the same
+) -> tuple[FanOutResult, pa.Schema, RuleColumns]:
     """For `gold._stage`."""
     rows: list[dict[str, Any]] = []
     for game, plan in plans.items():

@@ -36,6 +36,8 @@ EVENTS = st.lists(
 )
 #: A step of a run; most runs have some fifty.
 STEPS = st.integers(1, 70)
+#: Between the plan of a slice and its last commit.
+SLICE = ("bronze_staged", "quarantine_announced", "quarantine_committed")
 FULL = st.sampled_from(("", SILVER, BRONZE))
 KNOWS = st.sampled_from(((1,), (2,), SCHEMAS))
 ALLOWED = st.sampled_from(((), ("rummy",), ("spades", "uno")))
@@ -99,10 +101,26 @@ class FanOutModel(RuleBasedStateMachine):
 
         self.world.disturbed(step, rival, **how)
 
-    @rule(step=STEPS, how=HOW)
-    def a_run_during_which_files_are_joined(self, step: int, how: dict[str, Any]) -> None:
-        """Between two of its steps, the last moment before a commit included."""
-        self.world.disturbed(step, self.world.files_are_joined, **how)
+    @rule(ours=st.sampled_from(SLICE), theirs=st.sampled_from(SLICE[1:]), knows=KNOWS, they_know=KNOWS, events=EVENTS)
+    def two_runs_that_know_other_schemas(
+        self, ours: str, theirs: str, knows: tuple[int, ...], they_know: tuple[int, ...], events: list[Any]
+    ) -> None:
+        """Read the same records; one crashes between the commits of its slice, while the other one is between its own."""
+        self.world.records_come(events)
+        self.world.disturbed(ours, lambda: self.world.disturbed(theirs, cut, knows=they_know), knows=knows)
+
+    @rule(game=st.sampled_from(GAMES), number=st.integers(1, 3), events=EVENTS)
+    def a_game_that_fails_and_is_left_out_by_the_next_run(self, game: str, number: int, events: list[Any]) -> None:
+        """Which succeeds, as it has nothing to do for the others."""
+        self.world.records_come(events)
+        with self.world.refusing(self.world.table(game), number), suppress(GameEventsError):
+            self.world.work()
+        self.world.work(games=tuple(name for name in GAMES if name != game))
+
+    @rule(how=HOW)
+    def a_run_beside_maintenance(self, how: dict[str, Any]) -> None:
+        """Which joins files at the last moment before each of its commits."""
+        self.world.beside_maintenance(**how)
 
     @rule(game=st.sampled_from(GAMES), of_gold=st.booleans(), number=st.integers(1, 6), how=HOW)
     def a_run_in_which_the_store_refuses_a_look(self, game: str, of_gold: bool, number: int, how: dict[str, Any]) -> None:
@@ -156,7 +174,9 @@ class FanOutModel(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
-        """Each game gets a row, so that deleted and restored tables are noticed, and a run comes to its end."""
+        """A run comes to its end; then each game gets a row, so that deleted and restored tables are noticed, and another."""
+        if self.world.work().success:
+            self.world.assert_unified_shows_gold()
         self.world.records_come([(game, "z", 1, 1) for game in GAMES])
         report = self.world.work()
         assert report.errors == [], report.errors

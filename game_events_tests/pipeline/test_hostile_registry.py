@@ -21,7 +21,9 @@ from game_events_tests.decoding.hostile_schemas import BAD, ODD, commands
 from game_events_tests.pipeline.topic import register, send_values
 from game_events_tests.registry_proxy import JSON, RegistryProxy
 
-GOOD = json.dumps({"type": "record", "name": "E", "fields": [{"name": n, "type": "string"} for n in ("game_name", "gamer_id")]})
+TIME = {"type": "long", "logicalType": "timestamp-micros"}
+KINDS = {"game_name": "string", "gamer_id": "string", "event_timestamp": TIME}
+GOOD = json.dumps({"type": "record", "name": "E", "fields": [{"name": n, "type": kind} for n, kind in KINDS.items()]})
 #: Ids and subjects that the proxy answers for itself.
 FIRST = 1_000_000_000
 ROWS = 3_000
@@ -63,13 +65,14 @@ def test_hostile_schemas_beside_a_good_one_harm_only_their_own_records(make_sett
     secret.write_text("hunter2")
     hostile = [*BAD.values(), *ODD.values(), *(("PROTOBUF", *rest) for _, *rest in commands(marker, folder, secret))]
     schemas = {FIRST + n: RegistrySchema(FIRST + n, *given) for n, given in enumerate(hostile)}
-    proxy = RegistryProxy(stack.schema_registry)
+    proxy = RegistryProxy(stack.schema_registry_url)
     try:
         settings = make_settings(schema_registry_url=proxy.url)
-        good = register(settings, GOOD, "AVRO", subject=f"{settings.kafka_topic}-good")
+        direct = settings.model_copy(update={"schema_registry_url": stack.schema_registry_url})
+        good = register(direct, GOOD, "AVRO", subject=f"{settings.kafka_topic}-good")
         subject = f"{settings.kafka_topic}-value"
         serve(proxy, subject, schemas)
-        values = [framed(b"\x08game" + b"\x02" + str(n % 10).encode(), good) for n in range(ROWS)]
+        values = [framed(b"\x08game" + b"\x02" + str(n % 10).encode() + b"\x02", good) for n in range(ROWS)]
         for n, schema_id in enumerate(schemas):
             values.insert(n * 7, framed(b"\0\x0a\xff\xff\x01", schema_id))
         send_values(settings, values)

@@ -16,13 +16,15 @@ from game_events_tests.books import rows
 from game_events_tests.decoding.format_helpers import framed
 from game_events_tests.pipeline.topic import register, send_values
 
+TIME = {"type": "long", "logicalType": "timestamp-micros"}
+
 
 def wide(prefix, number):
     return record(prefix, *(f"{prefix}{n}" for n in range(number)))
 
 
 def record(prefix, *names):
-    fields = [{"name": name, "type": "string"} for name in names]
+    fields = [{"name": name, "type": TIME if name == "event_timestamp" else "string"} for name in names]
     return json.dumps({"type": "record", "name": f"R{prefix}", "fields": fields})
 
 
@@ -99,9 +101,9 @@ def test_columns_that_are_there_stay_when_the_bound_is_lower(make):
 
 def test_a_run_over_a_flood_of_unknown_ids_keeps_every_record_and_reads_those_it_knows(make_settings, make_pipeline):
     settings = make_settings(max_unknown_ids=3, max_columns=100)
-    good = register(settings, record("good", "game_name", "gamer_id"), "AVRO")
+    good = register(settings, record("good", "game_name", "gamer_id", "event_timestamp"), "AVRO")
     too_wide = register(settings, wide("b", 200), "AVRO", subject=f"{settings.kafka_topic}-wide")
-    values = [framed(b"\x02x\x02y", good), framed(b"\x02x" * 200, too_wide)]
+    values = [framed(b"\x02x\x02y\x02", good), framed(b"\x02x" * 200, too_wide)]
     send_values(settings, [*values, *(framed(b"x", 10**9 + n) for n in range(20)), *values])
     report = refresh(make_pipeline(settings))
     assert report.success, report.errors

@@ -1,0 +1,104 @@
+"""What `doctor` says of the tables' state: failed runs, rows that wait, schemas that do not compile. No Spark, no service."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+
+from game_events.errors import DataError
+from game_events.lakehouse.commits import Commit, commit
+from game_events.lakehouse.event_log import append_events
+from game_events.lakehouse.progress import SILVER
+from game_events.lakehouse.staging import StagedWriter
+from game_events.pipeline import state_checks
+from game_events.pipeline.context import Pipeline, no_spark
+from game_events.pipeline.generations import BronzeIdentity
+from game_events.pipeline.preflight import run_checks
+from game_events.pipeline.state_checks import schemas
+from game_events.settings import load_settings
+
+AT = datetime(2026, 7, 1, 10, tzinfo=UTC)
+
+
+@pytest.fixture
+def pipeline(tmp_path):
+    return Pipeline(load_settings(lakehouse=str(tmp_path)), no_spark)
+
+
+def put(table, columns, advance):
+    data = pa.table(columns)
+    writer = StagedWriter(table, data.schema)
+    writer.write(data)
+    commit(Commit(table, data.schema, writer.close(), {}, advance, None))
+
+
+def found(pipeline):
+    """Check -> (whether somebody should look, what it says); all are well, whatever they say."""
+    checks = {n: c for n, c in state_checks.state_checks(pipeline).items() if n != "schemas"}
+    answers = run_checks(checks, pipeline.settings)
+    assert all(answer.ok for answer in answers), answers
+    return {answer.check: (answer.look, answer.detail) for answer in answers}
+
+
+def test_an_empty_lakehouse_is_well(pipeline):
+    assert found(pipeline) == {
+        "last run": (False, "none is in the event log"),
+        "waiting": (False, "there are no tables yet"),
+        "quarantine": (False, "nothing is in it"),
+        "columns": (False, "there are no tables yet"),
+    }
+
+
+def test_a_failed_run_rows_that_wait_and_bad_schemas_are_to_be_looked_at(pipeline):
+    put(pipeline.bronze, {"game_name": ["chess", "chess", "go", None], "_batch": [1, 2, 2, 2]}, {"batch": 2})
+    identity = BronzeIdentity.of(pipeline.bronze.open())
+    pipeline.progress.update(identity.key, lambda now: now.done(SILVER, 1, {"chess": 1}, {"go": "a worker crashed"}))
+    reasons = ["TOMBSTONE", "BAD_SCHEMA", "BAD_SCHEMA", "UNKNOWN_SCHEMA"]
+    put(pipeline.quarantine, {"reason": reasons, "replayed_batch": pa.array([None, None, None, 7], pa.int64())}, {})
+    error = {"error": {"class": "DataError", "text": "the topic\nwas truncated"}}
+    run = {"kind": "run", "name": "all", "status": "failed", "seconds": 1.0, "time": AT, "detail": json.dumps(error)}
+    append_events(pipeline.lakehouse, [run], "abcdefgh-1", "refresh#0")
+    assert found(pipeline) == {
+        "last run": (
+            True,
+            "all failed at 2026-07-01 10:00:00 UTC: the topic was truncated; `game-events log --run abcdefgh` has all of it",
+        ),
+        "waiting": (
+            True,
+            "2 rows of bronze_events wait for silver; tables of go failed, or are to be made anew: a worker crashed: "
+            "`game-events run`",
+        ),
+        "quarantine": (True, "3 rows: BAD_SCHEMA 2, TOMBSTONE 1; `game-events quarantine list` says why"),
+        "columns": (False, "2 columns"),
+    }
+
+
+def test_a_run_that_went_well_and_records_nobody_can_mend_are_no_hints(pipeline):
+    put(pipeline.bronze, {"game_name": ["chess"], "_batch": [1]}, {"batch": 1})
+    identity = BronzeIdentity.of(pipeline.bronze.open())
+    pipeline.progress.update(identity.key, lambda now: now.done(SILVER, 1, {"chess": 1}))
+    put(pipeline.quarantine, {"reason": ["TOMBSTONE"], "replayed_batch": pa.array([None], pa.int64())}, {})
+    run = {"kind": "run", "name": "refresh", "status": "succeeded", "seconds": 1.0, "time": AT}
+    append_events(pipeline.lakehouse, [run], "abcdefgh-1", "refresh#0")
+    assert {name: look for name, (look, _) in found(pipeline).items() if look} == {}
+    assert found(pipeline)["quarantine"][1] == "1 row: TOMBSTONE 1"
+    assert found(pipeline)["waiting"][1] == "0 rows of bronze_events wait for silver"
+
+
+def test_schemas_that_do_not_compile_are_named():
+    def messages(schema_id):
+        if schema_id == 6:
+            raise DataError("schema id 6 does not compile:\n confluent/meta.proto: not found")
+
+    catalog = SimpleNamespace(ids_of=lambda _: [5, 6, 7], messages=messages)
+    said = schemas(SimpleNamespace(settings=load_settings(kafka_topic="events"), catalog=catalog))
+    assert isinstance(said, state_checks.Hint)
+    assert said == (
+        "1 of 3 cannot be used, their records are quarantined: schema id 6 does not compile: confluent/meta.proto: not found"
+    )
+    catalog.ids_of = lambda _: [5]
+    assert schemas(SimpleNamespace(settings=load_settings(kafka_topic="events"), catalog=catalog)) == "1 schema compiles"
