@@ -17,7 +17,6 @@ PROJECT = Path(__file__).parents[1]
 DECLARED = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
 #: Declared and not imported, with why.
 NOT_IMPORTED = {
-    "dagster-webserver": "its programs are started",
     "dagster-deltalake": "offered to the user (pyproject.toml)",
     "delta-spark": "offered to the user (pyproject.toml)",
     "googleapis-common-protos": "its .proto files are read",

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from game_events.errors import DataError
 from game_events.lakehouse.labels import Labels
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.event_log import RunLog, recorded
@@ -195,10 +196,15 @@ def test_nobody_listening_is_told_and_an_error_of_the_run_stays_the_runs_own(mak
 def test_a_runs_error_is_told_without_secrets(make):
     pipeline = make()
     now = datetime.now(UTC)
-    event = LineageRun(pipeline, "refresh", now).ended(now, RunReport(), ValueError(f"token {KEY} at http://u:p4ss@host"))
-    assert event.eventType.value == "FAIL"
-    message = event.run.facets["errorMessage"].message
-    assert message == "ValueError: token *** at http://***@host"
+
+    def told(error):
+        event = LineageRun(pipeline, "refresh", now).ended(now, RunReport(), error)
+        assert event.eventType.value == "FAIL"
+        return event.run.facets["errorMessage"].message
+
+    assert told(DataError(f"token {KEY} at http://u:p4ss@host")) == "DataError: token *** at http://***@host"
+    # What others' errors quote may be a row.
+    assert told(ValueError("rummy-0007")) == "ValueError: its words are in the run's log"
 
 
 def test_labels_of_a_layer_win_over_those_for_all():

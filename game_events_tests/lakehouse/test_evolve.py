@@ -167,7 +167,7 @@ def test_another_type_is_refused_with_its_name_and_leaves_nothing_behind(table):
         schema = pa.schema([("n", kind)])
         value = {pa.string(): "1"}.get(kind, [1] if pa.types.is_list(kind) else 1)
         files = staged(table, [value], schema)
-        with pytest.raises(DataError, match=r"t: .*n is int64 in the table and .* in the rows.* refresh this table fully"):
+        with pytest.raises(DataError, match=r"t: .*n is bigint in the table and .* in the rows.* refresh this table fully"):
             commit(plan(table, None, 1, 2, schema=schema, files=files))
     assert rows(table) == before
     assert_nothing_left_over(table)

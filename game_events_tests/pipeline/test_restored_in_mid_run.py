@@ -21,6 +21,7 @@ from game_events.pipeline.bronze import load_bronze
 from game_events.pipeline.bronze_stage import OWN_COLUMNS, QUARANTINE_COLUMNS, bronze_schema
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fan_out import FanOutResult
+from game_events.pipeline.generations import BATCH_APP
 from game_events.pipeline.quarantine_lost import QUARANTINED_APP
 from game_events.pipeline.rejections import Decisions, Verdict, decide
 from game_events.pipeline.report import RunReport
@@ -130,12 +131,12 @@ def test_a_bronze_that_is_restored_while_a_slice_is_read_lacks_no_row_afterwards
 
 def test_a_quarantine_that_is_restored_while_a_slice_is_read_stops_the_run_before_it_decides(world):
     pipeline = world.pipeline()
-    whole, before = pipeline.quarantine.open().version(), pipeline.bronze.open().version()
+    whole, before = pipeline.quarantine.open().version(), pipeline.bronze.open().transaction_version(BATCH_APP)
     world.topic.latest = {0: 15}
     world.meanwhile = [lambda: pipeline.quarantine.open().restore(0)]
     with pytest.raises(DataError, match=rf"quarantine_events was restored.*TO VERSION AS OF {whole},"):
         world.run()
-    assert pipeline.bronze.open().version() == before
+    assert pipeline.bronze.open().transaction_version(BATCH_APP) == before
     pipeline.quarantine.open().restore(whole)
     world.run()
     world.assert_every_record_once()

@@ -111,7 +111,7 @@ def test_a_column_that_was_not_there_at_the_last_look_is_told_once_with_what_it_
     found = look(pipeline)
     assert not found.passed
     assert not found.wrong_rows
-    assert found.summary == "b (double): new; a__string (string): a (int64) comes with another kind"
+    assert found.summary == "b (double): new; a__string (string): a (bigint) comes with another kind"
     assert found.counts["changes"] == 2
     assert look(pipeline).passed
 
@@ -125,7 +125,7 @@ def test_a_last_look_is_found_behind_an_hour_of_continuous_mode(pipeline):
         with recorded(Pipeline(pipeline.settings, lambda: None), RunReport(), "continuous"):
             pass
     found = look(pipeline)
-    assert found.summary == "b (int64): new"
+    assert found.summary == "b (bigint): new"
 
 
 def test_a_last_look_whose_version_is_gone_is_said_and_not_taken_for_no_change(pipeline):

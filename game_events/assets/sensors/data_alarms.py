@@ -18,6 +18,7 @@ from game_events.assets.continuous import JOB as CONTINUOUS_JOB
 from game_events.assets.keys import Keys
 from game_events.assets.run_alerts import alert_of_loss
 from game_events.assets.run_tags import OWN_ALERTS
+from game_events.assets.sensors.masked import masked
 from game_events.errors import GameEventsError
 from game_events.lakehouse.newest_commit import has_commit
 from game_events.pipeline.alerts import send, severity_of
@@ -126,6 +127,7 @@ def _tells_itself(instance: DagsterInstance, run_id: str | None) -> bool:
     minimum_interval_seconds=60,
     default_status=dg.DefaultSensorStatus.RUNNING,
 )
+@masked
 def data_alarms(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
     """One look; without a bronze there is nothing to be silent or lost."""
     watch = Watch.read(context.cursor)
