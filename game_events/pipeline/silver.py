@@ -124,7 +124,12 @@ def _refresh(pipeline: Pipeline, report: RunReport, source: Source, games: froze
             again |= pending
             known_anew = decisions.made_anew
     # The allow list of this run is no reason to forget what is owed to a game: a later run may have it again.
-    owed = {g: state.failed.get((SILVER, g), LEFT_OUT) for g in again if g in state.games and _left_out(pipeline, g)}
+    # So it is with a new game, which has no table yet: its rows are below the floor, where nobody would look for them.
+    owed = {
+        g: state.failed.get((SILVER, g), LEFT_OUT)
+        for g in again & (state.games.keys() | state.failed_in(SILVER))
+        if _left_out(pipeline, g)
+    }
     for attempt in range(ATTEMPTS):
         if not again:
             break

@@ -119,8 +119,17 @@ class FanOutModel(RuleBasedStateMachine):
 
     @rule(how=HOW)
     def a_run_beside_maintenance(self, how: dict[str, Any]) -> None:
-        """Which joins files at the last moment before each of its commits."""
+        """Which joins a table's files at the last moment before each of its commits."""
         self.world.beside_maintenance(**how)
+
+    @rule(game=st.sampled_from(GAMES), number=st.integers(3, 5), events=EVENTS)
+    def a_game_whose_gold_cannot_be_looked_at(self, game: str, number: int, events: list[Any]) -> None:
+        """Once, after it was committed to; and then nothing more comes of it."""
+        self.world.records_come([*events, (game, "a", 1, 1)])
+        with self.world.refusing(self.world.table(game, of_gold=True), number), suppress(GameEventsError):
+            self.world.work()
+        if self.world.work().success:
+            self.world.assert_unified_shows_gold()
 
     @rule(game=st.sampled_from(GAMES), of_gold=st.booleans(), number=st.integers(1, 6), how=HOW)
     def a_run_in_which_the_store_refuses_a_look(self, game: str, of_gold: bool, number: int, how: dict[str, Any]) -> None:

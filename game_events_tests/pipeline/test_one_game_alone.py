@@ -62,6 +62,15 @@ def test_what_is_owed_to_a_game_is_still_owed_after_a_run_whose_allow_list_leave
     assert state.failed_in(SILVER) == {"b"}
 
 
+def test_a_new_game_that_failed_is_not_forgotten_either(pipeline):
+    """It has no table yet, and its rows are below the floor."""
+    only_a = pipeline(games=["a"])
+    identity = bronze(only_a, game_name=["a", "b"], _batch=[7, 7])
+    only_a.progress.update(identity.key, lambda now: now.done(SILVER, 7, {"a": 7}, {"b": "disk full"}))
+    refresh_silver(only_a, RunReport())
+    assert only_a.progress.read(identity.key).failed == {(SILVER, "b"): "disk full"}
+
+
 def test_a_game_without_the_key_column_fails_alone(pipeline, make_pipeline):
     apart = pipeline()
     identity = bronze(apart, game_name=["x"], _batch=[9])
