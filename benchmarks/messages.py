@@ -13,11 +13,12 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from game_events.decoding.columns import ColumnMap
+from game_events.decoding.compiler import compile_schema
 from game_events.decoding.decoder import BatchDecoder, DecodePlan
-from game_events.decoding.descriptors import ProtobufSchema, compile_protobuf
+from game_events.decoding.descriptors import ProtobufSchema
 from game_events.decoding.formats import make_decoder
+from game_events.decoding.registry_schema import RegistrySchema
 from game_events.producer.schema_versions import FILE_NAME, FIRST_CUSTOM_FIELD
-from game_events.sources.registry import RegistrySchema
 
 FIRST_ID = 100
 MICROSECONDS = 1_000_000
@@ -52,7 +53,7 @@ def version_text(version: int) -> str:
 
 def compiled(texts: Iterable[str]) -> list[ProtobufSchema]:
     """A schema id for each text."""
-    return [compile_protobuf(RegistrySchema(FIRST_ID + i, "PROTOBUF", text)) for i, text in enumerate(texts)]
+    return [compile_schema(RegistrySchema(FIRST_ID + i, "PROTOBUF", text)) for i, text in enumerate(texts)]
 
 
 def decoder_for(schemas: Iterable[ProtobufSchema]) -> BatchDecoder:

@@ -23,3 +23,9 @@ class BoundSettings(BaseSettings):
     max_games_ever: int = Field(
         10_000, ge=1, description="past so many games (or `max_games`, if that is more) a new name needs the allow list"
     )
+    max_columns: int = Field(
+        10_000, ge=100, description="columns of bronze, nested ones counted, that new schemas may make it have"
+    )
+    max_unknown_ids: int = Field(
+        1_000, ge=1, description="schema ids unknown to the registry after which no more are asked about in one slice"
+    )

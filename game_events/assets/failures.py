@@ -54,6 +54,13 @@ class StepContext(Protocol):
         ...
 
 
+#: The session is lost with its JVM, and this process cannot make another one.
+JVM_ENDED = (
+    "Spark's JVM ended in the middle of the run: killed, or out of memory (GAME_EVENTS_SPARK_DRIVER_MEMORY; records of many "
+    "megabytes: docs/operations.md, Bounds). What was committed stays, and the next run goes on from there"
+)
+
+
 def delay_s(settings: Settings, attempt: int) -> float:
     """Seconds before attempt `attempt + 1`: doubled each time, bounded, and spread so that runs do not come back together."""
     longest = min(settings.retry_delay_s * 2**attempt, MAX_DELAY_S)
@@ -93,35 +100,37 @@ def _by_class(context: StepContext, settings: Settings) -> Iterator[None]:
     except TransientError as error:
         raise _again(context, settings, mask(str(error), settings)) from None
     except PySparkException as error:
-        if is_lost(error):
-            raise _again(context, settings, str(lost(settings))) from None
-        if is_crash(error):
-            raise _again(context, settings, mask(str(crash(error, "")), settings)) from None
-        if not any(mark in str(error) for mark in KAFKA_IS_AWAY):
+        why = _may_pass_next_time(error, settings)
+        if why is None:
             raise
-        raise _again(context, settings, _kafka_is_away(settings)) from None
+        raise _again(context, settings, why) from None
     except GameEventsError as error:
         raise dg.Failure(mask(str(error), settings), allow_retries=False) from None
+    except ConnectionRefusedError:  # of the first call after the one that broke: nothing else here is called in this way
+        if _is_being_canceled(context):
+            raise dg.DagsterExecutionInterruptedError from None
+        raise dg.Failure(JVM_ENDED, allow_retries=False) from None
     except Py4JError as error:
         if _interrupted(error) or _is_being_canceled(context):
             raise dg.DagsterExecutionInterruptedError from None
         if isinstance(error, Py4JNetworkError):
-            # The session is lost with its JVM, and this process cannot make another one.
-            raise dg.Failure(
-                "Spark's JVM ended in the middle of the run (killed, or out of memory: GAME_EVENTS_SPARK_DRIVER_MEMORY); what "
-                "was committed stays, and the next run goes on from there",
-                allow_retries=False,
-            ) from None
+            raise dg.Failure(JVM_ENDED, allow_retries=False) from None
         # A failed job whose reason pyspark has no class of its own for.
-        if is_crash(error):
-            raise _again(context, settings, mask(str(crash(error, "")), settings)) from None
-        if isinstance(error, Py4JJavaError) and any(mark in str(error) for mark in KAFKA_IS_AWAY):
-            raise _again(context, settings, _kafka_is_away(settings)) from None
-        raise
+        why = _may_pass_next_time(error, settings) if isinstance(error, Py4JJavaError) else None
+        if why is None:
+            raise
+        raise _again(context, settings, why) from None
 
 
-def _kafka_is_away(settings: Settings) -> str:
-    return f"Kafka at {settings.kafka_bootstrap_servers} stopped answering while Spark read from it: is it up?"
+def _may_pass_next_time(error: PySparkException | Py4JJavaError, settings: Settings) -> str | None:
+    """Why a Spark job failed that may succeed when it is run again; None of any other."""
+    if isinstance(error, PySparkException) and is_lost(error):
+        return str(lost(settings))
+    if is_crash(error):
+        return mask(str(crash(error, "")), settings)
+    if any(mark in str(error) for mark in KAFKA_IS_AWAY):
+        return f"Kafka at {settings.kafka_bootstrap_servers} stopped answering while Spark read from it: is it up?"
+    return None
 
 
 def _again(context: StepContext, settings: Settings, why: str) -> dg.RetryRequested | dg.Failure:

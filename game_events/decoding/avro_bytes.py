@@ -42,7 +42,7 @@ def read_bytes(buf: bytes, at: int) -> tuple[bytes, int]:
     """A length and as many bytes."""
     size, at = read_long(buf, at)
     if size < 0:
-        raise DamageError(Reason.MALFORMED, f"a length of {size}")
+        raise DamageError(Reason.MALFORMED, "a length below zero")
     return take(buf, at, size)
 
 
@@ -50,7 +50,7 @@ def take(buf: bytes, at: int, size: int) -> tuple[bytes, int]:
     """So many bytes."""
     end = at + size
     if end > len(buf):
-        raise DamageError(Reason.TRUNCATED, f"{size} bytes announced, {len(buf) - at} left")
+        raise DamageError(Reason.TRUNCATED, f"more bytes announced than the {len(buf) - at} that are left")
     return buf[at:end], end
 
 
@@ -58,7 +58,7 @@ def read_index(buf: bytes, at: int, count: int, what: str) -> tuple[int, int]:
     """The index of a union's branch or an enum's symbol."""
     index, at = read_long(buf, at)
     if not 0 <= index < count:
-        raise DamageError(Reason.MALFORMED, f"{what} {index} of {count}")
+        raise DamageError(Reason.MALFORMED, f"{what} outside 0..{count - 1}")
     return index, at
 
 
@@ -66,7 +66,7 @@ def read_boolean(buf: bytes, at: int) -> tuple[bool, int]:
     """One byte, 0 or 1."""
     octet = buf[at]
     if octet > 1:
-        raise DamageError(Reason.MALFORMED, f"a boolean of {octet}")
+        raise DamageError(Reason.MALFORMED, "a boolean that is neither 0 nor 1")
     return octet == 1, at + 1
 
 
@@ -106,7 +106,7 @@ def read_blocks(buf: bytes, at: int, min_bytes: int, budget: Budget, item: Calla
             end = at + size
         # Before anything is read or allocated: a count costs its writer nothing.
         if count * min_bytes > len(buf) - at:
-            raise DamageError(Reason.TRUNCATED, f"{count} items announced, {len(buf) - at} bytes left")
+            raise DamageError(Reason.TRUNCATED, f"more items announced than fit into the {len(buf) - at} bytes that are left")
         if not min_bytes:
             budget.left -= count
             if budget.left < 0:
@@ -114,5 +114,5 @@ def read_blocks(buf: bytes, at: int, min_bytes: int, budget: Budget, item: Calla
         for _ in range(count):
             at = item(buf, at)
         if end is not None and at != end:
-            raise DamageError(Reason.MALFORMED, f"a block of {size} bytes ends {at - end} bytes after its announced end")
+            raise DamageError(Reason.MALFORMED, "a block that does not end where it says")
         total += count

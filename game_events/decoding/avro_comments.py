@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from game_events.decoding.avro_schema import compile_avro
-from game_events.sources.registry import RegistrySchema
+from game_events.decoding.registry_schema import RegistrySchema
 
 _INSIDE = {"array": "items", "map": "values"}
 
@@ -28,6 +28,7 @@ class AvroComments:
         self._root = json.loads(schema.text)
         #: Definitions by their own name, with the namespace or without it: a comment is not worth resolving scopes for.
         self._named: dict[str, Mapping[str, Any]] = {}
+        self._by_name: dict[int, Mapping[str, Mapping[str, Any]]] = {}
         for text in (*(text for _, text in schema.references), schema.text):
             for node in _definitions(json.loads(text)):
                 self._named[str(node["name"]).rpartition(".")[2]] = node
@@ -41,10 +42,18 @@ class AvroComments:
             nodes = [n for n in self._root if self._name(n) == names[0].rpartition(".")[2]]
             text, names = next(map(self._doc, nodes), ""), names[1:]
         for name in names:
-            fields = [f for node in nodes for r in self._records(node) for f in r.get("fields", ()) if f.get("name") == name]
+            found = [self._fields(r).get(name) for node in nodes for r in self._records(node)]
+            fields = [f for f in found if f is not None]
             nodes = [f.get("type") for f in fields]
             text = next((str(f["doc"]) for f in fields if isinstance(f.get("doc"), str)), "")
         return text
+
+    def _fields(self, record: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+        """A record's fields by name."""
+        known = self._by_name.get(id(record))
+        if known is None:
+            known = self._by_name[id(record)] = {f["name"]: f for f in record.get("fields", ())}
+        return known
 
     def _resolved(self, node: Any) -> Any:  # noqa: ANN401 - any JSON
         return self._named.get(node.rpartition(".")[2], node) if isinstance(node, str) else node

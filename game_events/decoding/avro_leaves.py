@@ -117,7 +117,7 @@ class NumberLeaf(Leaf):
         def read(buf: bytes, at: int) -> int:
             value, at = parse(buf, at)
             if not low <= value <= high:
-                raise DamageError(Reason.OUT_OF_RANGE, f"{value} is outside {low}..{high}")
+                raise DamageError(Reason.OUT_OF_RANGE, f"a number outside {low}..{high}")
             append(value)
             return at
 

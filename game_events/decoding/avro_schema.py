@@ -14,9 +14,11 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from game_events.decoding.frames import IndexPath, SchemaId
+from game_events.decoding.registry_schema import RegistrySchema
 from game_events.errors import DataError
-from game_events.sources.registry import RegistrySchema
 
+#: Digits of a decimal: work grows with their square.
+MAX_PRECISION = 1_000
 PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
 
 
@@ -76,7 +78,10 @@ class AvroSchema:
 
     def _parse(self, text: str, where: str, names: dict[str, AvroType]) -> AvroType:
         try:
-            return _Parser(names).parse(json.loads(text), "", "")
+            node = json.loads(text)
+            # Half of a surrogate pair can be in no name of a column, and in no value of an enum.
+            json.dumps(node, ensure_ascii=False).encode()
+            return _Parser(names).parse(node, "", "")
         except (ValueError, RecursionError) as error:
             raise DataError(f"schema id {self.schema_id} does not compile: {where}: {error}") from None
 
@@ -224,6 +229,8 @@ def _logical(node: Mapping[str, Any], kind: str, size: int) -> Logical | None:
     if name == "decimal" and kind in ("bytes", "fixed"):
         precision, scale = node.get("precision"), node.get("scale", 0)
         if isinstance(precision, int) and isinstance(scale, int) and 0 <= scale <= precision and precision > 0:
+            if precision > MAX_PRECISION:
+                raise ValueError(f"a decimal of more than {MAX_PRECISION:,} digits")
             return Logical(name, precision, scale)
         return None
     fits = isinstance(name, str) and (f"{kind}{size}" if kind == "fixed" else kind) in _FITS.get(name, ())

@@ -155,7 +155,7 @@ def _simple(type_: AvroType) -> ReadValue:
     def read_int(buf: bytes, at: int) -> tuple[Value, int]:
         value, at = read_long(buf, at)
         if not INT_RANGE[0] <= value <= INT_RANGE[1]:
-            raise DamageError(Reason.OUT_OF_RANGE, f"{value} is no int")
+            raise DamageError(Reason.OUT_OF_RANGE, f"a number outside {INT_RANGE[0]}..{INT_RANGE[1]}")
         return value, at
 
     def read_float(buf: bytes, at: int) -> tuple[Value, int]:

@@ -26,8 +26,12 @@ _SIMPLE = {
     pa.int8(): "tinyint", pa.int16(): "smallint", pa.int32(): "int", pa.int64(): "bigint", pa.float32(): "float",
     pa.float64(): "double", pa.bool_(): "boolean", pa.string(): "string", pa.binary(): "binary", pa.date32(): "date",
 }  # fmt: skip
-#: What Delta and Parquet refuse in names, and what readers would have to quote (a dot, a backtick).
-_REFUSED = re.compile(r"[ ,;{}()\n\t=.`\x00-\x1f]")
+#: Characters that nobody sees, and marks that turn the direction of what is behind them.
+UNSEEN = r"\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff"
+#: What Delta and Parquet refuse in names, what readers would have to quote (a dot, a backtick), and what nobody sees.
+_REFUSED = re.compile(rf"[ ,;{{}}()\n\t=.`\x00-\x1f{UNSEEN}]")
+#: Characters of a new column's name, what is added to make it the only one of its name left out.
+MAX_NAME = 200
 #: What separates the parts of a field key.
 _ESCAPES = str.maketrans({"~": "~0", ".": "~1", "#": "~2", ":": "~3"})
 
@@ -111,6 +115,11 @@ class ColumnMap:
         return {METADATA_KEY: json.dumps(self._by_owner.get(column, {}), separators=(",", ":"))}
 
     @cached_property
+    def width(self) -> int:
+        """How many columns there are, fields inside others counted."""
+        return sum(_width(kind) for kind in self.columns.values())
+
+    @cached_property
     def _by_owner(self) -> dict[str, dict[str, str]]:
         """Column -> its share of the names, sorted by key."""
         shares: dict[str, dict[str, str]] = {}
@@ -136,7 +145,7 @@ class ColumnMap:
 
 def clean_name(name: str) -> str:
     """A field's name as a column may have it."""
-    clean = _REFUSED.sub("_", name)
+    clean = _REFUSED.sub("_", name)[:MAX_NAME]
     # A leading underscore is ours (`_kafka_offset`).
     return f"field{clean}" if clean.startswith("_") or not clean else clean
 
@@ -278,6 +287,10 @@ def _struct_of(kind: pa.DataType | None) -> list[pa.Field]:
     return list(kind) if pa.types.is_struct(kind) else []
 
 
+def _width(kind: pa.DataType) -> int:
+    return 1 + sum(_width(f.type) for f in _struct_of(kind))
+
+
 def _with_struct(kind: pa.DataType, struct: pa.DataType) -> pa.DataType:
     if pa.types.is_list(kind):
         return pa.list_(_with_struct(kind.value_type, struct))
@@ -311,6 +324,8 @@ class _Level:
         self._in_use = {name.lower(): name for name in types}
         self._kinds = {name: kind_of(kind) for name, kind in types.items()}
         self._barred = {name.lower() for name in barred}
+        #: Name -> the last number that was given to it, so that none is tried twice.
+        self._last_numbers: dict[str, int] = {}
 
     def use(self, name: str, kind: pa.DataType) -> None:
         """Counts a name as in use."""
@@ -341,7 +356,12 @@ class _Level:
                 return candidate
             if lower not in self._barred and self._kinds[self._in_use[lower]] == item.kind:
                 return self._in_use[lower]
-        number = 2
-        while f"{candidates[-1]}_{number}".lower() in self._in_use.keys() | self._barred:
+        return self._numbered(candidates[-1])
+
+    def _numbered(self, name: str) -> str:
+        """A name with the first number that is free, from 2 on."""
+        number = self._last_numbers.get(name.lower(), 1) + 1
+        while (found := f"{name}_{number}").lower() in self._in_use or found.lower() in self._barred:
             number += 1
-        return f"{candidates[-1]}_{number}"
+        self._last_numbers[name.lower()] = number
+        return found

@@ -11,17 +11,17 @@ from collections.abc import Callable
 from typing import Protocol
 
 from game_events.decoding.avro_comments import AvroComments
+from game_events.decoding.columns import UNSEEN
 from game_events.decoding.json_comments import JsonComments
 from game_events.decoding.protobuf_comments import ProtobufComments
+from game_events.decoding.registry_schema import RegistrySchema
 from game_events.errors import DataError
-from game_events.sources.registry import RegistrySchema
 
 log = logging.getLogger(__name__)
 
 #: Characters of a comment: each commit that changes a column repeats the comments of all of them.
 MAX_CHARS = 500
-#: Control characters, and marks that turn the direction of what is behind them.
-_UNSEEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+_UNSEEN = re.compile(rf"[\x00-\x08\x0b\x0c\x0e-\x1f{UNSEEN}\ud800-\udfff]")
 
 
 class Comments(Protocol):

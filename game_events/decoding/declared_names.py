@@ -6,18 +6,15 @@ Only what the text says by itself is told; a text that says nothing has no names
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from game_events.decoding.descriptors import from_base64
 from game_events.decoding.frames import IndexPath
 from game_events.decoding.json_schema import UNNAMED, JsonSchema
+from game_events.decoding.protobuf_text import top_messages
+from game_events.decoding.registry_schema import RegistrySchema
 from game_events.errors import DataError
-from game_events.sources.registry import RegistrySchema
-
-#: Comments and texts are passed over: what looks like a message inside them is none.
-_WORDS = re.compile(r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|(?P<word>[A-Za-z_][\w.]*|[{}();=])""", re.DOTALL)
 
 
 def declared_names(schema: RegistrySchema) -> Mapping[IndexPath, str]:
@@ -39,28 +36,8 @@ def _of_protobuf(text: str) -> dict[IndexPath, str]:
     if described is not None and described.message_type:
         package, names = described.package, [item.name for item in described.message_type]
     else:
-        package, names = _of_proto_text(text)
+        package, names = top_messages(text)
     return {(index,): f"{package}.{name}" if package else name for index, name in enumerate(names)}
-
-
-def _of_proto_text(text: str) -> tuple[str, list[str]]:
-    """Package and top-level messages, in order."""
-    package, names, depth = "", [], 0
-    words = _words(text)
-    for word in words:
-        if word in {"{", "}"}:
-            depth += 1 if word == "{" else -1
-        elif not depth and word == "package":
-            package = next(words, "")
-        elif not depth and word == "message":
-            names.append(next(words, ""))
-    # Braces that do not match, or a name that is none: nothing that was read is certain.
-    good = not depth and all(re.fullmatch(r"[A-Za-z_]\w*", name) for name in names)
-    return package, names if good else []
-
-
-def _words(text: str) -> Iterator[str]:
-    return (found["word"] for found in _WORDS.finditer(text) if found["word"])
 
 
 def _of_avro(text: str) -> str | None:

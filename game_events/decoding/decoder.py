@@ -16,7 +16,7 @@ import pyarrow as pa
 from game_events.decoding import frames
 from game_events.decoding.columns import ColumnMap
 from game_events.decoding.formats import make_decoder
-from game_events.decoding.frames import IndexPath, Rows, SchemaId
+from game_events.decoding.frames import IndexPath, Rows, SchemaId, ordered
 from game_events.decoding.payloads import CompiledSchema, PayloadDecoder
 from game_events.decoding.reasons import Reason
 
@@ -36,6 +36,8 @@ class DecodePlan:
         rejected: pairs, or whole ids (path ``()``), that cannot be decoded, with reason and detail.
         columns: where fields land.
         undecoded: pairs, or whole ids, of message types that nobody has selected: kept, and not looked into.
+        rest: why ids that the plan does not know are UNKNOWN_SCHEMA; None: they are reported.
+        max_unknown_ids: so many of these are reported from one batch, and one more.
     """
 
     schemas: Mapping[SchemaId, CompiledSchema] = field(default_factory=dict)
@@ -43,6 +45,8 @@ class DecodePlan:
     rejected: Mapping[TypeKey, tuple[Reason, str]] = field(default_factory=dict)
     columns: ColumnMap = field(default_factory=ColumnMap)
     undecoded: frozenset[TypeKey] = frozenset()
+    rest: str | None = None
+    max_unknown_ids: int = 10_000
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,7 @@ class BatchDecoder:
         for bad in bad_frames:
             if bad.schema_id is not None and not self._knows(bad.schema_id):
                 # Bad only if the schema has indexes at all, which the driver will know.
-                result.unknown.add((bad.schema_id, ()))
+                self._report((bad.schema_id, ()), bad.rows, result)
                 continue
             if bad.schema_id is not None and (bad.schema_id, ()) in self._plan.undecoded:
                 result.undecoded.append((bad.rows, (bad.schema_id, ())))
@@ -123,7 +127,7 @@ class BatchDecoder:
                 known.append(group)
             elif not self._knows(group.schema_id):
                 paths[group.schema_id] += 1
-                result.unknown.add((group.schema_id, ()) if paths[group.schema_id] > MAX_UNKNOWN_PATHS else key)
+                self._report((group.schema_id, ()) if paths[group.schema_id] > MAX_UNKNOWN_PATHS else key, group.rows, result)
             elif self._plan.schemas[group.schema_id].has(group.path):
                 result.unknown.add(key)
             else:
@@ -132,6 +136,7 @@ class BatchDecoder:
         for group, payloads in zip(known, frames.payloads(values, known), strict=True):
             self._decode_group(payloads, group, result)
         result.rejected = _merged(result.rejected)
+        result.unknown = _of_smallest_ids(result.unknown, self._plan.max_unknown_ids + 1)
         return result
 
     def decode_columns(self, schema_id: SchemaId, rows: pa.StructArray) -> DecodedBatch:
@@ -148,6 +153,13 @@ class BatchDecoder:
             result.unknown.add(key)
         return result
 
+    def _report(self, key: TypeKey, rows: Rows, result: DecodedBatch) -> None:
+        """Rows of an id that the plan does not know."""
+        if self._plan.rest is None:
+            result.unknown.add(key)
+        else:
+            result.rejected.append(Rejected(Reason.UNKNOWN_SCHEMA, self._plan.rest, rows, key[0]))
+
     def _knows(self, schema_id: SchemaId) -> bool:
         return schema_id in self._plan.schemas or (schema_id, ()) in self._plan.rejected
 
@@ -162,6 +174,15 @@ class BatchDecoder:
         if decoder is None:
             decoder = self._decoders[key] = make_decoder(self._plan.schemas[key[0]], key[1])
         return decoder
+
+
+def _of_smallest_ids(keys: set[TypeKey], number: int) -> set[TypeKey]:
+    """The keys of so many ids: registries count upwards, so that the smallest are the likeliest to exist."""
+    ids = {schema_id for schema_id, _ in keys}
+    if len(ids) <= number:
+        return keys
+    kept = set(sorted(ids, key=ordered)[:number])
+    return {key for key in keys if key[0] in kept}
 
 
 def _merged(rejected: list[Rejected]) -> list[Rejected]:

@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+from collections.abc import Mapping
+from typing import Any
+
 from game_events.decoding.avro_decoder import AvroDecoder
-from game_events.decoding.avro_schema import AvroSchema, compile_avro
-from game_events.decoding.descriptors import ProtobufSchema, compile_protobuf
+from game_events.decoding.avro_schema import AvroSchema
+from game_events.decoding.descriptors import ProtobufSchema
 from game_events.decoding.frames import IndexPath
 from game_events.decoding.json_decoder import JsonDecoder
 from game_events.decoding.json_schema import JsonSchema
-from game_events.decoding.json_types import compile_json
 from game_events.decoding.payloads import CompiledSchema, PayloadDecoder
 from game_events.decoding.protobuf import ProtobufDecoder
-from game_events.decoding.stored_columns import FORMAT as COLUMNS
 from game_events.decoding.stored_columns import ColumnsDecoder, ColumnsSchema
 from game_events.errors import DataError
-from game_events.sources.registry import RegistrySchema
-
-
-def compile_schema(schema: RegistrySchema) -> CompiledSchema:
-    """Compile a registry's schema once, in the driver.
-
-    Raises:
-        DataError: the text does not compile, or its format is not decoded.
-    """
-    match schema.format:
-        case "PROTOBUF":
-            return compile_protobuf(schema)
-        case "AVRO":
-            return compile_avro(schema)
-        case "JSON":
-            return compile_json(schema)
-        case str() if schema.format == COLUMNS:
-            return ColumnsSchema(schema.schema_id, schema.text)
-        case other:
-            raise DataError(f"schema id {schema.schema_id} is {other}, which is not decoded")
 
 
 def make_decoder(schema: CompiledSchema, path: IndexPath) -> PayloadDecoder:
@@ -53,3 +35,35 @@ def make_decoder(schema: CompiledSchema, path: IndexPath) -> PayloadDecoder:
             return ColumnsDecoder(schema)
         case other:
             raise DataError(f"no decoder for {type(other).__name__}")
+
+
+def as_json(schema: CompiledSchema) -> dict[str, Any]:
+    """A compiled schema as text: what `from_json` reads.
+
+    Raises:
+        DataError: it is of no format that is known.
+    """
+    kind = {"kind": type(schema).__name__, "schema_id": schema.schema_id}
+    match schema:
+        case ProtobufSchema():
+            files = base64.b64encode(schema.files).decode()
+            return kind | {"main": schema.main, "files": files, "counts_entries": schema.counts_entries}
+        case AvroSchema() | JsonSchema():
+            return kind | {"text": schema.text, "references": schema.references}
+        case ColumnsSchema():
+            return kind | {"text": schema.text}
+        case other:
+            raise DataError(f"no decoder for {type(other).__name__}")
+
+
+def from_json(found: Mapping[str, Any]) -> CompiledSchema:
+    """The compiled schema that `as_json` has written."""
+    schema_id = found["schema_id"]
+    match found["kind"]:
+        case ProtobufSchema.__name__:
+            return ProtobufSchema(schema_id, found["main"], base64.b64decode(found["files"]), found["counts_entries"])
+        case ColumnsSchema.__name__:
+            return ColumnsSchema(schema_id, found["text"])
+        case kind:
+            references = tuple((name, text) for name, text in found["references"])
+            return (AvroSchema if kind == AvroSchema.__name__ else JsonSchema)(schema_id, found["text"], references)

@@ -6,8 +6,8 @@ Source: JSON Schema, "A Vocabulary for Basic Meta-Data Annotations".
 from __future__ import annotations
 
 from game_events.decoding.json_schema import JsonSchema, Place, inner_place
+from game_events.decoding.registry_schema import RegistrySchema
 from game_events.errors import DataError
-from game_events.sources.registry import RegistrySchema
 
 #: Schemas looked at for one property: references may lead in circles.
 MAX_PLACES = 200

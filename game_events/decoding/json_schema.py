@@ -10,13 +10,15 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
-from urllib.parse import unquote, urldefrag, urljoin
+from urllib.parse import unquote, urljoin
 
 from game_events.decoding.frames import IndexPath, SchemaId
 from game_events.errors import DataError
 
 #: Message name of a schema that has none.
 UNNAMED = "json"
+#: No list in a schema has an index of so many digits.
+_INDEX_DIGITS = 10
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class JsonSchema:
         for name, text in self.references:
             document = self._load(text, f"reference {name!r}")
             place = Place(document, document, _address(document) or name)
-            found[name] = found[urldefrag(place.base).url] = place
+            found[name] = found[_file(place.base)] = place
             _collect(place, found)
         return found
 
@@ -88,15 +90,31 @@ class JsonSchema:
         Raises:
             DataError: there is none.
         """
-        address, fragment = urldefrag(reference)
         target: Place | None = Place(place.document, place.document, place.base)
+        address, _, fragment = reference.partition("#")
         if address:
-            target = self._documents.get(address) or self._documents.get(urldefrag(urljoin(place.base, address)).url)
+            target = self._documents.get(address) or self._documents.get(_file(_joined(place.base, address)))
         if target is not None and fragment:
-            target = _inside(target, unquote(fragment))
+            target = self._inside(target, unquote(fragment))
         if target is None:
             raise DataError(f"schema id {self.schema_id} does not compile: $ref {reference!r} leads nowhere")
         return target
+
+    def _inside(self, place: Place, fragment: str) -> Place | None:
+        """What a JSON pointer or an anchor names in a document."""
+        if fragment.startswith("/"):
+            node = _pointed(place.document, fragment)
+        else:
+            known = self._anchors.get(id(place.document))
+            if known is None:
+                known = self._anchors[id(place.document)] = _anchors(place.document)
+            node = known.get(fragment)
+        return None if node is None else Place(node, place.document, place.base)
+
+    @cached_property
+    def _anchors(self) -> dict[int, dict[str, Any]]:
+        """Anchors of the documents that a reference has looked into, by the documents' own identity."""
+        return {}
 
     def _load(self, text: str, where: str) -> Any:  # noqa: ANN401 - any JSON
         try:
@@ -114,6 +132,19 @@ class JsonSchema:
         return {"schema_id": self.schema_id, "text": self.text, "references": self.references}
 
 
+def _file(address: str) -> str:
+    """An address without its fragment."""
+    return address.partition("#")[0]
+
+
+def _joined(base: str, address: str) -> str:
+    """An address that may be relative to another one; one that is no address stays as it is."""
+    try:
+        return urljoin(base, address)
+    except ValueError:
+        return address
+
+
 def _address(node: Any) -> str:  # noqa: ANN401 - any JSON
     """``$id``, in draft 4 ``id``, if it is an address and not only an anchor."""
     found = node.get("$id", node.get("id")) if isinstance(node, dict) else None
@@ -124,7 +155,7 @@ def inner_place(node: Any, outer: Place) -> Place:  # noqa: ANN401 - any JSON
     """Where a schema inside another one stands: one with an ``$id`` is a document of its own."""
     address = node.get("$id") if isinstance(node, dict) else None
     if isinstance(address, str) and not address.startswith("#"):
-        return Place(node, node, urljoin(outer.base, address))
+        return Place(node, node, _joined(outer.base, address))
     return Place(node, outer.document, outer.base)
 
 
@@ -134,29 +165,35 @@ def _collect(place: Place, found: dict[str, Place]) -> None:
     while stack:
         here = stack.pop()
         if here.base and here.node is here.document:
-            found.setdefault(urldefrag(here.base).url, here)
+            found.setdefault(_file(here.base), here)
         children = here.node.values() if isinstance(here.node, dict) else here.node if isinstance(here.node, list) else ()
         stack += [inner_place(child, here) for child in children]
 
 
-def _inside(place: Place, fragment: str) -> Place | None:
-    """What a JSON pointer or an anchor names in a document."""
-    node = place.document
-    if not fragment.startswith("/"):
-        return next((Place(n, place.document, place.base) for n in _nodes(node) if _is_anchor(n, fragment)), None)
-    for step in fragment[1:].split("/"):
+def _pointed(document: Any, pointer: str) -> Any:  # noqa: ANN401 - any JSON
+    """What a JSON pointer names in a document; None: nothing."""
+    node = document
+    for step in pointer[1:].split("/"):
         key = step.replace("~1", "/").replace("~0", "~")
         if isinstance(node, dict) and key in node:
             node = node[key]
-        elif isinstance(node, list) and key.isdecimal() and int(key) < len(node):
+        elif isinstance(node, list) and key.isdecimal() and len(key) < _INDEX_DIGITS and int(key) < len(node):
             node = node[int(key)]
         else:
             return None
-    return Place(node, place.document, place.base)
+    return node
 
 
-def _is_anchor(node: dict[str, Any], name: str) -> bool:
-    return name in (node.get("$anchor"), node.get("$dynamicAnchor")) or f"#{name}" in (node.get("$id"), node.get("id"))
+def _anchors(document: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON
+    """Anchor -> the first node that has it."""
+    found: dict[str, Any] = {}
+    for node in _nodes(document):
+        names = [node.get("$anchor"), node.get("$dynamicAnchor")]
+        names += [i[1:] for i in (node.get("$id"), node.get("id")) if isinstance(i, str) and i.startswith("#")]
+        for name in names:
+            if isinstance(name, str):
+                found.setdefault(name, node)
+    return found
 
 
 def _nodes(node: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - any JSON

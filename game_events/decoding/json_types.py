@@ -6,6 +6,7 @@ const, ``$ref``, allOf, oneOf, anyOf). Whether values are valid otherwise (requi
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +15,8 @@ import pyarrow as pa
 
 from game_events.decoding.columns import Field
 from game_events.decoding.json_schema import JsonSchema, Place, inner_place
+from game_events.decoding.registry_schema import RegistrySchema
 from game_events.errors import DataError
-from game_events.sources.registry import RegistrySchema
 
 #: Depth to which values become columns; what is deeper stays JSON text.
 MAX_DEPTH = 32
@@ -144,9 +145,9 @@ class _Types:
         """The schemas with what ``$ref`` and allOf add to them, each once."""
         parts: list[Place] = []
         seen: set[int] = set()
-        stack = list(places)
-        while stack:
-            place = stack.pop(0)
+        waiting = deque(places)
+        while waiting:
+            place = waiting.popleft()
             if id(place.node) in seen or place.node is True:
                 continue
             seen.add(id(place.node))
@@ -157,8 +158,8 @@ class _Types:
                 continue
             reference = place.node.get("$ref")
             if isinstance(reference, str):
-                stack.append(self._schema.follow(reference, place))
-            stack += [inner_place(node, place) for node in _list(place.node, "allOf")]
+                waiting.append(self._schema.follow(reference, place))
+            waiting += [inner_place(node, place) for node in _list(place.node, "allOf")]
         return parts
 
     def _choices(self, place: Place, name: str) -> list[list[Place]]:

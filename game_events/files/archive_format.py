@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 import pyarrow as pa
 
 from game_events.decoding.frames import SchemaId, ordered
+from game_events.decoding.registry_schema import RegistrySchema
 from game_events.files.rows import HEADERS_TYPE, TIME
-from game_events.sources.registry import RegistrySchema
 
 #: Key of the files' metadata; its value is the version of this form.
 MARK, VERSION = b"game_events.archive", b"1"

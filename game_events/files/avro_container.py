@@ -21,13 +21,13 @@ from game_events.decoding.avro_bytes import MAX_EMPTY_ITEMS, read_bytes, read_lo
 from game_events.decoding.avro_schema import AvroSchema
 from game_events.decoding.damage import DAMAGE, DamageError, as_damage
 from game_events.decoding.reasons import KEPT_BYTES, Reason
+from game_events.decoding.registry_schema import RegistrySchema, schema_guid
 from game_events.errors import DataError
 from game_events.files.avro_skip import Skip, skipper
 from game_events.files.bounds import Bounds
 from game_events.files.coordinates import FILE_ROWS
 from game_events.files.rows import BATCH_ROWS, FilePart, records, refused, slices
-from game_events.files.schemas import identity_bytes, schema_guid
-from game_events.sources.registry import RegistrySchema
+from game_events.files.schemas import identity_bytes
 
 MAGIC, SYNC_BYTES = b"Obj\x01", 16
 #: Of a header, and of a block as it is stored and as it is unpacked.

@@ -17,16 +17,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from game_events.decoding.reasons import Reason
+from game_events.decoding.registry_schema import RegistrySchema, schema_guid
 from game_events.decoding.stored_columns import FORMAT, schema_text, stored
 from game_events.files.archive_format import RECORDS, is_archive, schemas_of
 from game_events.files.bounds import Bounds, memory
 from game_events.files.rows import BATCH_BYTES, BATCH_ROWS, FilePart, Positions, archived, decoded, pieces, refused
-from game_events.files.schemas import schema_guid
-from game_events.sources.registry import RegistrySchema
 
 #: What reading damaged Parquet raises; `is_damage` tells it from storage that is away.
-DAMAGED = (pa.ArrowException, OSError, ValueError, EOFError)
-#: Bytes that a worker may ask for besides what it has while it decodes a batch.
+DAMAGED = (pa.ArrowException, OSError, ValueError, EOFError, MemoryError)
+#: Bytes that a worker may ask for besides what it has, and a row group as it is stored, while it decodes a batch.
 MEMORY = 1024 * 1024 * 1024
 #: A batch that did not fit is tried again with so many times fewer rows.
 _FEWER = 32
@@ -121,7 +120,7 @@ def _row_group(reading: _Reading, group: int, position: int) -> Iterator[pa.Reco
                 yield arranged
                 done += len(batch)
             return
-        except pa.ArrowMemoryError as error:
+        except MemoryError as error:
             pa.default_memory_pool().release_unused()
             if rows == 1:
                 detail = f"row group {group}: a row needs more than {MEMORY:,} bytes of memory; {count - done:,} rows are left"
@@ -147,8 +146,10 @@ def _batches(reading: _Reading, group: int, rows: int, skip: int) -> Iterator[pa
     """A row group's rows but for the first ones, each batch within the memory that a worker may have."""
     columns = RECORDS.names if reading.archive else None
     batches = reading.opened.iter_batches(rows, row_groups=[group], columns=columns)
+    about = reading.opened.metadata.row_group(group)
+    packed = sum(about.column(c).total_compressed_size for c in range(about.num_columns))
     while True:
-        with memory(MEMORY):
+        with memory(MEMORY + max(0, min(reading.file.size, packed))):
             batch = next(batches, None)
         if batch is None:
             return

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from game_events.decoding.reasons import Reason
+from game_events.decoding.registry_schema import RegistrySchema
 from game_events.errors import GameEventsError
 from game_events.files.avro_container import read_container
 from game_events.files.bounds import BoundReachedError, Bounds, Unpacked
@@ -25,7 +26,6 @@ from game_events.files.place import NoFileError, Place
 from game_events.files.rows import FilePart, refused, together, within
 from game_events.files.schemas import NamedSchema
 from game_events.lakehouse.store_errors import explain, store_errors_named
-from game_events.sources.registry import RegistrySchema
 
 AVRO, JSONL, PARQUET, PROTOBUF = "avro", "jsonl", "parquet", "protobuf"
 #: Ending of a name -> format, for `auto`; behind it may stand that of a compression.

@@ -12,28 +12,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from google.protobuf import descriptor_pb2
-
+from game_events.decoding.compiler import compile_schema
 from game_events.decoding.decoder import TypeKey
 from game_events.decoding.descriptors import ProtobufSchema
-from game_events.decoding.formats import compile_schema
 from game_events.decoding.frames import IndexPath, SchemaId
+from game_events.decoding.registry_schema import RegistrySchema, schema_guid
 from game_events.errors import ConfigurationError, DataError
 from game_events.files.archive_format import UNKNOWN
 from game_events.settings import Settings
-from game_events.sources.registry import RegistrySchema, SchemaRegistry, SubjectVersion
+from game_events.sources.registry import SchemaRegistry, SubjectVersion
 
-#: GUIDs of schemas are made below this one.
-_SPACE = uuid.UUID("6a0ce6a6-5b0f-4c0e-9d6c-8d6b0f0f51a7")
 #: Ending of the schema's file -> its format.
 _KINDS = {".proto": "PROTOBUF", ".json": "JSON", ".avsc": "AVRO"}
 _SUBJECT = "subject:"
 SETTING = "GAME_EVENTS_FILES_SCHEMA"
-
-
-def schema_guid(kind: str, text: str, references: tuple[tuple[str, str], ...] = ()) -> str:
-    """The GUID of a schema that no registry holds: the same for the same text, everywhere."""
-    return str(uuid.uuid5(_SPACE, RegistrySchema("", kind, text, references).digest))
 
 
 def identity_bytes(schema_id: SchemaId, path: IndexPath, *, indexed: bool) -> bytes:
@@ -144,16 +136,7 @@ def _path_of(schema: ProtobufSchema, name: str | None) -> IndexPath:
     """Index path of a message type by its full name."""
     if name is None:
         return (0,)
-    names: dict[str, IndexPath] = {}
-
-    def visit(types: Iterable[descriptor_pb2.DescriptorProto], above: str, path: IndexPath) -> None:
-        for index, item in enumerate(types):
-            full = f"{above}.{item.name}" if above else item.name
-            names[full] = (*path, index)
-            visit(item.nested_type, full, names[full])
-
-    file = schema.main_file()
-    visit(file.message_type, file.package, ())
+    names = schema.type_paths()
     if name not in names:
         raise ConfigurationError(
             f"GAME_EVENTS_FILES_MESSAGE_TYPE: the schema has no message {name!r}; it has {', '.join(sorted(names))}"

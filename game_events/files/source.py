@@ -19,6 +19,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from game_events.decoding.decoder import TypeKey
+from game_events.decoding.registry_schema import RegistrySchema
 from game_events.errors import ConfigurationError, DataError
 from game_events.files.bounds import Bounds
 from game_events.files.coordinates import FILE_ROWS, PARTITION, FileGap, first_offset, number_of
@@ -29,7 +30,7 @@ from game_events.files.schemas import NamedSchema, named_schema
 from game_events.lakehouse.store_errors import store_errors_named
 from game_events.lakehouse.tables import SOURCE_FILES, Lakehouse
 from game_events.settings import Settings
-from game_events.sources.registry import RegistrySchema, SchemaRegistry
+from game_events.sources.registry import SchemaRegistry
 from game_events.sources.source import FILES, Gap, Lane, Positions, Seen, Slice
 
 log = logging.getLogger(__name__)

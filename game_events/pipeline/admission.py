@@ -22,7 +22,8 @@ from game_events.pipeline.silver_stage import Source
 
 def is_valid(name: Column) -> Column:
     """Whether a name may become a game, as `tables.is_game` has it."""
-    return name.rlike(rf"\A{GAME_PATTERN[1:-1]}\z") & ~name.isin(*RESERVED_GAMES)
+    text = name.cast("string")  # whatever kind the column has; what is no text is left out by those who ask
+    return text.rlike(rf"\A{GAME_PATTERN[1:-1]}\z") & ~text.isin(*RESERVED_GAMES)
 
 
 def routing(pipeline: Pipeline, known: set[str]) -> Routing:

@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 
 from game_events.decoding.frames import SchemaId
 from game_events.decoding.reasons import NO_RECORD
+from game_events.decoding.registry_schema import RegistrySchema
 from game_events.errors import ConfigurationError
 from game_events.files.archive_format import RECORDS, UNKNOWN, marked_records
 from game_events.files.place import Place
@@ -39,7 +40,6 @@ from game_events.pipeline.replay_notes import COORDINATES
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.schema_archive import SchemaArchive
 from game_events.pipeline.topic_identity import next_offsets
-from game_events.sources.registry import RegistrySchema
 from game_events.sources.source import FILES, KAFKA, Lane, Positions
 
 _READ_COLUMNS = (*STORED_AS.values(), "_schema_id", "_schema_guid")

@@ -14,18 +14,20 @@ from dataclasses import replace
 
 from game_events.decoding.columns import ColumnMap, Field
 from game_events.decoding.comments import NO_COMMENTS, Comments, read_comments
+from game_events.decoding.compiler import compile_schema, first_decoder
 from game_events.decoding.declared_names import declared_names
 from game_events.decoding.decoder import DecodePlan, TypeKey
-from game_events.decoding.formats import compile_schema, make_decoder
+from game_events.decoding.descriptors import ProtobufSchema
 from game_events.decoding.frames import IndexPath, SchemaId, ordered
 from game_events.decoding.kept_columns import Kept
 from game_events.decoding.payloads import CompiledSchema, PayloadDecoder
 from game_events.decoding.reasons import Reason
+from game_events.decoding.registry_schema import RegistrySchema
 from game_events.errors import DataError, TransientError
 from game_events.files.schemas import FileSchemas
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.schema_archive import SchemaArchive, require_same
-from game_events.sources.registry import RegistrySchema, SchemaRegistry
+from game_events.sources.registry import SchemaRegistry
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +46,10 @@ class SchemaCatalog:
         registry: SchemaRegistry | FileSchemas,
         lakehouse: Lakehouse,
         selected: Collection[str] = frozenset(),
+        *,
         kept: Mapping[str, Kept] | None = None,
+        max_columns: int = 10_000,
+        max_unknown_ids: int = 1_000,
     ) -> None:
         """Reads the archive; the registry is asked later, id by id.
 
@@ -53,10 +58,13 @@ class SchemaCatalog:
             lakehouse: where they are archived.
             selected: full names of the message types that are decoded; empty: all of them.
             kept: the columns that settings name (`kept_columns`).
+            max_columns: a message type whose new columns would make more than so many is not decoded.
+            max_unknown_ids: ids that the registry does not know, after which it is asked about no others in one slice.
         """
         self._registry, self._archive = registry, SchemaArchive(lakehouse)
         self._selected = frozenset(selected)
         self._kept = kept or {}
+        self._max_columns, self.max_unknown_ids = max_columns, max_unknown_ids
         self._names: dict[TypeKey, str | None] = {}
         self._archived = self._archive.read()
         self._verified: set[SchemaId] = set()
@@ -65,6 +73,7 @@ class SchemaCatalog:
         self._compiled: dict[SchemaId, CompiledSchema | DataError] = {}
         self._messages: dict[TypeKey, PayloadDecoder | DataError] = {}
         self._comments: dict[SchemaId, Comments] = {}
+        self._ambiguous: set[TypeKey] = set()
         #: Pairs met in this process: planned for from then on, so that no slice is read twice for them.
         self.met: set[TypeKey] = set()
         self._versions: dict[str, list[int]] = {}
@@ -104,8 +113,39 @@ class SchemaCatalog:
             return None
         return next(((subject, ids[schema_id]) for subject, ids in self._ids.items() if schema_id in ids), None)
 
-    def plan(self, columns: ColumnMap, wanted: Iterable[TypeKey]) -> DecodePlan:
+    def unknown_ids(self) -> set[SchemaId]:
+        """Ids that the registry was found not to know, and is not asked about now."""
+        now = time.monotonic()
+        self._unknown_since = {i: since for i, since in self._unknown_since.items() if now < since + UNKNOWN_S}
+        return set(self._unknown_since)
+
+    def look_up(self, keys: Collection[TypeKey], room: int) -> tuple[set[TypeKey], int]:
+        """Asks the registry about the ids of pairs, the smallest first, until so many are found to be unknown.
+
+        Returns:
+            the pairs of ids that it was asked about, or that need no asking; how many of these ids were found to be unknown.
+
+        Raises:
+            TransientError: it cannot be asked.
+        """
+        unknown, looked_at, missed = self.unknown_ids(), set(), 0
+        for schema_id in sorted({i for i, _ in keys}, key=ordered):
+            if missed < room or schema_id in unknown or schema_id in self._verified or schema_id in self._archived:
+                looked_at.add(schema_id)
+                missed += self._compile(schema_id) is None and schema_id not in unknown
+        return {key for key in keys if key[0] in looked_at}, missed
+
+    def has(self, schema_id: SchemaId) -> bool:
+        """Whether this process has met a schema with this id; nobody is asked."""
+        return schema_id in self._compiled
+
+    def plan(self, columns: ColumnMap, wanted: Iterable[TypeKey], rest: str | None = None) -> DecodePlan:
         """A plan that decodes the wanted pairs, each with its writer's schema, but those of types that are not selected.
+
+        Args:
+            columns: where fields land so far.
+            wanted: the pairs.
+            rest: why all other ids are unknown, if they are.
 
         Raises:
             TransientError: a wanted id is neither archived nor can the registry be asked.
@@ -137,10 +177,31 @@ class SchemaCatalog:
             decoder = self._message(compiled, key)
             if isinstance(decoder, DataError):
                 rejected[key] = (Reason.BAD_SCHEMA, str(decoder))
-            else:
-                types.add(key)
-                columns = columns.with_message(decoder.message, decoder.fields)
-        return DecodePlan(schemas, frozenset(types), rejected, columns, frozenset(undecoded))
+                continue
+            grown = columns.with_message(decoder.message, decoder.fields)
+            if columns.width < grown.width > self._max_columns:
+                rejected[key] = (Reason.BAD_SCHEMA, self._too_wide(key, columns, grown))
+                continue
+            types.add(key)
+            columns = grown
+            self._note_two_meanings(compiled, key)
+        limit = self.max_unknown_ids
+        return DecodePlan(schemas, frozenset(types), rejected, columns, frozenset(undecoded), rest, limit)
+
+    def _note_two_meanings(self, compiled: CompiledSchema, key: TypeKey) -> None:
+        other = compiled.other_meaning(key[1]) if isinstance(compiled, ProtobufSchema) else None
+        if other is not None and key not in self._ambiguous:
+            self._ambiguous.add(key)
+            log.warning(
+                "ambiguous_index=true schema_id=%s index=%s read_as=%s could_be=%s reason='maps count in two ways'",
+                key[0], list(key[1]), compiled.name_of(key[1]), other,
+            )  # fmt: skip
+
+    def _too_wide(self, key: TypeKey, columns: ColumnMap, grown: ColumnMap) -> str:
+        return (
+            f"schema id {key[0]}: {grown.width - columns.width:,} new columns beside the {columns.width:,} that there are "
+            f"would be more than {self._max_columns:,} (GAME_EVENTS_MAX_COLUMNS)"
+        )
 
     def message_columns(self, columns: ColumnMap, seen: Iterable[TypeKey]) -> ColumnMap:
         """The map with only the message types that really occurred added to it."""
@@ -174,7 +235,7 @@ class SchemaCatalog:
             raise DataError(f"the registry {self._registry.url} has no schema with id {schema_id}")
         if isinstance(compiled, DataError):
             raise compiled
-        decoders = (make_decoder(compiled, path) for path in compiled.paths())
+        decoders = (first_decoder(compiled, path) for path in compiled.paths())
         return {decoder.message: decoder.fields for decoder in decoders}
 
     def names(self, schema_id: SchemaId) -> list[str]:
@@ -228,6 +289,12 @@ class SchemaCatalog:
             if archived is None:
                 raise
             return archived
+        except DataError as error:  # more than anybody can read
+            if archived is None:
+                self._compiled[schema_id] = error
+                self._verified.add(schema_id)
+                return None
+            found = archived
         if found is None and archived is None:
             self._unknown_since[schema_id] = time.monotonic()
             return None  # asked again later: it may be registered by then
@@ -242,11 +309,9 @@ class SchemaCatalog:
     def _compile(self, schema_id: SchemaId) -> CompiledSchema | DataError | None:
         if schema_id not in self._verified:
             schema = self._schema(schema_id)
-            if schema is None:
-                return None
-            if schema_id not in self._compiled:
+            if schema is not None and schema_id not in self._compiled:
                 self._compiled[schema_id] = _compile(schema)
-        return self._compiled[schema_id]
+        return self._compiled.get(schema_id)
 
     def _not_selected(self, schema_id: SchemaId, compiled: CompiledSchema | None, *more: IndexPath) -> set[TypeKey]:
         """Types of a schema that nobody has selected: those at the top, so that none is reported as unknown, and `more`."""
@@ -268,7 +333,7 @@ class SchemaCatalog:
     def _message(self, compiled: CompiledSchema, key: TypeKey) -> PayloadDecoder | DataError:
         if key not in self._messages:
             try:
-                self._messages[key] = make_decoder(compiled, key[1])
+                self._messages[key] = first_decoder(compiled, key[1])
             except DataError as error:
                 self._messages[key] = error
         return self._messages[key]

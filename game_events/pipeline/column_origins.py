@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from game_events.decoding.changes import field_columns
 from game_events.decoding.columns import ColumnMap, field_key
 from game_events.decoding.comments import clean, read_comments
-from game_events.decoding.formats import compile_schema, make_decoder
+from game_events.decoding.compiler import compile_schema, first_decoder
 from game_events.decoding.frames import SchemaId, ordered
 from game_events.errors import DataError
 from game_events.lakehouse.event_log import read_events
@@ -67,7 +67,7 @@ def _fields(lakehouse: Lakehouse, known: ColumnMap) -> Iterator[tuple[SchemaId, 
         comments = read_comments(schema)
         try:
             compiled = compile_schema(schema)
-            decoders = [make_decoder(compiled, path) for path in compiled.paths()]
+            decoders = [first_decoder(compiled, path) for path in compiled.paths()]
         except DataError:  # its records are in quarantine
             continue
         for decoder in decoders:

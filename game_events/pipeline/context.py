@@ -128,11 +128,15 @@ class Pipeline:
     @cached_property
     def catalog(self) -> SchemaCatalog:
         """Schemas by id."""
-        registry, kept = SchemaRegistry(self.settings), kept_columns(self.settings)
+        registry = SchemaRegistry(self.settings)
         if self.settings.source != FILES:
-            return SchemaCatalog(registry, self.lakehouse, self.settings.message_types, kept)
-        schemas = FileSchemas(registry, framed=self.settings.files_framed)
-        return SchemaCatalog(schemas, self.lakehouse, self.settings.message_types, kept)
+            return self._catalog_of(registry)
+        return self._catalog_of(FileSchemas(registry, framed=self.settings.files_framed))
+
+    def _catalog_of(self, registry: SchemaRegistry | FileSchemas) -> SchemaCatalog:
+        settings = self.settings
+        limits = {"max_columns": settings.max_columns, "max_unknown_ids": settings.max_unknown_ids}
+        return SchemaCatalog(registry, self.lakehouse, settings.message_types, kept=kept_columns(settings), **limits)
 
     @property
     def retention(self) -> Retention:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 
 from pyspark.sql import DataFrame
@@ -13,6 +14,8 @@ from game_events.lakehouse.tables import Table
 from game_events.pipeline.bronze_stage import StageTask
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.stage_result import StageResult
+
+log = logging.getLogger(__name__)
 
 
 def run_decode_job(
@@ -38,18 +41,28 @@ def run_decode_job(
     Raises:
         TransientError: a type's schema is neither archived nor can the registry be asked.
     """
-    planned = set(wanted) | pipeline.catalog.met
+    catalog = pipeline.catalog
+    planned = set(wanted) | catalog.met | {(schema_id, ()) for schema_id in catalog.unknown_ids()}
+    room, rest = catalog.max_unknown_ids, None
     while True:
-        work = task(pipeline.catalog.plan(columns, planned))
+        work = task(catalog.plan(columns, planned, rest))
         rows = read().mapInArrow(work, REPORT_SCHEMA).collect()
         staged = StageResult.read((r["kind"], r["body"]) for r in rows)
-        pipeline.catalog.offer(staged.schemas)
+        catalog.offer(staged.schemas)
         new = staged.unknown - planned
-        if not new and _same_columns(work.plan.columns, pipeline.catalog.message_columns(columns, staged.types)):
+        if not new and _same_columns(work.plan.columns, catalog.message_columns(columns, staged.types)):
+            # What is unknown may be registered by the next slice, and is asked about anew.
+            catalog.met = {key for key in catalog.met if catalog.has(key[0])}
             return staged
         _discard(work.tables, staged)
-        planned = planned | new if new else {*staged.types, *staged.undecoded}
-        pipeline.catalog.met |= new
+        looked_at, missed = catalog.look_up(new, room)
+        room -= missed
+        if looked_at < new:
+            log.warning("schema_ids_not_asked=%d limit=%d", len(new - looked_at), catalog.max_unknown_ids)
+            rest = f"the registry was not asked: more than {catalog.max_unknown_ids:,} ids that it does not know in one slice"
+            rest += " (GAME_EVENTS_MAX_UNKNOWN_IDS)"
+        planned = planned | looked_at if new else {*staged.types, *staged.undecoded}
+        catalog.met |= looked_at
 
 
 def _same_columns(planned: ColumnMap, occurred: ColumnMap) -> bool:

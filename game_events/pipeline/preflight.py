@@ -25,6 +25,7 @@ from game_events.pipeline.bronze_protection import ALLOW
 from game_events.pipeline.catalog import SchemaCatalog
 from game_events.pipeline.choose_source import make_source, subjects
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.routing import most_games
 from game_events.pipeline.schema_archive import SchemaArchive
 from game_events.pipeline.selection import BRONZE, Parts, Selection
 from game_events.pipeline.suppression import recognised
@@ -118,7 +119,7 @@ def environment_checks(settings: Settings) -> dict[str, Check]:
         **({"message types": lambda: _message_types(settings)} if settings.message_types else {}),
         "lakehouse": lambda: _writable(settings),
         "encryption": lambda: "; ".join(unencrypted(settings)) or "no secret leaves this machine without it",
-        "tables": lambda: _tables(Lakehouse.of(settings)),
+        "tables": lambda: _tables(Lakehouse.of(settings)) + _no_room(settings),
         "forgotten gamers": lambda: _forgotten(settings),
     }
 
@@ -222,6 +223,15 @@ def _tables(lakehouse: Lakehouse) -> str:
     if broken:
         raise DataError(f"{len(broken)} of {len(names)} tables cannot be opened: " + "; ".join(broken))
     return f"{many(len(names), 'table')}, each can be opened"
+
+
+def _no_room(settings: Settings) -> str:
+    """A hint and no failure: names that stay out are counted by each run."""
+    games = len(Lakehouse.of(settings).games())
+    if settings.games or games < settings.max_games:
+        return ""
+    more = f"with {settings.new_game_min_rows:,} rows" if games < most_games(settings) else "of GAME_EVENTS_GAMES"
+    return f"; {games:,} {settings.words.entities}, no fewer than GAME_EVENTS_MAX_GAMES: of new names only those {more} come in"
 
 
 def _forgotten(settings: Settings) -> str:

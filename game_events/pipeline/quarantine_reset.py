@@ -207,21 +207,10 @@ def _finish(
     rewritten: frozenset[str] = frozenset()
     files: list[StagedFile] = []
     if listed is not None:
-        columns = spark_schema(Schema.from_arrow(QUARANTINE_COLUMNS))
-        root = pipeline.quarantine.uri.rstrip("/")
-        new = [f"{root}/{f.path}" for f in listed.files]
-        # Written once more: a commit that loses to a rival deletes its files, and these must outlive that.
-        rows = read_files(pipeline.spark, new, columns) if new else None
         if quarantine is not None:
             quarantine = evolve(pipeline.quarantine, quarantine, QUARANTINE_COLUMNS)
             rewritten = frozenset(_may_hold(quarantine, LAYER))
-            old = read_files(pipeline.spark, [f"{root}/{path}" for path in sorted(rewritten)], columns)
-            stays = old.where(~F.col("layer").eqNullSafe(LAYER) | _later(listed))
-            rows = stays if rows is None else stays.unionByName(rows)
-        if rows is not None:
-            stage = FileStage(pipeline.quarantine, QUARANTINE_COLUMNS, HEADERS)
-            moved = rows.select(travelling(QUARANTINE_COLUMNS.names)).coalesce(2).mapInArrow(stage, REPORT_SCHEMA)
-            files = staged_files(moved.collect())
+        files = _stage(pipeline, listed, rewritten) if listed.files or rewritten else []
         for lane, end in listed.ends.items():
             name = lane.app
             now = quarantine.transaction_version(name) if quarantine is not None else None
@@ -242,6 +231,22 @@ def _finish(
             description=QUARANTINE_DESCRIPTION,
         )
     )
+
+
+def _stage(pipeline: Pipeline, listed: ResetList, rewritten: frozenset[str]) -> list[StagedFile]:
+    """The refresh's own rows, and those of the rewritten files that stay, in files of their own.
+
+    The listed files are written once more: a commit that loses to a rival deletes its files, and these must outlive that.
+    """
+    columns = spark_schema(Schema.from_arrow(QUARANTINE_COLUMNS))
+    root = pipeline.quarantine.uri.rstrip("/")
+    rows = read_files(pipeline.spark, [f"{root}/{f.path}" for f in listed.files], columns)
+    if rewritten:
+        old = read_files(pipeline.spark, [f"{root}/{path}" for path in sorted(rewritten)], columns)
+        rows = old.where(~F.col("layer").eqNullSafe(LAYER) | _later(listed)).unionByName(rows)
+    stage = FileStage(pipeline.quarantine, QUARANTINE_COLUMNS, HEADERS)
+    moved = rows.select(travelling(QUARANTINE_COLUMNS.names)).coalesce(2).mapInArrow(stage, REPORT_SCHEMA)
+    return staged_files(moved.collect())
 
 
 def _may_hold(handle: DeltaTable, layer: str) -> list[str]:

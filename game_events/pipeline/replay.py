@@ -45,6 +45,7 @@ from game_events.pipeline.quarantine_lost import refuse_lost_quarantine
 from game_events.pipeline.quarantine_reset import finish_reset, is_finished
 from game_events.pipeline.replay_notes import REPLAY_APP, is_noted, note_replay
 from game_events.pipeline.report import RunReport
+from game_events.pipeline.stage_result import StageResult
 from game_events.pipeline.stored_stage import StoredTask
 from game_events.pipeline.suppression import suppression, unfenced
 from game_events.rules import RULE_NAME
@@ -157,20 +158,8 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Repl
     bronze, quarantine = tables
     quarantine = evolve(pipeline.quarantine, quarantine, QUARANTINE_COLUMNS)
     batch = int(bronze.transaction_version(BATCH_APP) or 0) + 1
-    held = read_files(pipeline.spark, quarantine.file_uris(), spark_schema(quarantine.schema()))
-    waiting = held.where(selection.condition(str(bronze.metadata().id)))
-    rows = _not_in_bronze(pipeline, bronze, waiting, report).select(travelling(OWN_COLUMNS.names))
     pipeline.on_progress("replay: rows of quarantine are tried again")
-
-    whom = suppression(pipeline, bronze)
-
-    def task(plan: DecodePlan) -> StoredTask:
-        keep_raw = pipeline.settings.keep_raw == "all"
-        return StoredTask(pipeline.bronze, plan, batch, keep_raw, keep_undecodable=False, suppression=whom)
-
-    wanted: set[TypeKey] = {(i, FIRST_MESSAGE) for i in selection.schema_ids}
-    with crashes_named(f" over rows of {pipeline.quarantine.name}"):
-        staged = run_decode_job(pipeline, column_map(bronze), wanted, lambda: rows, task)
+    staged = _stage(pipeline, bronze, quarantine, selection, batch, report)
     crash_points.reach("replay_staged")
     # Now that they decode it is known whose they are: they are in no table any more.
     report.suppressed += erase_from_quarantine(pipeline, staged.suppressed_records)
@@ -207,6 +196,24 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Repl
     crash_points.reach("replay_noted")
     log.info("replayed_rows=%d batch=%d left=%s", landed.rows, batch, dict(staged.reasons))
     return Replayed(landed.rows, staged.reasons)
+
+
+def _stage(
+    pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable, selection: Selection, batch: int, report: RunReport
+) -> StageResult:
+    """Decode the selected rows that bronze does not hold; nothing is committed."""
+    held = read_files(pipeline.spark, quarantine.file_uris(), spark_schema(quarantine.schema()))
+    waiting = held.where(selection.condition(str(bronze.metadata().id)))
+    rows = _not_in_bronze(pipeline, bronze, waiting, report).select(travelling(OWN_COLUMNS.names))
+    whom = suppression(pipeline, bronze)
+
+    def task(plan: DecodePlan) -> StoredTask:
+        keep_raw = pipeline.settings.keep_raw == "all"
+        return StoredTask(pipeline.bronze, plan, batch, keep_raw, keep_undecodable=False, suppression=whom)
+
+    wanted: set[TypeKey] = {(i, FIRST_MESSAGE) for i in selection.schema_ids}
+    with crashes_named(f" over rows of {pipeline.quarantine.name}"):
+        return run_decode_job(pipeline, column_map(bronze), wanted, lambda: rows, task)
 
 
 def _not_in_bronze(pipeline: Pipeline, bronze: DeltaTable, waiting: DataFrame, report: RunReport) -> DataFrame:

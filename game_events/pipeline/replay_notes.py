@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 from game_events.errors import ConflictError
 from game_events.lakehouse.commits import Commit, commit, evolve, paths
 from game_events.lakehouse.reading import files_with, read_files, spark_schema
-from game_events.lakehouse.staging import REPORT_SCHEMA
+from game_events.lakehouse.staging import REPORT_SCHEMA, StagedFile
 from game_events.pipeline.bronze import RIVAL_ATTEMPTS
 from game_events.pipeline.bronze_stage import COORDINATES as RECORD_COORDINATES
 from game_events.pipeline.bronze_stage import HEADERS, QUARANTINE_COLUMNS, travelling
@@ -57,6 +57,26 @@ def _note(pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable) -> Non
     seen = quarantine.version()
     batch, noted = int(bronze.transaction_version(REPLAY_APP) or 0), quarantine.transaction_version(app)
     quarantine = evolve(pipeline.quarantine, quarantine, QUARANTINE_COLUMNS)
+    files, rewritten = _stage(pipeline, bronze, quarantine, batch)
+    commit(
+        Commit(
+            pipeline.quarantine,
+            QUARANTINE_COLUMNS,
+            files,
+            expected={app: noted},
+            advance={app: batch},
+            table_id=str(quarantine.metadata().id),
+            seen=seen,
+            rewritten=rewritten,
+            info={"replayed_batch": str(batch)},
+        )
+    )
+
+
+def _stage(
+    pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable, batch: int
+) -> tuple[list[StagedFile], frozenset[str]]:
+    """Files with the rows of that batch noted, and the paths of those that they stand for."""
     came = read_files(pipeline.spark, files_with(bronze, "_batch", batch - 1), spark_schema(bronze.schema()))
     came = came.where(F.col("_batch") == batch).select(*COORDINATES, F.lit(True).alias("_came"))
     held = read_files(pipeline.spark, quarantine.file_uris(), spark_schema(quarantine.schema())).where("layer = 'bronze'")
@@ -69,19 +89,7 @@ def _note(pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable) -> Non
     staged = _noted(rows.join(came, COORDINATES, "left"), str(bronze.metadata().id), batch).mapInArrow(
         FileStage(pipeline.quarantine, QUARANTINE_COLUMNS, HEADERS), REPORT_SCHEMA
     )
-    commit(
-        Commit(
-            pipeline.quarantine,
-            QUARANTINE_COLUMNS,
-            staged_files(staged.collect()),
-            expected={app: noted},
-            advance={app: batch},
-            table_id=str(quarantine.metadata().id),
-            seen=seen,
-            rewritten=rewritten,
-            info={"replayed_batch": str(batch)},
-        )
-    )
+    return staged_files(staged.collect()), rewritten
 
 
 def _noted(rows: DataFrame, table_id: str, batch: int) -> DataFrame:

@@ -11,12 +11,12 @@ from datetime import UTC, datetime
 import pyarrow as pa
 
 from game_events.decoding.frames import SchemaId
+from game_events.decoding.registry_schema import RegistrySchema
 from game_events.errors import ConflictError, DataError
 from game_events.lakehouse.commits import Commit, commit
 from game_events.lakehouse.reading import read_arrow
 from game_events.lakehouse.staging import StagedWriter
 from game_events.lakehouse.tables import SCHEMAS, Lakehouse
-from game_events.sources.registry import RegistrySchema
 
 #: `txn` that counts the commits: whoever adds ids has seen all that are there.
 APP = "commits"

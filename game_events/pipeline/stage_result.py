@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from game_events.decoding.decoder import TypeKey
+from game_events.decoding.registry_schema import RegistrySchema
 from game_events.lakehouse.staging import StagedFile
 from game_events.pipeline.latency import Arrivals
-from game_events.sources.registry import RegistrySchema
 from game_events.sources.source import Lane, Positions
 
 #: Kind of a row of the workers' report that brings a schema which the driver does not know.

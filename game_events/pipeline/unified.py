@@ -22,7 +22,7 @@ from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import COMMITS_APP, Commit, commit
 from game_events.lakehouse.progress import GOLD, UNIFIED_LAYER, Progress
 from game_events.lakehouse.reading import BATCH_INFO, files_with, path_column, read_files, restored, spark_schema
-from game_events.lakehouse.staging import REPORT_SCHEMA
+from game_events.lakehouse.staging import REPORT_SCHEMA, StagedFile
 from game_events.lakehouse.tables import UNIFIED, game_of_gold
 from game_events.pipeline.aggregates import definition_app, definition_for, is_current, player_agg
 from game_events.pipeline.context import Pipeline
@@ -99,25 +99,9 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
     words = pipeline.settings.words
     pipeline.on_progress(f"{table.name}: {len(changed)} {words.entities}")
     entity = pipeline.settings.entity_column
-    kept = files_with(handle) if handle is not None and not full else []
-    schema = _columns(changed.values(), handle if kept else None, entity)
-    columns = spark_schema(Schema.from_arrow(schema))
-    spark = pipeline.spark
-    uris = [uri for found in for_games(changed, lambda game: files_with(changed[game])).values() for uri in found]
-    of = F.regexp_extract(path_column(uris), game_in_path(pipeline.lakehouse.called, PLAYER_AGG), 1)
-    gold = StructType([f for f in columns.fields if f.name != entity])
-    rows = read_files(spark, uris, gold).select(of.alias(entity), *gold.names)
-    if kept:
-        old = read_files(spark, kept, columns)
-        if len(changed) <= NAMED_GAMES:
-            old = old.where(~F.col(entity).isin(*changed))
-        else:
-            names = F.broadcast(spark.createDataFrame(pa.table({entity: list(changed)}), f"{entity} string"))
-            old = old.join(names, entity, "left_anti")
-        rows = rows.unionByName(old)
-    stage = FileStage(table, schema)
-    with crashes_named(f" over rows for {table.name}"):
-        files = staged_files(rows.coalesce(2).mapInArrow(stage, REPORT_SCHEMA).collect())
+    kept = handle if handle is not None and not full and files_with(handle) else None
+    schema = _columns(changed.values(), kept, entity)
+    files = _stage(pipeline, changed, kept, schema)
     crash_points.reach("unified_staged")
     # Rows of unchanged games are carried over: no rival's commit may come between, whatever games it changed.
     commits = handle.transaction_version(COMMITS_APP) if handle is not None else None
@@ -150,6 +134,26 @@ def _columns(golds: Collection[DeltaTable], unified: DeltaTable | None, entity: 
     types = pa.schema(Schema.from_json(whole.json()))
     found = [f.with_type(types.field(f.name).type) if f.name in types.names else f for f in first]
     return pa.schema([pa.field(entity, pa.string()), *found])
+
+
+def _stage(pipeline: Pipeline, changed: dict[str, DeltaTable], kept: DeltaTable | None, schema: pa.Schema) -> list[StagedFile]:
+    """Rows of the games that changed, and those of the others from a version of the unified table."""
+    table, spark, entity = pipeline.lakehouse.table(UNIFIED), pipeline.spark, pipeline.settings.entity_column
+    columns = spark_schema(Schema.from_arrow(schema))
+    uris = [uri for found in for_games(changed, lambda game: files_with(changed[game])).values() for uri in found]
+    of = F.regexp_extract(path_column(uris), game_in_path(pipeline.lakehouse.called, PLAYER_AGG), 1)
+    gold = StructType([f for f in columns.fields if f.name != entity])
+    rows = read_files(spark, uris, gold).select(of.alias(entity), *gold.names)
+    if kept is not None:
+        old = read_files(spark, files_with(kept), columns)
+        if len(changed) <= NAMED_GAMES:
+            old = old.where(~F.col(entity).isin(*changed))
+        else:
+            names = F.broadcast(spark.createDataFrame(pa.table({entity: list(changed)}), f"{entity} string"))
+            old = old.join(names, entity, "left_anti")
+        rows = rows.unionByName(old)
+    with crashes_named(f" over rows for {table.name}"):
+        return staged_files(rows.coalesce(2).mapInArrow(FileStage(table, schema), REPORT_SCHEMA).collect())
 
 
 def _changed(

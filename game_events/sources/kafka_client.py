@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 
@@ -34,6 +35,13 @@ REQUEST = frozenset(
 )
 
 
+#: What a broker says that refuses our certificate, or misses one: librdkafka takes it for a line that broke.
+_REFUSED_BY_TLS = re.compile(
+    r"SSL routines.*alert (bad certificate|unsupported certificate|certificate (expired|required|revoked|unknown)|unknown ca|"
+    r"access denied|handshake failure)"
+)
+
+
 class CauseMemory:
     """An ``error_cb`` that remembers: only there does librdkafka say why a login failed; calls just time out."""
 
@@ -50,17 +58,26 @@ class CauseMemory:
     @property
     def refused(self) -> bool:
         """Whether the broker refused us, so that waiting is useless."""
-        return self._last is not None and self._last.code() in LOGIN | REQUEST
+        return _is_refusal(self._last)
 
     def explain(self, what: str, error: KafkaError | None = None) -> GameEventsError:
         """The project's error for a Kafka error, with the remembered cause."""
-        cause = error if error is not None and error.code() in LOGIN | REQUEST and not self.refused else self._last or error
+        cause = error if _is_refusal(error) and not self.refused else self._last or error
         text = f"{what}: Kafka at {self._servers}: {_text(cause)}"
-        if cause is not None and cause.code() in LOGIN:
+        if _is_login(cause):
             return ConfigurationError(f"{text}: check GAME_EVENTS_KAFKA_OPTIONS (security.protocol, sasl.*, ssl.*)")
-        if cause is not None and cause.code() in REQUEST:
+        if _is_refusal(cause):
             return ConfigurationError(f"{text}: check the topic's name and partitions, and what this login may do")
         return TransientError(f"{text}: is it up, and are GAME_EVENTS_KAFKA_BOOTSTRAP_SERVERS and security.protocol right?")
+
+
+def _is_login(error: KafkaError | None) -> bool:
+    return error is not None and (error.code() in LOGIN or _REFUSED_BY_TLS.search(error.str()) is not None)
+
+
+def _is_refusal(error: KafkaError | None) -> bool:
+    """Whether waiting is useless."""
+    return error is not None and (_is_login(error) or error.code() in REQUEST)
 
 
 def client_options(settings: Settings, memory: CauseMemory, defaults: Mapping[str, object]) -> dict[str, object]:

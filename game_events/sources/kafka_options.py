@@ -10,6 +10,9 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+
 from game_events.errors import ConfigurationError
 
 #: Set by this project for every client; a user's own value would break exactly-once.
@@ -27,9 +30,9 @@ _LOGIN_MODULES = {
 #: Names that only one of the two clients has.
 _JAVA_ONLY = re.compile(r"^(sasl\.jaas\.config|sasl\.login\..*|ssl\.(truststore|keystore)\..*|max\.poll\.records)$")
 _LIBRDKAFKA_ONLY = re.compile(r"^(sasl\.username|sasl\.password|ssl\.(ca|certificate|key)\.(location|pem)|sasl\.mechanisms)$")
-_ENCRYPTED_KEY = re.compile(r"-----BEGIN ENCRYPTED PRIVATE KEY-----")
-#: Private keys in OpenSSL's older forms, which Java's client does not read; they name the kind of the key.
-_OLDER_KEY = re.compile(r"-----BEGIN (RSA|EC|DSA) PRIVATE KEY-----")
+#: The one form of a private key that Java's client always reads. Of encrypted ones it reads only ciphers that nobody should use
+#: any more (Java 17: "PBES2 SecretKeyFactory not available"), of OpenSSL's older forms, which name the kind of the key, none.
+_PLAIN_KEY = "-----BEGIN PRIVATE KEY-----"
 #: A client's certificate and key in one PKCS #12 file: the same names in both clients, but Java's may also be of another type.
 _PKCS12 = ("ssl.keystore.location", "ssl.keystore.password")
 _JAAS = re.compile(r'username="((?:[^"\\]|\\.)*)"\s+password="((?:[^"\\]|\\.)*)"')
@@ -99,8 +102,8 @@ def for_java(options: Mapping[str, str]) -> dict[str, str]:
         user, password = _quoted(options["sasl.username"]), _quoted(options.get("sasl.password", ""))
         found["sasl.jaas.config"] = f"{module} required username={user} password={password};"
     keystore = _keystore(options)
-    if keystore and not _ENCRYPTED_KEY.search(keystore["ssl.keystore.key"]):
-        # librdkafka ignores a password of a key that is not encrypted; Java's client would fail to decrypt it.
+    if keystore:
+        # Of a key that is not encrypted (any more) Java's client takes none.
         found.pop("ssl.key.password", None)
     return found | _truststore(options) | keystore
 
@@ -127,11 +130,7 @@ def _keystore(options: Mapping[str, str]) -> dict[str, str]:
             "GAME_EVENTS_KAFKA_OPTIONS: a client's certificate needs its key, and the key its certificate: give both "
             "ssl.certificate.location and ssl.key.location (or ssl.certificate.pem and ssl.key.pem)"
         )
-    if _OLDER_KEY.search(key):
-        raise ConfigurationError(
-            "GAME_EVENTS_KAFKA_OPTIONS: Spark's Kafka client reads private keys in PKCS #8 only (BEGIN PRIVATE KEY, or BEGIN "
-            "ENCRYPTED PRIVATE KEY); convert the key: openssl pkcs8 -topk8 -in OLD.pem -out NEW.pem"
-        )
+    key = key if _PLAIN_KEY in key else _plain_key(key, options.get("ssl.key.password"))
     return {"ssl.keystore.type": "PEM", "ssl.keystore.certificate.chain": certificate, "ssl.keystore.key": key}
 
 
@@ -142,6 +141,20 @@ def login_of(jaas: str) -> tuple[str, str] | None:
         return None
     user, password = (re.sub(r"\\(.)", r"\1", part) for part in found.groups())
     return user, password
+
+
+def _plain_key(pem: str, password: str | None) -> str:
+    """A private key of any form as Java's client reads it: it travels with its password in any case."""
+    # Both kinds of PEM say so. A password of a key that is not encrypted is of no use, and librdkafka ignores it, too.
+    secret = password.encode() if password is not None and "ENCRYPTED" in pem else None
+    try:
+        key = serialization.load_pem_private_key(pem.encode(), secret)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        # Their words are about OpenSSL's inside; none of them tells a wrong password from a damaged key.
+        how = "cannot be read with ssl.key.password" if password else "is encrypted and there is no ssl.key.password"
+        raise ConfigurationError(f"GAME_EVENTS_KAFKA_OPTIONS: the key of ssl.key.* {how}, or it is no PEM key") from None
+    form = serialization.PrivateFormat.PKCS8
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()).decode()
 
 
 def _quoted(text: str) -> str:

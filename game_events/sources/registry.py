@@ -1,16 +1,14 @@
-"""Schema texts by id from a Confluent-compatible registry, references of any depth included.
+"""Schema texts by id from a Confluent-compatible registry, references included.
 
 Sources: Confluent Schema Registry REST API v7 (`GET /schemas/ids/{id}`, `GET /subjects/{s}/versions/{v}`).
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -19,13 +17,16 @@ import httpx2
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
-from game_events.errors import ConfigurationError, TransientError
+from game_events.decoding.registry_schema import RegistrySchema
+from game_events.errors import ConfigurationError, DataError, TransientError
 from game_events.settings import Settings
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-#: Seconds for one answer; the client's own retries come on top.
+#: Seconds for one answer, from its first byte to its last; the client's own retries come on top.
 TIMEOUT_S = 10
+#: Bytes of one answer, and files that one schema may import, those that these import included.
+MAX_ANSWER, MAX_REFERENCES = 2**25, 500
 #: After an outage the registry is not asked again for so long: each question costs ~2 s of the client's own retries.
 COOL_DOWN_S = 15
 NOT_FOUND = 404
@@ -35,29 +36,6 @@ IMPOSSIBLE = (400, 405, 422)
 FORBIDDEN = (401, 403)
 #: What OpenSSL says of a certificate that no known authority has signed.
 UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
-
-
-@dataclass(frozen=True)
-class RegistrySchema:
-    """One schema as the registry holds it.
-
-    Attributes:
-        schema_id: the id, or the GUID, that stands in the records' frames.
-        format: ``PROTOBUF``, ``AVRO`` or ``JSON``.
-        text: schema text, or a base64 ``FileDescriptorProto`` (what the Confluent serializer registers by itself).
-        references: (import name, text) of everything it imports, dependencies before dependents.
-    """
-
-    schema_id: int | str
-    format: str
-    text: str
-    references: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 over text and references: tells when a registry gives an old id a new meaning."""
-        whole = json.dumps([self.format, self.text, self.references], separators=(",", ":"))
-        return hashlib.sha256(whole.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -78,11 +56,49 @@ def registry_client(settings: Settings) -> SchemaRegistryClient:
         conf["basic.auth.user.info"] = f"{settings.schema_registry_user}:{secret}"
     if settings.tls_ca_file is not None:
         conf["ssl.ca.location"] = str(settings.tls_ca_file)
-    return SchemaRegistryClient.new_client(conf)
+    client = SchemaRegistryClient.new_client(conf)
+    rest = getattr(client, "_rest_client", None)  # the fake has none
+    if rest is not None:
+        rest.session.event_hooks = {"response": [_bound]}
+    return client
+
+
+def _bound(response: httpx2.Response) -> None:
+    """Called before an answer is read."""
+    response.stream = _BoundedStream(response.stream)
+
+
+class _BoundedStream(httpx2.SyncByteStream):
+    """An answer that is given up when it is too long, or takes too long: the client's time-out is one for each piece of it."""
+
+    def __init__(self, stream: httpx2.SyncByteStream | httpx2.AsyncByteStream) -> None:
+        if not isinstance(stream, httpx2.SyncByteStream):
+            raise TypeError(f"{type(stream).__name__} cannot be read here")
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Piece by piece.
+
+        Raises:
+            DataError: it is too long.
+            httpx2.ReadTimeout: it takes too long.
+        """
+        until, size = time.monotonic() + TIMEOUT_S, 0
+        for piece in self._stream:
+            size += len(piece)
+            if size > MAX_ANSWER:
+                raise DataError(f"the registry's answer is longer than {MAX_ANSWER // 2**20} MiB")
+            if time.monotonic() > until:
+                raise httpx2.ReadTimeout(f"the answer was not at its end after {TIMEOUT_S} s")
+            yield piece
+
+    def close(self) -> None:
+        """Ends it."""
+        self._stream.close()
 
 
 class SchemaRegistry:
-    """Read-only client. Every call is bounded by `TIMEOUT_S` and raises only this project's errors.
+    """Read-only client. Every answer is bounded by `TIMEOUT_S` and `MAX_ANSWER`; raises only this project's errors.
 
     An outage is found out once: for `COOL_DOWN_S` seconds further questions get the same error at once.
     """
@@ -101,17 +117,21 @@ class SchemaRegistry:
         Raises:
             ConfigurationError: the registry refuses our credentials.
             TransientError: it cannot be reached, or answers with an error.
+            DataError: the schema is too long, or imports too many others.
         """
-        if isinstance(schema_id, int):
-            schema = self._call(f"schema id {schema_id}", partial(self._client.get_schema, schema_id))
-        else:
-            schema = self._call(f"schema GUID {schema_id}", partial(self._client.get_schema_by_guid, schema_id))
-        if schema is None:
-            return None
-        references: dict[str, str] = {}
-        self._collect(schema, references)
-        kind = (schema.schema_type or "AVRO").upper()
-        return RegistrySchema(schema_id, kind, schema.schema_str or "", tuple(references.items()))
+        try:
+            if isinstance(schema_id, int):
+                schema = self._call(f"schema id {schema_id}", partial(self._client.get_schema, schema_id))
+            else:
+                schema = self._call(f"schema GUID {schema_id}", partial(self._client.get_schema_by_guid, schema_id))
+            if schema is None:
+                return None
+            references: dict[str, str] = {}
+            self._collect(schema, references, set())
+        except (DataError, RecursionError) as error:
+            raise DataError(f"schema id {schema_id} does not compile: {error}") from None
+        kind = str(schema.schema_type or "AVRO").upper()
+        return RegistrySchema(schema_id, kind, _storable(schema.schema_str), tuple(references.items()))
 
     def versions(self, subject: str) -> list[SubjectVersion]:
         """All versions of a subject, oldest first; empty if there is no such subject. One call per version."""
@@ -132,19 +152,22 @@ class SchemaRegistry:
         found = self._call(f"subject {subject!r}", lambda: self._client.get_latest_version(subject))
         return (found.version, found.schema_id) if found is not None and found.version and found.schema_id is not None else None
 
-    def _collect(self, schema: Schema, into: dict[str, str]) -> None:
-        """Adds the texts of all references, depth first, so that dependencies precede dependents."""
+    def _collect(self, schema: Schema, into: dict[str, str], begun: set[str]) -> None:
+        """Adds the texts of all references, depth first, so that dependencies precede dependents; each name once."""
         for reference in schema.references or []:
             name, subject, version = reference.name, reference.subject, reference.version
-            if name is None or subject is None or version is None or name in into:
+            if name is None or subject is None or version is None or name in begun:
                 continue
+            begun.add(name)
+            if len(begun) > MAX_REFERENCES:
+                raise DataError(f"it imports more than {MAX_REFERENCES} others")
             registered = self._call(
                 f"reference {name!r} ({subject!r} version {version})",
                 partial(self._client.get_version, subject, version, deleted=True),
             )
             if registered is not None and registered.schema is not None:
-                self._collect(registered.schema, into)
-                into[name] = registered.schema.schema_str or ""
+                self._collect(registered.schema, into, begun)
+                into[_storable(name)] = _storable(registered.schema.schema_str)
 
     def _call(self, what: str, call: Callable[[], T]) -> T | None:
         if self._outage is not None and time.monotonic() < self._outage[0] + COOL_DOWN_S:
@@ -171,7 +194,7 @@ class SchemaRegistry:
                     "GAME_EVENTS_SCHEMA_REGISTRY_USER and GAME_EVENTS_SCHEMA_REGISTRY_PASSWORD"
                 ) from None
             raise TransientError(f"schema registry {self.url} answered {what} with {status}: {error}") from error
-        except (httpx2.HTTPError, OSError, ValueError) as error:
+        except (httpx2.HTTPError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             if UNTRUSTED in str(error):
                 raise ConfigurationError(
                     f"schema registry {self.url}: its certificate is not trusted ({error}): set GAME_EVENTS_TLS_CA_FILE to the "
@@ -181,3 +204,8 @@ class SchemaRegistry:
                 f"schema registry {self.url} gave no usable answer for {what} ({type(error).__name__}: {error}): "
                 "is GAME_EVENTS_SCHEMA_REGISTRY_URL right, and is it up? (`game-events doctor` checks both)"
             ) from error
+
+
+def _storable(text: object) -> str:
+    """A text as UTF-8 can hold it: half of a surrogate pair becomes the words for it."""
+    return str(text or "").encode("utf-8", "backslashreplace").decode()

@@ -39,15 +39,16 @@ def private_folder(folder: Path) -> Path:
         # Only what is made here: a state folder that is there may hold more than this project's files.
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.stat()
-        if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) != 0o700:
+        # Of a link its owner, too: who could make one here could lead it anywhere.
+        owners = {folder.stat().st_uid, folder.lstat().st_uid}
+        if owners == {os.geteuid()} and stat.S_IMODE(folder.stat().st_mode) != 0o700:
             folder.chmod(0o700)
     except OSError as error:
         raise ConfigurationError(f"GAME_EVENTS_STATE_DIR: cannot write the state folder {folder}: {error.strerror}") from error
-    if found.st_uid != os.geteuid():
+    if owners != {os.geteuid()}:
         raise ConfigurationError(
-            f"the folder {folder} belongs to another user (id {found.st_uid}), who could put process ids and addresses into "
-            "it: set GAME_EVENTS_STATE_DIR to a folder of your own"
+            f"the folder {folder} belongs to another user, who could put process ids and addresses into it: set "
+            "GAME_EVENTS_STATE_DIR to a folder of your own"
         )
     return folder
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
+import os
+import socket
 import sys
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
+
+from game_events.this_machine import LOOPBACK
 
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 #: Columns of a line: this end, the other end, the user's id, the socket's number.
@@ -14,22 +19,27 @@ _OURS, _THEIRS, _USER, _SOCKET = 1, 2, 7, 9
 NOBODY = -1
 
 
-def owner_of(end: tuple[str, int], other: tuple[str, int]) -> int | None:
+def owner_of(end: tuple[str, int], other: tuple[str, int]) -> int:
     """Id of the user whose end of a connection within this machine is `end`, and goes to `other`; both are (address, port).
 
-    None: this system has no such table. `NOBODY`: the connection is not in it, or its process has let go of it.
+    `NOBODY`: the connection is not in the table, its process has let go of it, or there is no such table (`is_told`).
     """
     wanted = {(_hex(end, v6), _hex(other, v6)) for v6 in (False, True)}
-    read = False
     for table in TABLES:
         with suppress(OSError):
             lines = table.read_text().splitlines()[1:]
-            read = True
             for line in lines:
                 parts = line.split()
                 if (parts[_OURS], parts[_THEIRS]) in wanted:
                     return int(parts[_USER]) if parts[_SOCKET] != "0" else NOBODY
-    return NOBODY if read else None
+    return NOBODY
+
+
+@lru_cache
+def is_told() -> bool:
+    """Whether this system says whose a connection is: one of this process's own is looked up."""
+    with socket.create_server((LOOPBACK, 0)) as listener, socket.create_connection(listener.getsockname()) as client:
+        return owner_of(client.getsockname(), listener.getsockname()) == os.geteuid()
 
 
 def _hex(end: tuple[str, int], v6: bool) -> str:

@@ -110,8 +110,13 @@ def test_a_cancel_in_the_middle_of_a_call_into_spark_is_a_cancel():
     assert isinstance(decided(other, status=DagsterRunStatus.CANCELING), dg.DagsterExecutionInterruptedError)
 
 
-def test_a_jvm_that_died_is_named_and_not_tried_again_in_the_same_process():
-    failure = decided(Py4JNetworkError("answer from Java side is empty"))
+@pytest.mark.parametrize(
+    "error",
+    [Py4JNetworkError("answer from Java side is empty"), ConnectionRefusedError(111, "Connection refused")],
+    ids=["the call it died in", "the call behind it"],
+)
+def test_a_jvm_that_died_is_named_and_not_tried_again_in_the_same_process(error):
+    failure = decided(error)
     assert isinstance(failure, dg.Failure)
     assert failure.allow_retries is False
     assert "GAME_EVENTS_SPARK_DRIVER_MEMORY" in failure.description

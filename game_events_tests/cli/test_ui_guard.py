@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import http.client
+import http.server
 import json
 import os
+import pwd
 import socket
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager, suppress
 
 import pytest
@@ -19,7 +24,10 @@ from starlette.websockets import WebSocketDisconnect
 
 from game_events.cli import ui_guard, webserver
 from game_events.cli.ui_guard import UiGuard
+from game_events.stack.ports import free_ports, listens
 from game_events.stack.tcp_owner import NOBODY, owner_of
+from game_events_tests.assets.test_ui import CHROMIUM, FLAGS, LOAD_MS
+from game_events_tests.waiting import until
 
 OURS, EVIL = "127.0.0.1:3000", "evil.example"
 MUTATION = {"query": "mutation { setNuxSeen }"}
@@ -134,22 +142,26 @@ def asked(client, users=()):
     return sent[0]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux's table")
 def test_the_table_of_connections_says_whose_an_end_is_and_nobodys_once_it_is_let_go():
     with connected() as (client, server):
         ends = client.getsockname(), server.getsockname()
-        assert owner_of(*ends) in (os.geteuid(), None)
+        assert owner_of(*ends) == os.geteuid()
         client.close()
         # What Linux writes for it is root's number.
-        assert owner_of(*ends) in (NOBODY, None)
+        assert owner_of(*ends) == NOBODY
 
 
 def test_another_user_of_the_machine_is_turned_away_unless_the_settings_name_him(monkeypatch):
     ends = ("127.0.0.1", 40000), ("127.0.0.1", 3000)
-    for owner, status in ((os.geteuid(), 200), (0, 200), (None, 200), (os.geteuid() + 4711, 403), (NOBODY, 403)):
+    monkeypatch.setattr(ui_guard, "is_told", lambda: True)
+    for owner, status in ((os.geteuid(), 200), (0, 200), (os.geteuid() + 4711, 403), (NOBODY, 403)):
         monkeypatch.setattr(ui_guard, "owner_of", lambda *_, owner=owner: owner)
         assert asked(ends) == status
         assert asked(ends, users=[os.geteuid() + 4711]) == (403 if owner == NOBODY else 200)
     assert asked((("192.0.2.1", 4), ("192.0.2.2", 3000))) == 200, "from another machine: who lets it in decides"
+    monkeypatch.setattr(ui_guard, "is_told", lambda: False)
+    assert asked(ends) == 200, "no table: it is not checked"
 
 
 def test_a_user_who_is_none_is_said_before_anything_listens():
@@ -159,3 +171,79 @@ def test_a_user_who_is_none_is_said_before_anything_listens():
     )
     assert said.returncode != 0
     assert "GAME_EVENTS_UI_USERS" in said.stderr, json.dumps(said.stderr)
+
+
+# --- the webserver as it is started, a real browser, another user
+
+#: What a page can do to another address without asking anybody.
+FOREIGN_PAGE = """
+<img src="{ui}/graphql?query=mutation{{setNuxSeen}}"><iframe src="{ui}/runs"></iframe><iframe name="shown"></iframe>
+<form target="shown" method="post" enctype="text/plain" action="{ui}/graphql?query=mutation{{setNuxSeen}}"></form>
+<script>document.forms[0].submit();
+fetch("{ui}/graphql", {{method: "POST", mode: "no-cors", body: '{{"query": "mutation {{setNuxSeen}}"}}'}});
+new WebSocket("{ui}/graphql".replace("http", "ws"), "graphql-ws").onerror = () => document.title = "no websocket"</script>
+"""
+
+
+@pytest.fixture
+def site(tmp_path):
+    """The guarded webserver without any code, as a process; its address."""
+    (tmp_path / "dagster.yaml").write_text("telemetry: {enabled: false}\nnux: {enabled: false}\n")
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "game_events.cli.webserver", "--empty-workspace", "-h", "127.0.0.1", "-p", str(port)]
+    with (tmp_path / "log").open("wb") as log:
+        started = subprocess.Popen(
+            command, env=os.environ | {"DAGSTER_HOME": str(tmp_path)}, cwd=tmp_path, stdout=log, stderr=log
+        )
+    try:
+        until(lambda: listens(port) or started.poll() is not None, 300, what="the webserver")
+        assert started.poll() is None, (tmp_path / "log").read_text()
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        started.terminate()
+        started.wait(60)
+
+
+@pytest.mark.scenario
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_another_user_of_the_machine_is_turned_away_by_the_running_server(site):
+    for user, status in ((os.geteuid(), 200), (pwd.getpwnam("nobody").pw_uid, 403)):
+        child = os.fork()  # another user may not even read this Python
+        if child == 0:
+            os.setuid(user)
+            client = http.client.HTTPConnection(site.removeprefix("http://"), timeout=60)
+            client.request("GET", "/server_info")
+            os._exit(client.getresponse().status // 100)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == status // 100
+
+
+@pytest.mark.scenario
+@pytest.mark.browser
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome is on the PATH")
+def test_in_a_browser_the_uis_pages_work_and_another_page_gets_nothing(site, tmp_path):
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415 - only where there is a browser
+
+    (tmp_path / "page").mkdir()
+    (tmp_path / "page" / "index.html").write_text(FOREIGN_PAGE.format(ui=site))
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path / "page"))
+    other = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=other.serve_forever, daemon=True).start()
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS.split())
+        page, answers = browser.new_page(), []
+        page.on("response", lambda answer: answers.append((answer.request.method, answer.status, answer.url)))
+        for address in (site, site.replace("127.0.0.1", "localhost")):
+            page.goto(f"{address}/runs", timeout=LOAD_MS)
+            page.get_by_text("Runs").first.wait_for(timeout=LOAD_MS)
+        assert [answer for answer in answers if answer[1] in (403, 405)] == []
+        answers.clear()
+        page.goto(f"http://127.0.0.1:{other.server_port}/", timeout=LOAD_MS)
+        page.wait_for_function("document.title == 'no websocket'", timeout=LOAD_MS)
+        # Picture, frame, form and call.
+        while len(refused := [status for _, status, url in answers if url.startswith(site)]) < 4:
+            page.wait_for_timeout(100)
+        assert refused == [403] * 4
+        browser.close()
+    other.shutdown()
+    other.server_close()

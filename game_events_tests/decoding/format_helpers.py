@@ -3,9 +3,10 @@
 import json
 
 from game_events.decoding.columns import ColumnMap
+from game_events.decoding.compiler import compile_schema
 from game_events.decoding.decoder import DecodePlan
-from game_events.decoding.formats import compile_schema, make_decoder
-from game_events.sources.registry import RegistrySchema
+from game_events.decoding.formats import make_decoder
+from game_events.decoding.registry_schema import RegistrySchema
 from game_events_tests.decoding.helpers import decode, rows_by_position
 
 

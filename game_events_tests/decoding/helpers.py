@@ -9,10 +9,10 @@ from confluent_kafka.schema_registry.serde import SchemaId
 from google.protobuf import message_factory
 
 from game_events.decoding.columns import ColumnMap
+from game_events.decoding.compiler import compile_schema
 from game_events.decoding.decoder import BatchDecoder, DecodePlan
-from game_events.decoding.descriptors import compile_protobuf
 from game_events.decoding.protobuf import ProtobufDecoder
-from game_events.sources.registry import RegistrySchema
+from game_events.decoding.registry_schema import RegistrySchema
 
 REGISTRY = SchemaRegistryClient.new_client({"url": "mock://decoding"})
 
@@ -20,7 +20,7 @@ REGISTRY = SchemaRegistryClient.new_client({"url": "mock://decoding"})
 @functools.cache
 def compiled(text, schema_id=1, references=()):
     """A schema as the driver compiles it."""
-    return compile_protobuf(RegistrySchema(schema_id, "PROTOBUF", text, references))
+    return compile_schema(RegistrySchema(schema_id, "PROTOBUF", text, references))
 
 
 def python_class(schema, path=(0,)):

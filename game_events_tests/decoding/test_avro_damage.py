@@ -226,3 +226,21 @@ def test_a_record_of_ten_megabytes_is_read():
     payload = zigzag(100_000) + (zigzag(100) + b"x" * 100) * 100_000 + b"\0"
     row = decode_one("AVRO", record(type_), payload)
     assert row == {"x": [{"t": "x" * 100}] * 100_000}
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload"),
+    [
+        ("int", zigzag(491701234567)),
+        ({"type": "long", "logicalType": "time-micros"}, zigzag(491701234567)),
+        ("string", zigzag(491701234567)),
+        ("string", zigzag(-491701234567)),
+        ({"type": "array", "items": "string"}, zigzag(491701234567)),
+        ({"type": "enum", "name": "e", "symbols": ["a"]}, zigzag(491701234567)),
+        (["null", "string"], zigzag(491701234567)),
+    ],
+)
+def test_what_is_said_of_a_damaged_record_holds_none_of_its_values(kind, payload):
+    _, detail = rejection("AVRO", {"type": "record", "name": "r", "fields": [{"name": "phone", "type": kind}]}, payload)
+    assert "1701234567" not in detail
+    assert "phone" in detail

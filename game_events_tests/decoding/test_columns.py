@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from game_events.decoding.changes import field_columns
-from game_events.decoding.columns import UINT64, ColumnMap, Field, kind_of, storage_type
+from game_events.decoding.columns import UINT64, ColumnMap, Field, field_key, kind_of, storage_type
 from game_events.decoding.decoder import BatchDecoder, DecodePlan
 from game_events.decoding.protobuf import ProtobufDecoder
 from game_events.lakehouse.commits import Commit, commit
@@ -344,3 +344,36 @@ def test_values_of_old_and_new_versions_stand_in_the_same_columns():
         1: {"p": {"x": 4, "q": {"u": 5}}, "ps": [{"x": 0, "q": {"u": 0}}], "m": [("k", {"x": 0, "q": None})]},
         2: {"p": None, "ps": [], "m": []},
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [
+        ("gamer\u202eid", "gamer_id"),
+        ("\ufeffgame_name", "field_game_name"),
+        ("a\x7fb", "a_b"),
+        ("\x9b31mred", "field_31mred"),
+        ("a\u200bb", "a_b"),
+        ("größe", "größe"),
+        ("x" * 3_000, "x" * 200),
+    ],
+)
+def test_a_name_that_looks_like_another_one_is_cleaned(name, column):
+    columns = ColumnMap().with_message("m", [Field(name, name, pa.string())])
+    assert list(columns.columns) == [column]
+
+
+def test_a_column_keeps_the_name_that_it_was_given_before_names_were_cleaned():
+    for name in ("gamer\u202eid", "x" * 3_000):
+        key = field_key("m", (name,), "string")
+        before = ColumnMap({name: pa.string()}, {key: name}, {key: name})
+        stored = [(column, kind, before.metadata(column)) for column, kind in before.columns.items()]
+        assert list(ColumnMap.from_metadata(stored).with_message("m", [Field(name, name, pa.string())]).columns) == [name]
+
+
+def test_names_that_clean_alike_are_numbered_from_the_first_free_one():
+    fields = [Field(name, name, pa.string()) for name in (" ", ",", ";", "{", "}", "(")]
+    names = list(ColumnMap().with_message("m", fields).columns)
+    assert names == ["field_", "field___string", *(f"field___string_{n}" for n in (2, 3, 4, 5))]
+    long = [Field("x" * 300 + str(n), "x" * 300 + str(n), pa.string()) for n in range(3)]
+    assert list(ColumnMap().with_message("m", long).columns) == ["x" * 200 + end for end in ("", "__string", "__string_2")]

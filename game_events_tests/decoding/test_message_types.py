@@ -11,9 +11,9 @@ from game_events.decoding.columns import ColumnMap
 from game_events.decoding.declared_names import declared_names
 from game_events.decoding.decoder import BatchDecoder
 from game_events.decoding.reasons import Reason
+from game_events.decoding.registry_schema import RegistrySchema
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.catalog import SchemaCatalog
-from game_events.sources.registry import RegistrySchema
 from game_events_tests.decoding.format_helpers import framed
 from game_events_tests.decoding.helpers import compiled, decode, frame, python_class, reasons_by_position, rows_by_position
 

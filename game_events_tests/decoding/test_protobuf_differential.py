@@ -10,32 +10,35 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from game_events.decoding.columns import ColumnMap
-from game_events.decoding.descriptors import compile_protobuf
+from game_events.decoding.compiler import compile_schema
 from game_events.decoding.protobuf import ProtobufDecoder
 from game_events.decoding.reasons import Reason
+from game_events.decoding.registry_schema import RegistrySchema
 from game_events.errors import DataError
-from game_events.sources.registry import RegistrySchema
 from game_events_tests.decoding.helpers import python_class
 from game_events_tests.decoding.protobuf_worlds import Writer, schema_text, spoilt
 from game_events_tests.decoding.python_reading import OutOfRangeError, as_read, read
+from game_events_tests.decoding.registered_forms import FORMS, in_form
 from game_events_tests.examples import examples
 
 ROWS = 30
 
 
 class World:
-    """A schema made from a seed, a decoder of its first type, and Python's class of it."""
+    """A schema made from a seed, in one of a registry's forms, a decoder of its first type, and Python's class of it."""
 
     def __init__(self, seed):
         self.chance = random.Random(seed)  # noqa: S311 - not for secrets
         while True:
             text = schema_text(self.chance)
             try:
-                self.schema = compile_protobuf(RegistrySchema(1, "PROTOBUF", text, ()))
+                self.schema = compile_schema(RegistrySchema(1, "PROTOBUF", text, ()))
             except DataError:
                 continue  # names that clash by protoc's own rules
             break
-        self.text = text
+        form = FORMS[seed % len(FORMS)]
+        self.text = in_form(form, text, self.schema.main_file()) or text
+        self.schema = compile_schema(RegistrySchema(1, "PROTOBUF", self.text, ()))
         self.message = self.schema.message((0,))
         self.python = python_class(self.schema)
         self.decoder = ProtobufDecoder(self.schema, (0,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from functools import partial
 from random import Random
@@ -229,6 +230,17 @@ def test_a_crash_at_any_point_of_an_own_aggregate_is_finished_by_the_next_run(ma
     assert differences(settings, GAMES, "median_hour", MEDIAN_SQL) == []
 
 
+#: A median that differs from wave to wave.
+MIDDLE = '''
+@gold_aggregate("middle", mode="recompute", keys=["gamer_id"])
+def middle(silver):
+    """When the event in the middle was."""
+    seconds = F.floor(F.col("event_timestamp").cast("double"))
+    return silver.groupBy("_game", "gamer_id").agg(F.median(seconds).alias("seconds"), F.count(F.lit(1)).alias("events"))
+'''
+MIDDLE_SQL = "SELECT gamer_id, median(floor(epoch(event_timestamp))), count(*) FROM t GROUP BY ALL"
+
+
 def seen_by_readers(settings, table, first):
     """Numbers of groups and of events in each version of a table since one: what any reader could have seen."""
     for number in range(first, DeltaTable(f"{settings.lakehouse}/{table}").version() + 1):
@@ -237,10 +249,17 @@ def seen_by_readers(settings, table, first):
         yield len(events), sum(events)
 
 
+def rows_of_versions(settings, table, first):
+    """Rows of each version of a table since one."""
+    for number in range(first, DeltaTable(f"{settings.lakehouse}/{table}").version() + 1):
+        files = DeltaTable(f"{settings.lakehouse}/{table}", version=number).file_uris()
+        yield [row.values() for file in files for row in pq.read_table(file).to_pylist()]
+
+
 @pytest.mark.scenario
 @pytest.mark.usefixtures("filled")
 def test_a_reader_sees_the_table_before_or_after_and_rivals_double_nothing(make_settings, make_pipeline, tmp_path):
-    path = extension(tmp_path, DEVICES, MEDIAN)
+    path = extension(tmp_path, DEVICES, MIDDLE)
     settings = make_settings(extensions=(path,))
     refresh(make_pipeline(settings))
     first = versions(settings)["gold_rummy_devices"]
@@ -248,12 +267,17 @@ def test_a_reader_sees_the_table_before_or_after_and_rivals_double_nothing(make_
     def state():
         return rows(settings, "silver_rummy_events", "SELECT count(DISTINCT (gamer_id, device_id)), count(*) FROM t")[0]
 
-    allowed = [state()]
+    def middles():
+        return sorted(rows(settings, "silver_rummy_events", MIDDLE_SQL))
+
+    first_middle = versions(settings)["gold_rummy_middle"]
+    allowed, allowed_middles = [state()], [middles()]
     for seed in range(1, 3):
         wave(settings, seed)
         refresh_without_own = make_settings()
         refresh(make_pipeline(refresh_without_own))
         allowed.append(state())
+        allowed_middles.append(middles())
         runs = [threading.Thread(target=partial(refresh, make_pipeline(settings))) for _ in range(2)]
         for run in runs:
             run.start()
@@ -262,8 +286,11 @@ def test_a_reader_sees_the_table_before_or_after_and_rivals_double_nothing(make_
     assert refresh(make_pipeline(settings)).success
     # One commit for each wave, whoever made it.
     assert list(seen_by_readers(settings, "gold_rummy_devices", first)) == allowed
+    # A median does not merge: each version is the whole of it anew, of one state of silver and never of a part.
+    seen = [sorted(map(tuple, version)) for version in rows_of_versions(settings, "gold_rummy_middle", first_middle)]
+    assert [version for version, _ in itertools.groupby(seen)] == allowed_middles
     assert differences(settings, GAMES, "devices", DEVICES_SQL) == []
-    assert differences(settings, GAMES, "median_hour", MEDIAN_SQL) == []
+    assert differences(settings, GAMES, "middle", MIDDLE_SQL) == []
 
 
 @pytest.mark.scenario

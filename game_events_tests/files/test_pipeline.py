@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,38 @@ def test_what_cannot_be_read_is_quarantined_and_costs_nothing_else(
     assert held(file_settings) == sorted([*bad, ("never.parquet", "UNREADABLE_FILE", 0)])
     assert growing.exists()
     assert failed_checks(make_files(**other)) == []
+
+
+def test_files_that_ask_for_too_much_and_links_harm_nobody_and_are_told(
+    landing: Path, tmp_path: Path, file_settings: Settings, make_files: MakeFiles
+) -> None:
+    put(landing, "good.jsonl", lines(range(4)))
+    put(landing, "many.jsonl", lines(range(50, 60)))
+    put(landing, "bomb.jsonl.gz", gzip.compress(b"\n" * 3_000_000 + lines(range(100, 101))))
+    put(landing, "large.jsonl", lines(range(4, 5)) + b'{"n": "' + b"x" * 50_000 + b'"}\n' + lines(range(5, 6)))
+    put(tmp_path, "secret.jsonl", b"secret")
+    (landing / "link.jsonl").symlink_to(tmp_path / "secret.jsonl")
+    (landing / "loop").symlink_to(landing)
+    other = {
+        "files_schema": str(tmp_path / "event.json"),
+        "files_max_rows": 7,
+        "files_max_unpacked_bytes": 2_000_000,
+        "max_record_bytes": 10_000,
+    }
+    report = refresh(make_files(**other))
+    assert report.success, report.errors
+    assert numbers(file_settings) == [0, 1, 2, 3, 4, 5, *range(50, 57)]
+    assert held(file_settings) == [
+        ("bomb.jsonl.gz", "TOO_LARGE", 0),
+        ("large.jsonl", "TOO_LARGE", 1),
+        ("many.jsonl", "TOO_LARGE", 7),
+    ]
+    assert (report.files["taken"], report.files["links"]) == (4, 2)
+    assert any("2 symbolic links" in notice for notice in report.notices)
+    assert any("TOO_LARGE" in notice for notice in report.notices)
+    assert not rows(file_settings, "quarantine_events", "SELECT 1 FROM t WHERE contains(_raw_value::VARCHAR, 'secret')")
+    assert failed_checks(make_files(**other)) == []
+    assert refresh(make_files(**other)).tables == [], "nothing of them is tried again"
 
 
 def test_a_file_that_is_gone_before_it_was_read_stops_the_run_or_is_a_recorded_gap(

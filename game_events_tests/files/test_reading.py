@@ -16,16 +16,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from game_events.decoding.columns import ColumnMap
+from game_events.decoding.compiler import compile_schema
 from game_events.decoding.decoder import BatchDecoder, DecodePlan
-from game_events.decoding.formats import compile_schema, make_decoder
+from game_events.decoding.formats import make_decoder
+from game_events.decoding.registry_schema import RegistrySchema, schema_guid
 from game_events.decoding.stored_columns import ColumnsDecoder, ColumnsSchema, schema_text, stored
 from game_events.files import avro_container, delimited, rows
 from game_events.files.archive_format import RECORDS, marked_records
 from game_events.files.bounds import Bounds
 from game_events.files.place import Place
 from game_events.files.reading import FileReader, FileReading, format_of
-from game_events.files.schemas import NamedSchema, identity_bytes, schema_guid
-from game_events.sources.registry import RegistrySchema
+from game_events.files.schemas import NamedSchema, identity_bytes
 from game_events_tests.examples import examples
 from game_events_tests.files.samples import JSON, PROTO, WRITERS, avro, event, lines, parquet, protobuf, put
 

@@ -6,7 +6,7 @@ Everything else is the pipeline's own (`load_bronze`, its commits to both tables
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -48,6 +48,11 @@ class Topic:
         """The offsets."""
         ends = {lane: len(of) for lane, of in self.records.items()}
         return Seen({lane: self.expired.get(lane, 0) for lane in ends}, ends)
+
+    def lane(self, row: Mapping[str, Any]) -> Lane:
+        """Where a row was read."""
+        (found,) = (p for p in self.records if (p.topic_id, p.partition) == (row["_kafka_topic_id"], row["_kafka_partition"]))
+        return found
 
 
 @dataclass

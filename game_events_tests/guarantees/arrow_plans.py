@@ -62,17 +62,16 @@ class Rows:
 
 def stage_games(work: Staging) -> FanOutResult:
     """For `silver_isolated.stage_games`."""
-    source, starts, decisions = work.source, work.starts, work.decisions
+    source, starts = work.source, work.starts
     asked = [g for g, s in (starts or {}).items() if s.anew or s.decided > s.begin]
-    held = set(_rejected(decisions, asked)) if asked else None
+    held = set(_rejected(work.decisions, asked)) if asked else None
     split = _split(source, held=bool(held))
     rows = read_arrow(source.pipeline.bronze, source.handle).to_pylist()
     judged: list[dict[str, Any]] = []
     for row in rows:
         start = Start(None, None, work.above) if starts is None else starts.get(row["game_name"])
-        if starts is None and row["game_name"] in work.left_out:
-            continue
-        if start is not None and row["_batch"] > start.begin:
+        left_out = starts is None and row["game_name"] in work.left_out
+        if start is not None and row["_batch"] > start.begin and not left_out:
             judged.append(row | _judged(source.rules.rules, row, start, held or set()))
     if not judged:
         return FanOutResult()
@@ -108,7 +107,10 @@ def _judged(rules: tuple[Rule, ...], row: dict[str, Any], start: Start, held: se
 
 
 def stage_gold(
-    pipeline: Any, aggregate: Any, plans: Mapping[str, Any], _: object
+    pipeline: Any,
+    aggregate: Any,
+    plans: Mapping[str, Any],
+    asked: Any,  # noqa: ARG001 - columns of these rows are always the same
 ) -> tuple[FanOutResult, pa.Schema, RuleColumns]:
     """For `gold._stage`."""
     rows: list[dict[str, Any]] = []

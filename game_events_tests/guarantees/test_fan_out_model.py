@@ -1,24 +1,20 @@
-"""The fan-out's own code against a plain model: batches, crashes, lost answers, rivals, lost tables, rules, in any order.
+"""All layers' own code against a plain model: records, crashes, lost answers, failures, rivals, lost tables, in any order.
 
-Everything is the pipeline's own (`refresh_silver`, `refresh_gold`, commits, decisions, progress, the workers' writer), on real
-Delta tables; only Spark's part of the job is done by Arrow, so that a run takes a tenth of a second. A run may crash, lose the
-answer of a commit, or be overtaken by a whole rival run at any step. `GAME_EVENTS_MODEL_EXAMPLES` asks for more examples.
+Everything is the pipeline's own (`load_bronze`, replay, `refresh_silver`, `refresh_gold`, `refresh_unified`, full refreshes,
+compaction, commits, decisions, progress, the workers' writer), on real Delta tables; only Spark's part of the jobs is done by
+Arrow, so that a run takes a fraction of a second. A run may crash, lose the answer of a commit, be refused by the store, or be
+overtaken by a whole rival run or a compaction at any step, the moment before a commit included; and no two runs need know the
+same schemas, or have the same allow list. `GAME_EVENTS_MODEL_EXAMPLES` asks for more examples.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import tempfile
-from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
@@ -27,134 +23,113 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from game_events.errors import GameEventsError
-from game_events.lakehouse import crash_points
-from game_events.lakehouse.commits import Commit, commit
-from game_events.lakehouse.reading import BATCH_INFO, read_arrow
-from game_events.lakehouse.staging import StagedWriter
-from game_events.lakehouse.tables import PROGRESS, Lakehouse, Table
-from game_events.pipeline import game_commits, gold, silver, silver_stage
-from game_events.pipeline.bronze_stage import OWN_COLUMNS
-from game_events.pipeline.context import Pipeline
-from game_events.pipeline.generations import BATCH_APP
-from game_events.pipeline.gold import refresh_gold
-from game_events.pipeline.report import RunReport
-from game_events.pipeline.silver import refresh_silver
-from game_events.pipeline.silver_commit import DROPPED_APP
-from game_events.settings import load_settings
-from game_events_tests.guarantees import arrow_plans
-from game_events_tests.guarantees.arrow_plans import DROPS, REJECTS, UNLUCKY, InTurn
+from game_events.lakehouse.tables import PROGRESS
+from game_events_tests.guarantees.arrow_plans import REJECTS
+from game_events_tests.guarantees.model_world import BRONZE, GAMES, NOBODY, SCHEMAS, SILVER, World
 from game_events_tests.guarantees.waves import PowerCut
 
-GAMES = ("rummy", "spades", "uno")
-#: A name that is no game: its rows stay in bronze.
-NOBODY = "NOT A GAME"
-EPOCH = datetime(2024, 1, 1, tzinfo=UTC)
 EXAMPLES = int(os.environ.get("GAME_EVENTS_MODEL_EXAMPLES", "20"))
 EVENTS = st.lists(
-    st.tuples(st.sampled_from((*GAMES, NOBODY)), st.sampled_from("abc"), st.integers(0, 24)), min_size=1, max_size=8
+    st.tuples(st.sampled_from((*GAMES, NOBODY)), st.sampled_from("abc"), st.integers(0, 24), st.sampled_from(SCHEMAS)),
+    min_size=1,
+    max_size=8,
 )
-#: Read once: that takes longer than a step.
-DEFAULTS = cache(load_settings)
-#: A step of a run; most runs have some thirty.
-STEPS = st.integers(1, 40)
+#: A step of a run; most runs have some fifty.
+STEPS = st.integers(1, 70)
+#: Between the plan of a slice and its last commit.
+SLICE = ("bronze_staged", "quarantine_announced", "quarantine_committed")
+FULL = st.sampled_from(("", SILVER, BRONZE))
+KNOWS = st.sampled_from(((1,), (2,), SCHEMAS))
+ALLOWED = st.sampled_from(((), ("rummy",), ("spades", "uno")))
+HOW = st.fixed_dictionaries({"full": FULL, "knows": KNOWS, "games": ALLOWED})
+
+
+def cut() -> None:
+    """The run is gone."""
+    raise PowerCut
 
 
 class FanOutModel(RuleBasedStateMachine):
-    """Bronze grows batch by batch; runs bring silver and gold up to it, or do not get that far."""
+    """Records come; runs bring all layers up to them, or do not get that far."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = tempfile.mkdtemp()
-        self.strictness = 0
-        self.offset = 0
-        self.columns = 0
-        self.seen: dict[tuple[str, int], list[dict[str, Any]]] = {}
-        self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(silver, "stage_games", arrow_plans.stage_games)
-        self.patch.setattr(gold, "_stage", arrow_plans.stage_gold)
-        self.patch.setattr(silver_stage, "require_valid", lambda *_: None)
-        self.patch.setattr(game_commits, "ThreadPoolExecutor", InTurn)
-        self.patch.setattr(crash_points, "reach", lambda *_: None)
+        self.world = World()
 
     def teardown(self) -> None:
         """Whatever happened: one undisturbed run later everything is in its place."""
         try:
             self.settle()
         finally:
-            self.patch.undo()
-            shutil.rmtree(self.folder)
-
-    def pipeline(self) -> Pipeline:
-        """As a new process has it, with the rules that are in force now."""
-        rules = (DROPS, *(r for r in (REJECTS[self.strictness],) if r is not None))
-        settings = DEFAULTS().model_copy(update={"lakehouse": self.folder, "rules": rules})
-        # Asked for by the rules' check alone, which is replaced above.
-        return Pipeline(settings, lambda: None)  # type: ignore[arg-type, return-value]
-
-    # --- what happens
+            self.world.close()
 
     @rule(events=EVENTS, newer=st.booleans())
-    def a_batch_comes_to_bronze(self, events: list[tuple[str, str, int]], newer: bool) -> None:
+    def records_come(self, events: list[Any], newer: bool) -> None:
         """Perhaps with a column that no table has yet."""
-        self.columns += newer
-        own = [pa.field("game_name", pa.string()), pa.field("gamer_id", pa.string()), pa.field("n", pa.int64())]
-        own += [pa.field("event_timestamp", arrow_plans.TIME)]
-        schema = pa.schema([*OWN_COLUMNS, *own, *(pa.field(f"col_{n}", pa.string()) for n in range(self.columns))])
-        table = self.pipeline().bronze
-        handle = table.open()
-        batch = int(handle.transaction_version(BATCH_APP) or 0) if handle is not None else None
-        rows = []
-        for game, gamer, n in events:
-            row: dict[str, Any] = dict.fromkeys(schema.names)
-            row |= {"_kafka_topic": "t", "_kafka_topic_id": "id", "_kafka_partition": 0, "_kafka_offset": self.offset}
-            row |= {"_batch": (batch or 0) + 1, "_raw_value": b"x", "game_name": game, "gamer_id": gamer, "n": n}
-            row["event_timestamp"] = EPOCH + timedelta(seconds=n)
-            rows.append(row)
-            self.offset += 1
-        writer = StagedWriter(table, schema)
-        writer.write(pa.Table.from_pylist(rows, schema=schema))
-        table_id = str(handle.metadata().id) if handle is not None else None
-        commit(Commit(table, schema, writer.close(), {BATCH_APP: batch}, {BATCH_APP: (batch or 0) + 1}, table_id))
+        self.world.records_come(events, newer=newer)
 
-    @rule()
-    def a_run(self) -> None:
+    @rule(how=HOW)
+    def a_run(self, how: dict[str, Any]) -> None:
         """Nothing disturbs it."""
-        self.work()
+        self.world.work(**how)
 
-    @rule(step=STEPS, full=st.booleans())
-    def a_run_that_crashes(self, step: int, full: bool) -> None:
+    @rule(step=STEPS, how=HOW)
+    def a_run_that_crashes(self, step: int, how: dict[str, Any]) -> None:
         """At any of its steps; a run that has fewer comes to its end."""
+        self.world.disturbed(step, cut, **how)
 
-        def cut() -> None:
-            raise PowerCut
-
-        self.disturbed(step, cut, full=full)
-
-    @rule(step=STEPS, events=EVENTS, full=st.booleans(), rival_full=st.booleans())
-    def a_run_that_a_rival_overtakes(self, step: int, events: list[Any], full: bool, rival_full: bool) -> None:
-        """The rival sees a bronze that has read on, and goes to its end between two steps."""
+    @rule(step=STEPS, events=EVENTS, how=HOW, theirs=HOW)
+    def a_run_that_a_rival_overtakes(self, step: int, events: list[Any], how: dict[str, Any], theirs: dict[str, Any]) -> None:
+        """The rival sees a topic that has grown, and goes to its end between two steps."""
 
         def rival() -> None:
-            self.a_batch_comes_to_bronze(events, newer=False)
-            self.work(full=rival_full)
+            self.world.records_come(events)
+            with suppress(GameEventsError):
+                self.world.work(**theirs)
 
-        self.disturbed(step, rival, full=full)
+        self.world.disturbed(step, rival, **how)
 
-    @rule(step=STEPS, rival_step=STEPS, events=EVENTS)
-    def a_run_that_goes_on_after_its_rival_has_crashed(self, step: int, rival_step: int, events: list[Any]) -> None:
+    @rule(step=STEPS, rival_step=STEPS, events=EVENTS, how=HOW, theirs=HOW)
+    def a_run_that_goes_on_after_its_rival_has_crashed(
+        self, step: int, rival_step: int, events: list[Any], how: dict[str, Any], theirs: dict[str, Any]
+    ) -> None:
         """Both have done a part."""
 
-        def cut() -> None:
-            raise PowerCut
-
         def rival() -> None:
-            self.a_batch_comes_to_bronze(events, newer=True)
-            self.disturbed(rival_step, cut)
+            self.world.records_come(events, newer=True)
+            self.world.disturbed(rival_step, cut, **theirs)
 
-        self.disturbed(step, rival)
+        self.world.disturbed(step, rival, **how)
 
-    @rule(number=st.integers(1, 8), landed=st.booleans())
-    def a_run_that_loses_the_answer_of_a_commit(self, number: int, landed: bool) -> None:
+    @rule(ours=st.sampled_from(SLICE), theirs=st.sampled_from(SLICE[1:]), knows=KNOWS, they_know=KNOWS, events=EVENTS)
+    def two_runs_that_know_other_schemas(
+        self, ours: str, theirs: str, knows: tuple[int, ...], they_know: tuple[int, ...], events: list[Any]
+    ) -> None:
+        """Read the same records; one crashes between the commits of its slice, while the other one is between its own."""
+        self.world.records_come(events)
+        self.world.disturbed(ours, lambda: self.world.disturbed(theirs, cut, knows=they_know), knows=knows)
+
+    @rule(game=st.sampled_from(GAMES), number=st.integers(1, 3), events=EVENTS)
+    def a_game_that_fails_and_is_left_out_by_the_next_run(self, game: str, number: int, events: list[Any]) -> None:
+        """Which succeeds, as it has nothing to do for the others."""
+        self.world.records_come(events)
+        with self.world.refusing(self.world.table(game), number), suppress(GameEventsError):
+            self.world.work()
+        self.world.work(games=tuple(name for name in GAMES if name != game))
+
+    @rule(how=HOW)
+    def a_run_beside_maintenance(self, how: dict[str, Any]) -> None:
+        """Which joins files at the last moment before each of its commits."""
+        self.world.beside_maintenance(**how)
+
+    @rule(game=st.sampled_from(GAMES), of_gold=st.booleans(), number=st.integers(1, 6), how=HOW)
+    def a_run_in_which_the_store_refuses_a_look(self, game: str, of_gold: bool, number: int, how: dict[str, Any]) -> None:
+        """At one game's table, once."""
+        with self.world.refusing(self.world.table(game, of_gold=of_gold), number), suppress(GameEventsError):
+            self.world.work(**how)
+
+    @rule(number=st.integers(1, 12), landed=st.booleans(), how=HOW)
+    def a_run_that_loses_the_answer_of_a_commit(self, number: int, landed: bool, how: dict[str, Any]) -> None:
         """Whether the commit is made, or not."""
         real, seen = DeltaTable.create_write_transaction, []
 
@@ -168,121 +143,46 @@ class FanOutModel(RuleBasedStateMachine):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(DeltaTable, "create_write_transaction", lossy)
             with suppress(GameEventsError):
-                self.work()
+                self.world.work(**how)
 
     @rule()
     def rules_get_stricter(self) -> None:
         """For rows that nobody has decided on."""
-        self.strictness = min(self.strictness + 1, len(REJECTS) - 1)
+        self.world.strictness = min(self.world.strictness + 1, len(REJECTS) - 1)
 
     @rule(game=st.sampled_from(GAMES), of_gold=st.booleans())
     def a_table_is_deleted(self, game: str, of_gold: bool) -> None:
         """By somebody else."""
-        shutil.rmtree(self.table(game, of_gold=of_gold).uri, ignore_errors=True)
+        shutil.rmtree(self.world.table(game, of_gold=of_gold).uri, ignore_errors=True)
 
     @rule(game=st.sampled_from(GAMES), of_gold=st.booleans(), version=st.integers(0, 5))
     def a_table_is_restored(self, game: str, of_gold: bool, version: int) -> None:
         """To an older version, which has rows of ours."""
-        handle = self.table(game, of_gold=of_gold).open()
+        handle = self.world.table(game, of_gold=of_gold).open()
         if handle is not None and version < handle.version():
             handle.restore(version)
 
     @rule()
     def progress_is_lost(self) -> None:
         """The whole table."""
-        shutil.rmtree(Path(self.folder) / PROGRESS, ignore_errors=True)
-
-    # --- how
-
-    def work(self, *, full: bool = False) -> RunReport:
-        """A run over silver and gold; what it cannot do is the next one's."""
-        pipeline, report = self.pipeline(), RunReport()
-        refresh_silver(pipeline, report, frozenset(GAMES) if full else None, full=full)
-        refresh_gold(pipeline, report)
-        return report
-
-    def disturbed(self, step: int, action: Callable[[], None], *, full: bool = False) -> None:
-        """A run during which something happens at one of its steps."""
-        steps = Counter[str]()
-
-        def reach(name: str, detail: object = None) -> None:  # noqa: ARG001
-            steps["all"] += 1
-            if steps["all"] == step:
-                with pytest.MonkeyPatch.context() as patch:
-                    patch.setattr(crash_points, "reach", lambda *_: None)
-                    action()
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(crash_points, "reach", reach)
-            with suppress(PowerCut, GameEventsError):
-                self.work(full=full)
-
-    def table(self, game: str, *, of_gold: bool = False) -> Table:
-        lakehouse = Lakehouse(self.folder)
-        return lakehouse.gold(game) if of_gold else lakehouse.silver(game)
-
-    # --- what must hold
+        shutil.rmtree(Path(self.world.folder) / PROGRESS, ignore_errors=True)
 
     @invariant()
     def nothing_is_doubled(self) -> None:
         """At any time, whatever is unfinished."""
-        bronze = {r["_kafka_offset"]: r for r in self.rows(self.pipeline().bronze)}
-        for game in GAMES:
-            held = [r["_kafka_offset"] for r in self.rows(self.table(game))]
-            assert len(held) == len(set(held)), f"{game}: silver holds a row twice"
-            assert all(bronze[o]["game_name"] == game for o in held), f"{game}: silver holds another game's row"
-            players = [r["gamer_id"] for r in self.rows(self.table(game, of_gold=True))]
-            assert len(players) == len(set(players)), f"{game}: gold holds a player twice"
-        rejected = [r["_kafka_offset"] for r in self.rows(self.pipeline().quarantine)]
-        assert len(rejected) == len(set(rejected)), "quarantine holds a row twice"
+        self.world.assert_nothing_is_doubled()
 
     @rule()
     def settle(self) -> None:
-        """Each game gets a row, so that deleted and restored tables are noticed, and a run comes to its end."""
-        self.a_batch_comes_to_bronze([(game, "z", 1) for game in GAMES], newer=False)
-        report = self.work()
+        """A run comes to its end; then each game gets a row, so that deleted and restored tables are noticed, and another."""
+        if self.world.work().success:
+            self.world.assert_unified_shows_gold()
+        self.world.records_come([(game, "z", 1, 1) for game in GAMES])
+        report = self.world.work()
         assert report.errors == [], report.errors
-        self.seen.clear()
-        self.nothing_is_doubled()
-        bronze = self.rows(self.pipeline().bronze)
-        rejected = {r["_kafka_offset"]: r["game"] for r in self.rows(self.pipeline().quarantine)}
-        assert not {r["_kafka_offset"] for r in bronze if r["game_name"] == NOBODY} & set(rejected)
-        for game in GAMES:
-            mine = {r["_kafka_offset"]: r for r in bronze if r["game_name"] == game}
-            held = self.rows(self.table(game))
-            kept = {r["_kafka_offset"] for r in held}
-            kept_out = {o for o, name in rejected.items() if name == game}
-            dropped = set(mine) - kept - kept_out
-            assert not kept & kept_out, f"{game}: rows are in silver and in quarantine"
-            assert all(mine[o]["n"] == UNLUCKY for o in dropped), f"{game}: rows are nowhere"
-            assert not any(r["n"] == UNLUCKY for r in held), f"{game}: a row was not dropped"
-            assert all(mine[o]["n"] % 2 == 0 for o in kept_out), f"{game}: rows were rejected for nothing"
-            assert all(r["_batch"] == mine[r["_kafka_offset"]]["_batch"] for r in held)
-            handle = self.table(game).open()
-            assert handle is not None
-            assert (handle.transaction_version(DROPPED_APP) or 0) == len(dropped), f"{game}: dropped rows are miscounted"
-            assert handle.history(1)[0].get(BATCH_INFO), "the newest commit is our own"
-            truth: dict[str, tuple[int, Any, Any]] = {}
-            for row in held:
-                count, low, high = truth.get(row["gamer_id"], (0, row["event_timestamp"], row["event_timestamp"]))
-                at = row["event_timestamp"]
-                truth[row["gamer_id"]] = (count + 1, min(low, at), max(high, at))
-            said = {
-                r["gamer_id"]: (r["session_count"], r["min_timestamp"], r["max_timestamp"])
-                for r in self.rows(self.table(game, of_gold=True))
-            }
-            assert said == truth, f"{game}: gold is not what its silver says"
-        assert self.work().tables == [], "a run with nothing to do has changed something"
-
-    def rows(self, table: Table) -> list[dict[str, Any]]:
-        """Each version is read once, until all is settled."""
-        handle = table.open()
-        if handle is None:
-            return []
-        version = (str(handle.metadata().id), handle.version())
-        if version not in self.seen:
-            self.seen[version] = read_arrow(table, handle).to_pylist()
-        return self.seen[version]
+        self.world.assert_settled()
+        self.world.finish_full_refresh()
+        assert self.world.work().tables == [], "a run with nothing to do has changed something"
 
 
 class TestFewFanOutsThroughCrashesRivalsAndLostTables(FanOutModel.TestCase):

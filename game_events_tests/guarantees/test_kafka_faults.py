@@ -12,7 +12,7 @@ from game_events.errors import DataError
 from game_events.lakehouse.tables import BRONZE
 from game_events.pipeline.backlog import backlog
 from game_events.pipeline.event_rows import RunFacts, event_rows
-from game_events.pipeline.gap_check import offsets_lost
+from game_events.pipeline.gap_check import losses, offsets_lost
 from game_events.pipeline.offset_checks import offsets_continuous, offsets_unique
 from game_events.pipeline.refresh import refresh
 from game_events.pipeline.topic_identity import topic_id_read
@@ -52,6 +52,10 @@ def assert_told(pipeline, lost):
     assert offsets_unique(pipeline).passed
     found = offsets_lost(pipeline)
     assert (found.passed, found.wrong_rows, found.counts["offsets_lost"]) == (False, False, lost)
+    # What the sensor `data_alarms` and the run itself tell a webhook of (assets/test_data_alarms.py).
+    alarms = list(losses(pipeline.bronze, pipeline.bronze.open().version(), -1))
+    assert sum(gap.offsets or 0 for alarm in alarms for gap in alarm.gaps) == lost
+    assert all(alarm.run_id for alarm in alarms)
 
 
 def test_expired_offsets_stop_a_run_or_are_a_gap_that_every_account_tells_of(make_settings, make_pipeline):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from game_events.lakehouse.tables import BRONZE, PROGRESS, UNIFIED, gold_name, silver_name
+from game_events.lakehouse.tables import BRONZE, PROGRESS, UNIFIED, Table, gold_name, silver_name
 from game_events.pipeline.refresh import refresh
 from game_events_tests.books import coordinates, count
 from game_events_tests.conftest import MakePipeline, MakeSettings
@@ -168,13 +168,18 @@ def test_a_flood_of_names_is_counted_and_locks_no_real_game_out(
     assert not (Path(settings.lakehouse).parent / "etc").exists()
 
 
-def test_a_game_without_new_rows_is_not_opened(world: World) -> None:
-    settings = world.settings
+def test_a_game_without_new_rows_is_not_opened(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, usual = world.settings, Table.open
+    opened: set[str] = set()
     idle = silver_version(world.pipeline(), "uno")
     held = coordinates(settings, silver_name("uno"))
     world.send(games=("rummy",))
-    report = world.refresh()
+    with monkeypatch.context() as patch:
+        patch.setattr(Table, "open", lambda table: opened.add(table.key) or usual(table))
+        report = world.refresh()
     assert {t.game for t in report.tables if t.game} == {"rummy"}
+    assert {silver_name("rummy"), gold_name("rummy")} <= opened
+    assert opened & {silver_name("uno"), gold_name("uno")} == set()
     assert silver_version(world.pipeline(), "uno") == idle
     assert coordinates(settings, silver_name("uno")) == held
     world.assert_whole()

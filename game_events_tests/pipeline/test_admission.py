@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from game_events.pipeline.preflight import environment_checks
 from game_events.pipeline.refresh import refresh
 from game_events.settings import Settings
 from game_events_tests.books import count
@@ -34,6 +35,7 @@ def test_a_new_lakehouse_has_no_folders_of_a_flood_and_what_had_no_room_comes_on
     assert any("GAME_EVENTS_MAX_GAMES_EVER" in notice for notice in report.notices)
     assert folders(settings) == of_games("chess", "uno", "name_0")
     assert_sound(make_pipeline(settings))
+    assert "only those of GAME_EVENTS_GAMES come in" in str(environment_checks(settings)["tables"]())
     # A name more than there is room for, in one task: it is let in by nobody, and leaves no folder.
     send_events(settings, [Event("later", n) for n in range(50)])
     assert refresh(make_pipeline(settings)).unrouted == {"over_limit": 50}
@@ -44,3 +46,4 @@ def test_a_new_lakehouse_has_no_folders_of_a_flood_and_what_had_no_room_comes_on
     assert folders(settings) == of_games("chess", "uno", "name_0", "name_7")
     assert count(settings, "silver_name_7_events") == 7
     assert_sound(make_pipeline(more))
+    assert "MAX_GAMES" not in str(environment_checks(settings.model_copy(update={"max_games": 5}))["tables"]())

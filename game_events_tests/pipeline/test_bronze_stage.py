@@ -290,3 +290,17 @@ def test_forgotten_gamers_are_kept_out_of_records_that_are_not_decoded_by_key_an
     # Every third record has no key, all others have `k`.
     assert staged.good == [0, 6]
     assert (staged.result.suppressed, staged.result.undecoded) == (5, {(71, (0,)): 2})
+
+
+def test_forgotten_gamers_are_kept_out_of_records_that_are_too_large_by_their_key(tmp_path):
+    """These come with the reason that the JVM gave them: `record_size.cut`."""
+    batch = records([b"x" * 10, good(1), b"y" * 10, b"z" * 10])
+    why = pa.array(["TOO_LARGE", None, "TOO_LARGE", "TOO_LARGE"])
+    batch = batch.append_column("reason", why).append_column("detail", why)
+    key = b"a key of the tests"
+    gone = Suppression("gamer", key, frozenset({entity_hash(key, b"k")}), frozenset({("topic-id", 0, 3)}))
+    staged = Staged(tmp_path, [batch], suppression=gone)
+    # The keys of all but every third record are theirs; the last record was noted by an erasure.
+    assert (staged.bad, staged.good, staged.result.suppressed) == ({0: Reason.TOO_LARGE}, [1], 2)
+    assert [row["_raw_value"] for row in staged.quarantine] == [b"x" * 10]
+    assert staged.result.reasons == {Reason.TOO_LARGE: 1}

@@ -8,6 +8,7 @@ import pytest
 from deltalake import DeltaTable
 
 from game_events.decoding.columns import ColumnMap
+from game_events.decoding.registry_schema import RegistrySchema
 from game_events.lakehouse.comments import COMMENT_OF, comments_of
 from game_events.lakehouse.commits import Commit, commit
 from game_events.lakehouse.tables import Lakehouse
@@ -16,7 +17,6 @@ from game_events.pipeline.catalog import SchemaCatalog
 from game_events.pipeline.column_comments import BRONZE_DESCRIPTION, about_bronze, documented, message_comment
 from game_events.pipeline.column_origins import origins
 from game_events.pipeline.report import RunReport
-from game_events.sources.registry import RegistrySchema
 
 HEAD = 'syntax = "proto3"; package t;\n'
 TEXTS = {

@@ -13,7 +13,7 @@ from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.commits import Commit, commit
 from game_events.lakehouse.staging import StagedWriter
 from game_events.lakehouse.tables import BRONZE, Lakehouse
-from game_events.pipeline.bronze import _decided
+from game_events.pipeline.bronze_quarantine import decided_on
 from game_events.pipeline.bronze_stage import OWN_COLUMNS, QUARANTINE_COLUMNS
 from game_events.pipeline.commit_notes import bronze_commit, slice_info
 from game_events.pipeline.generations import GENERATION_APP
@@ -107,13 +107,17 @@ def test_what_quarantine_has_decided_is_told_by_topic_and_of_a_table_by_its_reco
     writer = StagedWriter(quarantine, QUARANTINE_COLUMNS)
     writer.write(pa.Table.from_pylist([r | {"layer": "bronze"} for r in rows], schema=QUARANTINE_COLUMNS))
     commit(Commit(quarantine, QUARANTINE_COLUMNS, writer.close(), {}, {}, None))
-    handle = quarantine.open()
-    part = Slice({A: 10, B: 10}, {A: 12, B: 12})
-    assert _decided(quarantine, handle, part, {A: 12}) == {(ONE, 0): {10}}
-    assert _decided(quarantine, handle, part, {A: 10, B: 10}) == {}
+
+    def found(start, end, until):
+        """What of these lanes is decided if quarantine stands there."""
+        advance = {lane.app: at for lane, at in until.items()}
+        commit(Commit(quarantine, QUARANTINE_COLUMNS, [], {}, advance, str(quarantine.open().metadata().id)))
+        return decided_on(quarantine, quarantine.open(), Slice(start, end))
+
+    assert found({A: 10, B: 10}, {A: 12, B: 12}, {A: 12}) == {(ONE, 0): {10}}
+    assert found({A: 10, B: 10}, {A: 12, B: 12}, {A: 10, B: 10}) == {}
     theirs = Lane("/lake/bronze_events", str(uuid.uuid4()), 0, TABLE)
-    found = _decided(quarantine, handle, Slice({theirs: 2}, {theirs: 3}), {theirs: 3})
-    assert found == {(ONE, 0): {9, 10}, (ONE, 1): {10}, (TWO, 0): {10}}
+    assert found({theirs: 2}, {theirs: 3}, {theirs: 3}) == {(ONE, 0): {9, 10}, (ONE, 1): {10}, (TWO, 0): {10}}
 
 
 @pytest.fixture

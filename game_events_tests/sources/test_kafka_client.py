@@ -15,6 +15,10 @@ from game_events.sources.source import Lane, Slice
 DOWN = KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down")
 REFUSED = KafkaError(KafkaError._AUTHENTICATION, "bad password")
 BROKEN = KafkaError(KafkaError._TRANSPORT, "connection refused")
+NO_CERTIFICATE = KafkaError(
+    KafkaError._TRANSPORT,
+    "ssl://b: Receive failed: error:0A000412:SSL routines::ssl/tls alert bad certificate: SSL alert number 42",
+)
 
 
 @pytest.mark.parametrize("heard", [[REFUSED, DOWN, BROKEN], [DOWN, REFUSED], [BROKEN, REFUSED]])
@@ -26,6 +30,13 @@ def test_a_refused_login_is_what_counts(heard):
     assert isinstance(error, ConfigurationError)
     assert "bad password" in str(error)
     assert "broker:1" in str(error)
+
+
+def test_a_broker_that_misses_our_certificate_refuses_us_although_the_client_takes_it_for_a_broken_line():
+    memory = CauseMemory("broker:1")
+    memory(NO_CERTIFICATE)
+    assert memory.refused
+    assert isinstance(memory.explain("reading topic"), ConfigurationError)
 
 
 def test_an_unreachable_broker_may_come_back():

@@ -1,10 +1,13 @@
 """One set of options serves the two clients."""
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from game_events.errors import ConfigurationError
 from game_events.sources.kafka_options import for_java, for_librdkafka, refuse_managed
 
+KEY = ec.generate_private_key(ec.SECP256R1())
 LOGIN = {
     "security.protocol": "SASL_SSL",
     "sasl.mechanism": "SCRAM-SHA-512",
@@ -33,22 +36,23 @@ def test_a_login_module_written_for_java_serves_librdkafka_too():
     assert for_java(java) == java
 
 
+def key_pem(form=serialization.PrivateFormat.PKCS8, password=None):
+    encryption = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
+    return KEY.private_bytes(serialization.Encoding.PEM, form, encryption).decode()
+
+
 def test_pem_files_become_pem_stores_for_java(tmp_path):
     for name in ("ca", "certificate", "key"):
-        (tmp_path / name).write_text(f"-----{name}-----")
+        (tmp_path / name).write_text(key_pem() if name == "key" else f"-----{name}-----")
     options = {f"ssl.{name}.location": str(tmp_path / name) for name in ("ca", "certificate", "key")}
     assert for_java(options) == {
         "ssl.truststore.type": "PEM",
         "ssl.truststore.certificates": "-----ca-----",
         "ssl.keystore.type": "PEM",
         "ssl.keystore.certificate.chain": "-----certificate-----",
-        "ssl.keystore.key": "-----key-----",
+        "ssl.keystore.key": key_pem(),
     }
     assert for_librdkafka(options) == options
-
-
-def key_pem(kind="PRIVATE KEY"):
-    return f"-----BEGIN {kind}-----\nplanted\n-----END {kind}-----\n"
 
 
 def test_inline_pem_becomes_pem_stores_for_java_and_stays_for_librdkafka():
@@ -63,13 +67,19 @@ def test_inline_pem_becomes_pem_stores_for_java_and_stays_for_librdkafka():
     assert for_librdkafka(options) == options
 
 
-def test_the_password_of_an_encrypted_key_reaches_both_clients_and_one_of_a_plain_key_only_the_client_that_ignores_it():
-    for kind, java_has_it in (("ENCRYPTED PRIVATE KEY", True), ("PRIVATE KEY", False)):
-        options = {"ssl.certificate.pem": "c", "ssl.key.pem": key_pem(kind), "ssl.key.password": "k"}
-        assert ("ssl.key.password" in for_java(options)) is java_has_it
-        assert for_librdkafka(options) == options
+@pytest.mark.parametrize("form", [serialization.PrivateFormat.PKCS8, serialization.PrivateFormat.TraditionalOpenSSL])
+@pytest.mark.parametrize("password", [None, b"planted"])
+def test_a_key_in_any_form_reaches_java_in_the_one_that_it_reads_and_librdkafka_as_it_is(form, password):
+    options = {"ssl.certificate.pem": "c", "ssl.key.pem": key_pem(form, password), "ssl.key.password": "planted"}
+    java = for_java(options)
+    assert java["ssl.keystore.key"] == key_pem()
+    assert "ssl.key.password" not in java
+    assert for_librdkafka(options) == options
+
+
+def test_a_password_of_a_java_store_is_that_clients_business():
     store = {"ssl.keystore.location": "/a.jks", "ssl.keystore.type": "JKS", "ssl.key.password": "k"}
-    assert for_java(store) == store, "of a store for Java alone it is that client's business"
+    assert for_java(store) == store
 
 
 def test_a_store_written_for_java_goes_before_pem_that_is_there_for_librdkafka():
@@ -91,14 +101,19 @@ def test_a_pkcs12_file_has_the_same_names_in_both_clients():
     ("options", "says"),
     [
         ({"ssl.certificate.pem": "c"}, "needs its key"),
-        ({"ssl.key.pem": key_pem()}, "needs its key"),
-        ({"ssl.certificate.pem": "c", "ssl.key.pem": key_pem("RSA PRIVATE KEY")}, "openssl pkcs8 -topk8"),
+        ({"ssl.key.pem": "k"}, "needs its key"),
+        ({"ssl.certificate.pem": "c", "ssl.key.pem": key_pem(password=b"planted")}, "there is no ssl.key.password"),
+        (
+            {"ssl.certificate.pem": "c", "ssl.key.pem": key_pem(password=b"planted"), "ssl.key.password": "wr0ng"},
+            "cannot be read with ssl.key.password",
+        ),
+        ({"ssl.certificate.pem": "c", "ssl.key.pem": "s3cret", "ssl.key.password": "wr0ng"}, "no PEM key"),
     ],
 )
-def test_a_client_certificate_that_javas_client_could_not_use_is_refused_with_what_to_do_and_without_the_key(options, says):
+def test_a_client_certificate_that_cannot_be_used_is_refused_with_the_option_and_without_key_or_password(options, says):
     with pytest.raises(ConfigurationError, match=says) as raised:
         for_java(options)
-    assert "planted" not in str(raised.value)
+    assert not any(secret in str(raised.value) for secret in ("wr0ng", "s3cret", "BEGIN"))
 
 
 def test_a_file_that_is_no_pem_is_named(tmp_path):

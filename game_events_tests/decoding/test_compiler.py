@@ -1,0 +1,311 @@
+"""Schemas are compiled in a process of their own: whatever one does, it harms only its own records, and runs nothing."""
+
+import json
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from game_events.decoding import compiler
+from game_events.decoding.columns import ColumnMap
+from game_events.decoding.comments import read_comments
+from game_events.decoding.compiler import compile_schema, first_decoder
+from game_events.decoding.reasons import Reason
+from game_events.decoding.registry_schema import RegistrySchema
+from game_events.errors import DataError
+from game_events.lakehouse.tables import Lakehouse
+from game_events.pipeline.catalog import SchemaCatalog
+from game_events_tests.decoding.hostile_schemas import BAD, EMPTY, MAIN, ODD, as_base64, commands, described
+from game_events_tests.examples import examples
+
+GOOD = RegistrySchema(1, "PROTOBUF", MAIN)
+
+
+@pytest.fixture
+def own_child(monkeypatch):
+    """A child process of this test alone."""
+    child = compiler._Child()
+    monkeypatch.setattr(compiler, "_CHILD", child)
+    yield child
+    child.end()
+
+
+class Registry:
+    """Knows schemas by id."""
+
+    url = "http://registry"
+
+    def __init__(self, schemas):
+        self._schemas = schemas
+
+    def fetch(self, schema_id):
+        return RegistrySchema(schema_id, *self._schemas[schema_id])
+
+
+def catalog(tmp_path, *schemas):
+    return SchemaCatalog(Registry(dict(enumerate(schemas))), Lakehouse(str(tmp_path)))
+
+
+def paths(schema):
+    return [(0,)] if schema[0] == "PROTOBUF" else [()]
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_schema_that_cannot_be_decoded_costs_only_its_own_records(name, tmp_path):
+    made = catalog(tmp_path, BAD[name], ("PROTOBUF", MAIN))
+    plan = made.plan(ColumnMap(), [(0, path) for path in ((0,), ())] + [(1, (0,))])
+    assert plan.types == {(1, (0,))}
+    ((reason, detail),) = {plan.rejected[key] for key in plan.rejected}
+    assert reason is Reason.BAD_SCHEMA
+    assert "schema id 0" in detail
+    assert len(detail) < 3_000
+    assert pa.array([detail])[0].as_py() == detail
+    with pytest.raises(DataError):
+        made.messages(0)
+    assert made.names(1) == ["M"]
+    made.names(0)
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_schema_that_is_only_odd_is_decoded_or_refused(name, tmp_path):
+    plan = catalog(tmp_path, ODD[name], ("PROTOBUF", MAIN)).plan(
+        ColumnMap(), [(0, path) for path in paths(ODD[name])] + [(1, (0,))]
+    )
+    assert (1, (0,)) in plan.types
+    assert all(reason is Reason.BAD_SCHEMA for reason, _ in plan.rejected.values())
+    assert {i for i, _ in plan.types} | {i for i, _ in plan.rejected} == {0, 1}
+
+
+def test_nothing_of_a_schema_is_an_option_a_file_or_a_path(tmp_path):
+    folder, marker, secret = tmp_path / "out", tmp_path / "ran", tmp_path / "secret.env"
+    folder.mkdir()
+    secret.write_text("PASSWORD=hunter2\n--version\n")
+    for what, text, references in commands(marker, folder, secret):
+        said = ""
+        try:
+            compile_schema(RegistrySchema(8, "PROTOBUF", text, references))
+        except DataError as error:
+            said = str(error)
+        assert not marker.exists(), what
+        assert not list(folder.iterdir()), what
+        assert "hunter2" not in said, what
+
+
+@pytest.mark.parametrize(
+    "name", ["../../x.proto", "/etc/x.proto", "a/../../x.proto", "f.proto", "known.bin", "text/f.proto", "schema_5.proto"]
+)
+def test_the_name_of_a_reference_is_only_a_name(name):
+    leaf = 'syntax = "proto3"; message Leaf { string s = 1; }'
+    text = f'syntax = "proto3"; import "{name}"; message M {{ Leaf leaf = 1; }}'
+    file = described(dependency=[name])
+    file.message_type[0].field.add(name="leaf", number=2, type=11, type_name=".Leaf", label=1)
+    for main in (text, as_base64(file)):
+        try:
+            made = compile_schema(RegistrySchema(5, "PROTOBUF", main, ((name, leaf),)))
+        except DataError as error:
+            assert "does not compile" in str(error)
+            assert ".." in name or name.startswith("/")
+        else:
+            assert "leaf" in made.message((0,)).fields_by_name
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc")
+def test_the_child_has_neither_environment_nor_open_files_of_its_parent(own_child, tmp_path, monkeypatch):
+    monkeypatch.setenv("GAME_EVENTS_SECRET", "hunter2")
+    with (tmp_path / "open").open("w") as held:
+        os.set_inheritable(held.fileno(), True)
+        compile_schema(GOOD)
+    process = Path(f"/proc/{own_child._process.pid}")
+    assert b"hunter2" not in (process / "environ").read_bytes()
+    assert str(tmp_path / "open") not in {str(fd.readlink()) for fd in (process / "fd").iterdir()}
+    assert process.stat().st_uid == os.getuid()
+    assert (process / "cwd").readlink() == Path("/")
+
+
+@pytest.mark.usefixtures("own_child")
+def test_a_schema_that_takes_too_long_is_refused_and_the_next_one_is_compiled(monkeypatch):
+    monkeypatch.setattr(compiler, "WORK_S", 0.2)
+    compile_schema(GOOD)
+    with pytest.raises(DataError, match=r"schema id 7 does not compile: it takes more than 0.2 s of work"):
+        compile_schema(RegistrySchema(7, *BAD["steps without end"]))
+    assert compile_schema(GOOD).has((0,))
+
+
+@pytest.mark.usefixtures("own_child")
+def test_a_schema_that_needs_too_much_memory_is_refused_and_the_next_one_is_compiled(monkeypatch):
+    monkeypatch.setattr(compiler, "MEMORY", 2**26)
+    compile_schema(GOOD)
+    with pytest.raises(DataError, match="schema id 7 does not compile: it takes more than 64 MiB of memory"):
+        compile_schema(RegistrySchema(7, "JSON", "[" + "[0]," * 2_000_000 + "0]"))
+    assert compile_schema(GOOD).has((0,))
+
+
+def test_a_child_that_was_ended_from_outside_is_started_again_and_no_schema_is_blamed(own_child):
+    compile_schema(GOOD)
+    os.kill(own_child._process.pid, signal.SIGKILL)
+    assert compile_schema(GOOD).has((0,))
+
+
+def test_a_child_that_ends_with_each_new_start_is_the_schemas_fault(own_child, monkeypatch):
+    started = own_child._started
+
+    def start_and_end():
+        fresh = started()
+        os.kill(own_child._process.pid, signal.SIGSEGV)
+        own_child._process.wait()
+        return fresh
+
+    monkeypatch.setattr(own_child, "_started", start_and_end)
+    with pytest.raises(DataError, match=r"schema id 1 does not compile: .* breaks the compiler"):
+        compile_schema(GOOD)
+
+
+def test_the_child_ends_when_it_has_nothing_to_do(own_child, monkeypatch):
+    monkeypatch.setattr(compiler, "IDLE_S", 0.1)
+    compile_schema(GOOD)
+    assert own_child._process.wait(60) == 0
+    assert compile_schema(GOOD).has((0,))
+
+
+def test_a_forked_process_compiles_too():
+    known = compile_schema(GOOD)
+    receive, send = multiprocessing.Pipe(duplex=False)
+    forked = multiprocessing.get_context("fork").Process(target=lambda: send.send(compile_schema(GOOD)))
+    forked.start()
+    assert receive.recv() == known
+    forked.join()
+    assert compile_schema(GOOD) == known
+
+
+def test_compiling_says_nothing_on_stderr_and_leaves_no_file(capfd, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for text in (MAIN, "no schema", MAIN.replace("string", "strin")):
+        try:
+            compile_schema(RegistrySchema(1, "PROTOBUF", text))
+        except DataError:
+            continue
+    assert capfd.readouterr().err == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- schemas that nobody thought of
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+WORDS = [
+    "type",
+    "properties",
+    "items",
+    "$ref",
+    "#",
+    "#/properties/a",
+    "allOf",
+    "oneOf",
+    "anyOf",
+    "enum",
+    "const",
+    "$id",
+    "$anchor",
+]
+WORDS += [
+    "record",
+    "fields",
+    "name",
+    "array",
+    "map",
+    "values",
+    "enum",
+    "symbols",
+    "fixed",
+    "size",
+    "bytes",
+    "decimal",
+    "precision",
+]
+WORDS += ["logicalType", "union", "string", "long", "null", "object", "scale", "namespace", "aliases", "additionalProperties"]
+SCHEMA_LIKE = st.recursive(
+    st.sampled_from(WORDS) | st.integers(-2, 2**70) | st.none() | st.booleans(),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.sampled_from(WORDS), inner, max_size=6),
+    max_leaves=30,
+)
+PROTO_WORDS = [
+    "message",
+    "M",
+    "{",
+    "}",
+    ";",
+    "=",
+    "1",
+    "string",
+    "a",
+    "map<string,M>",
+    "option",
+    "map_entry",
+    "true",
+    "oneof",
+    "enum",
+]
+PROTO_WORDS += [
+    "import",
+    '"google/protobuf/any.proto"',
+    '"x"',
+    "repeated",
+    "group",
+    "extend",
+    "reserved",
+    "package",
+    ".",
+    "[",
+    "]",
+]
+PROTO_TEXT = st.lists(st.sampled_from(PROTO_WORDS), max_size=40).map(lambda words: 'syntax = "proto3"; ' + " ".join(words))
+
+
+@st.composite
+def descriptors(draw):
+    """Serialized descriptors of a good file, in which bytes were changed."""
+    file = described(dependency=draw(st.lists(st.text(max_size=5), max_size=2)))
+    inner = file.message_type[0].nested_type.add(name=draw(st.text(max_size=4)))
+    inner.options.map_entry = draw(st.booleans())
+    numbers, kinds = st.integers(-1, 2**31 - 1), st.integers(1, 18)
+    names = st.sampled_from([".M", ".nope", "M", ""])
+    for _ in range(draw(st.integers(0, 4))):
+        inner.field.add(name=draw(st.text(max_size=4)), number=draw(numbers), type=draw(kinds), type_name=draw(names), label=1)
+    raw = bytearray(file.SerializeToString())
+    for at, octet in draw(st.lists(st.tuples(st.integers(0, len(raw) - 1), st.integers(0, 255)), max_size=4)):
+        raw[at] = octet
+    return as_base64(type("Raw", (), {"SerializeToString": lambda _: bytes(raw)})())
+
+
+SCHEMAS = st.one_of(
+    st.tuples(st.sampled_from(["AVRO", "JSON"]), (JSON | SCHEMA_LIKE).map(json.dumps)),
+    st.tuples(st.sampled_from(["AVRO", "JSON", "PROTOBUF"]), st.text(max_size=30)),
+    st.tuples(st.just("PROTOBUF"), PROTO_TEXT | descriptors()),
+)
+
+
+@examples(400)
+@given(SCHEMAS, st.lists(st.tuples(st.text(max_size=10), st.sampled_from([EMPTY, MAIN, "{}", '"string"'])), max_size=2))
+def test_whatever_is_registered_is_compiled_or_refused(schema, references):
+    kind, text = schema
+    registered = RegistrySchema(1, kind, text, tuple(references))
+    read_comments(registered)
+    try:
+        made = compile_schema(registered)
+        decoders = [first_decoder(made, path) for path in made.paths()[:3]]
+    except DataError as error:
+        assert str(error).startswith("schema id 1")
+        return
+    for decoder in decoders:
+        columns = ColumnMap().with_message(decoder.message, decoder.fields)
+        payloads = pa.array([b"", b"\0", b"{}", b"\x02\x02\x02"], pa.binary())
+        decoded = decoder.decode(payloads, columns)
+        assert sorted([*decoded.good.tolist(), *(int(r) for _, _, rows in decoded.bad for r in rows)]) == [0, 1, 2, 3]

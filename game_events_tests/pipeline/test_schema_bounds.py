@@ -1,0 +1,117 @@
+"""Bounds of what schemas may cost: ids that nobody knows, columns of all schemas together."""
+
+import json
+
+import pyarrow as pa
+import pytest
+
+from game_events.decoding.columns import ColumnMap
+from game_events.decoding.decoder import BatchDecoder, DecodePlan
+from game_events.decoding.reasons import Reason
+from game_events.decoding.registry_schema import RegistrySchema
+from game_events.lakehouse.tables import QUARANTINE, Lakehouse
+from game_events.pipeline.catalog import SchemaCatalog
+from game_events.pipeline.refresh import refresh
+from game_events_tests.books import rows
+from game_events_tests.decoding.format_helpers import framed
+from game_events_tests.pipeline.topic import register, send_values
+
+TIME = {"type": "long", "logicalType": "timestamp-micros"}
+
+
+def wide(prefix, number):
+    return record(prefix, *(f"{prefix}{n}" for n in range(number)))
+
+
+def record(prefix, *names):
+    fields = [{"name": name, "type": TIME if name == "event_timestamp" else "string"} for name in names]
+    return json.dumps({"type": "record", "name": f"R{prefix}", "fields": fields})
+
+
+class Registry:
+    """Knows some ids, and counts what it was asked."""
+
+    url = "http://registry"
+
+    def __init__(self, **texts):
+        self.texts = {int(name.removeprefix("id")): text for name, text in texts.items()}
+        self.asked = []
+
+    def fetch(self, schema_id):
+        self.asked.append(schema_id)
+        return RegistrySchema(schema_id, "AVRO", self.texts[schema_id]) if schema_id in self.texts else None
+
+
+@pytest.fixture
+def make(tmp_path):
+    def make(registry, **limits):
+        return SchemaCatalog(registry, Lakehouse(str(tmp_path)), **limits)
+
+    return make
+
+
+def test_a_flood_of_unknown_ids_is_asked_about_up_to_a_bound_and_known_ones_are_found(make):
+    registry = Registry(id7='"string"')
+    catalog = make(registry, max_unknown_ids=5)
+    flood = {(n, (0,)) for n in range(1, 100)}
+    looked_at, missed = catalog.look_up(flood, 5)
+    assert (sorted(i for i, _ in looked_at), missed) == ([1, 2, 3, 4, 5], 5)
+    assert registry.asked == [1, 2, 3, 4, 5]
+    looked_at, missed = catalog.look_up(flood, 3)  # what was asked about a moment ago needs no asking
+    assert (sorted(i for i, _ in looked_at), missed) == ([1, 2, 3, 4, 5, 6, 7, 8, 9], 3)
+    assert registry.asked == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+
+
+def test_unknown_ids_are_forgotten_after_a_while(make, monkeypatch):
+    catalog = make(Registry())
+    catalog.look_up({(1, ())}, 5)
+    assert catalog.unknown_ids() == {1}
+    monkeypatch.setattr("game_events.pipeline.catalog.UNKNOWN_S", -1)
+    assert catalog.unknown_ids() == set()
+    assert not catalog.has(1)
+
+
+def test_workers_report_no_more_ids_than_the_driver_asks_about():
+    values = pa.array([framed(b"x", n) for n in range(2_000)], pa.binary())
+    found = BatchDecoder(DecodePlan(max_unknown_ids=10)).decode(values).unknown
+    assert sorted(i for i, _ in found) == list(range(11))
+    decoded = BatchDecoder(DecodePlan(rest="too many")).decode(values)
+    assert not decoded.unknown
+    assert {(r.reason, r.detail) for r in decoded.rejected} == {(Reason.UNKNOWN_SCHEMA, "too many")}
+    assert sum(len(r.rows) for r in decoded.rejected) == 2_000
+
+
+def test_a_type_whose_columns_are_too_many_harms_only_its_own_records(make):
+    registry = Registry(id1=wide("a", 60), id2=wide("b", 60), id3=wide("c", 40), id4=wide("a", 60))
+    plan = make(registry, max_columns=100).plan(ColumnMap(), [(n, ()) for n in (1, 2, 3, 4)])
+    assert plan.types == {(1, ()), (3, ()), (4, ())}
+    ((key, (reason, detail)),) = plan.rejected.items()
+    assert (key, reason) == ((2, ()), Reason.BAD_SCHEMA)
+    assert "60 new columns beside the 60 that there are" in detail
+    assert "GAME_EVENTS_MAX_COLUMNS" in detail
+
+
+def test_columns_that_are_there_stay_when_the_bound_is_lower(make):
+    registry = Registry(id1=wide("a", 60), id2=wide("b", 1))
+    columns = make(registry).plan(ColumnMap(), [(1, ())]).columns
+    plan = make(registry, max_columns=10).plan(columns, [(1, ()), (2, ())])
+    assert plan.types == {(1, ())}
+    assert set(plan.rejected) == {(2, ())}
+
+
+def test_a_run_over_a_flood_of_unknown_ids_keeps_every_record_and_reads_those_it_knows(make_settings, make_pipeline):
+    settings = make_settings(max_unknown_ids=3, max_columns=100)
+    good = register(settings, record("good", "game_name", "gamer_id", "event_timestamp"), "AVRO")
+    too_wide = register(settings, wide("b", 200), "AVRO", subject=f"{settings.kafka_topic}-wide")
+    values = [framed(b"\x02x\x02y\x02", good), framed(b"\x02x" * 200, too_wide)]
+    send_values(settings, [*values, *(framed(b"x", 10**9 + n) for n in range(20)), *values])
+    report = refresh(make_pipeline(settings))
+    assert report.success, report.errors
+    assert rows(settings, "bronze_events", "SELECT game_name, gamer_id FROM t") == [("x", "y")] * 2
+    found = rows(settings, QUARANTINE, "SELECT reason, count(*), count(DISTINCT detail) FROM t GROUP BY 1 ORDER BY 1")
+    assert found == [("BAD_SCHEMA", 2, 1), ("UNKNOWN_SCHEMA", 20, 4)]
+    told = rows(settings, QUARANTINE, "SELECT count(*) FROM t WHERE detail LIKE '%GAME_EVENTS_MAX_UNKNOWN_IDS%'")
+    assert told == [(17,)]
+    again = refresh(make_pipeline(settings))
+    assert again.success, again.errors
+    assert rows(settings, QUARANTINE, "SELECT count(*) FROM t") == [(22,)]

@@ -1,0 +1,128 @@
+"""What a registry answers is bounded, in time, in length and in what it leads to: one schema never stops the others."""
+
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from game_events.decoding.columns import ColumnMap
+from game_events.decoding.reasons import Reason
+from game_events.errors import DataError, TransientError
+from game_events.lakehouse.tables import Lakehouse
+from game_events.pipeline.catalog import SchemaCatalog
+from game_events.settings import Settings
+from game_events.sources import registry as module
+from game_events.sources.registry import SchemaRegistry
+
+
+@pytest.fixture
+def served():
+    """Path -> JSON to answer with, or a function that writes the answer's body piece by piece."""
+    answers = {}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            answer = answers.get(self.path.split("?")[0])
+            self.send_response(404 if answer is None else 200)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            if callable(answer):
+                try:
+                    answer(self.wfile)
+                except OSError:
+                    return
+            else:
+                self.wfile.write(json.dumps(answer or {"error_code": 40403, "message": "not found"}).encode())
+
+        def log_message(self, *_):
+            """Quiet."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    answers["url"] = f"http://127.0.0.1:{server.server_port}"
+    yield answers
+    server.shutdown()
+    server.server_close()
+
+
+def registry(served):
+    return SchemaRegistry(
+        Settings.model_construct(schema_registry_url=served["url"], schema_registry_user=None, tls_ca_file=None)
+    )
+
+
+def good(text='"string"', references=()):
+    return {"schema": text, "schemaType": "AVRO", "references": list(references)}
+
+
+def reference(name):
+    return {"name": name, "subject": name, "version": 1}
+
+
+def version(name, *references):
+    return {"subject": name, "version": 1, "id": 9, **good(references=[reference(r) for r in references])}
+
+
+def test_an_answer_that_never_ends_is_given_up_as_too_long_and_the_next_schema_is_read(served, monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "MAX_ANSWER", 2**16)
+
+    def endless(body):
+        while True:
+            body.write(b" " * 2**12)
+
+    served |= {"/schemas/ids/1": endless, "/schemas/ids/2": good()}
+    client = registry(served)
+    with pytest.raises(DataError, match=r"schema id 1 .* longer than"):
+        client.fetch(1)
+    plan = SchemaCatalog(client, Lakehouse(str(tmp_path))).plan(ColumnMap(), [(1, ()), (2, ())])
+    assert plan.types == {(2, ())}
+    assert plan.rejected[(1, ())][0] is Reason.BAD_SCHEMA
+
+
+def test_an_answer_that_comes_byte_by_byte_is_given_up(served, monkeypatch):
+    monkeypatch.setattr(module, "TIMEOUT_S", 0.3)
+    stop = threading.Event()
+
+    def slow(body):
+        while not stop.is_set():
+            body.write(b" ")
+            time.sleep(0.05)  # each piece comes long before the client's own time-out
+
+    served["/schemas/ids/1"] = slow
+    with pytest.raises(TransientError, match=r"gave no usable answer for schema id 1"):
+        registry(served).fetch(1)
+    stop.set()
+
+
+def test_references_in_a_circle_are_read_once(served):
+    served |= {"/schemas/ids/1": good(references=[reference("a")])}
+    served |= {"/subjects/a/versions/1": version("a", "b"), "/subjects/b/versions/1": version("b", "a")}
+    assert [name for name, _ in registry(served).fetch(1).references] == ["b", "a"]
+
+
+def test_more_references_than_there_may_be_harm_only_their_schema(served, monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "MAX_REFERENCES", 20)
+    served |= {"/schemas/ids/1": good(references=[reference("r0")]), "/schemas/ids/2": good()}
+    served |= {f"/subjects/r{n}/versions/1": version(f"r{n}", f"r{n + 1}") for n in range(100)}
+    plan = SchemaCatalog(registry(served), Lakehouse(str(tmp_path))).plan(ColumnMap(), [(1, ()), (2, ())])
+    assert plan.types == {(2, ())}
+    assert "imports more than 20 others" in plan.rejected[(1, ())][1]
+
+
+def test_half_a_character_in_a_text_can_be_archived(served, tmp_path):
+    served["/schemas/ids/1"] = good('{"type": "record", "name": "\ud800", "fields": []}')
+    catalog = SchemaCatalog(registry(served), Lakehouse(str(tmp_path)))
+    assert catalog.plan(ColumnMap(), [(1, ())]).rejected[(1, ())][0] is Reason.BAD_SCHEMA
+    assert catalog.archive([1]) == [1]
+
+
+@pytest.mark.parametrize("answer", [[], "text", {"schema": 5}, {"schema": None}, {"references": 7, "schema": "x"}, None])
+def test_an_answer_of_another_shape_is_an_error_of_ours(served, answer, tmp_path):
+    served |= {"/schemas/ids/1": answer}
+    try:
+        SchemaCatalog(registry(served), Lakehouse(str(tmp_path))).plan(ColumnMap(), [(1, ())])
+    except TransientError as error:
+        assert "schema id 1" in str(error)
