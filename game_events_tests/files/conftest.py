@@ -34,6 +34,7 @@ def file_settings(landing: Path, tmp_path: Path) -> Settings:
         files_schema=str(tmp_path / "event.proto"),
         files_message_type="shop.Event",
         files_settle_s=1,
+        time_column="event_timestamp__bigint",  # the samples' times are milliseconds
         lakehouse=str(tmp_path / "lakehouse"),
         state_dir=tmp_path / "state",
         kafka_bootstrap_servers="127.0.0.1:9",

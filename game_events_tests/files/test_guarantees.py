@@ -54,7 +54,15 @@ def kill(settings: Settings, spark: SparkSession, log: Path, point: str, work: s
     """A driver of its own on these files, ended by SIGKILL at a point."""
     named = {
         name: str(value)
-        for name in ("source", "files_path", "files_schema", "files_message_type", "files_settle_s", "files_per_batch")
+        for name in (
+            "source",
+            "files_path",
+            "files_schema",
+            "files_message_type",
+            "files_settle_s",
+            "files_per_batch",
+            "time_column",
+        )
         if (value := getattr(settings, name)) is not None
     }
     driver = start_driver(settings, spark, log, point, work, **named)
@@ -96,6 +104,7 @@ def test_rivals_take_in_each_file_once_and_load_each_record_once(
     for n in range(8):
         put(landing, f"{n}.avro", avro(range(10 * n, 10 * n + 10)))
     named = {"source": "files", "files_path": str(landing), "files_settle_s": "1", "files_per_batch": "2"}
+    named["time_column"] = file_settings.time_column
     drivers = [start_driver(file_settings, spark, tmp_path / f"log{n}", meet=f"{tmp_path}:2", **named) for n in range(2)]
     refresh(make_files(files_per_batch=3))
     assert wait_all(drivers, 180) == [0, 0], [(tmp_path / f"log{n}").read_text() for n in range(2)]
