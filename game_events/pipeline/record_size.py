@@ -33,7 +33,7 @@ def cut(records: DataFrame, most: int) -> DataFrame:
         {
             "value": kept(value),
             "key": kept(key),
-            "headers": F.when(in_headers > min(most, KEPT_BYTES), no_headers()).otherwise(headers),
+            "headers": F.when(large & (in_headers > min(most, KEPT_BYTES)), no_headers()).otherwise(headers),
             WHY[0]: F.when(large, F.lit(str(Reason.TOO_LARGE))),
             WHY[1]: F.when(large, told),
         }
