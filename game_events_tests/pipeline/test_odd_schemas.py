@@ -201,3 +201,29 @@ def test_one_topic_of_protobuf_avro_and_json_fills_the_same_columns(settings, ma
     } == dict.fromkeys(("g0", "g1", "g2"), 3)
     assert len({r[0] for r in rows(settings, BRONZE, "SELECT _schema_id FROM t")}) == 3
     assert reconcile(make_pipeline(settings)).passed
+
+
+def test_a_map_as_confluents_registry_writes_it_reaches_silver(settings, make_pipeline):
+    text = """syntax = "proto3";
+package o;
+
+message E {
+  string game_name = 1;
+  string gamer_id = 2;
+  int64 event_timestamp = 3;
+  repeated .o.E.CountersEntry counters = 40;
+
+  message CountersEntry {
+    option map_entry = true;
+
+    string key = 1;
+    int64 value = 2;
+  }
+}
+"""
+    schema_id = register(settings, text)
+    event = python_class(compiled(text, schema_id))
+    send_values(settings, [frame(schema_id, (0,), event(game_name="uno", gamer_id="g", counters={"a": 5}))])
+    report = refresh(make_pipeline(settings))
+    assert report.success, report.errors
+    assert rows(settings, "silver_uno_events", "SELECT counters['a'] FROM t") in ([(5,)], [([5],)])
