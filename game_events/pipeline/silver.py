@@ -256,9 +256,12 @@ def _stage_admitted(work: Staging, known: set[str]) -> tuple[FanOutResult, Count
         result = stage_games(work)
         if not result.crowded:
             new = {game: result.rows(game) for game in result.games if game not in known}
-            # A name with a table was let in before, whatever became of the record of it.
-            had = {game for game in new if pipeline.lakehouse.silver(game).open() is not None}
-            _, refused = admit(pipeline.settings, known | had, {g: rows for g, rows in new.items() if g not in had})
+            _, refused = admit(pipeline.settings, known, new)
+            if refused:
+                # A name with a table was let in before, whatever became of the record of it, and if it can be read or not.
+                opened = for_games(new, _guarded(lambda game: pipeline.lakehouse.silver(game).open()))
+                had = {game for game, found in opened.items() if found is not None}
+                _, refused = admit(pipeline.settings, known | had, {g: rows for g, rows in new.items() if g not in had})
             for game in refused:
                 _forget(pipeline, result, game)
                 remove_empty_folder(pipeline.lakehouse.silver(game))
