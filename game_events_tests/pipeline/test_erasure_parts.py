@@ -1,13 +1,11 @@
 """The parts of an erasure by themselves: ids of any type, bytes that nobody can decode, older logs, keys. No service."""
 
-import io
 import json
 import os
 import time
 from decimal import Decimal
 from pathlib import Path
 
-import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -31,10 +29,9 @@ from game_events.pipeline.report import RunReport
 from game_events.pipeline.suppression import erasure_key
 from game_events.pipeline.suppressor import Suppression, Suppressor
 from game_events.settings import load_settings
-from game_events_tests.decoding.helpers import compiled, python_class
+from game_events_tests.pipeline.undecodable_rows import WHOM
 
 KEY = b"a key of the tests, long enough"
-WHOM = "gamer-to-forget"
 
 
 def suppressor(*ids):
@@ -70,20 +67,6 @@ def test_an_id_that_came_with_another_type_is_recognised_and_other_columns_are_n
     assert suppressor("9").decoded(rows.slice(0, 0)).tolist() == []
 
 
-def quarantined(values, **more):
-    columns = {
-        "_kafka_topic_id": ["t"] * len(values),
-        "_kafka_partition": pa.array([0] * len(values), pa.int32()),
-        "_kafka_offset": pa.array(range(len(values)), pa.int64()),
-        "_batch": pa.array([1] * len(values), pa.int64()),
-        "_kafka_key": pa.array([None] * len(values), pa.binary()),
-        "_raw_value": pa.array(values, pa.binary()),
-        "layer": ["bronze"] * len(values),
-        "replayed_batch": pa.array([None] * len(values), pa.int64()),
-    }
-    return pa.table(columns | more)
-
-
 def test_an_undecodable_record_of_theirs_is_known_by_its_key_or_by_what_an_erasure_has_noted(pipeline):
     hashes = {entity_hash(KEY, WHOM.encode()).hex(), "ff"}
     add_suppressed(pipeline.lakehouse, KEY, hashes, "run")
@@ -109,64 +92,6 @@ def test_an_undecodable_record_of_theirs_is_known_by_its_key_or_by_what_an_erasu
     assert found(*["topic"] * 5) == [True, False, True, False, True]
     assert found(*["older"] * 5) == [False, True, False, False, True]
     assert found("older", "older", "older", "topic", "topic") == [False, True, False, False, True]
-
-
-def test_bytes_that_nobody_can_decode_tell_an_id_that_stands_in_them_as_a_whole_text():
-    raw = WHOM.encode()
-    values = [
-        b"\x12" + bytes([len(raw)]) + raw + b"\xff",  # protobuf: behind its length
-        bytes([2 * len(raw)]) + raw,  # Avro: behind twice its length
-        json.dumps({"gamer": WHOM}).encode(),
-        bytes([len(raw) + 2]) + raw + b"-2",  # somebody whose id begins the same
-        raw[:5],
-        None,
-    ]
-    wanted = Wanted("gamer_id", "game_name", frozenset({WHOM}))
-    assert wanted.mask("quarantine_events", quarantined(values)).tolist() == [True, True, True, False, False, False]
-    by_key = quarantined([b"x", b"y"], _kafka_key=pa.array([raw, None], pa.binary()))
-    assert wanted.mask("quarantine_events", by_key).tolist() == [True, False]
-    # What is decoded elsewhere is found by its record: it may only mention them.
-    decoded = quarantined(values, layer=["silver"] * len(values))
-    assert not wanted.mask("quarantine_events", decoded).any()
-    # By chance in anybody's bytes.
-    assert not Wanted("gamer_id", "game_name", frozenset({"7"})).mask("quarantine_events", quarantined([b"\x017"])).any()
-
-
-@pytest.mark.parametrize("whom", ["x" * 63, "x" * 64, "y" * 127, "z" * 128, "ü" * 40, "w" * 20_000])
-def test_ids_of_any_length_are_found_behind_their_length(whom):
-    """Protobuf's own writer, and Avro's: from 128 (64) bytes on a length has two bytes."""
-    shape = compiled('syntax = "proto3"; message Event { string other = 1; string gamer_id = 2; }')
-    protobuf = python_class(shape)(other="o", gamer_id=whom).SerializeToString()
-    out = io.BytesIO()
-    avro = {"type": "record", "name": "E", "fields": [{"name": "gamer_id", "type": "string"}]}
-    fastavro.schemaless_writer(out, avro, {"gamer_id": whom})
-    wanted = Wanted("gamer_id", "game_name", frozenset({whom}))
-    values = [
-        protobuf,
-        protobuf + b"\xff\xff",
-        b"\0\0\0\0\x09" + out.getvalue(),
-        protobuf.replace(b"\x12", b"\x12\x01", 1)[:-2],
-    ]
-    assert wanted.mask("quarantine_events", quarantined(values)).tolist() == [True, True, True, False]
-
-
-@pytest.mark.parametrize("whom", ["müller-7", "a/b-c", 'a"b\\c', "zoë 🎲", "tab\tline\n", "plain-1"])
-def test_ids_are_found_in_json_whatever_form_its_writer_gives_them(whom):
-    escaped = "".join(f"\\u{unit:04X}" for unit in memoryview(whom.encode("utf-16-le")).cast("H"))
-    values = [
-        json.dumps({"gamer_id": whom}).encode(),
-        json.dumps({"gamer_id": whom}, ensure_ascii=False).encode(),
-        json.dumps({"gamer_id": whom}, ensure_ascii=False).replace("/", "\\/").encode(),
-        ('{"gamer_id": "' + escaped + '", ').encode(),
-        ('{"gamer_id": "' + escaped.lower() + '"').encode(),
-        json.dumps({"body": json.dumps({"gamer_id": whom})}).replace("\\\\", "\\").encode(),
-        json.dumps({"gamer_id": whom + "x"}).encode(),
-        json.dumps({"gamer_id": "x" + whom}, ensure_ascii=False).encode(),
-        b'{"gamer_id": "\\ud800\\u", "\\',
-    ]
-    found = Wanted("gamer_id", "game_name", frozenset({whom})).mask("quarantine_events", quarantined(values)).tolist()
-    assert found[:5] == [True] * 5
-    assert found[6:] == [False] * 3
 
 
 def test_what_a_receiver_has_answered_of_them_goes_from_the_dead_letters_of_others(tmp_path):
