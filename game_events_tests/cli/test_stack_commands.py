@@ -50,7 +50,7 @@ def test_up_status_and_down_as_a_script_uses_them(cli, state):
         healthy = cli("doctor", "--json")
         assert (healthy.code, healthy.result["success"]) == (0, True)
         details = {c["check"]: c["detail"] for c in healthy.result["checks"]}
-        assert "topic game_events, 4 partitions, 1 records" in details["kafka"]
+        assert "topic game_events, 4 partitions, 1 record" in details["kafka"]
         assert "subject game_events-value, 1 versions" in details["schema registry"]
     finally:
         down = cli("stack", "down", "--delete-data", "--json")

@@ -107,7 +107,7 @@ def test_a_changed_declaration_is_computed_from_all_of_silver_by_itself(make_set
     before = versions(settings)
     report = run(text)
     assert len(report.errors) == len(GAMES)
-    assert "events is int64 in the table and string in the rows" in report.errors[0].error
+    assert "events is bigint in the table and string in the rows" in report.errors[0].error
     assert "refresh gold_n fully" in report.errors[0].error
     assert {name for name, v in versions(settings).items() if v != before[name]} == {"progress"}
     changed = extension(tmp_path, text)
