@@ -51,7 +51,7 @@ def test_up_status_and_down_as_a_script_uses_them(cli, state):
         assert (healthy.code, healthy.result["success"]) == (0, True)
         details = {c["check"]: c["detail"] for c in healthy.result["checks"]}
         assert "topic game_events, 4 partitions, 1 record" in details["kafka"]
-        assert "subject game_events-value, 1 versions" in details["schema registry"]
+        assert "subject game_events-value, 1 version" in details["schema registry"]
     finally:
         down = cli("stack", "down", "--delete-data", "--json")
     assert (down.code, down.result) == (0, {"running": False, "stopped": True})
