@@ -26,16 +26,19 @@ def merge_shares(table: str, held: Columns, wanted: Columns) -> dict[str, str]:
     """
     shares = {column: _share(metadata) for column, metadata in held}
     places = {key: (column, name) for column, share in shares.items() for key, name in share.items()}
-    owners = {(column, name, *level_of(key)): key for key, (column, name) in places.items()}
+    owners: dict[tuple[str, ...], list[str]] = {}
+    for key, (column, name) in places.items():
+        owners.setdefault((column, name, *level_of(key)), []).append(key)
     changed: dict[str, str] = {}
     for column, metadata in wanted:
         ours = _share(metadata)
         for key, name in ours.items():
             if places.get(key, (column, name)) != (column, name):
                 raise ConflictError(f"{table}: a rival run gave the field {key} the column {places[key][0]}, not {column}")
-            owner = owners.get((column, name, *level_of(key)), key)
-            if owner != key:
-                raise ConflictError(f"{table}: a rival run gave the column {column} to the field {owner}, not to {key}")
+            # Fields that share a column on purpose (a key whose kind or number has changed) are all in the plan's own share.
+            others = [other for other in owners.get((column, name, *level_of(key)), ()) if other not in ours]
+            if others and key not in places:
+                raise ConflictError(f"{table}: a rival run gave the column {column} to the field {others[0]}, not to {key}")
         merged = shares.get(column, {}) | ours
         if merged != shares.get(column, {}):
             changed[column] = json.dumps(dict(sorted(merged.items())), separators=(",", ":"))

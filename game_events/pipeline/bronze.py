@@ -54,7 +54,7 @@ from game_events.pipeline.commit_notes import slice_info
 from game_events.pipeline.consumer_group import tell_group
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.crashed_workers import crashes_named, named
-from game_events.pipeline.cut_log import epochs_noted, refuse_cut_log
+from game_events.pipeline.cut_log import epochs_noted, epochs_unknown, refuse_cut_log
 from game_events.pipeline.generations import BATCH_APP
 from game_events.pipeline.offset_loss import next_slice, told, went_meanwhile
 from game_events.pipeline.planning import run_decode_job
@@ -217,6 +217,7 @@ def _load_slice(
         advance={p.app: at for p, at in (placed | part.end | behind).items()}
         | identity([*part.end, *placed, *behind])
         | epochs_noted(now, part.end)
+        | epochs_unknown(behind)
         | archive_noted(handle, pipeline.source)
         | {BATCH_APP: batch, BEGUN_APP: begun or 0, DONE_APP: begun or 0},
         table_id=str(handle.metadata().id),

@@ -32,7 +32,7 @@ from game_events.pipeline.bronze_stage import HEADERS, bronze_schema, travelling
 from game_events.pipeline.column_comments import documented
 from game_events.pipeline.commit_notes import kept_info, slice_info
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.cut_log import epochs_noted
+from game_events.pipeline.cut_log import epochs_noted, epochs_unknown
 from game_events.pipeline.file_stage import FileStage, staged_files
 from game_events.pipeline.generations import BATCH_APP, ERASED_APP, GENERATION_APP
 from game_events.pipeline.quarantine_lost import QUARANTINED_APP
@@ -169,6 +169,7 @@ def _commit(
             expected={app: bronze.transaction_version(app) for app in compared},
             advance={p.app: at for p, at in to.items()}
             | identity(to)
+            | epochs_unknown(lane for lane in to if lane not in staged.end)
             | epochs_noted(now, staged.end)
             | archive_noted(bronze, pipeline.source)
             | {QUARANTINED_APP: undecodable + undecodable_kept}

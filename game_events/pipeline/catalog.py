@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from game_events.decoding.columns import ColumnMap, Field
+from game_events.decoding.columns import ColumnMap, Field, field_key
 from game_events.decoding.comments import NO_COMMENTS, Comments, read_comments
 from game_events.decoding.compiler import compile_schema, first_decoder
 from game_events.decoding.declared_names import declared_names
@@ -179,8 +179,9 @@ class SchemaCatalog:
                 rejected[key] = (Reason.BAD_SCHEMA, str(decoder))
                 continue
             grown = columns.with_message(decoder.message, decoder.fields)
-            if columns.width < grown.width > self._max_columns:
-                rejected[key] = (Reason.BAD_SCHEMA, self._too_wide(key, columns, grown))
+            unfit = self._unfit(key, decoder, columns, grown)
+            if unfit is not None:
+                rejected[key] = (Reason.BAD_SCHEMA, unfit)
                 continue
             types.add(key)
             columns = grown
@@ -197,11 +198,19 @@ class SchemaCatalog:
                 key[0], list(key[1]), compiled.name_of(key[1]), other,
             )  # fmt: skip
 
-    def _too_wide(self, key: TypeKey, columns: ColumnMap, grown: ColumnMap) -> str:
-        return (
-            f"schema id {key[0]}: {grown.width - columns.width:,} new columns beside the {columns.width:,} that there are "
-            f"would be more than {self._max_columns:,} (GAME_EVENTS_MAX_COLUMNS)"
-        )
+    def _unfit(self, key: TypeKey, decoder: PayloadDecoder, columns: ColumnMap, grown: ColumnMap) -> str | None:
+        """Why bronze cannot take records of a type, from its columns before and with those of the type."""
+        if columns.width < grown.width > self._max_columns:
+            return (
+                f"schema id {key[0]}: {grown.width - columns.width:,} new columns beside the {columns.width:,} that there are "
+                f"would be more than {self._max_columns:,} (GAME_EVENTS_MAX_COLUMNS)"
+            )
+        # The fields of two versions may share a column that the settings name (`gamer_id` as field 1, then as field 2).
+        fields = defaultdict[str, list[str]](list)
+        for field in decoder.fields:
+            fields[grown.names[field_key(decoder.message, (field.id,), field.kind)]].append(field.name)
+        shared = [f"{' and '.join(names)} ({column})" for column, names in fields.items() if len(names) > 1]
+        return f"schema id {key[0]}: fields have one column in other versions: {', '.join(shared)}" if shared else None
 
     def message_columns(self, columns: ColumnMap, seen: Iterable[TypeKey]) -> ColumnMap:
         """The map with only the message types that really occurred added to it."""

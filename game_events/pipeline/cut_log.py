@@ -19,10 +19,21 @@ from game_events.pipeline.context import Pipeline
 from game_events.sources.kafka import KafkaSource
 from game_events.sources.source import Lane, Positions, Seen
 
+#: Kafka's epochs are 32-bit integers.
+LAST_EPOCH = 2**31 - 1
+
 
 def epochs_noted(now: Seen, lanes: Iterable[Lane]) -> dict[str, int]:
     """`txn` -> epoch that a commit of bronze adds, of the partitions that it moves."""
     return {lane.epoch_app: now.epochs[lane] for lane in lanes if lane in now.epochs}
+
+
+def epochs_unknown(lanes: Iterable[Lane]) -> dict[str, int]:
+    """`txn` -> the highest epoch that there may be, of partitions that a commit moves by records which are not the broker's.
+
+    Nothing is asked about these until a slice of the broker's own has noted an epoch.
+    """
+    return {lane.epoch_app: LAST_EPOCH for lane in lanes}
 
 
 def refuse_cut_log(pipeline: Pipeline, bronze: DeltaTable, now: Seen, reached: Positions) -> None:

@@ -25,7 +25,7 @@ from game_events.lakehouse.reading import BATCH_INFO, files_with, path_column, r
 from game_events.lakehouse.staging import REPORT_SCHEMA, StagedFile
 from game_events.lakehouse.tables import UNIFIED, game_of_gold
 from game_events.pipeline.aggregates import definition_app, definition_for, is_current, player_agg
-from game_events.pipeline.context import Pipeline
+from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.crashed_workers import crashes_named
 from game_events.pipeline.file_stage import FileStage, staged_files
 from game_events.pipeline.game_commits import for_games
@@ -73,6 +73,9 @@ def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False
             bronze_key,
             lambda now: now.done(UNIFIED_LAYER, target if now.floor(UNIFIED_LAYER) >= kept else 0, failed=unread, seen=state),
         )
+    elif unread:
+        why_noted = note(pipeline, "its gold cannot be read")
+        pipeline.progress.update(bronze_key, lambda now: now.pending(UNIFIED_LAYER, unread, why_noted))
     # A game that failed in gold is in the report already.
     for game, why in unread.items():
         if game not in behind:
@@ -161,7 +164,8 @@ def _changed(
 ) -> tuple[dict[str, DeltaTable], dict[str, str]]:
     """Games whose gold is newer than the unified table's rows (None: all games), and games whose gold cannot be read: why."""
     pending = state.failed_in(UNIFIED_LAYER)
-    games = sorted(g for g, batch in state.games.items() if g in pending or batch > state.floor(UNIFIED_LAYER))
+    # Also those that progress does not know (any more): of a bronze that was replaced.
+    games = sorted(pending | {g for g, batch in state.games.items() if batch > state.floor(UNIFIED_LAYER)})
     if unified is None:
         # Also of games that a bronze which was replaced does not have any more: they keep their tables.
         games = sorted(state.games.keys() | {g for g in map(game_of_gold, pipeline.lakehouse.names()) if g is not None})

@@ -52,11 +52,11 @@ def epochs_before(settings: Settings, positions: Positions, earliest: Positions,
             if message is None:
                 raise memory.explain("looking for the leaders of records")
             lane = open_.get((str(message.topic()), int(message.partition() or 0)))
+            if lane is None:  # a partition that is done with; or the group, which a login for the topic alone may not use
+                continue
             failure = message.error()
             if failure is not None and failure.code() not in (KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET):
                 raise memory.explain("looking for the leaders of records", failure)
-            if lane is None:
-                continue
             if failure is not None or int(message.offset() or 0) >= positions[lane]:
                 del open_[lane.topic, lane.partition]
                 continue

@@ -8,12 +8,14 @@ import pyarrow as pa
 import pytest
 
 from game_events.decoding.columns import ColumnMap, Field
+from game_events.decoding.kept_columns import kept_columns
 from game_events.decoding.projection import Projection
 from game_events.errors import ConflictError, DataError
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, commit
 from game_events.lakehouse.staging import StagedWriter
 from game_events.lakehouse.tables import Lakehouse
+from game_events.settings import load_settings
 from game_events_tests.guarantees.waves import PowerCut
 from game_events_tests.lakehouse.helpers import rows
 
@@ -101,3 +103,26 @@ def test_fields_of_other_messages_go_on_sharing_a_column(table):
     schema = pa.schema([pa.field("x", TEXT, metadata=columns.metadata("x"))])
     commit(Commit(table, schema, [], {}, {}, str(table.open().metadata().id), owns_map=True))
     assert column_map(table).names == {"M#5:string": "x", "N#7:string": "x"}
+
+
+@pytest.mark.parametrize(
+    "versions",
+    [
+        [Field(1, "gamer_id", pa.int64()), Field(1, "gamer_id", TEXT)],
+        [Field(1, "gamer_id", TEXT), Field(2, "gamer_id", TEXT)],
+    ],
+    ids=["another kind", "another number"],
+)
+@pytest.mark.parametrize("together", [False, True], ids=["slice after slice", "both in the first slice"])
+def test_fields_that_share_the_keys_column_on_purpose_are_no_rivals(table, versions, together):
+    def slice_of(number, *fields):
+        columns = replace(column_map(table), kept=kept_columns(load_settings()))
+        for field in fields:
+            columns = columns.with_message("M", [field])
+        schema = pa.schema([pa.field(n, t, metadata=columns.metadata(n)) for n, t in columns.columns.items()])
+        expected, advance = {"txn": number - 1}, {"txn": number}
+        commit(Commit(table, schema, [], expected, advance, str(table.open().metadata().id), owns_map=True))
+
+    for number in range(1, 5):
+        slice_of(number, *(versions if together else versions[number % 2 :][:1]))
+    assert list(column_map(table).columns) == ["gamer_id"]

@@ -14,7 +14,7 @@ from game_events.pipeline import bronze as bronze_module
 from game_events.pipeline.bronze import load_bronze
 from game_events.pipeline.bronze_stage import OWN_COLUMNS
 from game_events.pipeline.context import Pipeline, no_spark
-from game_events.pipeline.cut_log import refuse_other_records
+from game_events.pipeline.cut_log import epochs_unknown, refuse_other_records
 from game_events.pipeline.report import RunReport
 from game_events.pipeline.stage_result import StageResult
 from game_events.settings import load_settings
@@ -65,6 +65,14 @@ def test_a_new_leader_that_has_all_records_is_no_fault_and_one_that_wrote_the_la
     said = r"t\[0\]: bronze is at 10 and has read what was written up to leader epoch 4, the record before it is of epoch 5"
     with pytest.raises(DataError, match=said):
         look(bronze, {LANE: 6, IDLE: 8}, {LANE: 5, IDLE: 7})
+
+
+def test_of_a_partition_that_records_of_an_archive_moved_nothing_is_asked(tmp_path):
+    """Its position is the archive's: the broker's record before it, of whichever leader, was not what bronze has read."""
+    table = Lakehouse(str(tmp_path)).table("bronze_events")
+    advance = {LANE.app: 10, IDLE.app: 10, IDLE.epoch_app: 7} | epochs_unknown([LANE])
+    commit(Commit(table, OWN_COLUMNS, [], {}, advance, None))
+    assert look(table.open(), {LANE: 5, IDLE: 8}, {LANE: 5, IDLE: 7}) == [IDLE]
 
 
 def test_each_slice_notes_the_leaders_epoch_and_a_bronze_without_a_note_gets_one(tmp_path, monkeypatch):

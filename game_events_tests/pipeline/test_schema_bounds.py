@@ -7,11 +7,13 @@ import pytest
 
 from game_events.decoding.columns import ColumnMap
 from game_events.decoding.decoder import BatchDecoder, DecodePlan
+from game_events.decoding.kept_columns import kept_columns
 from game_events.decoding.reasons import Reason
 from game_events.decoding.registry_schema import RegistrySchema
 from game_events.lakehouse.tables import QUARANTINE, Lakehouse
 from game_events.pipeline.catalog import SchemaCatalog
 from game_events.pipeline.refresh import refresh
+from game_events.settings import load_settings
 from game_events_tests.books import rows
 from game_events_tests.decoding.format_helpers import framed
 from game_events_tests.pipeline.topic import register, send_values
@@ -97,6 +99,17 @@ def test_columns_that_are_there_stay_when_the_bound_is_lower(make):
     plan = make(registry, max_columns=10).plan(columns, [(1, ()), (2, ())])
     assert plan.types == {(1, ())}
     assert set(plan.rejected) == {(2, ())}
+
+
+def test_a_version_whose_two_fields_have_one_column_each_by_itself_harms_only_its_own_records(make):
+    """Both names are the key's, and records of the versions that have one of them came first."""
+    registry = Registry(id1=record("p", "gamer_id"), id2=record("p", "GAMER_ID"), id3=record("p", "gamer_id", "GAMER_ID"))
+    catalog = make(registry, kept=kept_columns(load_settings()))
+    columns = catalog.plan(ColumnMap(), [(1, ()), (2, ())]).columns
+    plan = catalog.plan(columns, [(n, ()) for n in (1, 2, 3)])
+    assert plan.types == {(1, ()), (2, ())}
+    detail = "schema id 3: fields have one column in other versions: gamer_id and GAMER_ID (gamer_id)"
+    assert plan.rejected == {(3, ()): (Reason.BAD_SCHEMA, detail)}
 
 
 def test_a_run_over_a_flood_of_unknown_ids_keeps_every_record_and_reads_those_it_knows(make_settings, make_pipeline):
