@@ -27,7 +27,7 @@ _VARIABLES = re.compile(
 #: A shorter path of a secret address stands in any text: `/events`.
 MIN_PATH_CHARS = 16
 #: `user:password@`, also with slashes in the password; a port with a path behind it is none.
-_IN_ADDRESS = re.compile(r"(://)(?:[^/@\s]+|[^/@\s:]*:(?!\d{1,5}[/?#])[^@\s\"'<>]+)@")
+_IN_ADDRESS = re.compile(r"(://)(?:[^/@\s]{1,1000}|[^/@\s:]{0,1000}:(?!\d{1,5}[/?#])[^@\s\"'<>]{1,1000})@")
 #: Spark Connect's address carries its token as a parameter (`sc://host:443/;use_ssl=true;token=...`).
 _TOKEN = re.compile(r"(;\s*token=)[^;\s]+", re.IGNORECASE)
 #: Kafka's options that hold no secret, and often a word or a number that stands in any text: `https`, `true`, `5000`.

@@ -46,12 +46,13 @@ class JobResult:
 
 
 def dagster_home(settings: Settings) -> Path:
-    """Dagster's folder: ``DAGSTER_HOME``, or `dagster` below the state folder with a `dagster.yaml` in it.
+    """Dagster's folder: ``DAGSTER_HOME``, or `dagster` below the state folder.
 
-    That is the one of the folder where the command is run, if it has one; else the one of this package.
+    The one below the state folder gets a `dagster.yaml`: that of the folder where the command is run, if it has one; else that
+    of this package. So does a ``DAGSTER_HOME`` that is new or empty; in any other one nothing is written.
 
     Raises:
-        ConfigurationError: `DAGSTER_HOME` is no absolute path (Dagster asks for one), or the folder cannot be made.
+        ConfigurationError: `DAGSTER_HOME` is no absolute path (Dagster asks for one), or the folder cannot be made or read.
     """
     named = os.environ.get("DAGSTER_HOME")
     home = Path(named) if named else (settings.state_dir / "dagster").resolve()
@@ -62,6 +63,9 @@ def dagster_home(settings: Settings) -> Path:
     if named:
         try:
             home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not any(home.iterdir()):
+                # Without one Dagster warns at each start, sends its statistics, and knows of no pools.
+                shutil.copyfile(dagster_file("dagster.yaml"), home / "dagster.yaml")
         except OSError as error:
             raise ConfigurationError(f"DAGSTER_HOME: the folder {home} cannot be made: {error.strerror}") from error
     else:

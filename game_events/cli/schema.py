@@ -125,7 +125,7 @@ def diff(
         declared = " -> ".join(filter(None, (change.before, change.after)))
         output.say(f"  {change.kind}: {name} ({declared}): {change.effect}")
     if not changes and earlier != later:
-        output.say("  no field changed")
+        output.say("  nothing changed in fields or enums")
     output.result(
         {
             "subject": history.subject,

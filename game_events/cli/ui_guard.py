@@ -69,7 +69,7 @@ class UiGuard:
             return 403, _FOREIGN_ORIGIN
         if not self._may_connect(scope):
             return 403, _FOREIGN_USER
-        if scope["type"] == "http" and scope["path"].rstrip("/").endswith("/graphql") and not _is_plain_query(scope, headers):
+        if scope["type"] == "http" and scope["path"].rstrip("/\n").endswith("/graphql") and not _is_plain_query(scope, headers):
             return 405, _NO_POST
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pwd
 from collections.abc import Iterable
 
@@ -34,5 +35,7 @@ def _ids(names: Iterable[str]) -> list[int]:
 
 
 if __name__ == "__main__":
+    # Else a header of any local client's says where it comes from (uvicorn believes those from 127.0.0.1).
+    os.environ["FORWARDED_ALLOW_IPS"] = ""
     guard()
     cli(auto_envvar_prefix="DAGSTER_WEBSERVER")

@@ -8,7 +8,7 @@ a field's identity.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
@@ -89,13 +89,26 @@ class AvroSchema:
         """Whether there is a type at an index path: the one of the schema, at ``()``."""
         return path == ()
 
-    def paths(self) -> list[IndexPath]:
+    def paths(self, nested: Container[str] = ()) -> list[IndexPath]:  # noqa: ARG002 - none is nested
         """The one path there is."""
         return [()]
 
     def name_of(self, path: IndexPath) -> str | None:
         """Full name of the schema's own type; of an unnamed one its kind, as ``union``."""
         return self.root.name if self.has(path) else None
+
+    def enums(self) -> dict[str, dict[int | str, str]]:
+        """Full names of its enums with their symbols, which are known by their names alone."""
+        found: dict[str, dict[int | str, str]] = {}
+        waiting, seen = [self.root], set[int]()
+        while waiting:
+            kind = waiting.pop()
+            if id(kind) not in seen:
+                seen.add(id(kind))
+                waiting += [*kind.items, *(inner for _, _, inner in kind.fields)]
+                if kind.kind == "enum":
+                    found[kind.name] = {symbol: symbol for symbol in kind.symbols}
+        return found
 
     def __getstate__(self) -> dict[str, object]:
         """Without the tree: a worker parses the text once."""

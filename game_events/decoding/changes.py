@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from game_events.decoding.columns import ColumnMap, Field, FieldId, field_key, path_inside
+from game_events.decoding.payloads import EnumValues
 
 #: Message full name -> its fields, in one schema version.
 Messages = Mapping[str, Sequence[Field]]
@@ -14,7 +15,7 @@ Path = tuple[FieldId, ...]
 
 
 class Kind(StrEnum):
-    """What happened to a field, or to a whole message type."""
+    """What happened to a field, to a whole message type, or to a value of an enum."""
 
     MESSAGE_ADDED = "message added"
     MESSAGE_REMOVED = "message removed"
@@ -22,6 +23,9 @@ class Kind(StrEnum):
     REMOVED = "removed"
     RENAMED = "renamed"
     RETYPED = "type changed"
+    VALUE_ADDED = "enum value added"
+    VALUE_REMOVED = "enum value removed"
+    VALUE_RENAMED = "enum value renamed"
 
 
 @dataclass(frozen=True)
@@ -30,8 +34,8 @@ class Change:
 
     Attributes:
         kind: what happened.
-        message: full name of the message type.
-        field: path of names in the newer version that has it; empty for a whole message.
+        message: full name of the message type, or of the enum.
+        field: path of names in the newer version that has it, or the value's name there; empty for a whole message.
         before, after: declaration in each version; None where there is none.
         effect: what becomes of the column and of older rows.
     """
@@ -113,6 +117,27 @@ def compare(old: Messages, new: Messages, columns: ColumnMap | None = None) -> l
             before = {f.path: f for f in field_columns({message: old[message]}, known)}
             after = {f.path: f for f in field_columns({message: new[message]}, known)}
             changes += [c for path in _order(before, after) if (c := _change(before.get(path), after.get(path))) is not None]
+    return changes
+
+
+def compare_enums(old: Mapping[str, EnumValues], new: Mapping[str, EnumValues]) -> list[Change]:
+    """What `new` changed in the enums that both versions have. The column of an enum is the same, whatever its values are."""
+    changes = []
+    for enum in sorted(set(old) & set(new)):
+        before, after = old[enum], new[enum]
+        for known_by in {**before, **after}:
+            was, now = before.get(known_by), after.get(known_by)
+            number = f" = {known_by}" if isinstance(known_by, int) else ""
+            if was is None:
+                kind, effect = Kind.VALUE_ADDED, f"rows of this version may hold {now}"
+            elif now is None:
+                kind, effect = Kind.VALUE_REMOVED, f"older rows keep {was}"
+            elif was != now:
+                kind, effect = Kind.VALUE_RENAMED, f"rows of this version hold {now}, older rows keep {was}"
+            else:
+                continue
+            declared = [name and f"{name}{number}" for name in (was, now)]
+            changes.append(Change(kind, enum, now or was or "", declared[0], declared[1], effect))
     return changes
 
 

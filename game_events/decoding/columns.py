@@ -120,6 +120,11 @@ class ColumnMap:
         return sum(_width(kind) for kind in self.columns.values())
 
     @cached_property
+    def messages(self) -> frozenset[str]:
+        """Full names of the message types that it knows."""
+        return frozenset(level_of(key)[0] for key in self.names)
+
+    @cached_property
     def _by_owner(self) -> dict[str, dict[str, str]]:
         """Column -> its share of the names, sorted by key."""
         shares: dict[str, dict[str, str]] = {}

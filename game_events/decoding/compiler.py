@@ -153,8 +153,8 @@ class _Child:
             return None
         watch = threading.Timer(WAIT_S, process.kill)
         watch.daemon = True
-        watch.start()
         try:
+            watch.start()
             if request:
                 process.stdin.write(len(request).to_bytes(4, "big") + request)
                 process.stdin.flush()
@@ -163,6 +163,10 @@ class _Child:
             answer = process.stdout.read(size) if len(head) == 4 and size <= MAX_ANSWER else b""
         except OSError:
             return None
+        except BaseException:
+            # Interrupted: what it answers now would be taken for the answer to the next request.
+            process.kill()
+            raise
         finally:
             watch.cancel()
         if not answer or len(answer) != size:

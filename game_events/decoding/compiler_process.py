@@ -75,13 +75,13 @@ def _limit(memory: int) -> None:
 
 
 def _read(size: int) -> bytes:
-    found = b""
+    found = bytearray()
     while len(found) < size:
-        more = os.read(0, size - len(found))
+        more = os.read(0, min(size - len(found), 2**20))
         if not more:
             raise SystemExit(0)
         found += more
-    return found
+    return bytes(found)
 
 
 def _send(pipe: Any, answer: bytes) -> None:  # noqa: ANN401 - a binary file

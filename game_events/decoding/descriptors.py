@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -54,9 +54,9 @@ class ProtobufSchema:
         """Whether there is a message type at an index path."""
         return self.message(path) is not None
 
-    def paths(self) -> list[IndexPath]:
-        """Index paths of the file's own message types, nested ones left out."""
-        return [(index,) for index in range(len(self.main_file().message_type))]
+    def paths(self, nested: Container[str] = ()) -> list[IndexPath]:
+        """Index paths of the file's own message types, in order: of nested ones only those named in full in `nested`."""
+        return [path for name, path in self.type_paths().items() if len(path) == 1 or name in nested]
 
     def name_of(self, path: IndexPath) -> str | None:
         """Full name of the message type at an index path; None if there is none."""
@@ -77,6 +77,16 @@ class ProtobufSchema:
         """Full names of all message types of the file, nested ones included, with the index paths that mean them."""
         file = self.main_file()
         return {name: path for path, name in self._types(file.message_type, (), file.package)}
+
+    def enums(self) -> dict[str, dict[int | str, str]]:
+        """Full names of the enums of all files, with the names of their values by number, of aliases the first one."""
+        found: dict[str, dict[int | str, str]] = {}
+        for file in FileSet.FromString(self.files).file:
+            for name, enum in _enums(file, file.package):
+                values = found.setdefault(name, {})
+                for value in enum.value:
+                    values.setdefault(value.number, value.name)
+        return found
 
     def _types(self, level: Types, above: IndexPath, around: str) -> Iterator[tuple[IndexPath, str]]:
         for index, item in enumerate(level):
@@ -115,6 +125,17 @@ class ProtobufSchema:
 def _counted(message: descriptor_pb2.DescriptorProto, *, entries: bool) -> Types:
     """The types inside a message type that indexes count."""
     return [m for m in message.nested_type if entries or not m.options.map_entry]
+
+
+def _enums(
+    around: descriptor_pb2.FileDescriptorProto | descriptor_pb2.DescriptorProto, name: str
+) -> Iterator[tuple[str, descriptor_pb2.EnumDescriptorProto]]:
+    """Enums of a file, or of a message type and of those nested in it, by full name."""
+    prefix = f"{name}." if name else ""
+    yield from ((f"{prefix}{enum.name}", enum) for enum in around.enum_type)
+    inner = around.message_type if isinstance(around, descriptor_pb2.FileDescriptorProto) else around.nested_type
+    for message in inner:
+        yield from _enums(message, f"{prefix}{message.name}")
 
 
 def from_base64(text: str) -> descriptor_pb2.FileDescriptorProto | None:

@@ -7,6 +7,7 @@ the name of a reference is what a ``$ref`` says.
 from __future__ import annotations
 
 import json
+from collections.abc import Container
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -76,13 +77,17 @@ class JsonSchema:
         """Whether there is a type at an index path: the one of the schema, at ``()``."""
         return path == ()
 
-    def paths(self) -> list[IndexPath]:
+    def paths(self, nested: Container[str] = ()) -> list[IndexPath]:  # noqa: ARG002 - none is nested
         """The one path there is."""
         return [()]
 
     def name_of(self, path: IndexPath) -> str | None:
         """Its name: title, else ``$id``, else ``json``."""
         return self.message if self.has(path) else None
+
+    def enums(self) -> dict[str, dict[int | str, str]]:
+        """None: an `enum` of JSON Schema is a list of values without a name, and is not looked at."""
+        return {}
 
     def follow(self, reference: str, place: Place) -> Place:
         """The schema that a ``$ref`` leads to.

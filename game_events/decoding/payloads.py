@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -10,6 +11,9 @@ import pyarrow as pa
 from game_events.decoding.columns import ColumnMap, Field
 from game_events.decoding.frames import IndexPath, Rows, SchemaId
 from game_events.decoding.reasons import Reason
+
+#: What a value of an enum is known by from version to version (its number, in Avro its name) -> its name, as it is stored.
+EnumValues = Mapping[int | str, str]
 
 
 class CompiledSchema(Protocol):
@@ -26,11 +30,14 @@ class CompiledSchema(Protocol):
     def has(self, path: IndexPath) -> bool:
         """Whether the schema has a message type at an index path; formats without indexes have one, at ``()``."""
 
-    def paths(self) -> list[IndexPath]:
-        """Index paths of its message types that are not nested in another, in order."""
+    def paths(self, nested: Container[str] = ()) -> list[IndexPath]:
+        """Index paths of its message types, in order: of nested ones only those named in full in `nested`."""
 
     def name_of(self, path: IndexPath) -> str | None:
         """Full name of the message type at an index path it has, without building a decoder; None: it has no name."""
+
+    def enums(self) -> Mapping[str, EnumValues]:
+        """Full names of its enums, those of what it imports included, with their values."""
 
 
 @dataclass

@@ -107,7 +107,7 @@ class _Files:
         alone, known, output = self._folder / "text", self._folder / "known.bin", self._folder / "compiled.bin"
         alone.mkdir(exist_ok=True)
         (alone / own).write_bytes(text.encode())
-        known.write_bytes(FileDescriptorSet(file=self._done.values()).SerializeToString())
+        known.write_bytes(FileDescriptorSet(file=self._needed(imports(text))).SerializeToString())
         said = _protoc([f"-I{alone}", f"--descriptor_set_in={known}", *self._options], output, [own])
         if said is not None:
             raise DataError(said.replace(f"{alone}/", "").replace(own, name).strip())
@@ -116,6 +116,16 @@ class _Files:
         for path in entries:
             _make_map_entry(compiled, path)
         return compiled
+
+    def _needed(self, names: Iterable[str]) -> list[FileDescriptorProto]:
+        """Files by name with all that they import, dependencies first."""
+        wanted, left = set(), list(names)
+        while left:
+            name = left.pop()
+            if name in self._done and name not in wanted:
+                wanted.add(name)
+                left += [*self._done[name].dependency, *self._done[name].option_dependency]
+        return [file for name, file in self._done.items() if name in wanted]
 
     def checked(self) -> bytes:
         """All of them, serialized; each one fits the others.

@@ -6,7 +6,7 @@ stores (`columns.storage_type`), times in microseconds and UTC.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -39,7 +39,7 @@ class ColumnsSchema:
         """There is one type, at ``()``."""
         return path == ()
 
-    def paths(self) -> list[IndexPath]:
+    def paths(self, nested: Container[str] = ()) -> list[IndexPath]:  # noqa: ARG002 - none is nested
         """The one path there is."""
         return [()]
 
@@ -47,6 +47,10 @@ class ColumnsSchema:
         """Columns have no name that anybody gave them."""
         del path
         return None
+
+    def enums(self) -> dict[str, dict[int | str, str]]:
+        """None: columns have types of their own."""
+        return {}
 
 
 class ColumnsDecoder:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import replace
 
 from game_events.decoding.columns import ColumnMap, Field, field_key
@@ -20,7 +20,7 @@ from game_events.decoding.decoder import DecodePlan, TypeKey
 from game_events.decoding.descriptors import ProtobufSchema
 from game_events.decoding.frames import IndexPath, SchemaId, ordered
 from game_events.decoding.kept_columns import Kept
-from game_events.decoding.payloads import CompiledSchema, PayloadDecoder
+from game_events.decoding.payloads import CompiledSchema, EnumValues, PayloadDecoder
 from game_events.decoding.reasons import Reason
 from game_events.decoding.registry_schema import RegistrySchema
 from game_events.errors import DataError, TransientError
@@ -233,19 +233,27 @@ class SchemaCatalog:
         self._unknown_since.pop(schema_id, None)
         return self._compile(schema_id) is not None
 
-    def messages(self, schema_id: SchemaId) -> dict[str, tuple[Field, ...]]:
+    def messages(self, schema_id: SchemaId, nested: Container[str] = ()) -> dict[str, tuple[Field, ...]]:
         """Message types of a schema, by full name, with their fields.
+
+        Args:
+            schema_id: the schema.
+            nested: full names of the types that are wanted although they are nested in another one.
 
         Raises:
             DataError: the registry has no such id, or it does not compile; the message says why.
         """
-        compiled = self._compile(schema_id)
-        if compiled is None:
-            raise DataError(f"the registry {self._registry.url} has no schema with id {schema_id}")
-        if isinstance(compiled, DataError):
-            raise compiled
-        decoders = (first_decoder(compiled, path) for path in compiled.paths())
+        compiled = self._require(schema_id)
+        decoders = (first_decoder(compiled, path) for path in compiled.paths(nested))
         return {decoder.message: decoder.fields for decoder in decoders}
+
+    def enums(self, schema_id: SchemaId) -> Mapping[str, EnumValues]:
+        """Enums of a schema, by full name, with their values.
+
+        Raises:
+            DataError: as `messages`.
+        """
+        return self._require(schema_id).enums()
 
     def names(self, schema_id: SchemaId) -> list[str]:
         """Full names of a schema's message types that are not nested in others; none if it does not tell.
@@ -321,6 +329,14 @@ class SchemaCatalog:
             if schema is not None and schema_id not in self._compiled:
                 self._compiled[schema_id] = _compile(schema)
         return self._compiled.get(schema_id)
+
+    def _require(self, schema_id: SchemaId) -> CompiledSchema:
+        compiled = self._compile(schema_id)
+        if compiled is None:
+            raise DataError(f"the registry {self._registry.url} has no schema with id {schema_id}")
+        if isinstance(compiled, DataError):
+            raise compiled
+        return compiled
 
     def _not_selected(self, schema_id: SchemaId, compiled: CompiledSchema | None, *more: IndexPath) -> set[TypeKey]:
         """Types of a schema that nobody has selected: those at the top, so that none is reported as unknown, and `more`."""

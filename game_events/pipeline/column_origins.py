@@ -67,7 +67,7 @@ def _fields(lakehouse: Lakehouse, known: ColumnMap) -> Iterator[tuple[SchemaId, 
         comments = read_comments(schema)
         try:
             compiled = compile_schema(schema)
-            decoders = [first_decoder(compiled, path) for path in compiled.paths()]
+            decoders = [first_decoder(compiled, path) for path in compiled.paths(known.messages)]
         except DataError:  # its records are in quarantine
             continue
         for decoder in decoders:

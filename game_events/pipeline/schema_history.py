@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from game_events.decoding.changes import Change, FieldColumn, compare, field_columns
+from game_events.decoding.changes import Change, FieldColumn, compare, compare_enums, field_columns
 from game_events.decoding.columns import ColumnMap
 from game_events.decoding.kept_columns import Kept
 from game_events.errors import ConfigurationError
@@ -61,29 +61,31 @@ class SchemaHistory:
         return chosen[-1]
 
     def fields(self, version: SubjectVersion) -> list[FieldColumn]:
-        """Every field of a version with its column.
+        """Every field of a version with its column: of the top-level message types, and of nested ones that records were of.
 
         Raises:
             DataError: its schema does not compile.
         """
-        messages = self._catalog.messages(version.schema_id)
+        messages = self._catalog.messages(version.schema_id, self.occurred())
         columns = self._columns()
         for message, fields in messages.items():
             columns = columns.with_message(message, fields)
         return field_columns(messages, columns)
 
-    def occurred(self) -> set[str]:
+    def occurred(self) -> frozenset[str]:
         """Full names of the message types that bronze has columns of; of all others no record was decoded yet."""
-        return {key.partition("#")[0] for key in self._columns().names}
+        return self._columns().messages
 
     def changes(self, old: SubjectVersion, new: SubjectVersion) -> list[Change]:
-        """What one version changed against another.
+        """What one version changed against another: fields of the message types that `fields` has, and values of enums.
 
         Raises:
             DataError: one of the schemas does not compile.
         """
-        catalog = self._catalog
-        return compare(catalog.messages(old.schema_id), catalog.messages(new.schema_id), self._columns())
+        catalog, nested = self._catalog, self.occurred()
+        before, after = (catalog.messages(version.schema_id, nested) for version in (old, new))
+        fields = compare(before, after, self._columns())
+        return fields + compare_enums(catalog.enums(old.schema_id), catalog.enums(new.schema_id))
 
     @cached_property
     def _catalog(self) -> SchemaCatalog:
@@ -97,7 +99,7 @@ class SchemaHistory:
 def as_markdown(changes: Sequence[Change]) -> str:
     """A table of changes, for Dagster's metadata."""
     if not changes:
-        return "no field changed"
+        return "nothing changed in fields or enums"
     lines = ["| message | field | change | before | after | column |", "|---|---|---|---|---|---|"]
     for change in changes:
         cells = (change.message, change.field, change.kind, change.before or "", change.after or "", change.effect)

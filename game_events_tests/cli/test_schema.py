@@ -6,9 +6,11 @@ from confluent_kafka.schema_registry import Schema
 from game_events.sources.registry import registry_client
 
 FIRST = """syntax = "proto3"; package t; message Event {
-  string game_name = 1; int32 score = 2; string device = 3; Place place = 4; message Place { string city = 1; } }"""
+  string game_name = 1; int32 score = 2; string device = 3; Place place = 4; message Place { string city = 1; }
+  enum Mood { NONE = 0; HAPPY = 1; } }"""
 SECOND = """syntax = "proto3"; package t; message Event {
-  string game = 1; string score = 2; int64 level = 5; Place place = 4; message Place { string city = 1; string zip = 2; } }
+  string game = 1; string score = 2; int64 level = 5; Place place = 4; message Place { string city = 1; string zip = 2; }
+  enum Mood { NONE = 0; CHEERFUL = 1; SAD = 2; } }
 message Extra { string a = 1; }"""
 
 
@@ -46,7 +48,10 @@ def test_diff_says_what_happens_to_every_field_and_its_column(cli, subject):  # 
         "level": ("added", "column level; NULL in rows of older versions"),
         "place.zip": ("added", "column place.zip; NULL in rows of older versions"),
         "t.Extra": ("message added", "its columns are added; shared by name and type"),
+        "CHEERFUL": ("enum value renamed", "rows of this version hold CHEERFUL, older rows keep HAPPY"),
+        "SAD": ("enum value added", "rows of this version may hold SAD"),
     }
+    assert "enum value renamed: t.Event.Mood.CHEERFUL (HAPPY = 1 -> CHEERFUL = 1): rows" in said.err
     assert "type changed: t.Event.score (int32 score -> string score)" in said.err
     assert cli("schema", "diff", "2", "2", "--json").result["changes"] == []
 

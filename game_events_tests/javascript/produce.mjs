@@ -1,6 +1,7 @@
 // Writes records as a JavaScript producer does: Confluent's serializers register the schema, kafkajs sends.
 // Its job is JSON on stdin:
 //   {brokers, registry, topic, descriptors: base64 of a FileDescriptorSet,
+//    (without brokers, and with a registry `mock://`: nothing is sent, and `schemas` is what was registered, by id)
 //    records: [{format: "protobuf", message, value} | {format: "avro" | "json", schema, value}]}; value is JSON.
 import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
@@ -36,8 +37,16 @@ const messages = [];
 for (const record of job.records) {
   messages.push({ value: await serialized(record), partition: 0, headers: { client: "javascript" } });
 }
-const producer = new Kafka({ clientId: "tests", brokers: job.brokers.split(","), logLevel: logLevel.ERROR }).producer();
-await producer.connect();
-await producer.send({ topic: job.topic, messages });
-await producer.disconnect();
-console.log(JSON.stringify({ sent: messages.length, values: messages.map((m) => m.value.toString("base64")) }));
+const answer = { sent: 0, values: messages.map((m) => m.value.toString("base64")) };
+if (job.brokers) {
+  const producer = new Kafka({ clientId: "tests", brokers: job.brokers.split(","), logLevel: logLevel.ERROR }).producer();
+  await producer.connect();
+  await producer.send({ topic: job.topic, messages });
+  await producer.disconnect();
+  answer.sent = messages.length;
+} else {
+  const ids = new Set(messages.map((m) => m.value.readUInt32BE(1)));
+  answer.schemas = {};
+  for (const id of ids) answer.schemas[id] = (await client.getBySubjectAndId("", id)).schema;
+}
+console.log(JSON.stringify(answer));

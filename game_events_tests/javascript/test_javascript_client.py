@@ -39,6 +39,13 @@ message Around {
   message Other { bool a = 1; }
   message Ping { string game_name = 1; string gamer_id = 2; google.protobuf.Timestamp event_timestamp = 3; int64 ping = 4; }
 }
+message Rich {
+  map<string, int64> counters = 1; map<int32, Item> items = 2;
+  message Mini {
+    string game_name = 1; string gamer_id = 2; google.protobuf.Timestamp event_timestamp = 3; int64 mini = 4;
+    message Deep { string game_name = 1; string gamer_id = 2; google.protobuf.Timestamp event_timestamp = 3; string deep = 4; }
+  }
+}
 """
 AVRO = {
     "type": "record",
@@ -130,6 +137,9 @@ def records() -> list[dict[str, Any]]:
         {**protobuf, "value": {**head("chess", "full"), **FULL_JSON, "parent": head("chess", "inner")}},
         {**protobuf, "value": head("chess", "empty")},
         {"format": "protobuf", "message": "js.v1.Around.Ping", "value": {**head("pings", "ping"), "ping": "7"}},
+        # Behind maps: the client does not count their entries among the nested types.
+        {"format": "protobuf", "message": "js.v1.Rich.Mini", "value": {**head("minis", "mini"), "mini": "8"}},
+        {"format": "protobuf", "message": "js.v1.Rich.Mini.Deep", "value": {**head("minis", "other"), "deep": "9"}},
         {**avro, "value": {**who, "gamer_id": "none", "price": None, "lists": [], "by_name": {}}},
         {
             **avro,
@@ -180,6 +190,8 @@ def test_every_value_of_every_format_arrives_as_it_was_sent(settings, pipeline, 
         (values,) = held[gamer]
         assert in_order(values) == in_order(truth), gamer
     assert rows(settings, "silver_pings_events", "SELECT gamer_id, ping, event_timestamp FROM t") == [("ping", 7, AT)]
+    minis = rows(settings, "silver_minis_events", "SELECT gamer_id, mini, deep, event_timestamp FROM t ORDER BY gamer_id")
+    assert minis == [("mini", 8, None, AT), ("other", None, "9", AT)]
     at_ms = AT.replace(microsecond=123000)
     shop = rows(
         settings,
