@@ -165,7 +165,7 @@ class _Child:
             return None
         except BaseException:
             # Interrupted: what it answers now would be taken for the answer to the next request.
-            process.kill()
+            self.end()
             raise
         finally:
             watch.cancel()

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -149,6 +150,20 @@ def test_a_child_that_was_ended_from_outside_is_started_again_and_no_schema_is_b
     compile_schema(GOOD)
     os.kill(own_child._process.pid, signal.SIGKILL)
     assert compile_schema(GOOD).has((0,))
+
+
+def test_after_an_interrupt_the_next_schema_gets_its_own_answer(own_child, monkeypatch):
+    compile_schema(GOOD)
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(own_child._process, "stdout", SimpleNamespace(read=interrupted, close=own_child._process.stdout.close))
+        with pytest.raises(KeyboardInterrupt):
+            compile_schema(RegistrySchema(2, "PROTOBUF", 'syntax = "proto3"; message Two { string two = 1; }'))
+    other = compile_schema(RegistrySchema(3, "PROTOBUF", 'syntax = "proto3"; message Three { string three = 1; }'))
+    assert (other.schema_id, other.name_of((0,))) == (3, "Three")
 
 
 def test_a_child_that_ends_with_each_new_start_is_the_schemas_fault(own_child, monkeypatch):

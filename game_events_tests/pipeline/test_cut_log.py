@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -110,7 +111,7 @@ class OwnBroker:
         folder.mkdir()
 
     def __enter__(self):
-        parts, log = jars.resolve(lambda _line: None), self.folder / "kafka.log"
+        parts, log = jars.for_stack(), self.folder / "kafka.log"
         self.process = kafka_broker.start(find_java(), parts.kafka, self.folder, ports=self.ports, log=log)
         until(lambda: kafka_broker.is_healthy(self.ports.kafka), what="the broker")
 
@@ -120,7 +121,7 @@ class OwnBroker:
 
 @pytest.mark.scenario
 def test_a_partition_that_was_restored_from_a_copy_and_has_grown_past_bronze_stops_the_run(tmp_path, stack, monkeypatch):
-    monkeypatch.setattr(bronze_module, "stage_slice", lambda *_: StageResult([], [], set(), set(), {}))
+    monkeypatch.setattr(bronze_module, "stage_slice", lambda *_: StageResult([], [], set(), set(), Counter()))
     broker = OwnBroker(tmp_path / "broker")
     settings = load_settings(
         kafka_bootstrap_servers=f"{HOST}:{broker.ports.kafka}",

@@ -103,8 +103,8 @@ def test_hostile_schemas_beside_a_good_one_harm_only_their_own_records(make_sett
             with suppress(DataError):  # nothing else
                 history.fields(version)
         assert isinstance(origins(lakehouse), list)
-        checks = environment_checks(make_settings(schema_registry_url=proxy.url, message_types="o.Nothing"))
-        (types,) = run_checks({"message types": checks["message types"]})
+        selected = make_settings(schema_registry_url=proxy.url, message_types="o.Nothing")
+        (types,) = run_checks({"message types": environment_checks(selected)["message types"]}, selected)
         assert types.ok, types.detail
     finally:
         proxy.close()

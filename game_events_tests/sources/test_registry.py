@@ -1,5 +1,6 @@
 """What a registry answers is bounded, in time, in length and in what it leads to: one schema never stops the others."""
 
+import gzip
 import json
 import threading
 import time
@@ -25,8 +26,11 @@ def served():
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
             answer = answers.get(self.path.split("?")[0])
+            answers["accepted"] = self.headers["Accept-Encoding"]
             self.send_response(404 if answer is None else 200)
             self.send_header("Content-Type", "application/json")
+            if answers.get("packed"):
+                self.send_header("Content-Encoding", "gzip")
             self.end_headers()
             if callable(answer):
                 try:
@@ -80,6 +84,18 @@ def test_an_answer_that_never_ends_is_given_up_as_too_long_and_the_next_schema_i
     plan = SchemaCatalog(client, Lakehouse(str(tmp_path))).plan(ColumnMap(), [(1, ()), (2, ())])
     assert plan.types == {(2, ())}
     assert plan.rejected[(1, ())][0] is Reason.BAD_SCHEMA
+
+
+def test_a_packed_answer_is_not_asked_for_and_never_unpacked(served, monkeypatch):
+    """Its length is counted as it comes: a small one could hold gigabytes."""
+    monkeypatch.setattr(module, "MAX_ANSWER", 2**16)
+    served |= {"/schemas/ids/1": good("x" * 1_000), "/schemas/ids/2": lambda body: body.write(gzip.compress(b" " * 2**24))}
+    client = registry(served)
+    assert client.fetch(1) is not None
+    assert served["accepted"] == "identity"
+    served["packed"] = True
+    with pytest.raises(TransientError, match="gave no usable answer for schema id 2"):
+        client.fetch(2)
 
 
 def test_an_answer_that_comes_byte_by_byte_is_given_up(served, monkeypatch):
