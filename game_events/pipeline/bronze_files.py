@@ -48,9 +48,14 @@ class FileBronzeTask:
         yield report(iter([*staged, *((SCHEMA_KIND, json.dumps(asdict(reader.schemas[i]))) for i in unknown)]))
 
 
-def behind_origins(bronze: DeltaTable, origins: Positions) -> Positions:
-    """Lane -> position for the topics that records of an archive come from: a run that reads them goes on behind these."""
+def ends_of_origins(origins: Positions) -> Positions:
+    """Lane -> end of what an archive has of each topic that its records come from."""
     # What has no topic's id was never read from one.
-    lanes = {lane: end for lane, end in origins.items() if _ID.fullmatch(lane.topic_id)}
+    return {lane: end for lane, end in origins.items() if _ID.fullmatch(lane.topic_id)}
+
+
+def behind_origins(bronze: DeltaTable, origins: Positions) -> Positions:
+    """Lane -> position for these topics: a run that reads them goes on behind what the archive and bronze have."""
+    lanes = ends_of_origins(origins)
     reached = next_offsets(bronze, lanes)
     return {lane: max(end, reached.get(lane, 0)) for lane, end in lanes.items()}

@@ -26,7 +26,7 @@ from game_events.lakehouse.reading import read_files, spark_schema
 from game_events.lakehouse.staging import REPORT_SCHEMA, StagedFile, discard
 from game_events.pipeline.archive_origin import archive_noted
 from game_events.pipeline.bronze import archive_schemas, column_map, stage_slice
-from game_events.pipeline.bronze_files import behind_origins
+from game_events.pipeline.bronze_files import ends_of_origins
 from game_events.pipeline.bronze_protection import Expired, count_expired, refuse_unless_allowed, source_to_read
 from game_events.pipeline.bronze_stage import HEADERS, bronze_schema, travelling
 from game_events.pipeline.column_comments import documented
@@ -155,8 +155,8 @@ def _keep_others(pipeline: Pipeline, bronze: DeltaTable, now: Seen, batch: int, 
 def _commit(
     pipeline: Pipeline, bronze: DeltaTable, staged: _Staged, batch: int, ticket: int, now: Seen, *, undecodable_kept: int
 ) -> Landed:
-    # An archive may have grown: a run that reads its topics goes on behind that, too.
-    to = staged.end | behind_origins(bronze, staged.origins)
+    # A run that reads an archive's topics goes on where that ends, also if bronze had more of them: those rows go.
+    to = staged.end | ends_of_origins(staged.origins)
     compared = (BATCH_APP, GENERATION_APP, RESET_APP, REPLAY_APP, ERASED_APP, *(p.app for p in to))
     read = {p: (staged.start[p], end) for p, end in staged.end.items()}
     rows, undecodable = sum(f.rows for f in staged.bronze), sum(f.rows for f in staged.quarantine)

@@ -175,6 +175,25 @@ def test_no_record_comes_twice_from_an_archive_to_a_bronze_that_has_it(
 
 
 @pytest.mark.scenario
+def test_after_a_full_refresh_from_an_older_archive_the_topic_is_read_from_where_that_ends(
+    settings: Settings, make_pipeline: MakePipeline, tmp_path: Path
+) -> None:
+    to = tmp_path / "archive"
+    sent = send(settings, version=1, games=("uno",), poison=0)
+    load_bronze(make_pipeline(settings), RunReport())
+    write(settings, make_pipeline, to)
+    sent = sent.merge(send(settings, version=1, games=("uno",), poison=0))
+    load_bronze(make_pipeline(settings), RunReport())
+    before = content(settings, "bronze_events")
+    older = of_archive(settings, to, Path(settings.lakehouse)).model_copy(update={"allow_bronze_full_refresh": True})
+    replace_bronze(make_pipeline(older), RunReport())
+    assert len(content(settings, "bronze_events")) == sent.records_total // 2
+    load_bronze(make_pipeline(settings), RunReport())
+    assert content(settings, "bronze_events") == before
+    assert failed_checks(make_pipeline(settings)) == []
+
+
+@pytest.mark.scenario
 def test_an_archive_of_files_is_read_once_too_and_only_where_its_log_is(
     landing: Path, file_settings: Settings, make_files: MakeFiles, tmp_path: Path
 ) -> None:
