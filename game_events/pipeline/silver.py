@@ -268,7 +268,8 @@ def _stage_admitted(work: Staging, known: set[str]) -> tuple[FanOutResult, Count
             unrouted = Counter({why: sum(names.values()) for why, names in result.refused.items()})
             unrouted[OVER_LIMIT] += sum(refused.values())
             return result, unrouted
-    only, others = counted_routing(work.source, work.above, known)
+    # Games that are left out here are planned by themselves: their rows are not counted as those of new names.
+    only, others = counted_routing(work.source, work.above, known | work.left_out)
     return stage_games(replace(work, routing=only, games=len(only.only or ()))), others
 
 
