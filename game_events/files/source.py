@@ -138,7 +138,7 @@ class FileSource:
             self.counts["changed"] += len(changed)
             end = len(known.entries)
             for file in changed:
-                log.warning("file=%s changed=true read_again=false", file.path)
+                log.warning("file=%r changed=true read_again=false", file.path)
         self._known = known
         lane = self._lane(known.log_id)
         return Seen({lane: 0}, {lane: first_offset(end)}, FILE_ROWS)

@@ -264,6 +264,20 @@ def test_a_name_that_is_no_text_is_skipped_and_told_and_the_others_are_taken_in(
     assert [n for n in report.notices if "2 names in the folder of files are skipped" in n]
 
 
+def test_a_name_never_makes_a_line_of_the_log(landing: Path, file_settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
+    name = "a\nlevel=error forged=true.jsonl"
+    put(landing, name, b"{}")
+    (landing / "b\nforged=true").symlink_to("nowhere")
+    source = FileSource(file_settings, Lakehouse.of(file_settings))
+    source.look()
+    put(landing, name, b"{ }", age_s=50)
+    source.look()
+    assert source.counts["changed"] == source.counts["links"] == 1
+    said = [record.getMessage() for record in caplog.records if "forged" in record.getMessage()]
+    assert len(said) == 2
+    assert not any("\n" in line for line in said)
+
+
 def test_what_may_not_be_listed_is_skipped_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a.jsonl", "secret/b.jsonl", "sub/c.jsonl"):
         put(tmp_path, name, b"{}")
