@@ -39,8 +39,8 @@ WAIT_S = 120.0
 MEMORY = 2**29
 #: Seconds without a schema after which the child ends.
 IDLE_S = 30.0
-#: Bytes of an answer.
-MAX_ANSWER = 2**28
+#: Bytes of a request, and of an answer.
+MAX_REQUEST, MAX_ANSWER = 2**28, 2**28
 #: Of the names of temporary folders.
 PREFIX = "game_events_compiler"
 _START = (
@@ -99,13 +99,18 @@ class _Child:
         """An answer to a request.
 
         Raises:
-            DataError: what the child says is wrong with the schema, or that the schema ended it.
+            DataError: what the child says is wrong with the schema, that the schema ended it, or that it is too long.
             TransientError: no child can be started.
         """
+        packed = json.dumps({"schema_id": schema_id, **request}).encode()
+        if len(packed) > MAX_REQUEST:
+            raise DataError(
+                f"schema id {schema_id} does not compile: with what it imports it is longer than {MAX_REQUEST // 2**20} MiB"
+            )
         with self._lock:
             while True:
                 fresh = self._started()
-                answer = self._exchange(json.dumps({"schema_id": schema_id, **request}).encode())
+                answer = self._exchange(packed)
                 if answer is not None:
                     break
                 ended = self._end()

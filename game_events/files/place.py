@@ -1,8 +1,4 @@
-"""The folder or prefix of an object store that files are read from: listing it and opening its files.
-
-Symbolic links below a folder are not followed: whoever may write there would choose which of this machine's files are read, and
-how often.
-"""
+"""The folder or prefix of an object store that files are read from: listing it and opening its files."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ import fnmatch
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -22,6 +18,7 @@ from deltalake.fs import DeltaStorageHandler
 
 from game_events.errors import ConfigurationError
 from game_events.files.archive_format import RECORDS
+from game_events.files.folder import REFUSED, files_below, hidden
 from game_events.lakehouse.object_store import delta_options, is_remote
 from game_events.lakehouse.store_errors import store_errors_named
 from game_events.lakehouse.tables import Table
@@ -32,7 +29,7 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class NoFileError(Exception):
-    """What stands under a file's name is no file of the folder (any more): a symbolic link, a pipe."""
+    """What stands under a file's name is no file of the folder (any more), as a link or a pipe, or may not be read."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,7 @@ class Place:
         """Whether it is a folder of a file system."""
         return "://" not in self.root
 
-    def listing(self, pattern: str = "*", links: list[str] | None = None) -> list[Found]:
+    def listing(self, pattern: str = "*", skipped: dict[str, str] | None = None) -> list[Found]:
         """All files below it whose path below it matches, older ones first.
 
         A name that begins with `_` or `.`, of a file or of a folder on the way, is nobody's: writers hide there what is not
@@ -87,36 +84,20 @@ class Place:
 
         Args:
             pattern: as for a shell; a `*` stands for slashes, too.
-            links: gets the symbolic links that are there and are not followed.
+            skipped: gets the paths of files and folders that are there and are skipped, and why.
 
         Raises:
-            ConfigurationError: there is no such folder, or the object store refuses us.
+            ConfigurationError: there is no such folder, it may not be read, or the object store refuses us.
             TransientError: the object store does not answer.
         """
         if self.local and not Path(self.root).is_dir():
             raise ConfigurationError(f"GAME_EVENTS_FILES_PATH: {self.root} is not a folder: make it, or name another")
         found = []
-        files = self._below(self.root, links if links is not None else []) if self.local else self._in_store()
+        files = files_below(self.root, {} if skipped is None else skipped) if self.local else self._in_store()
         for below, size, mtime_ns in files:
-            if not _hidden(below) and fnmatch.fnmatchcase(below, pattern):
+            if fnmatch.fnmatchcase(below, pattern):
                 found.append(Found(f"{self.root}/{below}", size, mtime_ns // 1000))
         return sorted(found, key=lambda f: (f.modified_us, f.path))
-
-    def _below(self, folder: str, links: list[str]) -> Iterator[tuple[str, int, int]]:
-        """Files of a folder: name below the root, bytes, when it was written."""
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if _hidden(entry.name):
-                    continue
-                if entry.is_symlink():
-                    links.append(entry.path)
-                elif entry.is_dir(follow_symlinks=False):
-                    with suppress(FileNotFoundError):
-                        yield from self._below(entry.path, links)
-                elif entry.is_file(follow_symlinks=False):
-                    with suppress(FileNotFoundError):
-                        about = entry.stat(follow_symlinks=False)
-                        yield entry.path.removeprefix(f"{self.root}/"), about.st_size, about.st_mtime_ns
 
     def _in_store(self) -> Iterator[tuple[str, int, int]]:
         system, prefix = self._system()
@@ -124,7 +105,9 @@ class Place:
             infos = system.get_file_info(pafs.FileSelector(prefix.rstrip("/"), recursive=True))
         for info in infos:
             if info.type == pafs.FileType.File:
-                yield info.path.removeprefix(prefix), info.size, info.mtime_ns or 0
+                below = info.path.removeprefix(prefix)
+                if not any(hidden(part) for part in PurePosixPath(below).parts):
+                    yield below, info.size, info.mtime_ns or 0
 
     def archive(self) -> DeltaTable | None:
         """The archive that is there; None: plain files are.
@@ -155,7 +138,7 @@ class Place:
 
         Raises:
             FileNotFoundError: it is gone.
-            NoFileError: a link or a pipe is in its place.
+            NoFileError: a link or a pipe is in its place, or this user may not read it.
         """
         below = path.removeprefix(f"{self.root}/")
         if self.local:
@@ -181,6 +164,10 @@ class Place:
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
                 raise NoFileError(f"it is no file of the folder any more ({error.strerror})") from None
+            if error.errno in REFUSED:
+                raise NoFileError(
+                    f"it may not be read ({error.strerror}): give this user the right to, and put it there under another name"
+                ) from None
             raise
         finally:
             os.close(held)
@@ -194,7 +181,3 @@ class Place:
         if self.local:
             return pafs.LocalFileSystem(), self.root + "/"
         return pafs.PyFileSystem(DeltaStorageHandler(self.root, self.options)), ""
-
-
-def _hidden(below: str) -> bool:
-    return any(part.startswith(("_", ".")) for part in PurePosixPath(below).parts)

@@ -23,6 +23,7 @@ from game_events.decoding.registry_schema import RegistrySchema
 from game_events.errors import ConfigurationError, DataError
 from game_events.files.bounds import Bounds
 from game_events.files.coordinates import FILE_ROWS, PARTITION, FileGap, first_offset, number_of
+from game_events.files.folder import LINK
 from game_events.files.log import Entry, FileLog, Known
 from game_events.files.place import Found, NoFileError, Place
 from game_events.files.reading import FILES_SCHEMA, PARQUET, FileReading, format_of
@@ -41,8 +42,8 @@ _PARQUET_END = b"PAR1"
 _LOOKS = 16
 #: Files and bytes of one task; a task costs some 100 ms of its own, opening a file in an object store some 20.
 TASK_FILES, TASK_BYTES = 2_000, 256 * 1024 * 1024
-#: Symbolic links that the log names.
-_LINKS_NAMED = 10
+#: Names of skipped files and folders that the log has of one look.
+_NAMES_TOLD = 10
 #: A Parquet file is shared out to so many tasks at most.
 MOST_PARTS = 64
 
@@ -88,9 +89,9 @@ class FileSource:
         self._there: frozenset[str] = frozenset()
         self._ended: set[Found] = set()
         #: What this process has seen since somebody asked: files `taken`, `changed`, `waiting` (as of the last look), and
-        #: symbolic `links`, each once.
+        #: symbolic `links` and other names that are `skipped`, each once.
         self.counts: Counter[str] = Counter()
-        self._links: set[str] = set()
+        self._skipped: set[str] = set()
 
     @cached_property
     def schema(self) -> NamedSchema | None:
@@ -116,9 +117,9 @@ class FileSource:
             ConflictError: rivals took files in, again and again.
         """
         archive = self.place.archive()
-        links: list[str] = []
-        found = self.place.listing(self.settings.files_pattern, links) if archive is None else self.place.files_of(archive)
-        self._tell_links(links)
+        skipped: dict[str, str] = {}
+        found = self.place.listing(self.settings.files_pattern, skipped) if archive is None else self.place.files_of(archive)
+        self._tell_skipped(skipped)
         self.archive = None if archive is None else f"{self.place.root} {archive.metadata().id}"
         if self.archive is not None and take_in and not anew:
             self._refuse_twice(self.archive)  # before its files get numbers
@@ -137,17 +138,19 @@ class FileSource:
             self.counts["changed"] += len(changed)
             end = len(known.entries)
             for file in changed:
-                log.warning("file=%s changed=true read_again=false", file.path)
+                log.warning("file=%r changed=true read_again=false", file.path)
         self._known = known
         lane = self._lane(known.log_id)
         return Seen({lane: 0}, {lane: first_offset(end)}, FILE_ROWS)
 
-    def _tell_links(self, links: list[str]) -> None:
-        news = set(links) - self._links
-        self._links |= news
-        self.counts["links"] += len(news)
-        for link in sorted(news)[:_LINKS_NAMED]:
-            log.warning("link=%r followed=false", link)
+    def _tell_skipped(self, skipped: dict[str, str]) -> None:
+        news = sorted(skipped.keys() - self._skipped)
+        self._skipped.update(news)
+        links = sum(skipped[path] == LINK for path in news)
+        self.counts["links"] += links
+        self.counts["skipped"] += len(news) - links
+        for path in news[:_NAMES_TOLD]:
+            log.warning("path=%r skipped=true reason=%r", path, skipped[path])
 
     def at(self, lanes: Iterable[Lane], when: datetime) -> Positions:
         """Lane -> first offset of a file that was written at a time or later; nothing if there is none."""

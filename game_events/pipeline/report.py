@@ -235,6 +235,11 @@ class RunReport:
             self.notices.append(
                 f"{counts['links']:,} symbolic links in the folder of files are not followed: put the files there"
             )
+        if counts["skipped"]:
+            self.notices.append(
+                f"{counts['skipped']:,} names in the folder of files are skipped, with all below them (too deep, too long, "
+                "no UTF-8, or not to be read by this user): the log says which and why"
+            )
         before = Counter({k: n for k, n in self.files.items() if k != "waiting"})
         self.files = before + counts
         counts.clear()

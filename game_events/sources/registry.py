@@ -9,7 +9,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -27,6 +27,8 @@ T = TypeVar("T")
 TIMEOUT_S = 10
 #: Bytes of one answer, and files that one schema may import, those that these import included.
 MAX_ANSWER, MAX_REFERENCES = 2**25, 500
+#: Bytes of the texts of one schema and all that it imports, and seconds to get them; one answer more may come.
+MAX_SCHEMA, SCHEMA_S = 2**26, 60
 #: After an outage the registry is not asked again for so long: each question costs ~2 s of the client's own retries.
 COOL_DOWN_S = 15
 NOT_FOUND = 404
@@ -45,6 +47,53 @@ class SubjectVersion:
     subject: str
     version: int
     schema_id: int
+
+
+@dataclass
+class _Texts:
+    """What one schema and its references have taken so far.
+
+    Attributes:
+        what: the schema, for messages.
+        until: when it is given up.
+        begun: names of references that were asked for.
+        found: name -> text of those that are there, dependencies before dependents.
+        size: bytes of all texts.
+    """
+
+    what: str
+    until: float
+    begun: set[str] = field(default_factory=set)
+    found: dict[str, str] = field(default_factory=dict)
+    size: int = 0
+
+    def take(self, text: object) -> str:
+        """A text as it can be stored.
+
+        Raises:
+            DataError: with it there are more bytes than there may be.
+        """
+        stored = _storable(text)
+        self.size += len(stored.encode())
+        if self.size > MAX_SCHEMA:
+            raise DataError(f"with those that it imports it is longer than {MAX_SCHEMA // 2**20} MiB")
+        return stored
+
+    def begin(self, name: str) -> None:
+        """Before a reference is asked for.
+
+        Raises:
+            DataError: there are too many.
+            TransientError: the others took too long.
+        """
+        self.begun.add(name)
+        if len(self.begun) > MAX_REFERENCES:
+            raise DataError(f"it imports more than {MAX_REFERENCES} others")
+        if time.monotonic() > self.until:
+            raise TransientError(
+                f"{self.what}: the registry took more than {SCHEMA_S} s for {len(self.begun) - 1} schemas that it imports: "
+                "is the registry slow?"
+            )
 
 
 def registry_client(settings: Settings) -> SchemaRegistryClient:
@@ -119,22 +168,24 @@ class SchemaRegistry:
 
         Raises:
             ConfigurationError: the registry refuses our credentials.
-            TransientError: it cannot be reached, or answers with an error.
-            DataError: the schema is too long, or imports too many others.
+            TransientError: it cannot be reached, answers with an error, or takes too long.
+            DataError: the schema, with all that it imports, is too long, or imports too many others.
         """
+        what = f"schema {'id' if isinstance(schema_id, int) else 'GUID'} {schema_id}"
+        texts = _Texts(f"schema registry {self.url}: {what}", time.monotonic() + SCHEMA_S)
         try:
             if isinstance(schema_id, int):
-                schema = self._call(f"schema id {schema_id}", partial(self._client.get_schema, schema_id))
+                schema = self._call(what, partial(self._client.get_schema, schema_id))
             else:
-                schema = self._call(f"schema GUID {schema_id}", partial(self._client.get_schema_by_guid, schema_id))
+                schema = self._call(what, partial(self._client.get_schema_by_guid, schema_id))
             if schema is None:
                 return None
-            references: dict[str, str] = {}
-            self._collect(schema, references, set())
+            text = texts.take(schema.schema_str)
+            self._collect(schema, texts)
         except (DataError, RecursionError) as error:
             raise DataError(f"schema id {schema_id} does not compile: {error}") from None
         kind = str(schema.schema_type or "AVRO").upper()
-        return RegistrySchema(schema_id, kind, _storable(schema.schema_str), tuple(references.items()))
+        return RegistrySchema(schema_id, kind, text, tuple(texts.found.items()))
 
     def versions(self, subject: str) -> list[SubjectVersion]:
         """All versions of a subject, oldest first; empty if there is no such subject. One call per version."""
@@ -155,22 +206,21 @@ class SchemaRegistry:
         found = self._call(f"subject {subject!r}", lambda: self._client.get_latest_version(subject))
         return (found.version, found.schema_id) if found is not None and found.version and found.schema_id is not None else None
 
-    def _collect(self, schema: Schema, into: dict[str, str], begun: set[str]) -> None:
+    def _collect(self, schema: Schema, texts: _Texts) -> None:
         """Adds the texts of all references, depth first, so that dependencies precede dependents; each name once."""
         for reference in schema.references or []:
             name, subject, version = reference.name, reference.subject, reference.version
-            if name is None or subject is None or version is None or name in begun:
+            if name is None or subject is None or version is None or name in texts.begun:
                 continue
-            begun.add(name)
-            if len(begun) > MAX_REFERENCES:
-                raise DataError(f"it imports more than {MAX_REFERENCES} others")
+            texts.begin(name)
             registered = self._call(
                 f"reference {name!r} ({subject!r} version {version})",
                 partial(self._client.get_version, subject, version, deleted=True),
             )
             if registered is not None and registered.schema is not None:
-                self._collect(registered.schema, into, begun)
-                into[_storable(name)] = _storable(registered.schema.schema_str)
+                text = texts.take(registered.schema.schema_str)
+                self._collect(registered.schema, texts)
+                texts.found[_storable(name)] = text
 
     def _call(self, what: str, call: Callable[[], T]) -> T | None:
         if self._outage is not None and time.monotonic() < self._outage[0] + COOL_DOWN_S:

@@ -146,6 +146,20 @@ def test_a_schema_that_needs_too_much_memory_is_refused_and_the_next_one_is_comp
     assert compile_schema(GOOD).has((0,))
 
 
+@pytest.mark.parametrize("part", ["text", "references"])
+def test_a_schema_that_is_too_long_for_the_child_is_refused_before_it_is_sent(part, own_child, monkeypatch):
+    """Its length has four bytes in a request: beyond them nothing could say it."""
+    monkeypatch.setattr(compiler, "MAX_REQUEST", 2**20, raising=False)
+    long = "// " + "x" * 2**20
+    schema = (
+        RegistrySchema(7, "PROTOBUF", MAIN + long) if part == "text" else RegistrySchema(7, "PROTOBUF", MAIN, (("a", long),))
+    )
+    with pytest.raises(DataError, match=r"schema id 7 does not compile: .* longer than 1 MiB"):
+        compile_schema(schema)
+    assert own_child._process is None
+    assert compile_schema(GOOD).has((0,))
+
+
 def test_a_child_that_was_ended_from_outside_is_started_again_and_no_schema_is_blamed(own_child):
     compile_schema(GOOD)
     os.kill(own_child._process.pid, signal.SIGKILL)

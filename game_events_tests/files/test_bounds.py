@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import bz2
+import errno
 import gzip
 import io
 import json
 import os
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +16,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from game_events.errors import ConfigurationError
 from game_events.files import parquet_rows
+from game_events.files.folder import LINK, MAX_DEPTH
 from game_events.files.place import NoFileError, Place
 from game_events.files.schemas import FileSchemas
+from game_events.files.source import FileSource
+from game_events.lakehouse.tables import Lakehouse
+from game_events.pipeline.report import RunReport
+from game_events.settings import Settings
 from game_events.sources.registry import RegistrySchema
 from game_events_tests.files.samples import WRITERS, avro, event, lines, parquet, protobuf, put
 from game_events_tests.files.test_reading import KINDS, PLENTY, Read
@@ -180,7 +188,16 @@ def test_rows_of_a_parquet_file_are_unpacked_up_to_the_bound(tmp_path: Path, mon
     assert list(read.large) == [(0, len(read.rows))]
 
 
-# --- links
+# --- names that are skipped
+
+
+def listed(folder: Path) -> tuple[list[str], dict[str, str]]:
+    """Files below a folder, and what is skipped there."""
+    skipped: dict[str, str] = {}
+    found = Place(str(folder)).listing("*", skipped)
+    return sorted(f.path.removeprefix(f"{folder}/") for f in found), {
+        p.removeprefix(f"{folder}/"): why for p, why in skipped.items()
+    }
 
 
 def test_symbolic_links_are_not_followed_and_each_file_is_there_once(tmp_path: Path) -> None:
@@ -193,10 +210,130 @@ def test_symbolic_links_are_not_followed_and_each_file_is_there_once(tmp_path: P
     (landing / "sub/loop").symlink_to("..")
     (landing / "gone.jsonl").symlink_to("nowhere")
     os.mkfifo(landing / "pipe.jsonl")
-    links: list[str] = []
-    found = Place(str(landing)).listing("*", links)
-    assert sorted(f.path.removeprefix(f"{landing}/") for f in found) == ["a.jsonl", "sub/b.jsonl"]
-    assert sorted(link.removeprefix(f"{landing}/") for link in links) == ["d", "gone.jsonl", "sub/loop", "x.jsonl"]
+    assert listed(landing) == (["a.jsonl", "sub/b.jsonl"], dict.fromkeys(["d", "gone.jsonl", "sub/loop", "x.jsonl"], LINK))
+
+
+def test_folders_nested_without_end_are_left_at_a_depth_and_told(tmp_path: Path) -> None:
+    """So deep that a path is longer than the system takes; and beside them everything is read."""
+    put(tmp_path, "a.jsonl", b"{}")
+    put(tmp_path, "/".join("s" * MAX_DEPTH) + "/b.jsonl", b"{}")
+    held = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(2_100):
+        os.mkdir("d", dir_fd=held)
+        inner = os.open("d", os.O_RDONLY, dir_fd=held)
+        os.close(held)
+        held = inner
+    os.close(held)
+    try:
+        assert listed(tmp_path) == (
+            ["a.jsonl", "/".join("s" * MAX_DEPTH) + "/b.jsonl"],
+            {"/".join("d" * (MAX_DEPTH + 1)): f"it is more than {MAX_DEPTH} folders deep"},
+        )
+    finally:
+        subprocess.run(["rm", "-rf", str(tmp_path / "d")], check=True)  # Python's own goes by paths
+
+
+def test_a_path_that_is_too_long_for_the_system_is_skipped_and_told(tmp_path: Path) -> None:
+    put(tmp_path, "a.jsonl", b"{}")
+    held = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(20):
+        os.mkdir("d" * 250, dir_fd=held)
+        inner = os.open("d" * 250, os.O_RDONLY, dir_fd=held)
+        os.close(held)
+        held = inner
+        os.close(os.open("f.jsonl", os.O_CREAT | os.O_WRONLY, dir_fd=held))
+    os.close(held)
+    found, skipped = listed(tmp_path)
+    assert (found[0], set(skipped.values())) == ("a.jsonl", {"File name too long"})
+    assert all(len(f"{tmp_path}/{name}") < 4096 for name in found)
+
+
+def test_a_name_that_is_no_text_is_skipped_and_told_and_the_others_are_taken_in(landing: Path, file_settings: Settings) -> None:
+    """Tables hold names as UTF-8."""
+    put(landing, "a.jsonl", b"{}")
+    for name in (b"x\xff.jsonl", b"y\xfe/b.jsonl"):
+        path = Path(os.fsdecode(os.fsencode(landing) + b"/" + name))
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"{}")
+    source = FileSource(file_settings.model_copy(update={"files_settle_s": 0}), Lakehouse.of(file_settings))
+    source.look()
+    source.look()
+    assert dict(source.counts) == {"taken": 1, "skipped": 2, "waiting": 0, "links": 0, "changed": 0}
+    report = RunReport("r")
+    report.add_files(source.counts)
+    assert [n for n in report.notices if "2 names in the folder of files are skipped" in n]
+
+
+def test_a_name_never_makes_a_line_of_the_log(landing: Path, file_settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
+    name = "a\nlevel=error forged=true.jsonl"
+    put(landing, name, b"{}")
+    (landing / "b\nforged=true").symlink_to("nowhere")
+    source = FileSource(file_settings, Lakehouse.of(file_settings))
+    source.look()
+    put(landing, name, b"{ }", age_s=50)
+    source.look()
+    assert source.counts["changed"] == source.counts["links"] == 1
+    said = [record.getMessage() for record in caplog.records if "forged" in record.getMessage()]
+    assert len(said) == 2
+    assert not any("\n" in line for line in said)
+
+
+def test_what_may_not_be_listed_is_skipped_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a.jsonl", "secret/b.jsonl", "sub/c.jsonl"):
+        put(tmp_path, name, b"{}")
+    scandir = os.scandir
+
+    def refusing(folder: str) -> object:
+        if folder.endswith("/secret"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    assert listed(tmp_path) == (["a.jsonl", "sub/c.jsonl"], {"secret": "Permission denied"})
+
+
+def test_a_folder_of_the_settings_that_may_not_be_listed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(folder: str) -> object:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    with pytest.raises(ConfigurationError, match=rf"GAME_EVENTS_FILES_PATH: {tmp_path} .*Permission denied"):
+        listed(tmp_path)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM])
+def test_a_file_that_may_not_be_opened_is_one_row_and_the_others_are_read(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("a.jsonl", "b.jsonl", "closed/c.jsonl", "d.jsonl")
+    files = [put(tmp_path, name, lines(range(n, n + 1))) for n, name in enumerate(names)]
+    real = os.open
+
+    def refusing(path: str, flags: int, **other: int) -> int:
+        if path in ("b.jsonl", "closed"):
+            raise PermissionError(number, os.strerror(number), path)
+        return real(path, flags, **other)
+
+    monkeypatch.setattr(os, "open", refusing)
+    read = Read(tmp_path, *files, schema=KINDS["jsonl"])
+    assert sorted(read.rows) == [(0, 0), (3, 0)]
+    assert sorted(read.refused) == [(1, 0), (2, 0)]
+    assert all(f"may not be read ({os.strerror(number)})" in detail for detail in read.refused.values())
+
+
+def test_a_folder_of_the_settings_that_may_not_be_opened_is_no_damage_of_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, real = put(tmp_path, "a.jsonl", lines(range(1))), os.open
+
+    def refusing(path: str, flags: int, **other: int) -> int:
+        if path == str(tmp_path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return real(path, flags, **other)
+
+    monkeypatch.setattr(os, "open", refusing)
+    with pytest.raises(PermissionError):
+        Read(tmp_path, file, schema=KINDS["jsonl"])
 
 
 def test_what_became_a_link_since_it_was_listed_is_not_followed_either(tmp_path: Path) -> None:

@@ -253,7 +253,7 @@ def test_parts_of_a_large_parquet_file_are_all_of_it_once(tmp_path: Path) -> Non
     assert read.rows == {(0, n): event(n) for n in range(50)}
 
 
-def test_a_file_that_is_gone_or_may_not_be_read_is_an_error_and_no_damage(tmp_path: Path) -> None:
+def test_a_file_that_is_gone_is_an_error_and_no_damage(tmp_path: Path) -> None:
     file = put(tmp_path, "a.jsonl", lines(range(1)))
     reader = FileReader(FileReading(Place(str(tmp_path)), "log", PLENTY, schema=KINDS["jsonl"]))
     row = {"number": 0, "path": str(file), "size": 1, "modified_us": 1, "part": 0, "parts": 1}

@@ -5,6 +5,7 @@ import json
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
 
@@ -126,6 +127,58 @@ def test_more_references_than_there_may_be_harm_only_their_schema(served, monkey
     plan = SchemaCatalog(registry(served), Lakehouse(str(tmp_path))).plan(ColumnMap(), [(1, ()), (2, ())])
     assert plan.types == {(2, ())}
     assert "imports more than 20 others" in plan.rejected[(1, ())][1]
+
+
+def test_references_that_are_too_long_all_together_harm_only_their_schema(served, monkeypatch, tmp_path):
+    """Each of them is one that may be."""
+    monkeypatch.setattr(module, "MAX_SCHEMA", 2**20, raising=False)
+    names, long = [f"r{n}" for n in range(20)], "é" * 50_000  # 100,000 bytes
+    asked = []
+
+    def answer(name):
+        def write(body):
+            asked.append(name)
+            body.write(json.dumps({"subject": name, "version": 1, "id": 9, **good(long)}).encode())
+
+        return write
+
+    served |= {"/schemas/ids/1": good(references=[reference(n) for n in names]), "/schemas/ids/2": good()}
+    served |= {"/schemas/ids/3": good(references=[reference(n) for n in names[:9]])}
+    served |= {f"/subjects/{name}/versions/1": answer(name) for name in names}
+    client = registry(served)
+    plan = SchemaCatalog(client, Lakehouse(str(tmp_path))).plan(ColumnMap(), [(1, ()), (2, ())])
+    assert plan.types == {(2, ())}
+    reason, detail = plan.rejected[(1, ())]
+    assert reason is Reason.BAD_SCHEMA
+    assert "with those that it imports it is longer than 1 MiB" in detail
+    assert len(asked) == 11, "the rest is asked for, too"
+    assert len(client.fetch(3).references) == 9
+
+
+def test_references_that_take_too_long_all_together_are_given_up_and_go_on_where_they_were(served, monkeypatch):
+    """Each of them comes in time. What has come is not asked for again, so a registry that is only slow is read in the end."""
+    now, asked = [0.0], []
+    monkeypatch.setattr(module, "SCHEMA_S", 60, raising=False)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def answer(name):
+        def write(body):
+            asked.append(name)
+            now[0] += 9
+            body.write(json.dumps(version(name)).encode())
+
+        return write
+
+    names = [f"r{n}" for n in range(10)]
+    served |= {"/schemas/ids/1": good(references=[reference(n) for n in names]), "/schemas/ids/2": good()}
+    served |= {f"/subjects/{name}/versions/1": answer(name) for name in names}
+    client = registry(served)
+    with pytest.raises(TransientError, match=r"schema id 1: .* more than 60 s"):
+        client.fetch(1)
+    assert asked == names[:7]
+    assert client.fetch(2) is not None, "the registry is not away"
+    assert [name for name, _ in client.fetch(1).references] == names
+    assert asked == names
 
 
 def test_half_a_character_in_a_text_can_be_archived(served, tmp_path):
