@@ -34,12 +34,12 @@ from game_events.errors import DataError, TransientError
 
 #: CPU seconds for one request; the same on an idle machine and on a busy one.
 WORK_S = 2.0
+#: The same for each reference, and for each message type after the first: up to `STEPS` of them.
+STEP_S, STEPS = 0.01, 1_000
 #: Seconds after which it is given up though it does not work: far more than any machine needs for `WORK_S` of work.
 WAIT_S = 120.0
 #: Bytes that one schema may take.
 MEMORY = 2**29
-#: Message types of one schema that are tried by one request.
-PATHS = 1_000
 #: Seconds without a schema after which the child ends.
 IDLE_S = 30.0
 #: Bytes of an answer.
@@ -82,9 +82,10 @@ def first_decoder(schema: CompiledSchema, path: IndexPath) -> PayloadDecoder:
 
 
 def first_decoders(schema: CompiledSchema, paths: Sequence[IndexPath]) -> list[PayloadDecoder]:
-    """The decoders of several message types: one request for each `PATHS` of them; raises as `first_decoder`."""
-    for begin in range(0, len(paths), PATHS):
-        _CHILD.ask(schema.schema_id, {"schema": as_json(schema), "paths": paths[begin : begin + PATHS]})
+    """The decoders of several message types: one request for each `STEPS` of them; raises as `first_decoder`."""
+    for begin in range(0, len(paths), STEPS):
+        some = paths[begin : begin + STEPS]
+        _CHILD.ask(schema.schema_id, {"schema": as_json(schema), "paths": some, "work_s": WORK_S + STEP_S * (len(some) - 1)})
     allow_deep_calls()
     try:
         return [make_decoder(schema, path) for path in paths]
@@ -95,9 +96,10 @@ def first_decoders(schema: CompiledSchema, paths: Sequence[IndexPath]) -> list[P
 def _ask_to_compile(schema: RegistrySchema, *options: str) -> CompiledSchema:
     allow_deep_calls()
     request = {"format": schema.format, "text": schema.text, "references": schema.references, "options": options}
+    work_s = WORK_S + STEP_S * min(len(schema.references), STEPS)
     try:
         with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
-            return from_json(_CHILD.ask(schema.schema_id, request | {"folder": folder}))
+            return from_json(_CHILD.ask(schema.schema_id, request | {"folder": folder, "work_s": work_s}))
     except OSError as error:
         raise TransientError(f"schema id {schema.schema_id}: no temporary folder can be made: {error}") from error
 
@@ -136,7 +138,7 @@ class _Child:
                     continue
                 # What an old child has died of is not certain: a new one is the judge.
                 if fresh or ended == -signal.SIGPROF:
-                    raise DataError(f"schema id {schema_id} does not compile: {_cause(ended)}")
+                    raise DataError(f"schema id {schema_id} does not compile: {_cause(ended, request['work_s'])}")
             if answer.get("schema_id") != schema_id:
                 self.end()
                 raise TransientError(f"schema id {schema_id}: the compiler answered to another request")
@@ -164,7 +166,7 @@ class _Child:
         return True
 
     def _start(self) -> None:
-        arguments = {"path": [str(Path(p).absolute()) for p in sys.path], "work_s": WORK_S, "memory": MEMORY, "idle_s": IDLE_S}
+        arguments = {"path": [str(Path(p).absolute()) for p in sys.path], "memory": MEMORY, "idle_s": IDLE_S}
         with tempfile.TemporaryFile() as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-c", _START, json.dumps(arguments)],
@@ -232,9 +234,9 @@ class _Child:
             return process.wait()
 
 
-def _cause(code: int) -> str:
+def _cause(code: int, work_s: float) -> str:
     if code == -signal.SIGPROF:
-        return f"it takes more than {WORK_S:g} s of work"
+        return f"it takes more than {work_s:g} s of work"
     if code == -signal.SIGKILL:
         return f"it is not done after {WAIT_S:g} s, or takes more memory than there is"
     return f"it takes more than {MEMORY // 2**20} MiB of memory, or breaks the compiler (code {code})"

@@ -23,8 +23,8 @@ import pyarrow as pa
 from game_events.decoding.avro_schema import compile_avro
 from game_events.decoding.columns import ColumnMap
 from game_events.decoding.formats import CALLS, as_json, from_json, make_decoder
-from game_events.decoding.json_types import compile_json
 from game_events.decoding.frames import SchemaId
+from game_events.decoding.json_types import compile_json
 from game_events.decoding.payloads import CompiledSchema
 from game_events.decoding.protobuf_files import STDERR, compile_files
 from game_events.decoding.registry_schema import RegistrySchema
@@ -42,11 +42,12 @@ NO_MEMORY = 3
 LACKS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO})
 
 
-def serve(work_s: float, memory: int, idle_s: float) -> None:
+def serve(memory: int, idle_s: float) -> None:
     """Answers requests until stdin ends, or nothing has come for a while.
 
+    A request that takes more than its `work_s`, CPU seconds, ends the process by SIGPROF.
+
     Args:
-        work_s: CPU seconds for one request; one that takes more ends the process by SIGPROF.
         memory: bytes for one request, on top of what the process has at its start.
         idle_s: seconds to wait for a request.
     """
@@ -62,9 +63,9 @@ def serve(work_s: float, memory: int, idle_s: float) -> None:
     sys.setrecursionlimit(CALLS)
     _send(pipe, b"{}")
     while select.select([0], [], [], idle_s)[0]:
-        request = _read(int.from_bytes(_read(4), "big"))
-        signal.setitimer(signal.ITIMER_PROF, work_s)
-        answer = json.dumps(_answer(json.loads(request))).encode()
+        request = json.loads(_read(int.from_bytes(_read(4), "big")))
+        signal.setitimer(signal.ITIMER_PROF, request["work_s"])
+        answer = json.dumps(_answer(request)).encode()
         signal.setitimer(signal.ITIMER_PROF, 0)
         _send(pipe, answer)
 

@@ -18,7 +18,7 @@ from game_events.decoding.protobuf import ProtobufDecoder
 from game_events.decoding.stored_columns import ColumnsDecoder, ColumnsSchema
 from game_events.errors import DataError
 
-#: Python's calls inside one another that a schema may need, from its text to its first record: the compiler's child has no more.
+#: Python's calls inside one another that a schema may need, from text to first record: the compiler's child allows no more.
 CALLS = 1_500
 
 

@@ -36,7 +36,7 @@ UNKNOWN_S = 60
 #: Seconds between two looks at a subject's versions, and after one that failed (each costs a time-out): slices may follow one
 #: another every second.
 IDS_S, DOWN_S = 5.0, 30.0
-#: Message types of one schema that are looked at where people ask what it holds; records of all others are decoded all the same.
+#: Message types of one schema that are looked at where people ask what it holds; records of the others are decoded too.
 MAX_TYPES = 1_000
 
 
@@ -236,7 +236,7 @@ class SchemaCatalog:
         return self._compile(schema_id) is not None
 
     def messages(self, schema_id: SchemaId, nested: Container[str] = ()) -> dict[str, tuple[Field, ...]]:
-        """Message types of a schema, by full name, with their fields: `MAX_TYPES` at most, those of `nested` first (`left_out`).
+        """Message types of a schema, by full name, with their fields: at most `MAX_TYPES`, those of `nested` first.
 
         Args:
             schema_id: the schema.
