@@ -104,9 +104,9 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
 def _found(schema_id: SchemaId, request: Mapping[str, Any]) -> dict[str, Any]:
     try:
         if "schema" in request:
-            schema = from_json(request["schema"])
+            compiled = from_json(request["schema"])
             for path in request["paths"]:
-                _try_decoder(schema, tuple(path))
+                _try_decoder(compiled, tuple(path))
             return {}
         references = tuple((name, text) for name, text in request["references"])
         schema = RegistrySchema(schema_id, request["format"], request["text"], references)
