@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -203,6 +204,8 @@ def chained_protobuf(length):
 def test_a_schema_that_is_deep_is_decoded_wherever_its_decoder_is_made(schema):
     made = compile_schema(schema)
     path = made.paths()[0]
+    # As in a process that has compiled nothing yet.
+    sys.setrecursionlimit(1_000)
 
     def on_a_deeper_stack(levels):
         return on_a_deeper_stack(levels - 1) if levels else first_decoder(copy.deepcopy(made), path)
