@@ -18,6 +18,7 @@ from game_events.decoding import compiler
 from game_events.decoding.columns import ColumnMap
 from game_events.decoding.comments import read_comments
 from game_events.decoding.compiler import compile_schema, first_decoder, first_decoders
+from game_events.decoding.decoder import BatchDecoder, DecodePlan
 from game_events.decoding.reasons import Reason
 from game_events.decoding.registry_schema import RegistrySchema
 from game_events.errors import DataError
@@ -211,6 +212,15 @@ def test_a_schema_that_is_deep_is_decoded_wherever_its_decoder_is_made(schema):
         return on_a_deeper_stack(levels - 1) if levels else first_decoder(copy.deepcopy(made), path)
 
     assert on_a_deeper_stack(600).message == made.name_of(path)
+
+
+def test_a_worker_makes_the_decoder_of_a_deep_schema():
+    made = compile_schema(nested_avro(100))
+    columns = ColumnMap().with_message("r99", first_decoder(made, ()).fields)
+    plan = DecodePlan({1: made}, frozenset({(1, ())}), {}, columns)
+    worker = BatchDecoder(copy.deepcopy(plan))
+    sys.setrecursionlimit(1_000)
+    assert worker._decoder((1, ())).message == "r99"
 
 
 def test_all_message_types_of_a_schema_are_one_request(own_child, monkeypatch):
