@@ -13,6 +13,7 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from pyspark.sql import SparkSession
 
+from game_events.decoding.formats import allow_deep_calls
 from game_events.pipeline.context import Pipeline
 from game_events.settings import Settings, load_settings
 from game_events.stack.stack_state import StackState
@@ -30,6 +31,8 @@ SERVERS = frozenset({"servers", "stack", "spark", "store"})
 #: What the tests' own settings leave in the environment.
 KEPT = ("GAME_EVENTS_CACHE", shared_servers.VARIABLE, shared_servers.OWNER)
 _numbers = itertools.count(1)
+# Hypothesis wants no test to change the limit of calls.
+allow_deep_calls()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -77,9 +77,13 @@ def show(
             ("field", "type", "column", "stored as"),
             rows,
         )
+    left_out = history.left_out(chosen)
+    if left_out:
+        output.say(left_out)
     output.result(
         {
             "subject": history.subject,
+            "left_out": left_out,
             "version": chosen.version,
             "schema_id": chosen.schema_id,
             "fields": [
@@ -126,9 +130,13 @@ def diff(
         output.say(f"  {change.kind}: {name} ({declared}): {change.effect}")
     if not changes and earlier != later:
         output.say("  nothing changed in fields or enums")
+    left_out = history.left_out(earlier, later)
+    if left_out:
+        output.say(left_out)
     output.result(
         {
             "subject": history.subject,
+            "left_out": left_out,
             "old": {"version": earlier.version, "schema_id": earlier.schema_id},
             "new": {"version": later.version, "schema_id": later.schema_id},
             "changes": [c.to_dict() for c in changes],

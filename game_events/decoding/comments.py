@@ -48,7 +48,11 @@ NO_COMMENTS: Comments = _NoComments()
 
 
 def read_comments(schema: RegistrySchema) -> Comments:
-    """The comments of a schema; never raises, as nothing but comments depends on it."""
+    """The comments of a schema; none if they cannot be read, as nothing but comments depends on them.
+
+    Raises:
+        TransientError: the compiler cannot be used now.
+    """
     readers: dict[str, Callable[[RegistrySchema], Comments]] = {
         "PROTOBUF": ProtobufComments,
         "AVRO": AvroComments,

@@ -7,6 +7,7 @@ so much work and memory for each request. Reads and writes frames: four bytes of
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import resource
@@ -21,7 +22,8 @@ import pyarrow as pa
 
 from game_events.decoding.avro_schema import compile_avro
 from game_events.decoding.columns import ColumnMap
-from game_events.decoding.formats import as_json, from_json, make_decoder
+from game_events.decoding.formats import CALLS, as_json, from_json, make_decoder
+from game_events.decoding.frames import SchemaId
 from game_events.decoding.json_types import compile_json
 from game_events.decoding.payloads import CompiledSchema
 from game_events.decoding.protobuf_files import STDERR, compile_files
@@ -30,21 +32,22 @@ from game_events.decoding.stored_columns import FORMAT as COLUMNS
 from game_events.decoding.stored_columns import ColumnsSchema
 from game_events.errors import DataError
 
-#: Python's own calls inside one another: fewer than where decoders are made later, which begin deeper.
-RECURSION = 500
 #: Bytes that it may write to one file.
 FILE_BYTES = 2**26
 #: Characters of an error: each of the schema's rows in quarantine carries it.
 MAX_WORDS = 2_000
 #: Exit code for "no memory": a parent that sees it tries a new process.
 NO_MEMORY = 3
+#: Errors that say what the machine lacks. A file that is too large (EFBIG) is the schema's own.
+LACKS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO})
 
 
-def serve(work_s: float, memory: int, idle_s: float) -> None:
+def serve(memory: int, idle_s: float) -> None:
     """Answers requests until stdin ends, or nothing has come for a while.
 
+    A request that takes more than its `work_s`, CPU seconds, ends the process by SIGPROF.
+
     Args:
-        work_s: CPU seconds for one request; one that takes more ends the process by SIGPROF.
         memory: bytes for one request, on top of what the process has at its start.
         idle_s: seconds to wait for a request.
     """
@@ -52,14 +55,17 @@ def serve(work_s: float, memory: int, idle_s: float) -> None:
     # What C code prints is never an answer.
     os.dup2(STDERR, 1)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    # Told to stop, it ends: a KeyboardInterrupt would be an answer about the schema.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
     _limit(memory)
-    sys.setrecursionlimit(RECURSION)
+    # Where decoders are made later the stack is deeper, and the limit higher (`allow_deep_calls`).
+    sys.setrecursionlimit(CALLS)
     _send(pipe, b"{}")
     while select.select([0], [], [], idle_s)[0]:
-        request = _read(int.from_bytes(_read(4), "big"))
-        signal.setitimer(signal.ITIMER_PROF, work_s)
-        answer = json.dumps(_answer(json.loads(request))).encode()
+        request = json.loads(_read(int.from_bytes(_read(4), "big")))
+        signal.setitimer(signal.ITIMER_PROF, request["work_s"])
+        answer = json.dumps(_answer(request)).encode()
         signal.setitimer(signal.ITIMER_PROF, 0)
         _send(pipe, answer)
 
@@ -90,10 +96,17 @@ def _send(pipe: Any, answer: bytes) -> None:  # noqa: ANN401 - a binary file
 
 
 def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
+    """What it finds, with the id of the schema: a compiled one, nothing but the id, `error` or `unable` (no schema's fault)."""
     schema_id = request["schema_id"]
+    return {"schema_id": schema_id} | _found(schema_id, request)
+
+
+def _found(schema_id: SchemaId, request: Mapping[str, Any]) -> dict[str, Any]:
     try:
         if "schema" in request:
-            _try_decoder(from_json(request["schema"]), tuple(request["path"]))
+            compiled = from_json(request["schema"])
+            for path in request["paths"]:
+                _try_decoder(compiled, tuple(path))
             return {}
         references = tuple((name, text) for name, text in request["references"])
         schema = RegistrySchema(schema_id, request["format"], request["text"], references)
@@ -103,7 +116,9 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
     except DataError as error:
         whose = f"schema id {schema_id}"
         return {"error": _words(str(error) if str(error).startswith(whose) else f"{whose} does not compile: {error}")}
-    except BaseException as error:  # noqa: BLE001 - whatever it is, a panic of native code too, it is this schema's fault
+    except BaseException as error:  # noqa: BLE001 - whatever else it is, a panic of native code too, it is this schema's fault
+        if isinstance(error, OSError) and error.errno in LACKS:
+            return {"unable": _words(f"{type(error).__name__}: {error}")}
         return {"error": _words(f"schema id {schema_id} does not compile: {type(error).__name__}: {error}")}
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from game_events.decoding import frames
 from game_events.decoding.columns import ColumnMap
-from game_events.decoding.formats import make_decoder
+from game_events.decoding.formats import allow_deep_calls, make_decoder
 from game_events.decoding.frames import IndexPath, Rows, SchemaId, ordered
 from game_events.decoding.payloads import CompiledSchema, PayloadDecoder
 from game_events.decoding.reasons import Reason
@@ -172,6 +172,7 @@ class BatchDecoder:
     def _decoder(self, key: TypeKey) -> PayloadDecoder:
         decoder = self._decoders.get(key)
         if decoder is None:
+            allow_deep_calls()
             decoder = self._decoders[key] = make_decoder(self._plan.schemas[key[0]], key[1])
         return decoder
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,14 @@ from game_events.decoding.payloads import CompiledSchema, PayloadDecoder
 from game_events.decoding.protobuf import ProtobufDecoder
 from game_events.decoding.stored_columns import ColumnsDecoder, ColumnsSchema
 from game_events.errors import DataError
+
+#: Python's calls inside one another that a schema may need, from text to first record: the compiler's child allows no more.
+CALLS = 1_500
+
+
+def allow_deep_calls() -> None:
+    """Lets this process do, from wherever it is, what a schema was allowed in the compiler's child; never takes back."""
+    sys.setrecursionlimit(max(sys.getrecursionlimit(), 2 * CALLS))
 
 
 def make_decoder(schema: CompiledSchema, path: IndexPath) -> PayloadDecoder:

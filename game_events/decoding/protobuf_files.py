@@ -36,6 +36,8 @@ _CONFLUENT = {
 STDERR = 2
 #: Lines of protoc's log among what it says of a schema.
 _LOGGED = re.compile(r"WARNING: All log messages before|[IWEF]\d{4} ")
+#: Bytes that must fit into a folder in which protoc has failed.
+ROOM = 2**20
 #: Of the names of temporary folders.
 PREFIX = "game_events_compiler"
 
@@ -110,6 +112,7 @@ class _Files:
         known.write_bytes(FileDescriptorSet(file=self._needed(imports(text))).SerializeToString())
         said = _protoc([f"-I{alone}", f"--descriptor_set_in={known}", *self._options], output, [own])
         if said is not None:
+            require_room(self._folder)
             raise DataError(said.replace(f"{alone}/", "").replace(own, name).strip())
         compiled = FileDescriptorSet.FromString(output.read_bytes()).file[-1]
         (alone / own).unlink()
@@ -175,6 +178,13 @@ def _protoc(arguments: Sequence[str], output: Path, names: Sequence[str]) -> str
     return "\n".join(line for line in said if not _LOGGED.match(line))
 
 
+def require_room(folder: Path) -> None:
+    """Raises OSError if nothing can be written: what protoc says then is no schema's fault, and its words prove nothing."""
+    probe = folder / "room"
+    probe.write_bytes(bytes(ROOM))
+    probe.unlink()
+
+
 def known_files(name: str) -> Sequence[FileDescriptorProto]:
     """A file that no registry need hold, and what it imports, dependencies first; empty: it is not known."""
     if name in _CONFLUENT:
@@ -202,6 +212,7 @@ def _of_google(name: str) -> Sequence[FileDescriptorProto]:
         output = Path(folder) / "compiled.bin"
         said = _protoc([*(f"-I{folder}" for folder in folders), "--include_imports"], output, [name])
         if said is not None:
+            require_room(Path(folder))
             raise DataError(f"{name}: {said}")
         return list(FileDescriptorSet.FromString(output.read_bytes()).file)
 

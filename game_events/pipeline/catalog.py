@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from game_events.decoding.columns import ColumnMap, Field, field_key
 from game_events.decoding.comments import NO_COMMENTS, Comments, read_comments
-from game_events.decoding.compiler import compile_schema, first_decoder
+from game_events.decoding.compiler import compile_schema, first_decoder, first_decoders
 from game_events.decoding.declared_names import declared_names
 from game_events.decoding.decoder import DecodePlan, TypeKey
 from game_events.decoding.descriptors import ProtobufSchema
@@ -36,6 +36,8 @@ UNKNOWN_S = 60
 #: Seconds between two looks at a subject's versions, and after one that failed (each costs a time-out): slices may follow one
 #: another every second.
 IDS_S, DOWN_S = 5.0, 30.0
+#: Message types of one schema that are looked at where people ask what it holds; records of the others are decoded too.
+MAX_TYPES = 1_000
 
 
 class SchemaCatalog:
@@ -234,7 +236,7 @@ class SchemaCatalog:
         return self._compile(schema_id) is not None
 
     def messages(self, schema_id: SchemaId, nested: Container[str] = ()) -> dict[str, tuple[Field, ...]]:
-        """Message types of a schema, by full name, with their fields.
+        """Message types of a schema, by full name, with their fields: at most `MAX_TYPES`, those of `nested` first.
 
         Args:
             schema_id: the schema.
@@ -244,8 +246,15 @@ class SchemaCatalog:
             DataError: the registry has no such id, or it does not compile; the message says why.
         """
         compiled = self._require(schema_id)
-        decoders = (first_decoder(compiled, path) for path in compiled.paths(nested))
-        return {decoder.message: decoder.fields for decoder in decoders}
+        paths = compiled.paths(nested)
+        if len(paths) > MAX_TYPES:
+            first = sorted(paths, key=lambda path: compiled.name_of(path) not in nested)
+            paths = sorted(first[:MAX_TYPES])
+        return {decoder.message: decoder.fields for decoder in first_decoders(compiled, paths)}
+
+    def left_out(self, schema_id: SchemaId, nested: Container[str] = ()) -> int:
+        """Message types of a schema that `messages` does not look at; raises as it does."""
+        return max(0, len(self._require(schema_id).paths(nested)) - MAX_TYPES)
 
     def enums(self, schema_id: SchemaId) -> Mapping[str, EnumValues]:
         """Enums of a schema, by full name, with their values.

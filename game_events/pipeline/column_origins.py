@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from game_events.decoding.changes import field_columns
 from game_events.decoding.columns import ColumnMap, field_key
 from game_events.decoding.comments import clean, read_comments
-from game_events.decoding.compiler import compile_schema, first_decoder
+from game_events.decoding.compiler import compile_schema, first_decoders
 from game_events.decoding.frames import SchemaId, ordered
 from game_events.errors import DataError
 from game_events.lakehouse.event_log import read_events
@@ -67,11 +67,13 @@ def _fields(lakehouse: Lakehouse, known: ColumnMap) -> Iterator[tuple[SchemaId, 
         comments = read_comments(schema)
         try:
             compiled = compile_schema(schema)
-            decoders = [first_decoder(compiled, path) for path in compiled.paths(known.messages)]
+            # Message types that never occurred have no columns.
+            wanted = {None, *known.messages}
+            paths = [p for p in compiled.paths(known.messages) if compiled.name_of(p) in wanted]
+            decoders = first_decoders(compiled, paths)
         except DataError:  # its records are in quarantine
             continue
         for decoder in decoders:
-            # Message types that never occurred have no columns.
             fields = [f for f in decoder.fields if field_key(decoder.message, (f.id,), f.kind) in known.names]
             columns = known.with_message(decoder.message, fields)
             for item in field_columns({decoder.message: fields}, columns):

@@ -12,7 +12,7 @@ from game_events.decoding.kept_columns import Kept
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.tables import BRONZE, Lakehouse
 from game_events.pipeline.bronze import column_map
-from game_events.pipeline.catalog import SchemaCatalog
+from game_events.pipeline.catalog import MAX_TYPES, SchemaCatalog
 from game_events.sources.registry import SchemaRegistry, SubjectVersion
 
 
@@ -71,6 +71,12 @@ class SchemaHistory:
         for message, fields in messages.items():
             columns = columns.with_message(message, fields)
         return field_columns(messages, columns)
+
+    def left_out(self, *versions: SubjectVersion) -> str:
+        """Which message types `fields` and `changes` do not look at, in a sentence; empty: they look at all."""
+        counts = {v.version: self._catalog.left_out(v.schema_id, self.occurred()) for v in versions}
+        said = [f"version {number}: {count:,}" for number, count in counts.items() if count]
+        return f"only {MAX_TYPES:,} message types of a schema are looked at; left out of {', '.join(said)}" if said else ""
 
     def occurred(self) -> frozenset[str]:
         """Full names of the message types that bronze has columns of; of all others no record was decoded yet."""

@@ -70,7 +70,7 @@ BAD = {
     "messages nested without end": ("PROTOBUF", 'syntax = "proto3";' + "message A {" * 50_000, ()),
     "comment without end": ("PROTOBUF", "/* " * 30_000, ()),
     "map_entry of no map": ("PROTOBUF", "message M { message E { option map_entry = true; string a = 1; } }", ()),
-    "arrays without end": ("AVRO", '{"type":"array","items":' * 400 + '"string"' + "}" * 400, ()),
+    "arrays without end": ("AVRO", '{"type":"array","items":' * 4_000 + '"string"' + "}" * 4_000, ()),
     "JSON without end": ("AVRO", "[" * 200_000, ()),
     "half a character in a name": ("AVRO", '{"type":"record","name":"r\\ud800","fields":[{"name":"a","type":"string"}]}', ()),
     "half a character in a symbol": (

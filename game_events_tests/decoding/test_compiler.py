@@ -1,9 +1,11 @@
 """Schemas are compiled in a process of their own: whatever one does, it harms only its own records, and runs nothing."""
 
+import copy
 import json
 import multiprocessing
 import os
 import signal
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,25 +17,17 @@ from hypothesis import strategies as st
 from game_events.decoding import compiler
 from game_events.decoding.columns import ColumnMap
 from game_events.decoding.comments import read_comments
-from game_events.decoding.compiler import compile_schema, first_decoder
+from game_events.decoding.compiler import compile_schema, first_decoder, first_decoders
+from game_events.decoding.decoder import BatchDecoder, DecodePlan
 from game_events.decoding.reasons import Reason
 from game_events.decoding.registry_schema import RegistrySchema
 from game_events.errors import DataError
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.catalog import SchemaCatalog
-from game_events_tests.decoding.hostile_schemas import BAD, EMPTY, MAIN, ODD, as_base64, commands, described
+from game_events.pipeline.catalog import MAX_TYPES, SchemaCatalog
+from game_events_tests.decoding.hostile_schemas import BAD, EMPTY, MAIN, ODD, as_base64, avro, commands, described
 from game_events_tests.examples import examples
 
 GOOD = RegistrySchema(1, "PROTOBUF", MAIN)
-
-
-@pytest.fixture
-def own_child(monkeypatch):
-    """A child process of this test alone."""
-    child = compiler._Child()
-    monkeypatch.setattr(compiler, "_CHILD", child)
-    yield child
-    child.end()
 
 
 class Registry:
@@ -192,6 +186,81 @@ def test_a_child_that_ends_with_each_new_start_is_the_schemas_fault(own_child, m
     monkeypatch.setattr(own_child, "_started", start_and_end)
     with pytest.raises(DataError, match=r"schema id 1 does not compile: .* breaks the compiler"):
         compile_schema(GOOD)
+
+
+def nested_avro(levels):
+    kind = "string"
+    for n in range(levels):
+        fields = [{"name": "a", "type": ["null", {"type": "array", "items": kind}]}]
+        kind = {"type": "record", "name": f"r{n}", "fields": fields}
+    return RegistrySchema(1, "AVRO", json.dumps(kind))
+
+
+def chained_avro(length):
+    texts = [avro([{"name": "a", "type": f"c{n - 1}" if n else "string"}], f"c{n}") for n in range(length)]
+    return RegistrySchema(1, "AVRO", texts[-1], tuple((f"c{n}", text) for n, text in enumerate(texts[:-1])))
+
+
+def chained_protobuf(length):
+    texts = [
+        'syntax = "proto3"; '
+        + (f'import "p{n - 1}.proto"; ' if n else "")
+        + f"message P{n} {{ {f'P{n - 1}' if n else 'string'} a = 1; }}"
+        for n in range(length)
+    ]
+    return RegistrySchema(1, "PROTOBUF", texts[-1], tuple((f"p{n}.proto", text) for n, text in enumerate(texts[:-1])))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [nested_avro(80), chained_avro(200), chained_protobuf(400)],
+    ids=["nested Avro", "chained Avro", "chained protobuf"],
+)
+def test_a_schema_that_is_deep_is_decoded_wherever_its_decoder_is_made(schema):
+    made = compile_schema(schema)
+    path = made.paths()[0]
+    # As in a process that has compiled nothing yet.
+    sys.setrecursionlimit(1_000)
+
+    def on_a_deeper_stack(levels):
+        return on_a_deeper_stack(levels - 1) if levels else first_decoder(copy.deepcopy(made), path)
+
+    assert on_a_deeper_stack(600).message == made.name_of(path)
+
+
+def test_a_worker_makes_the_decoder_of_a_deep_schema():
+    made = compile_schema(nested_avro(100))
+    columns = ColumnMap().with_message("r99", first_decoder(made, ()).fields)
+    plan = DecodePlan({1: made}, frozenset({(1, ())}), {}, columns)
+    worker = BatchDecoder(copy.deepcopy(plan))
+    sys.setrecursionlimit(1_000)
+    assert worker._decoder((1, ())).message == "r99"
+
+
+def test_all_message_types_of_a_schema_are_one_request(own_child, monkeypatch):
+    made = compile_schema(RegistrySchema(1, "PROTOBUF", many_types(600)))
+    requests, exchange = [], own_child._exchange
+    monkeypatch.setattr(own_child, "_exchange", lambda request: requests.append(request) or exchange(request))
+    decoders = first_decoders(made, made.paths())
+    assert [decoder.message for decoder in decoders] == [f"T{n}" for n in range(600)]
+    assert len(requests) == 1
+
+
+def many_types(count, fields=15):
+    inside = " ".join(f"string f{n} = {n + 1};" for n in range(fields))
+    return 'syntax = "proto3"; ' + " ".join(f"message T{n} {{ {inside} }}" for n in range(count))
+
+
+def test_a_schema_of_very_many_message_types_is_looked_at_in_part_and_what_occurred_is_among_it(tmp_path):
+    made = catalog(tmp_path, ("PROTOBUF", many_types(20_000, 0)))
+    found = made.messages(0, {"T19999"})
+    assert list(found) == [*(f"T{n}" for n in range(MAX_TYPES - 1)), "T19999"]
+    assert made.left_out(0, {"T19999"}) == 20_000 - MAX_TYPES
+
+
+def test_nothing_of_a_usual_schema_is_left_out(tmp_path):
+    made = catalog(tmp_path, ("PROTOBUF", MAIN), ("AVRO", avro([{"name": "a", "type": "string"}])))
+    assert [made.left_out(n) for n in range(2)] == [0, 0]
 
 
 def test_the_child_ends_when_it_has_nothing_to_do(own_child, monkeypatch):

@@ -55,6 +55,16 @@ def shown(history):
     return [(f.message, f.names, f.column) for f in history.fields(history.version(None))]
 
 
+def test_it_is_told_which_message_types_of_a_very_large_schema_are_not_looked_at(history, monkeypatch):
+    newest = history.version(None)
+    assert history.left_out(newest) == ""
+    many = HEAD + "} " + " ".join(f"message M{n} {{}}" for n in range(1_500))
+    monkeypatch.setitem(TEXTS, 3, many)
+    assert history.left_out(newest, history.version(3)) == (
+        "only 1,000 message types of a schema are looked at; left out of version 3: 501"
+    )
+
+
 EVENT = [("t.Event", "game", "game"), ("t.Event", "counts", "counts")]
 
 

@@ -94,7 +94,7 @@ def test_schemas_that_do_not_compile_are_named():
         if schema_id == 6:
             raise DataError("schema id 6 does not compile:\n confluent/meta.proto: not found")
 
-    catalog = SimpleNamespace(ids_of=lambda _: [5, 6, 7], messages=messages)
+    catalog = SimpleNamespace(ids_of=lambda _: [5, 6, 7], messages=messages, left_out=lambda _: 0)
     said = schemas(SimpleNamespace(settings=load_settings(kafka_topic="events"), catalog=catalog))
     assert isinstance(said, state_checks.Hint)
     assert said == (
@@ -102,3 +102,6 @@ def test_schemas_that_do_not_compile_are_named():
     )
     catalog.ids_of = lambda _: [5]
     assert schemas(SimpleNamespace(settings=load_settings(kafka_topic="events"), catalog=catalog)) == "1 schema compiles"
+    catalog.left_out = lambda _: 19_000
+    said = schemas(SimpleNamespace(settings=load_settings(kafka_topic="events"), catalog=catalog))
+    assert said == "1 schema compiles; 19,000 message types of very large ones not looked at"

@@ -52,7 +52,9 @@ def changes_by_version(history: SchemaHistory, versions: list[SubjectVersion], n
     for version in new[-MAX_DIFFS:]:
         if version.version in before:
             try:
-                texts[version.version] = as_markdown(history.changes(before[version.version], version))
+                compared = before[version.version], version
+                said = (as_markdown(history.changes(*compared)), history.left_out(*compared))
+                texts[version.version] = "\n\n".join(filter(None, said))
             except DataError as error:
                 texts[version.version] = f"not comparable: {error}"
     return texts
