@@ -90,7 +90,8 @@ def test_a_game_without_the_key_column_fails_alone(pipeline, make_pipeline):
     assert apart.progress.read(identity.key).failed_in(GOLD) == {"aaa"}
 
 
-def test_a_store_that_refuses_one_look_at_gold_makes_the_run_fail_and_the_game_is_looked_at_again(pipeline, monkeypatch):
+@pytest.mark.parametrize("known", [True, False], ids=["a game with new rows", "a game that bronze does not have any more"])
+def test_a_store_that_refuses_one_look_at_gold_makes_the_run_fail_and_the_game_is_looked_at_again(known, pipeline, monkeypatch):
     apart = pipeline()
     identity = bronze(apart, gamer_id=["a"], _batch=[2])
     rummy, rows = apart.lakehouse.gold("rummy"), {"gamer_id": ["a"], "session_count": [1]}
@@ -102,7 +103,10 @@ def test_a_store_that_refuses_one_look_at_gold_makes_the_run_fail_and_the_game_i
         {"bronze_batch": "1"},
     )
     put(rummy, rows, {"commits": 2}, {"bronze_batch": "2"})
-    apart.progress.update(identity.key, lambda now: now.done(SILVER, 2, {"rummy": 2}).done(GOLD, 2).done(UNIFIED_LAYER, 1))
+    games, owed = ({"rummy": 2}, {}) if known else ({}, {"rummy": "its gold cannot be read"})
+    apart.progress.update(
+        identity.key, lambda now: now.done(SILVER, 2, games).done(GOLD, 2).done(UNIFIED_LAYER, 1, failed=owed)
+    )
     look = Table.open
 
     def refused(table):
