@@ -137,8 +137,9 @@ class _Child:
                 ended = self._end()
                 if ended in STOPS and fresh:
                     raise TransientError(f"schema id {schema_id}: the compiler of schemas was stopped (signal {-ended})")
-                # The kernel kills what is large when a machine has no memory left, whoever has taken it.
-                if fresh and ended == -signal.SIGKILL and not (killed or self._late):
+                # The kernel kills what is large when a machine has no memory left, whoever has taken it. And a child to which
+                # nothing came for a while ends by itself.
+                if fresh and ended in (0, -signal.SIGKILL) and not (killed or self._late):
                     killed = True
                     continue
                 # What an old child has died of is not certain: a new one is the judge.
