@@ -13,8 +13,9 @@ from urllib.parse import parse_qsl, quote, quote_plus, urlsplit
 
 from pydantic import SecretStr
 
+from game_events.errors import ConfigurationError
 from game_events.pipeline.spark_protection import is_credential
-from game_events.settings import Settings
+from game_events.settings import Settings, load_settings
 from game_events.sources.kafka_options import login_of
 
 MASK = "***"
@@ -43,6 +44,19 @@ def mask(text: str, settings: Settings | None) -> str:
     None: the settings could not be read.
     """
     return mask_all(text, _secrets(settings))
+
+
+def settings_to_mask() -> Settings | None:
+    """The settings whose secrets are masked; None if they cannot be read, which may be the error that is told."""
+    try:
+        return load_settings()
+    except ConfigurationError:
+        return None
+
+
+def value_of(secret: SecretStr | None) -> str | None:
+    """What a secret is; only for what masks it, or looks at the address that it is."""
+    return None if secret is None else secret.get_secret_value()
 
 
 def mask_all(text: str, secrets: Iterable[str]) -> str:
@@ -97,8 +111,8 @@ def _secrets(settings: Settings | None) -> set[str]:
     logins = [
         (options.get("sasl.username"), options.get("sasl.password")),
         login or (None, None),
-        (settings.schema_registry_user, _text(settings.schema_registry_password)),
-        (settings.rest_user, _text(settings.rest_password)),
+        (settings.schema_registry_user, value_of(settings.schema_registry_password)),
+        (settings.rest_user, value_of(settings.rest_password)),
     ]
     for user, password in logins:
         if password is not None:
@@ -113,7 +127,7 @@ def _secrets(settings: Settings | None) -> set[str]:
         }
     found |= {value for name, value in settings.spark_conf.items() if is_credential(name, value)}
     for address in (settings.alert_webhook_url, settings.rest_url):
-        found |= _parts(_text(address))
+        found |= _parts(value_of(address))
     return {secret for secret in found if len(secret) >= MIN_SECRET_CHARS}
 
 
@@ -122,7 +136,3 @@ def _parts(address: str | None) -> set[str]:
     parts = urlsplit(address or "")
     path = f"{parts.path}?{parts.query}" if parts.query else parts.path
     return {value for _, value in parse_qsl(parts.query)} | ({path} if len(path) >= MIN_PATH_CHARS else set())
-
-
-def _text(secret: SecretStr | None) -> str | None:
-    return None if secret is None else secret.get_secret_value()

@@ -18,7 +18,7 @@ from game_events.assets.jobs import REPORT
 from game_events.errors import GameEventsError
 from game_events.lakehouse.tables import BRONZE, Lakehouse
 from game_events.pipeline.alerts import LONGEST_ERROR, Alert, Severity, run_url, send, severity_of
-from game_events.pipeline.gap_check import LOST, Loss, losses, told
+from game_events.pipeline.gap_check import LOST, Loss, gaps_in_words, losses
 from game_events.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -194,7 +194,7 @@ def alert_of_loss(settings: Settings, loss: Loss, severity: Severity) -> Alert:
         summary=f"records were lost before they were read, in {len(loss.gaps):,} places",
         run_id=loss.run_id,
         url=run_url(settings, loss.run_id) if loss.run_id else None,
-        error=told(loss.gaps)[:LONGEST_ERROR],
+        error=gaps_in_words(loss.gaps)[:LONGEST_ERROR],
         counts={"gaps": len(loss.gaps), "offsets_lost": sum(known), "gaps_of_unknown_length": len(loss.gaps) - len(known)},
     )
 

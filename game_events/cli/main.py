@@ -34,8 +34,7 @@ from game_events.cli import (
 )
 from game_events.cli.output import indented
 from game_events.errors import GameEventsError
-from game_events.masking import mask, masked_traceback
-from game_events.settings import Settings, load_settings
+from game_events.masking import mask, masked_traceback, settings_to_mask
 
 #: Exit codes: 0 success, 1 the command failed, 2 wrong usage (typer's own).
 FAILED, WRONG_USAGE = 1, 2
@@ -80,12 +79,12 @@ def main() -> None:
     try:
         app()
     except GameEventsError as error:
-        told = mask(str(error), _settings())
+        told = mask(str(error), settings_to_mask())
         Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {indented(told)}", style="red", markup=False)
         _tell_programs(told)
         sys.exit(FAILED)
     except Exception as error:  # noqa: BLE001 - what Python would show has not been masked
-        settings = _settings()
+        settings = settings_to_mask()
         sys.stderr.write(masked_traceback(error, settings) or "".join(traceback.format_exception(error)))
         _tell_programs(mask(f"{type(error).__name__}: {error}", settings))
         sys.exit(FAILED)
@@ -94,14 +93,6 @@ def main() -> None:
             said = getattr(ended.__context__, "format_message", None)
             _tell_programs(str(said()) if said is not None else "wrong usage")
         raise
-
-
-def _settings() -> Settings | None:
-    """For masking: None if they are what is wrong."""
-    try:
-        return load_settings()
-    except GameEventsError:
-        return None
 
 
 def _tell_programs(error: str) -> None:

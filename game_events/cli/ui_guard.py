@@ -20,7 +20,7 @@ from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from game_events.stack.tcp_owner import is_told, owner_of
+from game_events.stack.tcp_owner import owner_of, owners_are_known
 from game_events.this_machine import is_loopback
 
 #: Types of a body that Dagster reads a query from; with any other it takes the one in the address.
@@ -83,7 +83,7 @@ class UiGuard:
     def _may_connect(self, scope: Scope) -> bool:
         """From other machines nobody comes here by himself: the UI listens on loopback."""
         client, server = scope.get("client"), scope.get("server")
-        if client is None or server is None or not is_loopback(client[0]) or not is_told():
+        if client is None or server is None or not is_loopback(client[0]) or not owners_are_known():
             return True
         return owner_of(client, server) in self._users
 

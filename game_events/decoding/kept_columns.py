@@ -69,6 +69,12 @@ def base_of(column: str) -> str:
     return _kept(column, "").field
 
 
+def is_of_any_kind(column: str, named: str) -> bool:
+    """Whether a column holds the fields that `named` holds, of whatever kind: `device_id`, `device_id__bigint`."""
+    field = base_of(named)
+    return column == field or column.startswith(f"{field}__")
+
+
 def _kept(column: str, kind: str, *, numbers: bool = False) -> Kept:
     field, double, suffix = column.rpartition("__")
     if field and double and suffix in SUFFIXES:

@@ -38,8 +38,6 @@ STDERR = 2
 _LOGGED = re.compile(r"WARNING: All log messages before|[IWEF]\d{4} ")
 #: Bytes that must fit into a folder in which protoc has failed.
 ROOM = 2**20
-#: Of the names of temporary folders.
-PREFIX = "game_events_compiler"
 
 
 def compile_files(schema: RegistrySchema, folder: Path, *options: str) -> ProtobufSchema:
@@ -208,7 +206,7 @@ def _google_files() -> Mapping[str, Path]:
 def _of_google(name: str) -> Sequence[FileDescriptorProto]:
     """Compiles one of `_google_files`."""
     folders = dict.fromkeys(_google_files().values())
-    with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
+    with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "compiled.bin"
         said = _protoc([*(f"-I{folder}" for folder in folders), "--include_imports"], output, [name])
         if said is not None:

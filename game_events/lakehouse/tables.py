@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 
-from game_events.decoding.kept_columns import base_of
+from game_events.decoding.kept_columns import is_of_any_kind
 from game_events.errors import ConfigurationError, DataError
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse.format_version import refuse_newer
@@ -75,7 +75,7 @@ def layer_of(name: str) -> str:
 
 def is_person(column: str, person: str | None) -> bool:
     """Whether a column says whom a row is about: it has that name, or is one of its doubles of another kind."""
-    return person is not None and (column == (field := base_of(person)) or column.startswith(f"{field}__"))
+    return person is not None and is_of_any_kind(column, person)
 
 
 def has_persons(handle: DeltaTable, person: str | None) -> bool:

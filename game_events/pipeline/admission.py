@@ -12,12 +12,11 @@ import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from game_events.lakehouse.reading import files_with, read_files, spark_schema
 from game_events.lakehouse.tables import is_game
 from game_events.names import GAME_PATTERN, RESERVED_GAMES
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.routing import INVALID, NO_NAME, OVER_LIMIT, Routing, admit, most_games
-from game_events.pipeline.silver_stage import Source
+from game_events.pipeline.silver_stage import Staging
 
 
 def is_valid(name: Column) -> Column:
@@ -35,29 +34,26 @@ def routing(pipeline: Pipeline, known: set[str]) -> Routing:
     return Routing(unnamed=unnamed, known=frozenset(known), room=max(0, settings.max_games - len(known)))
 
 
-def counted_routing(source: Source, floor: int, known: set[str]) -> tuple[Routing, Counter[str]]:
-    """Which names get files, by a count of the rows above the floor, and the rows of all the others by why."""
-    pipeline = source.pipeline
+def counted_routing(work: Staging, known: set[str]) -> tuple[Routing, Counter[str]]:
+    """Which names get files, by a count of the rows to be staged, and the rows of all the others by why."""
+    pipeline = work.source.pipeline
     known = known | set(pipeline.lakehouse.games())
-    names, others = _new_names(source, floor, known)
+    names, others = _new_names(work, known)
     admitted, _ = admit(pipeline.settings, known, names)
     others[OVER_LIMIT] -= sum(names[game] for game in admitted)
     return Routing(only=frozenset(known | admitted)), +others
 
 
-def _new_names(source: Source, floor: int, known: set[str]) -> tuple[dict[str, int], Counter[str]]:
+def _new_names(work: Staging, known: set[str]) -> tuple[dict[str, int], Counter[str]]:
     """Rows of the names that are no game yet, of no more than could be let in; and the rows of all such names by why."""
-    settings, spark = source.pipeline.settings, source.pipeline.spark
-    entity = F.col(settings.entity_column)
-    rows = read_files(spark, files_with(source.handle, "_batch", floor), spark_schema(source.handle.schema())).where(
-        F.col("_batch") > floor
-    )
-    names = spark.createDataFrame(pa.table({"_game": pa.array(sorted(known), pa.string())}), "_game string")
-    new = rows.join(F.broadcast(names), entity == F.col("_game"), "left_anti").groupBy(entity.alias("game")).count()
-    valid = F.coalesce(is_valid(F.col("game")), F.lit(False))
+    settings, spark = work.source.pipeline.settings, work.source.pipeline.spark
+    games = spark.createDataFrame(pa.table({"_game": pa.array(sorted(known), pa.string())}), "_game string")
+    name = F.col("name")
+    new = work.names().join(F.broadcast(games), name == F.col("_game"), "left_anti")
+    valid = F.coalesce(is_valid(name), F.lit(False))
     # A flood of names stays in the workers.
     places = max(0, most_games(settings) - len(known))
-    first = new.where(valid).orderBy(F.desc("count"), "game").limit(places).collect()
-    why = F.when(valid, OVER_LIMIT).when(F.col("game").isNull(), NO_NAME if settings.message_types else INVALID)
-    sums = new.groupBy(why.otherwise(INVALID).alias("why")).agg(F.sum("count").alias("rows")).collect()
-    return {r["game"]: int(r["count"]) for r in first if is_game(r["game"])}, Counter({r["why"]: int(r["rows"]) for r in sums})
+    first = new.where(valid).orderBy(F.desc("rows"), "name").limit(places).collect()
+    why = F.when(valid, OVER_LIMIT).when(name.isNull(), NO_NAME if settings.message_types else INVALID)
+    sums = new.groupBy(why.otherwise(INVALID).alias("why")).agg(F.sum("rows").alias("rows")).collect()
+    return {r["name"]: int(r["rows"]) for r in first if is_game(r["name"])}, Counter({r["why"]: int(r["rows"]) for r in sums})

@@ -32,8 +32,8 @@ TOTAL_S = 10.0
 LONGEST_ERROR = 1_000
 TOO_MANY = 429
 Severity = Literal["error", "warning"]
-#: Checks that a person is told of although no row is wrong: who sends nothing looks like peace to everybody else.
-TOLD: Mapping[str, Severity] = {FRESH: "error", LOST: "error", VOLUME: "warning"}
+#: Checks that raise an alert although no row is wrong: a producer that sends nothing makes no other check fail.
+DEFAULT_SEVERITY: Mapping[str, Severity] = {FRESH: "error", LOST: "error", VOLUME: "warning"}
 
 
 class Alert(BaseModel):
@@ -87,7 +87,7 @@ def severity_of(settings: Settings, check: str, *, wrong_rows: bool = False) -> 
         check: its name.
         wrong_rows: its failure means that rows are wrong, missing or doubled.
     """
-    chosen = settings.alert_severity.get(check, "error" if wrong_rows else TOLD.get(check, "none"))
+    chosen = settings.alert_severity.get(check, "error" if wrong_rows else DEFAULT_SEVERITY.get(check, "none"))
     return None if chosen == "none" else chosen
 
 

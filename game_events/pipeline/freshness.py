@@ -63,12 +63,12 @@ def fresh(pipeline: Pipeline) -> CheckResult:
         counts["seconds_since_newest_record"] = round(time.time() - newest.timestamp(), 1)
     if last.age() <= allowed:
         return CheckResult(FRESH, "bronze", True, str(last), counts, version=handle.version())
-    why = _whose_doing(pipeline, handle, counts)
+    why = _likely_cause(pipeline, handle, counts)
     summary = f"{last}, {allowed} s are allowed; {why}"
     return CheckResult(FRESH, "bronze", False, summary, counts, version=handle.version())
 
 
-def _whose_doing(pipeline: Pipeline, handle: DeltaTable, counts: dict[str, int | float | str]) -> str:
+def _likely_cause(pipeline: Pipeline, handle: DeltaTable, counts: dict[str, int | float | str]) -> str:
     try:
         seen = pipeline.look()
         read = next_offsets(handle, seen.latest)

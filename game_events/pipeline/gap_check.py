@@ -39,10 +39,10 @@ def offsets_lost(pipeline: Pipeline, recent: int | None = None) -> CheckResult:
     }
     if not gaps:
         return CheckResult(LOST, "bronze", True, f"the last {len(notes):,} commits passed over nothing", counts)
-    return CheckResult(LOST, "bronze", False, told(gaps), counts, version=handle.version())
+    return CheckResult(LOST, "bronze", False, gaps_in_words(gaps), counts, version=handle.version())
 
 
-def told(gaps: Sequence[Gap]) -> str:
+def gaps_in_words(gaps: Sequence[Gap]) -> str:
     """Gaps in words; of many the first ones."""
     more = f"; and {len(gaps) - SHOWN} more" if len(gaps) > SHOWN else ""
     return f"gone before they were read: {'; '.join(map(str, gaps[:SHOWN]))}{more}"

@@ -44,7 +44,7 @@ from game_events.pipeline.fan_out import FanOut, FanOutResult, stage
 from game_events.pipeline.game_commits import commit_games, for_games
 from game_events.pipeline.generations import BronzeIdentity, erasures, generation
 from game_events.pipeline.gold_rows import GAME, GameRows, aggregated
-from game_events.pipeline.known_values import all_null, known_or_meant, looked_at, told
+from game_events.pipeline.known_values import all_null, known_or_meant, looked_at, null_notices
 from game_events.pipeline.report import RunReport, TableReport
 from game_events.pipeline.rule_check import require_valid
 from game_events.pipeline.rule_columns import RuleColumns
@@ -261,7 +261,7 @@ def _pass(
         entry.new = plan.gold is None
         if aggregate.name == PLAYER_AGG:
             unknown = all_null(result.files.get(game, []), looked_at(pipeline.settings))
-            report.notices += told(pipeline.settings, game, unknown, {f.name for f in plan.silver.schema().fields})
+            report.notices += null_notices(pipeline.settings, game, unknown, {f.name for f in plan.silver.schema().fields})
         if game in result.counts:
             report.add_rules(aggregate.layer, game, rules.rules, result.counts[game], entry)
     return outcome.again

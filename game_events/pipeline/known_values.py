@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from pyspark.sql.types import DataType, StringType, StructField, StructType, TimestampType
 
 from game_events.decoding.columns import kind_of
-from game_events.decoding.kept_columns import Kept, base_of, kept_columns
+from game_events.decoding.kept_columns import Kept, is_of_any_kind, kept_columns
 from game_events.lakehouse.staging import StagedFile
 from game_events.pipeline.aggregates import FIRST, has_shipped_columns, player_agg
 from game_events.pipeline.check_result import CheckResult
@@ -38,7 +38,7 @@ def all_null(files: Iterable[StagedFile], columns: Collection[str]) -> list[str]
     return [c for c in columns if stats and all(s["nullCount"].get(c) == s["numRecords"] for s in stats)]
 
 
-def told(settings: Settings, game: str, columns: Collection[str], silver: Collection[str]) -> list[str]:
+def null_notices(settings: Settings, game: str, columns: Collection[str], silver: Collection[str]) -> list[str]:
     """What to say of a game whose gold has no value in these columns.
 
     Args:
@@ -51,7 +51,7 @@ def told(settings: Settings, game: str, columns: Collection[str], silver: Collec
     for column in columns:
         setting = looked_at(settings)[column]
         wanted = settings.key_column if column == settings.key_column else settings.time_column
-        others = ", ".join(sorted(c for c in silver if c != wanted and _is_double(c, wanted)))
+        others = ", ".join(sorted(c for c in silver if c != wanted and is_of_any_kind(c, wanted)))
         elsewhere = f" There are columns of other kinds: {others} (docs/decoding.md)." if others else ""
         sentences.append(
             f"gold of {game}: {column} is NULL in every row, as no row of its silver table has a value in {wanted}.{elsewhere} "
@@ -66,7 +66,7 @@ def known_or_meant(settings: Settings, bronze: StructType) -> StructType:
     for kept in _settings_of(settings).values():
         if kept.column in bronze.names:
             found.append(bronze[kept.column])
-        elif kept.kind in _TYPES and any(_is_double(name, kept.column) for name in bronze.names):
+        elif kept.kind in _TYPES and any(is_of_any_kind(name, kept.column) for name in bronze.names):
             found.append(StructField(kept.column, _TYPES[kept.kind]))
     return StructType(found)
 
@@ -111,7 +111,3 @@ def _settings_of(settings: Settings) -> dict[str, Kept]:
     kept = kept_columns(settings)
     names = {"GAME_EVENTS_KEY_COLUMN": settings.key_column, "GAME_EVENTS_TIME_COLUMN": settings.time_column}
     return {setting: kept[name.lower()] for setting, name in names.items()}
-
-
-def _is_double(column: str, of: str) -> bool:
-    return column == base_of(of) or column.startswith(f"{base_of(of)}__")

@@ -123,13 +123,7 @@ def _refresh(pipeline: Pipeline, report: RunReport, source: Source, games: froze
                 pipeline.progress.update(source.bronze.key, lambda now: now.pending_downstream(pending, why))
             again |= pending
             known_anew = decisions.made_anew
-    # The allow list of this run is no reason to forget what is owed to a game: a later run may have it again.
-    # So it is with a new game, which has no table yet: its rows are below the floor, where nobody would look for them.
-    owed = {
-        g: state.failed.get((SILVER, g), LEFT_OUT)
-        for g in again & (state.games.keys() | state.failed_in(SILVER))
-        if _left_out(pipeline, g)
-    }
+    owed = _owed(pipeline, state, again)
     for attempt in range(ATTEMPTS):
         if not again:
             break
@@ -161,6 +155,15 @@ def _refresh(pipeline: Pipeline, report: RunReport, source: Source, games: froze
 
     pipeline.progress.update(source.bronze.key, moved)
     report.unrouted += unrouted
+
+
+def _owed(pipeline: Pipeline, state: Progress, again: set[str]) -> dict[str, str]:
+    """Games that this run would plan if its allow list had them -> why they stay noted as failed.
+
+    A later run may have them again. So it is with a new game, which has no table yet: its rows are below the floor.
+    """
+    noted = again & (state.games.keys() | state.failed_in(SILVER))
+    return {game: state.failed.get((SILVER, game), LEFT_OUT) for game in noted if _left_out(pipeline, game)}
 
 
 def _left_out(pipeline: Pipeline, game: str) -> bool:
@@ -268,8 +271,7 @@ def _stage_admitted(work: Staging, known: set[str]) -> tuple[FanOutResult, Count
             unrouted = Counter({why: sum(names.values()) for why, names in result.refused.items()})
             unrouted[OVER_LIMIT] += sum(refused.values())
             return result, unrouted
-    # Games that are left out here are planned by themselves: their rows are not counted as those of new names.
-    only, others = counted_routing(work.source, work.above, known | work.left_out)
+    only, others = counted_routing(work, known)
     return stage_games(replace(work, routing=only, games=len(only.only or ()))), others
 
 

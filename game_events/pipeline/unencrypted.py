@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import SecretStr
-
+from game_events.masking import value_of
 from game_events.settings import Settings
 from game_events.this_machine import at_loopback, is_loopback
 
@@ -13,15 +12,15 @@ def unencrypted(settings: Settings) -> list[str]:
     addresses = {
         "SCHEMA_REGISTRY_URL": (settings.schema_registry_url, "schemas, and the registry's password"),
         "OPENLINEAGE_URL": (settings.openlineage_url, "lineage, and the token of its receiver"),
-        "ALERT_WEBHOOK_URL": (_text(settings.alert_webhook_url), "alerts, and the token in that address"),
-        "REST_URL": (_text(settings.rest_url), "rows, and what logs in to their receiver"),
+        "ALERT_WEBHOOK_URL": (value_of(settings.alert_webhook_url), "alerts, and the token in that address"),
+        "REST_URL": (value_of(settings.rest_url), "rows, and what logs in to their receiver"),
     }
     found = [
         f"GAME_EVENTS_{name} is http://: {what} can be read on the way; use https://"
         for name, (address, what) in addresses.items()
         if any(one.startswith("http://") and not at_loopback(one) for one in _several(address))
     ]
-    protocol = _text(settings.kafka_options.get("security.protocol")) or ""
+    protocol = value_of(settings.kafka_options.get("security.protocol")) or ""
     brokers = [broker.rpartition(":")[0].strip("[]") for broker in _several(settings.kafka_bootstrap_servers)]
     if protocol.upper() == "SASL_PLAINTEXT" and settings.source == "kafka" and not all(map(is_loopback, brokers)):
         found.append(
@@ -32,7 +31,3 @@ def unencrypted(settings: Settings) -> list[str]:
 
 def _several(addresses: str | None) -> list[str]:
     return [one.strip() for one in (addresses or "").split(",") if one.strip()]
-
-
-def _text(secret: SecretStr | None) -> str | None:
-    return None if secret is None else secret.get_secret_value()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import random
 import socket
 from collections.abc import Mapping
-from contextlib import ExitStack
+from itertools import islice
 
 from pydantic import BaseModel, ConfigDict
 
 from game_events.errors import ConfigurationError
 
 HOST = "127.0.0.1"
+#: Linux takes ports from 32768 on for outgoing connections, other systems from 49152 on.
+SERVER_PORTS = range(20000, 32768)
 
 
 class Ports(BaseModel):
@@ -77,12 +80,12 @@ def is_free(port: int) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """`count` different ports that nobody uses."""
-    with ExitStack() as held:
-        probes = [held.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind((HOST, 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
+    """`count` different ports that nobody uses, outside the range that systems take for outgoing connections.
+
+    Such a connection, of any process, would keep a server from a port that was free when it was chosen.
+    """
+    free = filter(is_free, random.sample(SERVER_PORTS, len(SERVER_PORTS)))
+    return list(islice(free, count))
 
 
 def listens(port: int) -> bool:

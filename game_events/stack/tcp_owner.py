@@ -22,7 +22,7 @@ NOBODY = -1
 def owner_of(end: tuple[str, int], other: tuple[str, int]) -> int:
     """Id of the user whose end of a connection within this machine is `end`, and goes to `other`; both are (address, port).
 
-    `NOBODY`: the connection is not in the table, its process has let go of it, or there is no such table (`is_told`).
+    `NOBODY`: the connection is not in the table, its process has let go of it, or there is no such table (`owners_are_known`).
     """
     wanted = {(_hex(end, v6), _hex(other, v6)) for v6 in (False, True)}
     for table in TABLES:
@@ -36,7 +36,7 @@ def owner_of(end: tuple[str, int], other: tuple[str, int]) -> int:
 
 
 @lru_cache
-def is_told() -> bool:
+def owners_are_known() -> bool:
     """Whether this system says whose a connection is: one of this process's own is looked up."""
     with socket.create_server((LOOPBACK, 0)) as listener, socket.create_connection(listener.getsockname()) as client:
         return owner_of(client.getsockname(), listener.getsockname()) == os.geteuid()

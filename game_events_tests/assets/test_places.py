@@ -35,7 +35,7 @@ def refused(place, *allowed):
     ],
 )
 def test_a_place_that_is_named_and_what_is_below_it_is_taken(place):
-    check_place(load_settings(job_places="/data/archive/, s3://bucket/archive"), place)
+    assert check_place(load_settings(job_places="/data/archive/, s3://bucket/archive"), place) is None
 
 
 @pytest.mark.parametrize(

@@ -154,13 +154,13 @@ def test_the_table_of_connections_says_whose_an_end_is_and_nobodys_once_it_is_le
 
 def test_another_user_of_the_machine_is_turned_away_unless_the_settings_name_him(monkeypatch):
     ends = ("127.0.0.1", 40000), ("127.0.0.1", 3000)
-    monkeypatch.setattr(ui_guard, "is_told", lambda: True)
+    monkeypatch.setattr(ui_guard, "owners_are_known", lambda: True)
     for owner, status in ((os.geteuid(), 200), (0, 200), (os.geteuid() + 4711, 403), (NOBODY, 403)):
         monkeypatch.setattr(ui_guard, "owner_of", lambda *_, owner=owner: owner)
         assert asked(ends) == status
         assert asked(ends, users=[os.geteuid() + 4711]) == (403 if owner == NOBODY else 200)
     assert asked((("192.0.2.1", 4), ("192.0.2.2", 3000))) == 200, "from another machine: who lets it in decides"
-    monkeypatch.setattr(ui_guard, "is_told", lambda: False)
+    monkeypatch.setattr(ui_guard, "owners_are_known", lambda: False)
     assert asked(ends) == 200, "no table: it is not checked"
 
 

@@ -99,8 +99,9 @@ def test_maintenance_killed_at_any_point_loses_nothing_and_the_next_one_complete
     assert data_files(silver) == committed_files(silver)
     append(silver, 11)
     grow_old(silver)
-    long = log_entries(silver)
     done_by(maintained)
-    assert log_entries(silver) < long - 10, "the log was not shortened"
+    # Writers of checkpoints shorten the log too, as soon as its entries are older than a second.
+    written = silver.open().version() + 1
+    assert log_entries(silver) < written - 10, f"the log of {written} commits was not shortened"
     assert {row for row in rows(silver) if row[0] < 2 * (4 * len(POINTS) + 1)} == set(before["silver_uno_events"])
     assert rows(gold) == before["gold_uno_player_agg"]

@@ -8,9 +8,8 @@ from typing import TypeVar, cast
 
 import dagster as dg
 
-from game_events.errors import ConfigurationError, GameEventsError
-from game_events.masking import mask, masked_traceback
-from game_events.settings import Settings, load_settings
+from game_events.errors import GameEventsError
+from game_events.masking import mask, masked_traceback, settings_to_mask
 
 Result = TypeVar("Result")
 Evaluate = Callable[[dg.SensorEvaluationContext], Result]
@@ -28,19 +27,12 @@ def masked(evaluate: Evaluate[Result]) -> Evaluate[Result]:
         try:
             said = evaluate(context)
         except Exception as error:
-            text = masked_traceback(error, _settings())
+            text = masked_traceback(error, settings_to_mask())
             if text is None:
                 raise
             raise GameEventsError(text) from None
         if isinstance(said, dg.SkipReason) and said.skip_message is not None:
-            return cast(Result, dg.SkipReason(mask(said.skip_message, _settings())))
+            return cast(Result, dg.SkipReason(mask(said.skip_message, settings_to_mask())))
         return said
 
     return without_secrets
-
-
-def _settings() -> Settings | None:
-    try:
-        return load_settings()
-    except ConfigurationError:
-        return None
