@@ -75,6 +75,7 @@ def test_both_kinds_equal_sql_over_silver_after_every_wave_and_cost_no_commit_wh
     assert differences(settings, GAMES, "devices", DEVICES_SQL) == []
 
 
+@pytest.mark.scenario
 def test_a_changed_declaration_is_computed_from_all_of_silver_by_itself(make_settings, make_pipeline, tmp_path):
     def run(*parts):
         return refresh(make_pipeline(make_settings(extensions=(extension(tmp_path, *parts),))))
@@ -189,6 +190,7 @@ def test_an_interval_is_kept_unless_asked_otherwise(make_settings, make_pipeline
     assert refresh(make_pipeline(settings)).postponed == []
 
 
+@pytest.mark.scenario
 def test_of_two_runs_with_different_declarations_neither_merges_into_what_the_other_made(
     filled, make_settings, make_pipeline, tmp_path, monkeypatch
 ):

@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -69,21 +68,20 @@ def kill(settings: Settings, spark: SparkSession, log: Path, point: str, work: s
     assert wait_all([driver], 180) == [-signal.SIGKILL], log.read_text()
 
 
-@pytest.mark.parametrize(("files", "cuts"), [(200, CUTS[1::2]), pytest.param(10_000, CUTS, marks=pytest.mark.scenario)])
+@pytest.mark.scenario
 def test_of_many_files_some_of_them_corrupt_each_good_record_is_there_once_through_crashes_at_every_point(
-    files: int,
-    cuts: Sequence[str],
     landing: Path,
     file_settings: Settings,
     make_files: MakeFiles,
     spark: SparkSession,
     tmp_path: Path,
 ) -> None:
+    files = 10_000
     good, bad = many(landing, 0, files * 9 // 10, seed=1)
     settings = file_settings.model_copy(update={"files_per_batch": files * 3 // 10})
     kill(settings, spark, tmp_path / "log", "files_taken_in")
     assert not (Path(settings.lakehouse) / "bronze_events").exists()
-    for point in cuts:
+    for point in CUTS:
         with power_cut_at(point):
             refresh(make_files(files_per_batch=settings.files_per_batch))
     more, worse = many(landing, files * 9 // 10, files // 10, seed=2)

@@ -47,12 +47,7 @@ SAMPLE = ("quarantine_committed", "game_committed:1", "gold_game_committed:1", "
 _REST = [point for point in POINTS if point not in SAMPLE]
 PARTS = [pytest.param(SAMPLE, id="sample", marks=pytest.mark.sample), *(_REST[n::3] for n in range(3))]
 #: In a lakehouse without tables: what is different there.
-FIRST_POINTS = (
-    "bronze_staged",
-    pytest.param("quarantine_committed", marks=pytest.mark.sample),
-    "before_create:silver_rummy_events",
-    "gold_committed",
-)
+FIRST_POINTS = ("bronze_staged", "quarantine_committed", "before_create:silver_rummy_events", "gold_committed")
 #: The command as a user starts it, with a JVM of its own that dies with it.
 COMMAND_POINTS = ("game_committed:1",)
 #: Points of other work than a plain run's: test_crashes_of_other_work.py here, the tests of game_events_tests/files, and

@@ -144,6 +144,7 @@ def test_a_game_taken_off_the_allow_list_for_a_time_gets_the_rows_of_that_time(w
     world.assert_whole()
 
 
+@pytest.mark.scenario
 def test_a_flood_of_names_is_counted_and_locks_no_real_game_out(
     make_settings: MakeSettings, make_pipeline: MakePipeline
 ) -> None:

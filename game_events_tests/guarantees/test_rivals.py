@@ -78,7 +78,7 @@ def test_three_commands_at_once_load_every_row_once(
 
 #: Between staging and commit; with the version of the slow run's wave, so that each brings columns that no table has.
 STAGED = [
-    pytest.param("bronze_staged", 2, id="bronze_staged"),
+    LONG("bronze_staged", 2, id="bronze_staged"),
     LONG("quarantine_committed", 4, id="quarantine_committed"),
     pytest.param("silver_staged", 6, id="silver_staged"),
     LONG("gold_staged", 8, id="gold_staged"),

@@ -224,6 +224,7 @@ def test_between_its_two_commits_no_replay_and_no_run_doubles_or_loses_a_row(set
     assert_books_balance(settings, sent)
 
 
+@pytest.mark.scenario
 def test_a_run_that_commits_meanwhile_wins_and_the_full_refresh_says_so_and_changes_nothing(
     settings, make_pipeline, monkeypatch
 ):

@@ -78,6 +78,7 @@ def test_silver_of_the_other_games_is_made_and_the_game_comes_when_the_cause_is_
     assert failed(pipeline, SILVER) == set()
 
 
+@pytest.mark.scenario
 def test_gold_of_the_other_games_is_made_and_the_game_comes_when_the_cause_is_gone(settings, run):
     send(settings, games=GAMES, poison=0.0)
     report, pipeline = run(DEADLY, IN_GOLD)

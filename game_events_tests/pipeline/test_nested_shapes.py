@@ -187,6 +187,7 @@ def world(make_settings, stack) -> Iterator[Nested]:
         yield Nested(make_settings(gold_columns=gold, erasure_key="a key of the tests, long enough"), proxy)
 
 
+@pytest.mark.scenario
 def test_every_nested_shape_goes_through_every_job(world, make_pipeline, tmp_path):
     settings = world.settings
 

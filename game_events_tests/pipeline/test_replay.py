@@ -132,6 +132,7 @@ def test_replay_takes_only_what_was_asked_for_and_leaves_what_still_cannot_be_de
     assert held(settings, "SELECT count(*) FROM t WHERE replayed_batch IS NULL") == [(poison,)]
 
 
+@pytest.mark.scenario
 def test_a_replay_killed_at_any_point_is_finished_by_the_next_run(settings, make_settings, make_pipeline, proxy):
     total = 0
     for version, point in enumerate(("replay_staged", "replay_committed"), 2):

@@ -53,6 +53,7 @@ def driver(world: World, spark: SparkSession, receiver: Receiver, log: Path, cra
     return start_driver(settings, spark, log, crash_at, "export", **more)
 
 
+@pytest.mark.scenario
 def test_a_driver_that_is_killed_at_any_point_or_while_calls_are_under_way_loses_no_row(
     world: World, spark: SparkSession, tmp_path: Path
 ):
