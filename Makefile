@@ -4,6 +4,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
+# Some images turn it on, for smaller layers; here processes start again and again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all lint bench chaos docs docs-serve up wheel lock lock-jars audit clean prerequisites
 
