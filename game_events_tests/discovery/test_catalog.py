@@ -15,6 +15,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.report import RunReport, TableReport
 from game_events.pipeline.table_catalog import register_tables, tables_registered
 from game_events.settings import load_settings
+from game_events_tests.cluster.small_jvm import JAVA_OPTIONS
 
 SCHEMA = pa.schema([pa.field("game_name", pa.string()), pa.field("_batch", pa.int64())])
 #: For each line: in a session of its own, registers what runs have made, of each lakehouse twice, then asks for tables by name.
@@ -60,8 +61,7 @@ def step(tmp_path):
     conf = {
         "spark.hadoop.javax.jdo.option.ConnectionURL": f"jdbc:derby:;databaseName={tmp_path}/metastore;create=true",
         "spark.sql.warehouse.dir": f"{tmp_path}/warehouse",
-        # It ends before the optimizing compiler has paid for itself.
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.driver.extraJavaOptions": JAVA_OPTIONS,
         "spark.sql.shuffle.partitions": "1",
         "spark.databricks.delta.snapshotPartitions": "1",
     }
