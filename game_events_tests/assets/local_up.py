@@ -19,6 +19,7 @@ from game_events.settings import Settings, load_settings
 from game_events.stack.ports import free_ports
 from game_events.stack.stack_state import StackFiles
 from game_events_tests.cluster.small_jvm import JAVA_OPTIONS
+from game_events_tests.processes import running
 
 #: None of them is reached unless something hangs: a slow machine may take minutes.
 START_S, STOP_S, LOOK_S = 900, 300, 0.2
@@ -146,7 +147,7 @@ class Site:
         """Command lines of everything that still runs for this folder."""
         mine = str(self.folder / "state")
         found = []
-        for process in psutil.process_iter():
+        for process in running():
             try:
                 if process.status() != psutil.STATUS_ZOMBIE and mine in process.environ().get("GAME_EVENTS_STATE_DIR", ""):
                     found.append(" ".join(process.cmdline()))

@@ -16,6 +16,7 @@ from game_events.settings import load_settings
 from game_events.stack.stack_state import StackState
 from game_events_tests.docs.pages import DOCS, PAGES, RUN_BY, blocks
 from game_events_tests.docs.printed import missing
+from game_events_tests.processes import running
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def demo(tmp_path):
         assert found.returncode == 0, found.stderr
         (line,) = found.stdout.splitlines()
         assert "Traceback" not in found.stderr
-        left = [p.cmdline() for p in psutil.process_iter() if str(tmp_path) in " ".join(_command(p))]
+        left = [p.cmdline() for p in running() if str(tmp_path) in " ".join(_command(p))]
         assert left == []
         return found.stderr, json.loads(line)
 

@@ -26,6 +26,7 @@ import psutil
 
 from game_events.cli.main import main
 from game_events_tests.docs.usage import NAME, wrong_usage
+from game_events_tests.processes import running
 
 TIMEOUT_S = 240.0
 #: They serve until they are ended, so blocks start them with `&`; they end with their page.
@@ -123,7 +124,7 @@ class Shell:
                     connection, _ = self._server.accept()
                     with connection:
                         self._serve(connection)
-            self._left += [other for other in psutil.process_iter() if _is_in_group(other, process.pid)]
+            self._left += [other for other in running() if _is_in_group(other, process.pid)]
             output.seek(0)
             self.said = output.read().decode(errors="replace")
         if process.returncode == 0:

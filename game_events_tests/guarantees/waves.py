@@ -27,6 +27,7 @@ from game_events.settings import Settings
 from game_events_tests.books import gold, rows
 from game_events_tests.cluster.small_jvm import JAVA_OPTIONS
 from game_events_tests.guarantees.attached_driver import Driver
+from game_events_tests.processes import running
 
 GAMES = ("rummy", "spades", "uno")
 COMMAND = [sys.executable, "-c", "from game_events.cli.main import main; main()", "run", "--json"]
@@ -85,7 +86,7 @@ def start_run(settings: Settings, home: Path, crash_at: str | None = None, *argu
 def orphans(settings: Settings) -> list[psutil.Process]:
     """Processes of killed runs: only those carry this test's topic in their environment."""
     found = []
-    for process in psutil.process_iter():
+    for process in running():
         with contextlib.suppress(psutil.Error):
             if process.environ().get("GAME_EVENTS_KAFKA_TOPIC") == settings.kafka_topic:
                 found.append(process)
