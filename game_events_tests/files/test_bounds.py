@@ -309,10 +309,10 @@ def test_a_file_that_may_not_be_opened_is_one_row_and_the_others_are_read(
     files = [put(tmp_path, name, lines(range(n, n + 1))) for n, name in enumerate(names)]
     real = os.open
 
-    def refusing(path: str, flags: int, **other: int) -> int:
+    def refusing(path: str, flags: int, *mode: int, **other: int) -> int:
         if path in ("b.jsonl", "closed"):
             raise PermissionError(number, os.strerror(number), path)
-        return real(path, flags, **other)
+        return real(path, flags, *mode, **other)
 
     monkeypatch.setattr(os, "open", refusing)
     read = Read(tmp_path, *files, schema=KINDS["jsonl"])
@@ -326,10 +326,10 @@ def test_a_folder_of_the_settings_that_may_not_be_opened_is_no_damage_of_its_fil
 ) -> None:
     file, real = put(tmp_path, "a.jsonl", lines(range(1))), os.open
 
-    def refusing(path: str, flags: int, **other: int) -> int:
+    def refusing(path: str, flags: int, *mode: int, **other: int) -> int:
         if path == str(tmp_path):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
-        return real(path, flags, **other)
+        return real(path, flags, *mode, **other)
 
     monkeypatch.setattr(os, "open", refusing)
     with pytest.raises(PermissionError):
