@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 from pyspark.errors import PySparkException, PySparkValueError
@@ -72,21 +72,39 @@ def connect(settings: Settings, conf: Mapping[str, str]) -> SparkSession:
     try:
         # Nothing is sent yet: its settings follow, with the policy above.
         channel = channel_to(str(settings.spark_remote))
-        os.environ[CONNECT_MODE] = "1"  # as `SparkSession.builder.remote` does, which takes no channel
-        session = cast(SparkSession, ConnectSession.builder.channelBuilder(channel).create())
-        cast(Any, session).client.set_retry_policies([DefaultPolicy(max_retries=RETRIES, max_backoff=LONGEST_WAIT_MS)])
-        try:
-            for key, value in conf.items():
-                session.conf.set(key, value)
-        except BaseException:
-            # Nobody else knows of it: a living server would keep it until its time-out.
-            give_back(session)
-            raise
+        with _connect_mode():
+            session = cast(SparkSession, ConnectSession.builder.channelBuilder(channel).create())
+            cast(Any, session).client.set_retry_policies([DefaultPolicy(max_retries=RETRIES, max_backoff=LONGEST_WAIT_MS)])
+            try:
+                for key, value in conf.items():
+                    session.conf.set(key, value)
+            except BaseException:
+                # Nobody else knows of it: a living server would keep it until its time-out.
+                give_back(session)
+                raise
     except PySparkValueError as error:
         raise ConfigurationError(f"GAME_EVENTS_SPARK_REMOTE: {first_line(error)}: use sc://host:port") from None
     except PySparkException as error:
         raise named(error, settings) from error
     return session
+
+
+@contextmanager
+def _connect_mode() -> Iterator[None]:
+    """PySpark's functions make columns for Connect, in the block and after it.
+
+    `SparkSession.builder.remote` says so by the same variable, but takes no channel.
+
+    If the block fails there is no session: they make columns for classic Spark, as before.
+    """
+    before = os.environ.get(CONNECT_MODE)
+    os.environ[CONNECT_MODE] = "1"
+    try:
+        yield
+    except BaseException:
+        if before is None:
+            os.environ.pop(CONNECT_MODE, None)
+        raise
 
 
 def _keep_what_sessions_share() -> None:

@@ -19,7 +19,7 @@ from game_events.assets.failures import errors_decide
 from game_events.errors import ConfigurationError, TransientError
 from game_events.lakehouse.staging import StagedFile, unseen
 from game_events.lakehouse.tables import Table
-from game_events.pipeline.connect import connect, is_lost, named
+from game_events.pipeline.connect import CONNECT_MODE, connect, is_lost, named
 from game_events.pipeline.shipped_code import on_this_machine, packed, ship
 from game_events.pipeline.spark import of_the_server, session_config, spark_config
 from game_events.settings import load_settings
@@ -207,6 +207,7 @@ def test_a_session_whose_settings_the_server_refuses_is_given_back(monkeypatch):
     with pytest.raises(PySparkException, match="CANNOT_MODIFY_CONFIG"):
         connect(load_settings(spark_remote="sc://localhost:1"), {"spark.a": "1"})
     assert calls == ["stopped"]
+    assert CONNECT_MODE not in os.environ, "classic Spark's functions would make columns for Connect"
 
 
 def test_a_servers_settings_are_in_a_file_that_only_its_user_reads_and_its_token_in_none(tmp_path, monkeypatch):
