@@ -31,7 +31,7 @@ $(READY): requirements-dev.lock pyproject.toml
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --no-deps --require-hashes -r requirements-dev.lock || \
 	  { echo "uv could not install the packages, trying with pip" >&2; $(PIP) install --quiet --no-deps --require-hashes -r requirements-dev.lock; }
 	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
-	@$(BIN)/python -m game_events.stack.jars
+	@$(BIN)/python -m game_events.jvm.jars
 	@touch $(READY)
 
 setup: prerequisites $(READY)  ## Make .venv and fetch the Java parts (every other target does this by itself)
@@ -48,8 +48,8 @@ test: setup  ## Tests in minutes: all but the long scenarios, and one of each ki
 test-all: setup  ## All tests
 	@$(PYTEST)
 
-lint: setup  ## ruff (style, format) and mypy (types)
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+lint: setup  ## ruff (style, format), mypy (types) and import-linter (which package imports which)
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports --no-logo
 
 bench: setup  ## Benchmarks: ratios measured in one run; table and JSON in benchmarks/results
 	@$(BIN)/python -m benchmarks.run
@@ -77,7 +77,7 @@ lock:  ## Resolve requirements.lock (what it runs with) and requirements-dev.loc
 	@$(COMPILE) -o requirements.lock
 	@$(COMPILE) --extra dev --constraint requirements.lock -o requirements-dev.lock
 
-lock-jars: setup  ## Pin the Java parts anew, by SHA-256, after a change of game_events/stack/ivy.xml
+lock-jars: setup  ## Pin the Java parts anew, by SHA-256, after a change of game_events/jvm/ivy.xml
 	@$(BIN)/python scripts/pin_jars.py
 
 audit: setup  ## Known holes in the Python packages of requirements-dev.lock, asked of osv.dev: needs the network

@@ -18,12 +18,12 @@ from pyspark.sql import SparkSession
 
 from benchmarks.figures import Measured, Step
 from benchmarks.memory import peak_of
+from game_events.config.settings import ENV_PREFIX, Settings, load_settings
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.refresh import refresh
-from game_events.pipeline.spark import spark_config
+from game_events.pipeline.runs.refresh import refresh
 from game_events.producer.bulk import BulkSimulation
 from game_events.producer.produce import produce_bulk
-from game_events.settings import ENV_PREFIX, Settings, load_settings
+from game_events.spark.config import spark_config
 from game_events.stack import local_stack
 
 PARTITIONS = 8

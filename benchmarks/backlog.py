@@ -11,7 +11,7 @@ from benchmarks.arena import Arena, make_spark, settings_for
 from benchmarks.figures import Figure, Step, Target
 from benchmarks.memory import MEASURE, peak_of
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.refresh import refresh
+from game_events.pipeline.runs.refresh import refresh
 
 GAMES = 10
 HOT_SHARE = 0.9

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from benchmarks.arena import Arena
 from benchmarks.figures import Figure, Target, ratio
-from game_events.pipeline.bronze import load_bronze
-from game_events.pipeline.report import RunReport
+from game_events.pipeline.bronze.load import load_bronze
+from game_events.pipeline.reporting.report import RunReport
 
 GAMES = 10
 SHARES = {"bronze, no bad rows": 0.0, "bronze, 1% bad rows": 0.01}

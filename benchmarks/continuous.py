@@ -24,11 +24,11 @@ from benchmarks.arena import Arena, settings_for
 from benchmarks.commit_watch import CommitWatch
 from benchmarks.figures import Figure, Step, Target
 from benchmarks.memory import MEASURE, tree_cpu_s, tree_handles, tree_parts_mib
-from game_events.pipeline.bronze import next_offsets
+from game_events.config.settings import ENV_PREFIX, Settings
+from game_events.pipeline.bronze.load import next_offsets
 from game_events.producer.bulk import BulkSimulation
 from game_events.producer.produce import produce_bulk
-from game_events.settings import ENV_PREFIX, Settings
-from game_events.sources.kafka import KafkaSource
+from game_events.sources.kafka.source import KafkaSource
 
 GAMES = 10
 RATE = 5_000

@@ -11,7 +11,7 @@ from benchmarks.figures import Figure, Target, ratio
 from benchmarks.messages import arrow, compiled, decoder_for, event, values, version_text
 from benchmarks.nested import nested
 from benchmarks.turns import in_turns
-from game_events.pipeline.spark import KAFKA_ARROW_RECORDS
+from game_events.spark.config import KAFKA_ARROW_RECORDS
 
 #: Messages of one batch, as Spark delivers them, and batches of distinct ones.
 BATCH, BATCHES = KAFKA_ARROW_RECORDS, 2

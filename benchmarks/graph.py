@@ -7,8 +7,8 @@ from benchmarks.baseline.client import Baseline, baseline
 from benchmarks.figures import Figure, Step, Target, ratio
 from benchmarks.layers import whole_topic
 from benchmarks.memory import peak_of
-from game_events.pipeline.refresh import refresh
-from game_events.pipeline.report import RunReport
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.runs.refresh import refresh
 
 OURS, BASELINE = "whole graph", "baseline"
 TARGETS = {10: Target(">=", 2.5), 100: Target(">=", 8)}

@@ -8,15 +8,16 @@ from pathlib import Path
 
 from benchmarks.arena import Arena
 from benchmarks.figures import Figure, Target, ratio
-from game_events.pipeline.bronze import TASK_RECORDS, load_bronze
-from game_events.pipeline.bronze_stage import source_columns
+from game_events.lakehouse.commits.transactions import TASK_RECORDS
+from game_events.lakehouse.event_columns import source_columns
+from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.gold import refresh_gold
-from game_events.pipeline.report import RunReport
-from game_events.pipeline.silver import refresh_silver
-from game_events.pipeline.unified import refresh_unified
-from game_events.sources.slices import plan_slice
-from game_events.sources.source import Slice
+from game_events.pipeline.gold.refresh import refresh_gold
+from game_events.pipeline.gold.unified import refresh_unified
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.silver.refresh import refresh_silver
+from game_events.sources.core.slices import plan_slice
+from game_events.sources.core.source import Slice
 
 GAMES = (10, 100, 1_000)
 SCAN, SILVER, GOLD, UNIFIED = "Delta scan to nothing", "silver", "gold", "unified gold"

@@ -20,9 +20,9 @@ from benchmarks.arena import Arena, make_spark, settings_for
 from benchmarks.figures import Figure, Step, Target
 from game_events.lakehouse.tables import REST_TABLES
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.refresh import refresh
-from game_events.pipeline.report import RunReport
-from game_events.sinks.export import export_rows
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.runs.refresh import refresh
+from game_events.sinks.http.run import export_rows
 
 GAMES, ROWS = 10, 21_932
 #: Rows of a part, for one call at a time in each task: what such a rate is does not depend on how many rows there are.

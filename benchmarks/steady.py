@@ -13,9 +13,9 @@ from benchmarks.arena import PARTITIONS, settings_for
 from game_events.producer.bulk import QUEUE_LIMIT, BulkSimulation, encode_pool
 from game_events.producer.encoding import EventEncoder
 from game_events.producer.kafka_writer import KafkaWriter
-from game_events.producer.registration import register_versions
-from game_events.sources.kafka_client import ensure_topic
-from game_events.sources.registry import registry_client
+from game_events.producer.produce import register_versions
+from game_events.schema_registry import registry_client
+from game_events.sources.kafka.client import ensure_topic
 
 #: Batches a second: an event waits at most that long before it is stamped and sent.
 STEPS = 50

@@ -16,8 +16,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from game_events.cli.warm_spark import WarmSpark
-from game_events.settings import load_settings
+from game_events.cli.local.spark_server import WarmSpark
+from game_events.config.settings import load_settings
 from game_events.stack import local_stack
 
 COMMAND = (sys.executable, "-c", "from game_events.cli.main import main; main()")

@@ -2,22 +2,22 @@
 
 import dagster as dg
 
-from game_events.assets.archiving import archive
-from game_events.assets.checks import build_check_schedule, build_checks
-from game_events.assets.continuous import continuous
-from game_events.assets.continuous_mode import continuous_mode
-from game_events.assets.jobs import redecode, refresh, replay
-from game_events.assets.keys import Keys
-from game_events.assets.labels import labelled
-from game_events.assets.maintenance import hourly_maintenance, maintain
-from game_events.assets.resources import LakehouseResource, SparkResource
-from game_events.assets.rest_export import build_rest
-from game_events.assets.rule_checks import build_rule_checks, declared_rules
-from game_events.assets.sensors import SENSORS
-from game_events.assets.tables import build_tables
-from game_events.assets.validate import build_validate
-from game_events.extensions import extensions_of
-from game_events.settings import Settings, load_settings
+from game_events.config.extensions import extensions_of
+from game_events.config.settings import Settings, load_settings
+from game_events.orchestration.assets.http_export import build_rest
+from game_events.orchestration.assets.labels import labelled
+from game_events.orchestration.assets.layers import build_tables
+from game_events.orchestration.checks.rules import build_rule_checks, declared_rules
+from game_events.orchestration.checks.tables import build_check_schedule, build_checks
+from game_events.orchestration.jobs.archive import archive
+from game_events.orchestration.jobs.continuous import continuous
+from game_events.orchestration.jobs.maintain import hourly_maintenance, maintain
+from game_events.orchestration.jobs.refresh import redecode, refresh, replay
+from game_events.orchestration.jobs.validate import build_validate
+from game_events.orchestration.keys import Keys
+from game_events.orchestration.resources import LakehouseResource, SparkResource
+from game_events.orchestration.sensors import SENSORS
+from game_events.orchestration.sensors.continuous_mode import continuous_mode
 
 
 def build_defs(settings: Settings | None = None) -> dg.Definitions:

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
+from game_events.config.settings import Settings
 from game_events.producer.manifest import Manifest
-from game_events.settings import Settings
 
 
 @cache

@@ -13,9 +13,9 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from pyspark.sql import SparkSession
 
+from game_events.config.settings import Settings, load_settings
 from game_events.decoding.formats import allow_deep_calls
 from game_events.pipeline.context import Pipeline
-from game_events.settings import Settings, load_settings
 from game_events.stack.stack_state import StackState
 from game_events_tests import shared_servers
 from game_events_tests.cluster.kinds import KIND, spark_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from game_events.sources.source import Lane, Positions, Seen
+from game_events.sources.core.source import Lane, Positions, Seen
 
 T = TypeVar("T")
 

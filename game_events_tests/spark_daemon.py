@@ -14,7 +14,7 @@ from importlib import import_module
 
 ARCHIVES = (".jar", ".zip")
 #: What every worker needs.
-PRELOADED = ("pyspark.worker", "game_events.pipeline.bronze_stage", "game_events.pipeline.fan_out")
+PRELOADED = ("pyspark.worker", "game_events.pipeline.bronze.worker", "game_events.pipeline.fanout.job")
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import typer.main
 
 from game_events.cli.main import app
-from game_events.settings import Settings
+from game_events.config.settings import Settings
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

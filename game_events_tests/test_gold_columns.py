@@ -2,10 +2,10 @@
 
 import pytest
 
+from game_events.config.gold_columns import expression, measures, simple_call
+from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
 from game_events.extending import count, max_of, min_of, sum_of
-from game_events.gold_columns import expression, measures, simple_call
-from game_events.settings import load_settings
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,14 @@ from urllib.parse import quote, quote_plus
 import dagster as dg
 import pytest
 
-from game_events.assets.failures import errors_decide
-from game_events.assets.sensors.masked import masked as masked_sensor
 from game_events.cli import main as command_line
+from game_events.config.masking import forms_of, mask
+from game_events.config.settings import load_settings
 from game_events.errors import GameEventsError
-from game_events.masking import forms_of, mask
-from game_events.pipeline.preflight import run_checks
-from game_events.settings import load_settings
-from game_events.sources.kafka_options import for_java
+from game_events.orchestration.runs.errors import errors_decide
+from game_events.orchestration.sensors.masked import masked as masked_sensor
+from game_events.pipeline.runs.preflight import run_checks
+from game_events.sources.kafka.options import for_java
 
 REGISTRY, KAFKA, REST = 'p@ss/w"ord', "ka\"fka\\pw's", "tökén-1?"
 LOGIN = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": KAFKA}

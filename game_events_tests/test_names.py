@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from game_events.config.naming import _FIXED, OWN, Names
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.tables import (
     BRONZE,
@@ -22,7 +23,6 @@ from game_events.lakehouse.tables import (
     gold_name,
     silver_name,
 )
-from game_events.names import _FIXED, OWN, Names
 
 IOT = Names(
     bronze="readings",

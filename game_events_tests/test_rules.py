@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
 from game_events.rules import Rule, all_rules
-from game_events.settings import load_settings
 
 
 @pytest.fixture(autouse=True)

@@ -26,19 +26,19 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from pyspark.sql import SparkSession
 
-from game_events.cli.report_data import report_data
-from game_events.cli.report_page import page
+from game_events.cli.report.page import page
+from game_events.cli.report.queries import report_data
+from game_events.config.naming import Words
+from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
-from game_events.lakehouse.event_log import append_events, read_events
+from game_events.lakehouse.commits.parallel import commit_games
+from game_events.lakehouse.system_tables.event_log import append_events, read_events
 from game_events.lakehouse.tables import Lakehouse, game_of_silver, gold_name, is_game, silver_name
-from game_events.names import Words
-from game_events.pipeline.alerts import Alert, send
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.game_commits import commit_games
-from game_events.pipeline.routing import admit
-from game_events.pipeline.selection import selection_of
-from game_events.settings import load_settings
-from game_events.sources.registry import SchemaRegistry
+from game_events.pipeline.fanout.routing import admit
+from game_events.pipeline.observability.alerts import Alert, send
+from game_events.pipeline.runs.selection import selection_of
+from game_events.schema_registry import SchemaRegistry
 from game_events.stack.ports import free_ports
 from game_events.stack.stack_state import StackState
 from game_events_tests.waiting import until

@@ -7,9 +7,9 @@ import pickle
 import pytest
 from pydantic import ValidationError
 
+from game_events.config.settings import Settings, load_settings
+from game_events.config.settings_sources import STACK_STATE_FILE
 from game_events.errors import ConfigurationError
-from game_events.local_stack_source import STACK_STATE_FILE
-from game_events.settings import Settings, load_settings
 
 SECRET = "hunter2"
 

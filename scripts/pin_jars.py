@@ -1,4 +1,4 @@
-"""Writes game_events/stack/jars.sha256 anew: fetches what ivy.xml names, and pins every file as it came.
+"""Writes game_events/jvm/jars.sha256 anew: fetches what ivy.xml names, and pins every file as it came.
 
 Run it after a change of ivy.xml (`make lock-jars`) and read the difference: a file whose version did not change must keep its
 SHA-256. Maven Central publishes `.sha256` or `.sha1` beside each file to compare with.
@@ -10,7 +10,7 @@ import hashlib
 import tempfile
 from pathlib import Path
 
-from game_events.stack.jars import GROUPS, IVY_FILE, PINS, digests, fetch, unpack
+from game_events.jvm.jars import GROUPS, IVY_FILE, PINS, digests, fetch, unpack
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from benchmarks.arena import WARM_EVENTS, Arena
 from benchmarks.baseline.environment import environment
 from benchmarks.layers import whole_topic
 from game_events.producer.schema_versions import MESSAGE_NAME, compile_text, schema_text
-from game_events.sources.source import Slice
+from game_events.sources.core.source import Slice
 
 JOB = Path(__file__).parent / "job.py"
 STOP_TIMEOUT_S = 30

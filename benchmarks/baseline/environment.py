@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from game_events.stack.jars import HERE as STACK
-from game_events.stack.java import find_java
+from game_events.jvm.jars import HERE as STACK
+from game_events.jvm.java import find_java
 
 HERE = Path(__file__).parent
 VENV = HERE.parent.parent / ".baseline-venv"

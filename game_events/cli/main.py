@@ -10,31 +10,27 @@ import traceback
 import typer
 from rich.console import Console
 
-from game_events.cli import (
+from game_events.cli.commands import (
     archive,
-    demo,
     doctor,
     forget,
     history,
-    init,
     log,
     maintain,
-    mock_api,
-    produce,
     quarantine,
     redecode,
-    report,
     rest,
     run,
     schema,
     sql,
-    stack,
     tables,
-    up,
 )
-from game_events.cli.output import indented
+from game_events.cli.common.output import indented
+from game_events.cli.local import demo, init, mock_api, produce, stack
+from game_events.cli.report import command as report
+from game_events.cli.ui import up
+from game_events.config.masking import mask, masked_traceback, settings_to_mask
 from game_events.errors import GameEventsError
-from game_events.masking import mask, masked_traceback, settings_to_mask
 
 #: Exit codes: 0 success, 1 the command failed, 2 wrong usage (typer's own).
 FAILED, WRONG_USAGE = 1, 2

@@ -10,11 +10,11 @@ import re
 from collections.abc import Callable
 from typing import Protocol
 
-from game_events.decoding.avro_comments import AvroComments
-from game_events.decoding.columns import UNSEEN
-from game_events.decoding.json_comments import JsonComments
+from game_events.decoding.avro.comments import AvroComments
+from game_events.decoding.core.column_map import UNSEEN
+from game_events.decoding.core.registry_schema import RegistrySchema
+from game_events.decoding.json.comments import JsonComments
 from game_events.decoding.protobuf_comments import ProtobufComments
-from game_events.decoding.registry_schema import RegistrySchema
 from game_events.errors import DataError
 
 log = logging.getLogger(__name__)

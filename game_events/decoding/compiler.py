@@ -25,11 +25,11 @@ from typing import Any
 
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
-from game_events.decoding.descriptors import ProtobufSchema
+from game_events.decoding.core.protocols import CompiledSchema, PayloadDecoder
+from game_events.decoding.core.registry_schema import RegistrySchema
+from game_events.decoding.core.wire_format import IndexPath, SchemaId
 from game_events.decoding.formats import allow_deep_calls, as_json, from_json, make_decoder
-from game_events.decoding.frames import IndexPath, SchemaId
-from game_events.decoding.payloads import CompiledSchema, PayloadDecoder
-from game_events.decoding.registry_schema import RegistrySchema
+from game_events.decoding.protobuf.schema import ProtobufSchema
 from game_events.errors import DataError, TransientError
 
 #: CPU seconds for one request; the same on an idle machine and on a busy one.

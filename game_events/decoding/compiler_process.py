@@ -20,14 +20,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from game_events.decoding.avro_schema import compile_avro
-from game_events.decoding.columns import ColumnMap
+from game_events.decoding.avro.schema import compile_avro
+from game_events.decoding.core.column_map import ColumnMap
+from game_events.decoding.core.protocols import CompiledSchema
+from game_events.decoding.core.registry_schema import RegistrySchema
+from game_events.decoding.core.wire_format import SchemaId
 from game_events.decoding.formats import CALLS, as_json, from_json, make_decoder
-from game_events.decoding.frames import SchemaId
-from game_events.decoding.json_types import compile_json
-from game_events.decoding.payloads import CompiledSchema
-from game_events.decoding.protobuf_files import STDERR, compile_files
-from game_events.decoding.registry_schema import RegistrySchema
+from game_events.decoding.json.types import compile_json
+from game_events.decoding.protobuf.files import STDERR, compile_files
 from game_events.decoding.stored_columns import FORMAT as COLUMNS
 from game_events.decoding.stored_columns import ColumnsSchema
 from game_events.errors import DataError

@@ -9,11 +9,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from game_events.decoding.descriptors import from_base64
-from game_events.decoding.frames import IndexPath
-from game_events.decoding.json_schema import UNNAMED, JsonSchema
-from game_events.decoding.protobuf_text import top_messages
-from game_events.decoding.registry_schema import RegistrySchema
+from game_events.decoding.core.registry_schema import RegistrySchema
+from game_events.decoding.core.wire_format import IndexPath
+from game_events.decoding.json.schema import UNNAMED, JsonSchema
+from game_events.decoding.protobuf.schema import from_base64
+from game_events.decoding.protobuf.source_text import top_messages
 from game_events.errors import DataError
 
 

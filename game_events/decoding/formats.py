@@ -7,14 +7,14 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from game_events.decoding.avro_decoder import AvroDecoder
-from game_events.decoding.avro_schema import AvroSchema
-from game_events.decoding.descriptors import ProtobufSchema
-from game_events.decoding.frames import IndexPath
-from game_events.decoding.json_decoder import JsonDecoder
-from game_events.decoding.json_schema import JsonSchema
-from game_events.decoding.payloads import CompiledSchema, PayloadDecoder
-from game_events.decoding.protobuf import ProtobufDecoder
+from game_events.decoding.avro.decoder import AvroDecoder
+from game_events.decoding.avro.schema import AvroSchema
+from game_events.decoding.core.protocols import CompiledSchema, PayloadDecoder
+from game_events.decoding.core.wire_format import IndexPath
+from game_events.decoding.json.decoder import JsonDecoder
+from game_events.decoding.json.schema import JsonSchema
+from game_events.decoding.protobuf.decoder import ProtobufDecoder
+from game_events.decoding.protobuf.schema import ProtobufSchema
 from game_events.decoding.stored_columns import ColumnsDecoder, ColumnsSchema
 from game_events.errors import DataError
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from google.protobuf.descriptor_pb2 import DescriptorProto
 
 from game_events.decoding.compiler import described_files
-from game_events.decoding.registry_schema import RegistrySchema
+from game_events.decoding.core.registry_schema import RegistrySchema
 
 #: Numbers of `message_type`, `nested_type` and `field` in the messages that describe a file, and a message.
 _MESSAGE, _NESTED, _FIELD = 4, 3, 2

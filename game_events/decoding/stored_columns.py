@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 from deltalake import Schema
 
-from game_events.decoding.columns import ColumnMap, Field, storage_type
-from game_events.decoding.frames import IndexPath, SchemaId
-from game_events.decoding.payloads import Decoded
-from game_events.decoding.projection import Projection
+from game_events.decoding.core.column_map import ColumnMap, Field, storage_type
+from game_events.decoding.core.projection import Projection
+from game_events.decoding.core.protocols import Decoded
+from game_events.decoding.core.wire_format import IndexPath, SchemaId
 from game_events.errors import DataError
 
 #: The format's name in the archive of schemas; the text is the JSON of a Delta schema (Delta protocol, "Schema Serialization").

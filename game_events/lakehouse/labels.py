@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from game_events.settings import Settings
+from game_events.config.settings import Settings
 
 #: Layers that may have tags of their own; `all` is for every table.
 LAYERS = ("bronze", "silver", "gold", "own")

@@ -17,8 +17,8 @@ from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import CommitProperties, create_table_with_add_actions
 
 from game_events.errors import ConfigurationError
-from game_events.lakehouse.object_store import is_remote
-from game_events.lakehouse.store_errors import explain, store_errors_named
+from game_events.lakehouse.storage.errors import explain, store_errors_named
+from game_events.lakehouse.storage.options import is_remote
 from game_events.lakehouse.tables import Lakehouse
 
 #: Each looks for the table before it makes it, so all have to look before the first has made it.

@@ -17,15 +17,15 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 
-from game_events.decoding.kept_columns import is_of_any_kind
+from game_events.config.naming import GAME_PATTERN, OWN, RESERVED_GAMES, Names
+from game_events.config.settings import Settings
+from game_events.decoding.core.kept_columns import is_of_any_kind
 from game_events.errors import ConfigurationError, DataError
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse.format_version import refuse_newer
 from game_events.lakehouse.labels import Labels
-from game_events.lakehouse.object_store import delta_options
-from game_events.lakehouse.store_errors import store_errors_named
-from game_events.names import GAME_PATTERN, OWN, RESERVED_GAMES, Names
-from game_events.settings import Settings
+from game_events.lakehouse.storage.errors import store_errors_named
+from game_events.lakehouse.storage.options import delta_options
 
 BRONZE = "bronze_events"
 QUARANTINE = "quarantine_events"

@@ -13,11 +13,11 @@ from collections.abc import Iterable
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from game_events.decoding.columns import ColumnMap, field_key
+from game_events.decoding.batch_decoder import TypeKey
 from game_events.decoding.comments import clean
-from game_events.decoding.decoder import TypeKey
-from game_events.decoding.frames import ordered
-from game_events.lakehouse.comments import with_comments
+from game_events.decoding.core.column_map import ColumnMap, field_key
+from game_events.decoding.core.wire_format import ordered
+from game_events.lakehouse.descriptions import with_comments
 from game_events.pipeline.context import Pipeline
 
 BRONZE_DESCRIPTION = "Every decodable record of the source, once, decoded by its writer's schema"

@@ -11,24 +11,23 @@ from functools import cached_property
 
 from pyspark.sql import SparkSession
 
-from game_events.decoding.kept_columns import kept_columns
-from game_events.extensions import Extensions, extensions_of
-from game_events.files.schemas import FileSchemas
-from game_events.files.source import FileSource
-from game_events.lakehouse.progress import ProgressTable
+from game_events.config.extensions import Extensions, extensions_of
+from game_events.config.logging import PROGRESS_LOGGER
+from game_events.config.settings import Settings
+from game_events.decoding.core.kept_columns import kept_columns
 from game_events.lakehouse.retention import Retention
+from game_events.lakehouse.system_tables.progress import ProgressTable
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse, Table
-from game_events.pipeline.archive_origin import refuse_twice
-from game_events.pipeline.catalog import SchemaCatalog
-from game_events.pipeline.choose_source import make_source
-from game_events.pipeline.topic_identity import topic_id_read
+from game_events.pipeline.schemas.catalog import SchemaCatalog
+from game_events.pipeline.state.archive_origin import refuse_twice
+from game_events.pipeline.state.offsets import topic_id_read
 from game_events.rules import Rule, all_rules
-from game_events.settings import Settings
-from game_events.sources.registry import SchemaRegistry
-from game_events.sources.source import FILES, Gap, Seen, Slice, Source
+from game_events.schema_registry import SchemaRegistry
+from game_events.sources.core.source import FILES, Gap, Seen, Slice, Source
+from game_events.sources.factory import make_source
+from game_events.sources.files.schemas import FileSchemas
+from game_events.sources.files.source import FileSource
 
-#: Told what is under way, in words for a person: Dagster shows it in the run's log, the command line beside its spinner.
-PROGRESS_LOGGER = "game_events.progress"
 _progress = logging.getLogger(PROGRESS_LOGGER)
 
 

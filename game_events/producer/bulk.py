@@ -12,11 +12,11 @@ from typing import Annotated
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
+from game_events.config.producer import DEFAULT_GAMES, GAME_FIELDS, Fields
 from game_events.producer.encoding import EventEncoder
 from game_events.producer.events import DEFAULT_BASE_TIME, EventFactory, PoisonKind, SimulatedRecord
 from game_events.producer.kafka_writer import BatchMessage
 from game_events.producer.simulator import GameName, Share, Versions, version_numbers
-from game_events.sample import DEFAULT_GAMES, GAME_FIELDS, Fields
 
 #: Messages of one call into librdkafka.
 BATCH = 10_000

@@ -13,7 +13,7 @@ from confluent_kafka.schema_registry.serde import SchemaId
 from google.protobuf.message import DecodeError, Message
 
 from game_events.producer.events import US_PER_S, GameEvent, PoisonKind, SimulatedRecord
-from game_events.producer.message_shape import MessageShape
+from game_events.producer.message_type import MessageShape
 from game_events.producer.schema_versions import custom_columns
 
 #: The largest id a registry could give out (a Java int); none has counted so far.

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from random import Random
 
+from game_events.config.producer import GAME_FIELDS, Fields
 from game_events.producer.schema_versions import custom_columns
-from game_events.sample import GAME_FIELDS, Fields
 
 DEFAULT_BASE_TIME = datetime(2024, 1, 1, tzinfo=UTC)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

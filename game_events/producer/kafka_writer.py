@@ -10,9 +10,9 @@ from typing import Any, TypedDict
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from game_events.config.settings import Settings
 from game_events.errors import GameEventsError
-from game_events.settings import Settings
-from game_events.sources.kafka_client import CauseMemory, bad_option, client_options
+from game_events.sources.kafka.client import CauseMemory, bad_option, client_options
 
 #: The manifest is exact only if a retry does not write twice. With replication 1 acks=all costs what acks=1 costs.
 DEFAULTS: dict[str, object] = {

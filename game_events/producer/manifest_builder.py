@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import cast
 
+from game_events.config.producer import GAME_FIELDS, Fields
 from game_events.producer.events import GameEvent, PoisonKind, SimulatedRecord, from_microseconds
 from game_events.producer.manifest import GamerTruth, Manifest, NumberTruth
-from game_events.sample import GAME_FIELDS, Fields
 
 
 class ManifestBuilder:

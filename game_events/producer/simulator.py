@@ -9,9 +9,9 @@ from typing import Annotated
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
+from game_events.config.producer import DEFAULT_GAMES, GAME_FIELDS, Fields
 from game_events.producer.events import DEFAULT_BASE_TIME, EventFactory, GameEvent, PoisonKind, SimulatedRecord
 from game_events.producer.schema_versions import MAX_VERSION
-from game_events.sample import DEFAULT_GAMES, GAME_FIELDS, Fields
 
 __all__ = ["DEFAULT_GAMES", "Simulation", "version_numbers"]
 

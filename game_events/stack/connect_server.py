@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pyspark
 
+from game_events.jvm.java import DEFAULT_JAVA_OPTIONS
+from game_events.jvm.private_folders import TemporaryFolder, private_folder
 from game_events.stack.ports import HOST, listens
-from game_events.stack.private_folders import TemporaryFolder, private_folder
 from game_events.stack.server_process import ServerProcess, spawn
 
 MAIN_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
@@ -19,8 +20,6 @@ SPARK_HOME = Path(pyspark.__file__).parent
 #: Variables of a client's process that would make the server one.
 CLIENTS_OWN = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_LOCAL_REMOTE")
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
-#: What stands before these on the command line; users set the others.
-DEFAULT_JAVA_OPTIONS = "spark.driver.defaultJavaOptions"
 #: Without memory it would answer nobody, and look alive: it is to end, and be started again.
 ENDS = "-XX:+ExitOnOutOfMemoryError"
 #: A client that was killed in mid-run cannot end its job: the server does so when nobody has asked for its results for so long.

@@ -13,8 +13,9 @@ from pathlib import Path
 from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from game_events.errors import ConfigurationError, TransientError
-from game_events.stack import jars, kafka_broker, registry_server
-from game_events.stack.java import find_java
+from game_events.jvm import jars
+from game_events.jvm.java import find_java
+from game_events.stack import kafka_broker, registry_server
 from game_events.stack.ports import HOST, choose_ports
 from game_events.stack.server_process import ServerProcess, find, last_lines, stop
 from game_events.stack.stack_state import StackFiles, StackState

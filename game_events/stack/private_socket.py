@@ -17,9 +17,9 @@ from pathlib import Path
 
 import psutil
 
+from game_events.config.this_machine import UNIX_SOCKET
 from game_events.stack.ports import HOST
 from game_events.stack.server_process import ServerProcess, find
-from game_events.this_machine import UNIX_SOCKET
 
 log = logging.getLogger(__name__)
 #: Seconds in which the server must have accepted a connection; seconds between two looks whether it has, doubled each time.

@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
-from game_events.this_machine import LOOPBACK
+from game_events.config.this_machine import LOOPBACK
 
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 #: Columns of a line: this end, the other end, the user's id, the socket's number.

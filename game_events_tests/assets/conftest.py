@@ -20,11 +20,11 @@ import pytest
 import yaml
 from dagster import DagsterInstance
 
-from game_events.assets.checks import build_checks
-from game_events.assets.resources import LakehouseResource, SparkResource
-from game_events.assets.tables import build_tables
+from game_events.config.settings import Settings, load_settings
 from game_events.definitions import build_defs
-from game_events.settings import Settings, load_settings
+from game_events.orchestration.assets.layers import build_tables
+from game_events.orchestration.checks.tables import build_checks
+from game_events.orchestration.resources import LakehouseResource, SparkResource
 
 PROJECT = Path(__file__).parents[2]
 RANGE = "dagster/asset_partition_range_"

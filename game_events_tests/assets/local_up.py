@@ -12,10 +12,10 @@ from pathlib import Path
 import httpx2
 import psutil
 
+from game_events.config.settings import Settings, load_settings
 from game_events.producer.manifest import Manifest
 from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
-from game_events.settings import Settings, load_settings
 from game_events.stack.ports import free_ports
 from game_events.stack.stack_state import StackFiles
 from game_events_tests.cluster.small_jvm import JAVA_OPTIONS

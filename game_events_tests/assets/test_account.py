@@ -5,9 +5,8 @@ import json
 import dagster as dg
 import pytest
 
-from game_events.assets.jobs import REPORT
-from game_events.assets.keys import BRONZE_KEY, QUARANTINE_KEY, SILVER_KEY
-from game_events.pipeline.whole_checks import CHECKS
+from game_events.orchestration.keys import BRONZE_KEY, QUARANTINE_KEY, REPORT, SILVER_KEY
+from game_events.pipeline.checks.registry import CHECKS
 from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
 from game_events_tests import books

@@ -9,21 +9,20 @@ import dagster as dg
 import pytest
 from dagster import DagsterRunStatus
 
-from game_events.assets.jobs import REPORT
-from game_events.assets.keys import SILVER_KEY
-from game_events.assets.partitions import fail_for
-from game_events.assets.process_tag import PROCESS_TAG
-from game_events.assets.run_alerts import send_own_alerts
-from game_events.assets.run_hygiene import end_dead_runs
-from game_events.assets.run_tags import OWN_ALERTS
-from game_events.assets.sensors.alerts import alerts
-from game_events.assets.sensors.lag_alerts import alert_on_lag
-from game_events.assets.sensors.lag_decision import Memory
+from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
-from game_events.pipeline.alerts import VERSION, Alert, send
-from game_events.pipeline.report import TableReport
-from game_events.pipeline.standing import Standing
-from game_events.settings import load_settings
+from game_events.orchestration.events.partitions import fail_for
+from game_events.orchestration.keys import REPORT, SILVER_KEY
+from game_events.orchestration.runs.alerts import send_own_alerts
+from game_events.orchestration.runs.dead_runs import end_dead_runs
+from game_events.orchestration.runs.process_tag import PROCESS_TAG
+from game_events.orchestration.runs.tags import OWN_ALERTS
+from game_events.orchestration.sensors.alerts import alerts
+from game_events.orchestration.sensors.kafka_lag import alert_on_lag
+from game_events.orchestration.sensors.lag_decision import Memory
+from game_events.pipeline.observability.alerts import VERSION, Alert, send
+from game_events.pipeline.observability.lag import Standing
+from game_events.pipeline.reporting.report import TableReport
 from game_events_tests.assets.conftest import PROJECT
 from game_events_tests.assets.receiver import TOKEN, Receiver
 from game_events_tests.lanes import lanes, seen
@@ -134,7 +133,7 @@ def test_a_failed_run_is_told_once_with_what_failed_and_a_link(world):
 
 
 def test_many_runs_that_fail_within_a_minute_are_all_told(receiver, monkeypatch):
-    monkeypatch.setattr("game_events.assets.sensors.alerts.RUNS", 1)
+    monkeypatch.setattr("game_events.orchestration.sensors.alerts.RUNS", 1)
     with dg.DagsterInstance.ephemeral() as instance:
         world = World(instance, receiver)
         assert world.tick()[0] == []
@@ -339,7 +338,7 @@ def test_what_may_pass_is_tried_again_and_a_refusal_is_not(receiver, answers, do
 
 
 def test_a_receiver_that_hangs_is_given_up_on_and_nothing_is_raised(receiver, monkeypatch):
-    monkeypatch.setattr("game_events.pipeline.alerts.TIMEOUT_S", 0.1)
+    monkeypatch.setattr("game_events.pipeline.observability.alerts.TIMEOUT_S", 0.1)
     receiver.next = [1.0, 1.0, 1.0]
     assert send(load_settings(), ALERT) is False
 

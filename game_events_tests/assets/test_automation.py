@@ -6,11 +6,11 @@ Stub assets with the real keys stand for the real ones; the condition evaluated 
 import dagster as dg
 import pytest
 
-from game_events.assets.keys import BRONZE_KEY, GAMES, GOLD_KEY, SILVER_KEY, UNIFIED_KEY
-from game_events.assets.run_tags import CARRIES_ALL
+from game_events.config.settings import load_settings
 from game_events.definitions import build_defs
-from game_events.pipeline.whole_checks import CONSERVED
-from game_events.settings import load_settings
+from game_events.orchestration.keys import BRONZE_KEY, GAMES, GOLD_KEY, SILVER_KEY, UNIFIED_KEY
+from game_events.orchestration.runs.tags import CARRIES_ALL
+from game_events.pipeline.checks.registry import CONSERVED
 
 KEYS = {key.path[-1]: key for key in (BRONZE_KEY, SILVER_KEY, GOLD_KEY, UNIFIED_KEY)}
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from game_events.assets.automation import automation
-from game_events.assets.keys import BRONZE_KEY, GOLD_KEY, QUARANTINE_KEY, SILVER_KEY, UNIFIED_KEY
 from game_events.definitions import build_defs
+from game_events.orchestration.keys import BRONZE_KEY, GOLD_KEY, QUARANTINE_KEY, SILVER_KEY, UNIFIED_KEY
+from game_events.orchestration.sensors.automation import automation
 from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
 from game_events_tests import books

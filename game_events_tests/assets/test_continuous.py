@@ -13,13 +13,12 @@ from dagster_graphql.client.client_queries import TERMINATE_RUN_JOB_MUTATION
 from dagster_graphql.client.query import LAUNCH_PIPELINE_EXECUTION_MUTATION
 from dagster_graphql.test.utils import execute_dagster_graphql
 
-from game_events.assets.continuous import JOB, OP
-from game_events.assets.event_pacing import EVENT_S
-from game_events.assets.jobs import REPORT
-from game_events.assets.keys import BRONZE_KEY
-from game_events.assets.process_tag import PROCESS_TAG, is_gone
-from game_events.assets.run_tags import HANDED_OVER
-from game_events.pipeline.refresh import refresh
+from game_events.orchestration.jobs.continuous import OP
+from game_events.orchestration.jobs.event_throttle import EVENT_S
+from game_events.orchestration.keys import BRONZE_KEY, JOB, REPORT
+from game_events.orchestration.runs.process_tag import PROCESS_TAG, is_gone
+from game_events.orchestration.runs.tags import HANDED_OVER
+from game_events.pipeline.runs.refresh import refresh
 from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
 from game_events_tests import books

@@ -11,8 +11,12 @@ import psutil
 import pytest
 from dagster import DagsterRunStatus
 
-from game_events.assets.continuous import JOB, ROW_CHANGING_TAG, continuous, run_under_way, what_goes_first
-from game_events.assets.continuous_mode import (
+from game_events.orchestration.jobs.continuous import ROW_CHANGING_TAG, continuous, run_under_way, what_goes_first
+from game_events.orchestration.jobs.refresh import redecode, refresh
+from game_events.orchestration.keys import JOB
+from game_events.orchestration.runs.process_tag import PROCESS_TAG, is_gone, this_process
+from game_events.orchestration.runs.tags import ENDED_BY_ITSELF
+from game_events.orchestration.sensors.continuous_mode import (
     FIRST_PAUSE_S,
     HEALTHY_S,
     LONGEST_PAUSE_S,
@@ -20,9 +24,6 @@ from game_events.assets.continuous_mode import (
     continuous_mode,
     decide,
 )
-from game_events.assets.jobs import redecode, refresh
-from game_events.assets.process_tag import PROCESS_TAG, is_gone, this_process
-from game_events.assets.run_tags import ENDED_BY_ITSELF
 
 NOW = 1_700_000_000.0
 
@@ -117,7 +118,7 @@ def test_the_sensor_starts_a_vanished_run_again_and_not_one_that_was_terminated(
     assert isinstance(first, dg.SkipReason)
     assert "failed (1 in a row)" in first.skip_message
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("game_events.assets.continuous_mode.FIRST_PAUSE_S", 0)
+        patch.setattr("game_events.orchestration.sensors.continuous_mode.FIRST_PAUSE_S", 0)
         request = tick()
     assert isinstance(request, dg.RunRequest)
     assert request.run_key == f"continuous-after-{gone.run_id}"

@@ -10,25 +10,25 @@ import dagster as dg
 import pytest
 from deltalake import DeltaTable
 
-from game_events.assets.checks import build_checks
-from game_events.assets.keys import BRONZE_KEY, GOLD_KEY, SILVER_KEY
-from game_events.assets.resources import LakehouseResource, SparkResource
-from game_events.assets.run_alerts import send_own_alerts
-from game_events.assets.run_tags import OWN_ALERTS
-from game_events.assets.sensors import data_alarms as sensor
-from game_events.assets.sensors.alerts import alerts
-from game_events.assets.sensors.data_alarms import Watch, data_alarms
-from game_events.lakehouse.commits import Commit, commit
-from game_events.lakehouse.event_log import append_events
+from game_events.config.settings import load_settings
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.event_columns import OWN_COLUMNS
+from game_events.lakehouse.system_tables.event_log import append_events
 from game_events.lakehouse.tables import BRONZE, Lakehouse, Table
-from game_events.pipeline import freshness
-from game_events.pipeline.bronze import BATCH_APP
-from game_events.pipeline.bronze_stage import OWN_COLUMNS
-from game_events.pipeline.commit_notes import slice_info
+from game_events.orchestration.checks.tables import build_checks
+from game_events.orchestration.keys import BRONZE_KEY, GOLD_KEY, SILVER_KEY
+from game_events.orchestration.resources import LakehouseResource, SparkResource
+from game_events.orchestration.runs.alerts import send_own_alerts
+from game_events.orchestration.runs.tags import OWN_ALERTS
+from game_events.orchestration.sensors import data_alarms as sensor
+from game_events.orchestration.sensors.alerts import alerts
+from game_events.orchestration.sensors.data_alarms import Watch, data_alarms
+from game_events.pipeline.bronze.load import BATCH_APP
+from game_events.pipeline.checks import freshness
+from game_events.pipeline.checks.freshness import fresh
 from game_events.pipeline.context import Pipeline, no_spark
-from game_events.pipeline.freshness import fresh
-from game_events.settings import load_settings
-from game_events.sources.source import Gap, Lane
+from game_events.pipeline.state.commit_info import slice_info
+from game_events.sources.core.source import Gap, Lane
 from game_events_tests.assets.receiver import Receiver
 
 TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAQ"

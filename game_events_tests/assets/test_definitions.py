@@ -11,11 +11,11 @@ import pytest
 from dagster._core.remote_representation.external_data import RepositorySnap
 from dagster._serdes import serialize_value
 
-from game_events.assets.keys import BRONZE_KEY, GOLD_KEY, LAYER_KEYS, QUARANTINE_KEY, SILVER_KEY, UNIFIED_KEY
-from game_events.cli import dagster_run
-from game_events.cli.dagster_run import dagster_file
+from game_events.cli.common import run_job as dagster_run
+from game_events.cli.common.run_job import dagster_file
+from game_events.config.settings import load_settings
 from game_events.definitions import build_defs
-from game_events.settings import load_settings
+from game_events.orchestration.keys import BRONZE_KEY, GOLD_KEY, LAYER_KEYS, QUARANTINE_KEY, SILVER_KEY, UNIFIED_KEY
 from game_events_tests.assets.conftest import PROJECT
 
 TOPIC = dg.AssetKey(["kafka", "game_events"])

@@ -4,11 +4,11 @@ from collections import Counter
 
 import pyarrow as pa
 
-from game_events.assets import event_pacing
-from game_events.assets.event_pacing import EVENT_S, EventPacing
-from game_events.lakehouse.commits import Landed
+from game_events.lakehouse.commits.commit import Landed
 from game_events.lakehouse.tables import Table
-from game_events.pipeline.report import RunReport
+from game_events.orchestration.jobs import event_throttle as event_pacing
+from game_events.orchestration.jobs.event_throttle import EVENT_S, EventPacing
+from game_events.pipeline.reporting.report import RunReport
 
 
 class Clock:

@@ -8,9 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from game_events.assets.jobs import REPORT
-from game_events.assets.keys import BRONZE_KEY, GOLD_KEY, QUARANTINE_KEY, SILVER_KEY, UNIFIED_KEY
 from game_events.lakehouse.tables import EVENT_LOG
+from game_events.orchestration.keys import BRONZE_KEY, GOLD_KEY, QUARANTINE_KEY, REPORT, SILVER_KEY, UNIFIED_KEY
 from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
 from game_events_tests import books

@@ -4,9 +4,9 @@ from itertools import pairwise
 
 import pytest
 
-from game_events.assets.sensors.lag_decision import GRACE_S, LONGEST_WAIT_S, Memory, decide, wait_s
-from game_events.pipeline.standing import Standing
-from game_events.sources.source import Lane
+from game_events.orchestration.sensors.lag_decision import GRACE_S, LONGEST_WAIT_S, Memory, decide, wait_s
+from game_events.pipeline.observability.lag import Standing
+from game_events.sources.core.source import Lane
 from game_events_tests.lanes import lanes, seen
 
 START = 1_000_000.0

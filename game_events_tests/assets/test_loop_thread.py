@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from game_events.assets import continuous
-from game_events.assets.continuous import LoopThread
+from game_events.orchestration.jobs import continuous
+from game_events.orchestration.jobs.continuous import LoopThread
 
 
 class InterruptError(Exception):

@@ -5,15 +5,15 @@ import re
 import pytest
 from pydantic import ValidationError
 
-from game_events.assets.keys import DEFAULT, Keys
-from game_events.assets.metadata import table_metadata
-from game_events.cli.examples import CONFIG, use_example
+from game_events.cli.local.examples import CONFIG, use_example
+from game_events.config.naming import Names
+from game_events.config.settings import load_settings
 from game_events.definitions import build_defs
-from game_events.names import Names
+from game_events.orchestration.events.metadata import table_metadata
+from game_events.orchestration.keys import DEFAULT, Keys
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.report import RunReport, TableReport
-from game_events.pipeline.selection import selection_of
-from game_events.settings import load_settings
+from game_events.pipeline.reporting.report import RunReport, TableReport
+from game_events.pipeline.runs.selection import selection_of
 
 OWN = '''
 from game_events.extending import count, gold_aggregate

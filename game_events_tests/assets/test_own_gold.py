@@ -3,12 +3,12 @@
 import dagster as dg
 import pytest
 
-from game_events.assets.keys import SILVER_KEY
+from game_events.config.settings import load_settings
 from game_events.definitions import build_defs
 from game_events.errors import ConfigurationError
+from game_events.orchestration.keys import SILVER_KEY
 from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
-from game_events.settings import load_settings
 from game_events_tests import books
 from game_events_tests.assets.conftest import logged, materializations
 from game_events_tests.extending.own import DEVICES, DEVICES_SQL, MEDIAN, differences, extension

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dagster as dg
 import pytest
 
-from game_events.assets import archiving, places
-from game_events.assets.places import allow_here, check_place
+from game_events.config.settings import load_settings
 from game_events.definitions import build_defs
 from game_events.errors import ConfigurationError
-from game_events.settings import load_settings
+from game_events.orchestration.jobs import archive as archiving
+from game_events.orchestration.jobs import places
+from game_events.orchestration.jobs.places import allow_here, check_place
 
 
 @pytest.fixture(autouse=True)

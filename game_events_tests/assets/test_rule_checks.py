@@ -5,13 +5,12 @@ import json
 import dagster as dg
 import pytest
 
-from game_events.assets.jobs import REPORT
-from game_events.assets.keys import GOLD_KEY, SILVER_KEY
-from game_events.assets.resources import LakehouseResource, SparkResource
-from game_events.assets.rule_checks import build_rule_checks, declared_rules
-from game_events.assets.tables import build_tables
+from game_events.config.settings import load_settings
 from game_events.definitions import build_defs
-from game_events.settings import load_settings
+from game_events.orchestration.assets.layers import build_tables
+from game_events.orchestration.checks.rules import build_rule_checks, declared_rules
+from game_events.orchestration.keys import GOLD_KEY, REPORT, SILVER_KEY
+from game_events.orchestration.resources import LakehouseResource, SparkResource
 from game_events_tests.assets.conftest import materializations
 from game_events_tests.pipeline.quality_world import Event, in_silver, rejected, rule, send_events
 

@@ -7,12 +7,13 @@ import dagster as dg
 import pytest
 from dagster import DagsterRunStatus
 
-from game_events.assets import run_history
-from game_events.assets.continuous import HANDED_OVER, JOB
-from game_events.assets.continuous_mode import HAND_OVER_S, PastRun, continuous_mode, decide
-from game_events.assets.run_history import drop_old_runs
-from game_events.assets.run_tags import ENDED_BY_ITSELF
-from game_events.assets.sensors.dead_runs import dead_runs
+from game_events.orchestration.jobs.continuous import HANDED_OVER
+from game_events.orchestration.keys import JOB
+from game_events.orchestration.runs import retention as run_history
+from game_events.orchestration.runs.retention import drop_old_runs
+from game_events.orchestration.runs.tags import ENDED_BY_ITSELF
+from game_events.orchestration.sensors.continuous_mode import HAND_OVER_S, PastRun, continuous_mode, decide
+from game_events.orchestration.sensors.dead_runs import dead_runs
 
 PARTITIONS = dg.StaticPartitionsDefinition(["rummy", "spades"])
 NOW = 1_700_000_000.0
@@ -74,7 +75,7 @@ def test_old_runs_go_but_for_those_with_the_newest_event_of_an_asset_or_a_partit
 
 
 def test_runs_that_are_still_needed_do_not_hide_those_behind_them(instance, monkeypatch):
-    monkeypatch.setattr("game_events.assets.run_history.PAGE", 1)
+    monkeypatch.setattr("game_events.orchestration.runs.retention.PAGE", 1)
     needed = [dg.materialize([silver], instance=instance, partition_key=game).run_id for game in ("rummy", "spades")]
     runs = [refresh.execute_in_process(instance=instance).run_id for _ in range(2)]
     assert drop_old_runs(instance, keep_h=0) == 1
@@ -100,7 +101,7 @@ def test_where_all_old_runs_are_needed_what_is_newest_is_read_once_an_hour(insta
 
 
 def test_as_long_as_there_is_something_to_delete_nobody_waits(instance, monkeypatch):
-    monkeypatch.setattr("game_events.assets.run_history.AT_ONCE", 2)
+    monkeypatch.setattr("game_events.orchestration.runs.retention.AT_ONCE", 2)
     for _ in range(6):
         refresh.execute_in_process(instance=instance)
     assert [drop_old_runs(instance, keep_h=0) for _ in range(4)] == [2, 2, 1, 0]
@@ -125,7 +126,7 @@ def test_the_sensor_deletes_what_the_setting_calls_old(instance, monkeypatch):
 def test_settings_that_are_broken_make_the_sensor_say_so_and_end_dead_runs_all_the_same(instance, monkeypatch):
     monkeypatch.setenv("GAME_EVENTS_RUN_HISTORY_H", "-1")
     monkeypatch.setattr(
-        "game_events.assets.sensors.dead_runs.end_dead_runs", lambda _: [SimpleNamespace(run_id="0123456789abcdef")]
+        "game_events.orchestration.sensors.dead_runs.end_dead_runs", lambda _: [SimpleNamespace(run_id="0123456789abcdef")]
     )
     found = dead_runs(dg.build_sensor_context(instance=instance))
     assert isinstance(found, dg.SkipReason)

@@ -12,18 +12,18 @@ from dagster import DagsterRunStatus
 from dagster._core.remote_origin import ManagedGrpcPythonEnvCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
-from game_events.assets.process_tag import PROCESS_TAG, this_process
-from game_events.assets.run_hygiene import end_dead_runs
-from game_events.assets.run_tags import OWN_ALERTS
-from game_events.assets.sensors.dead_runs import dead_runs
-from game_events.assets.sensors.kafka_lag import writer_of_bronze
+from game_events.orchestration.runs.dead_runs import end_dead_runs
+from game_events.orchestration.runs.process_tag import PROCESS_TAG, this_process
+from game_events.orchestration.runs.tags import OWN_ALERTS
+from game_events.orchestration.sensors.dead_runs import dead_runs
+from game_events.orchestration.sensors.kafka_lag import writer_of_bronze
 from game_events_tests.assets.conftest import PROJECT
 
 #: A run as the command line starts it, which claims the pool `bronze` and then hangs.
 HANG = """
 import sys, time, dagster as dg
-from game_events.assets.process_tag import PROCESS_TAG, this_process
-from game_events.assets.run_tags import OWN_ALERTS
+from game_events.orchestration.runs.process_tag import PROCESS_TAG, this_process
+from game_events.orchestration.runs.tags import OWN_ALERTS
 @dg.op(pool="bronze")
 def hang(): print("working", flush=True); time.sleep(600)
 @dg.job(executor_def=dg.in_process_executor)

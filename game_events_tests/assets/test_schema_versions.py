@@ -5,9 +5,9 @@ import json
 import dagster as dg
 import pytest
 
-from game_events.assets.sensors.schema_versions import schema_versions
-from game_events.producer.registration import register_versions
-from game_events.sources.registry import registry_client
+from game_events.orchestration.sensors.schema_versions import schema_versions
+from game_events.producer.produce import register_versions
+from game_events.schema_registry import registry_client
 
 
 @pytest.fixture

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dagster as dg
 import pytest
 
-from game_events.assets.keys import BRONZE_KEY
-from game_events.assets.sensors.kafka_lag import lag_event
-from game_events.assets.sensors.lag_decision import Memory
-from game_events.assets.source_assets import source_assets
+from game_events.config.settings import load_settings
 from game_events.definitions import build_defs
-from game_events.pipeline.standing import Standing
-from game_events.settings import load_settings
-from game_events.sources.source import Seen
+from game_events.orchestration.assets.layers import source_assets
+from game_events.orchestration.keys import BRONZE_KEY
+from game_events.orchestration.sensors.kafka_lag import lag_event
+from game_events.orchestration.sensors.lag_decision import Memory
+from game_events.pipeline.observability.lag import Standing
+from game_events.sources.core.source import Seen
 from game_events_tests.lanes import lanes
 
 LIST = load_settings(kafka_topic="events,matches")

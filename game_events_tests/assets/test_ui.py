@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import pytest
 
-from game_events.settings import load_settings
+from game_events.config.settings import load_settings
 from game_events_tests import books
 from game_events_tests.assets.local_up import START_S, STOP_S, Site
 

@@ -15,7 +15,7 @@ from random import Random
 
 from deltalake import DeltaTable
 
-from game_events.settings import Settings, load_settings
+from game_events.config.settings import Settings, load_settings
 from game_events.stack import local_stack
 from game_events.stack.server_process import find
 from game_events_tests.chaos.account import Account, Kill

@@ -11,7 +11,7 @@ import duckdb
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from game_events.settings import Settings
+from game_events.config.settings import Settings
 
 REJECTED_DEVICE, DROPPED_DEVICE = "device_3", "device_7"
 #: What the run's rules say; in silver is what they let through.

@@ -10,10 +10,10 @@ import signal
 import sys
 from random import Random
 
+from game_events.config.settings import load_settings
 from game_events.errors import GameEventsError
 from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
-from game_events.settings import load_settings
 
 GAMES = ("rummy", "spades", "uno")
 NEWCOMERS = 12

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from game_events.pipeline.refresh import refresh
-from game_events.settings import load_settings
+from game_events.config.settings import load_settings
+from game_events.pipeline.runs.refresh import refresh
 from game_events_tests.chaos.chaos_run import chaos, drained_by
 from game_events_tests.chaos.invariants import Books, broken
 from game_events_tests.chaos.topic_truth import SCHEMA

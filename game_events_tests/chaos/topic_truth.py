@@ -10,8 +10,8 @@ from confluent_kafka import Consumer, Message, TopicPartition
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from google.protobuf.message import DecodeError
 
+from game_events.config.settings import Settings
 from game_events.producer.schema_versions import MAX_VERSION, message_class
-from game_events.settings import Settings
 
 SCHEMA = pa.schema(
     [

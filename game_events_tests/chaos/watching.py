@@ -9,7 +9,7 @@ import duckdb
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from game_events.settings import Settings
+from game_events.config.settings import Settings
 
 PAUSE_S = 0.5
 

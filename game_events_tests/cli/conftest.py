@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from game_events.cli.main import main
-from game_events.settings import Settings
+from game_events.config.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -71,5 +71,5 @@ def environment(settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: P
 @pytest.fixture
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that is not there is given up on after a second."""
-    monkeypatch.setattr("game_events.sources.kafka_admin.TIMEOUT_S", 1.0)
-    monkeypatch.setattr("game_events.sources.kafka_client.CONNECT_TIMEOUT_S", 1)
+    monkeypatch.setattr("game_events.sources.kafka.admin.TIMEOUT_S", 1.0)
+    monkeypatch.setattr("game_events.sources.kafka.client.CONNECT_TIMEOUT_S", 1)

@@ -9,10 +9,11 @@ import psutil
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from game_events.settings import Settings
-from game_events.sources import kafka, kafka_admin
-from game_events.sources.kafka import KafkaSource
-from game_events.sources.source import Slice
+from game_events.config.settings import Settings
+from game_events.sources.core.source import Slice
+from game_events.sources.kafka import admin as kafka_admin
+from game_events.sources.kafka import source as kafka
+from game_events.sources.kafka.source import KafkaSource
 from game_events.stack import local_stack
 from game_events.stack.stack_state import StackState
 from game_events_tests.books import assert_books_balance, coordinates
@@ -114,7 +115,7 @@ def test_a_run_whose_broker_dies_ends_with_the_reason_or_goes_on_when_it_is_back
         broker.start()
         return 0.1
 
-    monkeypatch.setattr("game_events.assets.failures.delay_s", pause)
+    monkeypatch.setattr("game_events.orchestration.runs.errors.delay_s", pause)
     sent = sent.merge(send(environment, version=3))
     at_second_slice(monkeypatch, broker.kill)
     done = cli("run", "--json")

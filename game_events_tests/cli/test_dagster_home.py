@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from game_events.cli import dagster_run
-from game_events.settings import load_settings
+from game_events.cli.common import run_job as dagster_run
+from game_events.config.settings import load_settings
 
 PACKAGED = (Path(dagster_run.__file__).parent / "instance/dagster.yaml").read_text()
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from game_events.cli import demo as demo_command
-from game_events.cli.gold_truth import truths
-from game_events.settings import load_settings
+from game_events.cli.local import demo as demo_command
+from game_events.cli.local.demo import truths
+from game_events.config.settings import load_settings
 from game_events.stack.stack_state import StackState
 from game_events_tests.docs.pages import DOCS, PAGES, RUN_BY, blocks
 from game_events_tests.docs.printed import missing

@@ -2,8 +2,8 @@
 
 import pytest
 
-from game_events.cli import run as command
-from game_events.cli.dagster_run import JobResult
+from game_events.cli.commands import run as command
+from game_events.cli.common.run_job import JobResult
 
 
 @pytest.mark.parametrize("option", ["--continuous", "--select=silver"])

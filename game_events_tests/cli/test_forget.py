@@ -3,7 +3,7 @@
 import io
 import sys
 
-from game_events.pipeline.refresh import refresh
+from game_events.pipeline.runs.refresh import refresh
 from game_events_tests.books import count
 from game_events_tests.pipeline.erasure_world import places_of
 from game_events_tests.pipeline.quality_world import Event, assert_sound, send_events

@@ -7,13 +7,13 @@ import time
 import pytest
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
 
-from game_events.assets.continuous import JOB
-from game_events.assets.continuous_mode import HAND_OVER_S, decide, past_runs
-from game_events.assets.run_tags import HANDED_OVER
-from game_events.cli import continuous
-from game_events.cli.dagster_run import JobResult
-from game_events.cli.output import Output
-from game_events.settings import load_settings
+from game_events.cli.commands import continuous
+from game_events.cli.common.output import Output
+from game_events.cli.common.run_job import JobResult
+from game_events.config.settings import load_settings
+from game_events.orchestration.keys import JOB
+from game_events.orchestration.runs.tags import HANDED_OVER
+from game_events.orchestration.sensors.continuous_mode import HAND_OVER_S, decide, past_runs
 
 
 @pytest.mark.parametrize("ctrl_c", [True, False])

@@ -10,7 +10,7 @@ import math
 import pytest
 from rich.console import Console
 
-from game_events.cli.output import Output, harmless
+from game_events.cli.common.output import Output, harmless
 
 ODD = "leads to [/definitions/x], [red] and topic[0]@3 [user.name]"
 #: Clear the screen, the clipboard, a link, C1's own escape, a carriage return that overwrites, letters turned round.

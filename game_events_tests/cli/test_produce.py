@@ -2,7 +2,7 @@
 
 import pytest
 
-from game_events.cli import produce as cli_produce
+from game_events.cli.local import produce as cli_produce
 from game_events.producer.manifest import Manifest
 
 

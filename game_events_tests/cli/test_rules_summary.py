@@ -1,9 +1,8 @@
 """What a run says of rules at its end."""
 
-from game_events.cli.output import Output
-from game_events.cli.summary import show_run
-from game_events.pipeline.report import RunReport, TableReport
-from game_events.pipeline.rule_split import RuleCounts
+from game_events.cli.common.output import Output
+from game_events.cli.common.summary import show_run
+from game_events.pipeline.reporting.report import RuleCounts, RunReport, TableReport
 from game_events.rules import Rule
 
 RULES = (

@@ -9,8 +9,8 @@ import pytest
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
 from deltalake import DeltaTable
 
-from game_events.assets.process_tag import PROCESS_TAG, this_process
 from game_events.lakehouse.tables import EVENT_LOG
+from game_events.orchestration.runs.process_tag import PROCESS_TAG, this_process
 from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
 from game_events_tests import books

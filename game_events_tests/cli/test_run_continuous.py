@@ -11,10 +11,10 @@ from contextlib import contextmanager
 import pytest
 from dagster import DagsterInstance, DagsterRunStatus
 
-from game_events.assets.continuous import JOB
-from game_events.cli.continuous import run_continuously
-from game_events.cli.output import Output
+from game_events.cli.commands.continuous import run_continuously
+from game_events.cli.common.output import Output
 from game_events.errors import ConfigurationError
+from game_events.orchestration.keys import JOB
 from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
 from game_events_tests import books

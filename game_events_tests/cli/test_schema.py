@@ -3,7 +3,7 @@
 import pytest
 from confluent_kafka.schema_registry import Schema
 
-from game_events.sources.registry import registry_client
+from game_events.schema_registry import registry_client
 
 FIRST = """syntax = "proto3"; package t; message Event {
   string game_name = 1; int32 score = 2; string device = 3; Place place = 4; message Place { string city = 1; }

@@ -14,9 +14,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from game_events.config.settings import Settings
 from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
-from game_events.settings import Settings
 from game_events_tests.assets.receiver import TOKEN, Receiver
 from game_events_tests.object_store.client import BUCKET, KEY, SECRET, ObjectStore
 

@@ -8,8 +8,8 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from game_events.lakehouse.commits import Commit, commit
-from game_events.lakehouse.staging import StagedWriter
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import Lakehouse
 
 PLACE = pa.struct([pa.field("city", pa.string())])

@@ -15,10 +15,10 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 import game_events_tests
-from game_events.pipeline.connect import TOKEN_VARIABLE, connect, give_back
-from game_events.pipeline.shipped_code import on_this_machine, packed, ship
-from game_events.pipeline.spark import session_config, spark_config
-from game_events.settings import load_settings
+from game_events.config.settings import load_settings
+from game_events.spark.code_shipping import on_this_machine, packed, ship
+from game_events.spark.config import session_config, spark_config
+from game_events.spark.connect import TOKEN_VARIABLE, connect, give_back
 from game_events.stack import connect_server
 from game_events.stack.ports import free_ports
 from game_events.stack.server_process import find, last_lines, stop

@@ -18,14 +18,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.connect.client.reattach import ExecutePlanResponseReattachableIterator
 
-from game_events.assets.resources import SparkResource
-from game_events.cli.warm_spark import WarmSpark
+from game_events.cli.local.spark_server import WarmSpark
+from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
-from game_events.pipeline.connect import CLIENTS_LOGGER, TOKEN_VARIABLE, connect, give_back, is_lost
-from game_events.pipeline.shipped_code import packed, ship
+from game_events.orchestration.resources import SparkResource
 from game_events.producer.bulk import BulkSimulation
 from game_events.producer.produce import produce_bulk
-from game_events.settings import load_settings
+from game_events.spark.code_shipping import packed, ship
+from game_events.spark.connect import CLIENTS_LOGGER, TOKEN_VARIABLE, connect, give_back, is_lost
 from game_events.stack import connect_server
 from game_events.stack.server_process import ServerProcess
 from game_events_tests.assets.conftest import environment, instance, runs  # noqa: F401 - fixtures
@@ -41,8 +41,8 @@ pytestmark = [
 #: A client with a job that beats like a heart, in a file, until it is ended.
 CLIENT = """
 import sys
-from game_events.pipeline.connect import connect
-from game_events.settings import load_settings
+from game_events.spark.connect import connect
+from game_events.config.settings import load_settings
 from game_events_tests.cluster.on_connect import beating
 session = connect(load_settings(), {})
 beating(session, sys.argv[1]).collect()
@@ -90,7 +90,7 @@ def test_workers_of_a_server_elsewhere_run_the_clients_code(spark):  # noqa: ARG
     def look(batches):
         import pyarrow as pa  # noqa: PLC0415
 
-        from game_events.pipeline import fan_out  # noqa: PLC0415
+        from game_events.pipeline.fanout import job as fan_out  # noqa: PLC0415
 
         yield from (pa.RecordBatch.from_pydict({"file": [fan_out.__file__]}) for _ in batches)
 

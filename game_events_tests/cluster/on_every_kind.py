@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from game_events.pipeline.erasure import forget
-from game_events.pipeline.erasure_files import remove_old_files
-from game_events.pipeline.redecode import redecode
-from game_events.pipeline.refresh import refresh
-from game_events.pipeline.report import RunReport
-from game_events.pipeline.selection import selection_of
-from game_events.settings import Settings
+from game_events.config.settings import Settings
+from game_events.pipeline.erasure.old_files import remove_old_files
+from game_events.pipeline.erasure.run import forget
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reprocessing.redecode import redecode
+from game_events.pipeline.runs.refresh import refresh
+from game_events.pipeline.runs.selection import selection_of
 from game_events_tests.books import count, rows
 from game_events_tests.conftest import MakePipeline, MakeSettings
 from game_events_tests.extending.own import extension

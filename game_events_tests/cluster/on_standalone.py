@@ -8,11 +8,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from game_events.pipeline.refresh import refresh
-from game_events.pipeline.shipped_code import packed, ship
+from game_events.config.settings import load_settings
+from game_events.pipeline.runs.refresh import refresh
 from game_events.producer.bulk import BulkSimulation
 from game_events.producer.produce import produce_bulk
-from game_events.settings import load_settings
+from game_events.spark.code_shipping import packed, ship
 from game_events_tests.books import assert_books_balance, count
 from game_events_tests.cluster.kinds import running
 from game_events_tests.extending.own import extension
@@ -34,7 +34,7 @@ def test_workers_run_the_drivers_code_and_the_users_and_none_that_lies_about_on_
         import pyarrow as pa  # noqa: PLC0415
         import users_helper  # noqa: PLC0415
 
-        from game_events.pipeline import fan_out  # noqa: PLC0415
+        from game_events.pipeline.fanout import job as fan_out  # noqa: PLC0415
 
         rows = sum(batch.num_rows for batch in batches)
         seen = [fan_out.__file__, str(Path.cwd()), os.environ.get("PYTHONPATH", ""), os.environ.get("HOME", "")]

@@ -14,16 +14,16 @@ import dagster as dg
 import pytest
 from pyspark.errors import PySparkException, RetriesExceeded
 
-from game_events.assets import resources
-from game_events.assets.failures import errors_decide
+from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError, TransientError
-from game_events.lakehouse.staging import StagedFile, unseen
+from game_events.lakehouse.data.staging import StagedFile, unseen
 from game_events.lakehouse.tables import Table
-from game_events.pipeline.connect import CONNECT_MODE, connect, is_lost, named
-from game_events.pipeline.shipped_code import on_this_machine, packed, ship
-from game_events.pipeline.spark import of_the_server, session_config, spark_config
-from game_events.settings import load_settings
-from game_events.sinks.permits import permit_host
+from game_events.orchestration import resources
+from game_events.orchestration.runs.errors import errors_decide
+from game_events.sinks.http.rate_limiter import permit_host
+from game_events.spark.code_shipping import on_this_machine, packed, ship
+from game_events.spark.config import of_the_server, session_config, spark_config
+from game_events.spark.connect import CONNECT_MODE, connect, is_lost, named
 from game_events.stack import connect_server
 
 #: What has to be said of a standalone cluster.

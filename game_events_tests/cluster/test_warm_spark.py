@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from game_events.cli import warm_spark
-from game_events.cli.warm_spark import WarmSpark
-from game_events.settings import load_settings
+from game_events.cli.local import spark_server as warm_spark
+from game_events.cli.local.spark_server import WarmSpark
+from game_events.config.settings import load_settings
 from game_events.stack.server_process import ServerProcess, find, spawn
 from game_events_tests.waiting import until
 

@@ -2,11 +2,11 @@
 
 import json
 
-from game_events.decoding.columns import ColumnMap
+from game_events.decoding.batch_decoder import DecodePlan
 from game_events.decoding.compiler import compile_schema
-from game_events.decoding.decoder import DecodePlan
+from game_events.decoding.core.column_map import ColumnMap
+from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.decoding.formats import make_decoder
-from game_events.decoding.registry_schema import RegistrySchema
 from game_events_tests.decoding.helpers import decode, rows_by_position
 
 

@@ -8,11 +8,11 @@ from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.schema_registry.serde import SchemaId
 from google.protobuf import message_factory
 
-from game_events.decoding.columns import ColumnMap
+from game_events.decoding.batch_decoder import BatchDecoder, DecodePlan
 from game_events.decoding.compiler import compile_schema
-from game_events.decoding.decoder import BatchDecoder, DecodePlan
-from game_events.decoding.protobuf import ProtobufDecoder
-from game_events.decoding.registry_schema import RegistrySchema
+from game_events.decoding.core.column_map import ColumnMap
+from game_events.decoding.core.registry_schema import RegistrySchema
+from game_events.decoding.protobuf.decoder import ProtobufDecoder
 
 REGISTRY = SchemaRegistryClient.new_client({"url": "mock://decoding"})
 

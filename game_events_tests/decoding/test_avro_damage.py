@@ -9,9 +9,9 @@ import time
 import fastavro
 import pytest
 
-from game_events.decoding.avro_bytes import MAX_EMPTY_ITEMS
-from game_events.decoding.avro_text import MAX_LEVELS
-from game_events.decoding.reasons import Reason
+from game_events.decoding.avro.encoding import MAX_EMPTY_ITEMS
+from game_events.decoding.avro.json_text import MAX_LEVELS
+from game_events.decoding.core.reasons import Reason
 from game_events_tests.decoding.format_helpers import decode_one, framed, plan_of, registered, rejection, same_schema_rejections
 from game_events_tests.decoding.helpers import decode, reasons_by_position, rows_by_position
 

@@ -6,10 +6,10 @@ import pickle
 import pyarrow as pa
 import pytest
 
-from game_events.decoding.avro_columns import MAX_COLUMNS
-from game_events.decoding.columns import ColumnMap
+from game_events.decoding.avro.nested_columns import MAX_COLUMNS
+from game_events.decoding.batch_decoder import BatchDecoder
 from game_events.decoding.compiler import compile_schema
-from game_events.decoding.decoder import BatchDecoder
+from game_events.decoding.core.column_map import ColumnMap
 from game_events.decoding.formats import make_decoder
 from game_events.errors import DataError
 from game_events_tests.decoding.format_helpers import decode_one, framed, plan_of, registered

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from game_events.decoding.changes import compare_enums
 from game_events.decoding.compiler import compile_schema
-from game_events.decoding.registry_schema import RegistrySchema
+from game_events.decoding.core.registry_schema import RegistrySchema
+from game_events.decoding.schema_diff import compare_enums
 from game_events_tests.decoding.helpers import compiled
 from game_events_tests.decoding.registered_forms import FORMS, in_form
 

@@ -8,13 +8,13 @@ from deltalake import DeltaTable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from game_events.decoding.changes import field_columns
-from game_events.decoding.columns import UINT64, ColumnMap, Field, field_key, kind_of, storage_type
-from game_events.decoding.decoder import BatchDecoder, DecodePlan
-from game_events.decoding.protobuf import ProtobufDecoder
-from game_events.lakehouse.commits import Commit, commit
+from game_events.decoding.batch_decoder import BatchDecoder, DecodePlan
+from game_events.decoding.core.column_map import UINT64, ColumnMap, Field, field_key, kind_of, storage_type
+from game_events.decoding.protobuf.decoder import ProtobufDecoder
+from game_events.decoding.schema_diff import field_columns
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.event_columns import column_map
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.bronze import column_map
 from game_events_tests.decoding.helpers import compiled, frame, python_class
 from game_events_tests.examples import examples
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from game_events.decoding.comments import MAX_CHARS, clean, read_comments
-from game_events.decoding.registry_schema import RegistrySchema
+from game_events.decoding.core.registry_schema import RegistrySchema
 
 PROTO = """syntax = "proto3"; package t;
 import "place.proto";

@@ -13,14 +13,14 @@ import pyarrow as pa
 import pytest
 
 from game_events.decoding import compiler
-from game_events.decoding.columns import ColumnMap
+from game_events.decoding.batch_decoder import BatchDecoder, DecodePlan
 from game_events.decoding.compiler import compile_schema, first_decoder, first_decoders
-from game_events.decoding.decoder import BatchDecoder, DecodePlan
-from game_events.decoding.reasons import Reason
-from game_events.decoding.registry_schema import RegistrySchema
+from game_events.decoding.core.column_map import ColumnMap
+from game_events.decoding.core.reasons import Reason
+from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.errors import DataError
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.catalog import MAX_TYPES, SchemaCatalog
+from game_events.pipeline.schemas.catalog import MAX_TYPES, SchemaCatalog
 from game_events_tests.decoding.hostile_schemas import BAD, MAIN, ODD, as_base64, avro, commands, described
 
 GOOD = RegistrySchema(1, "PROTOBUF", MAIN)

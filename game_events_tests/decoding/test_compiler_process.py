@@ -6,10 +6,11 @@ import signal
 
 import pytest
 
-from game_events.decoding import compiler, compiler_process, protobuf_files
+from game_events.decoding import compiler, compiler_process
 from game_events.decoding.compiler import compile_schema, first_decoder
-from game_events.decoding.descriptors import ProtobufSchema
-from game_events.decoding.registry_schema import RegistrySchema
+from game_events.decoding.core.registry_schema import RegistrySchema
+from game_events.decoding.protobuf import files as protobuf_files
+from game_events.decoding.protobuf.schema import ProtobufSchema
 from game_events.errors import DataError, TransientError
 from game_events_tests.decoding.hostile_schemas import MAIN
 

@@ -12,8 +12,8 @@ import pytest
 from google.protobuf import message_factory
 from google.protobuf.message import DecodeError
 
-from game_events.decoding.columns import ColumnMap
-from game_events.decoding.protobuf import ProtobufDecoder
+from game_events.decoding.core.column_map import ColumnMap
+from game_events.decoding.protobuf.decoder import ProtobufDecoder
 from game_events_tests.decoding.helpers import (
     assert_each_row_once,
     compiled,

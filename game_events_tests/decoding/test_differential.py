@@ -8,8 +8,8 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from game_events.decoding.decoder import BatchDecoder
-from game_events.decoding.protobuf_times import TIMESTAMP_RANGE
+from game_events.decoding.batch_decoder import BatchDecoder
+from game_events.decoding.core.timestamps import TIMESTAMP_RANGE
 from game_events_tests.decoding.helpers import (
     assert_each_row_once,
     compiled,

@@ -21,14 +21,15 @@ from confluent_kafka.schema_registry.json_schema import JSONSerializer
 from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-from game_events.decoding import avro_decoder, json_decoder
+from game_events.config.settings import Settings
+from game_events.decoding.avro import decoder as avro_decoder
+from game_events.decoding.batch_decoder import BatchDecoder
 from game_events.decoding.compiler import compile_schema
-from game_events.decoding.decoder import BatchDecoder
-from game_events.decoding.reasons import Reason
-from game_events.decoding.registry_schema import RegistrySchema
+from game_events.decoding.core.reasons import Reason
+from game_events.decoding.core.registry_schema import RegistrySchema
+from game_events.decoding.json import decoder as json_decoder
 from game_events.errors import DataError
-from game_events.settings import Settings
-from game_events.sources.registry import SchemaRegistry
+from game_events.schema_registry import SchemaRegistry
 from game_events_tests.decoding.format_helpers import framed, plan_of, registered
 from game_events_tests.decoding.helpers import (
     assert_each_row_once,

@@ -11,8 +11,8 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from game_events.decoding.frames import MAX_INDEXES, parse_indexes, payloads, split
-from game_events.decoding.reasons import Reason
+from game_events.decoding.core.reasons import Reason
+from game_events.decoding.core.wire_format import MAX_INDEXES, parse_indexes, payloads, split
 from game_events_tests.decoding.helpers import compiled, frame, python_class
 from game_events_tests.examples import examples
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from game_events.decoding.json_values import MAX_LEVELS
-from game_events.decoding.reasons import Reason
+from game_events.decoding.core.reasons import Reason
+from game_events.decoding.json.values import MAX_LEVELS
 from game_events_tests.decoding.format_helpers import decode_one, framed, plan_of, registered, rejection, same_schema_rejections
 from game_events_tests.decoding.helpers import decode, reasons_by_position, rows_by_position
 

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from game_events.decoding.changes import compare
-from game_events.decoding.columns import UINT64, ColumnMap, Field
-from game_events.decoding.kept_columns import base_of, kept_columns
+from game_events.decoding.core.column_map import UINT64, ColumnMap, Field
+from game_events.decoding.core.kept_columns import base_of, kept_columns
+from game_events.decoding.schema_diff import compare
 from game_events.lakehouse.tables import is_person
 from game_events_tests.decoding.helpers import compiled, decode, frame, plan_for, python_class, rows_by_position
 

@@ -3,8 +3,8 @@
 import pytest
 
 from game_events.decoding.compiler import compile_schema
-from game_events.decoding.reasons import Reason
-from game_events.decoding.registry_schema import RegistrySchema, schema_guid
+from game_events.decoding.core.reasons import Reason
+from game_events.decoding.core.registry_schema import RegistrySchema, schema_guid
 from game_events.errors import DataError
 from game_events_tests.decoding.helpers import decode, frame, plan_for, python_class, reasons_by_position, rows_by_position
 from game_events_tests.decoding.registered_forms import FORMS, in_form

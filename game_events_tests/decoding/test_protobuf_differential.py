@@ -9,11 +9,11 @@ from google.protobuf.message import DecodeError
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from game_events.decoding.columns import ColumnMap
 from game_events.decoding.compiler import compile_schema
-from game_events.decoding.protobuf import ProtobufDecoder
-from game_events.decoding.reasons import Reason
-from game_events.decoding.registry_schema import RegistrySchema
+from game_events.decoding.core.column_map import ColumnMap
+from game_events.decoding.core.reasons import Reason
+from game_events.decoding.core.registry_schema import RegistrySchema
+from game_events.decoding.protobuf.decoder import ProtobufDecoder
 from game_events.errors import DataError
 from game_events_tests.decoding.helpers import python_class
 from game_events_tests.decoding.protobuf_worlds import Writer, schema_text, spoilt
@@ -137,7 +137,7 @@ def test_what_python_writes_is_decoded_natively_unless_another_encoding_is_as_lo
 
 def native_reading(decoder, payloads):
     """The native decoder's reading, or None where the type is not read natively at all."""
-    from game_events.decoding import protobuf_reading  # noqa: PLC0415 - the one test that looks inside
+    from game_events.decoding.protobuf import verification as protobuf_reading  # noqa: PLC0415 - the one test that looks inside
 
     if decoder._is_slow:
         return None

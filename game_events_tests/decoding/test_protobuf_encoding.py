@@ -9,9 +9,9 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from game_events.decoding import protobuf_faults
-from game_events.decoding.protobuf_faults import FaultFinder
-from game_events.decoding.reasons import Reason
+from game_events.decoding.core.reasons import Reason
+from game_events.decoding.protobuf import diagnosis as protobuf_faults
+from game_events.decoding.protobuf.diagnosis import FaultFinder
 from game_events_tests.decoding.helpers import (
     assert_each_row_once,
     compiled,

@@ -8,24 +8,24 @@ import sys
 import pyarrow as pa
 import pytest
 
-from game_events.lakehouse.commits import Commit, commit
-from game_events.lakehouse.staging import StagedWriter
+from game_events.config.settings import load_settings
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.report import RunReport, TableReport
-from game_events.pipeline.table_catalog import register_tables, tables_registered
-from game_events.settings import load_settings
+from game_events.pipeline.metastore import register_tables, tables_registered
+from game_events.pipeline.reporting.report import RunReport, TableReport
 from game_events_tests.cluster.small_jvm import JAVA_OPTIONS
 
 SCHEMA = pa.schema([pa.field("game_name", pa.string()), pa.field("_batch", pa.int64())])
 #: For each line: in a session of its own, registers what runs have made, of each lakehouse twice, then asks for tables by name.
 STEPS = """
 import json, sys
-from game_events.assets.resources import SparkResource
+from game_events.orchestration.resources import SparkResource
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.report import RunReport, TableReport
-from game_events.pipeline.table_catalog import register_tables, tables_registered
-from game_events.settings import load_settings
+from game_events.pipeline.reporting.report import RunReport, TableReport
+from game_events.pipeline.metastore import register_tables, tables_registered
+from game_events.config.settings import load_settings
 
 for line in sys.stdin:
     asked = json.loads(line)

@@ -7,15 +7,15 @@ from datetime import UTC, datetime
 
 import pytest
 
+from game_events.config.settings import load_settings
 from game_events.errors import DataError
 from game_events.lakehouse.labels import Labels
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.event_log import RunLog, recorded
-from game_events.pipeline.lineage import LineageRun
-from game_events.pipeline.lineage_facets import inputs_of, output
-from game_events.pipeline.report import RunReport, TableReport
-from game_events.settings import load_settings
-from game_events.sources.source import Lane
+from game_events.pipeline.lineage.events import LineageRun
+from game_events.pipeline.lineage.facets import inputs_of, output
+from game_events.pipeline.observability.event_log import RunLog, recorded
+from game_events.pipeline.reporting.report import RunReport, TableReport
+from game_events.sources.core.source import Lane
 from game_events_tests.assets.receiver import Receiver
 from game_events_tests.discovery.openlineage_spec import check_event
 

@@ -17,9 +17,9 @@ import duckdb
 import yaml
 from deltalake import DeltaTable
 
+from game_events.config.settings import ENV_PREFIX, Settings, load_settings
+from game_events.config.settings_sources import STACK_STATE_FILE
 from game_events.definitions import build_defs
-from game_events.local_stack_source import STACK_STATE_FILE
-from game_events.settings import ENV_PREFIX, Settings, load_settings
 from game_events.stack.stack_state import StackState
 from game_events_tests.docs.pages import Block
 from game_events_tests.docs.printed import missing

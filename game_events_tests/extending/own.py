@@ -7,7 +7,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from game_events.settings import Settings
+from game_events.config.settings import Settings
 from game_events_tests.books import rows
 
 HEAD = """

@@ -11,13 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from game_events.extensions import load_extensions
+from game_events.config.extensions import load_extensions
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline import gold as gold_module
-from game_events.pipeline.gold import refresh_gold
-from game_events.pipeline.refresh import refresh
-from game_events.pipeline.report import RunReport
-from game_events.pipeline.silver import refresh_silver
+from game_events.pipeline.gold import refresh as gold_module
+from game_events.pipeline.gold.refresh import refresh_gold
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.runs.refresh import refresh
+from game_events.pipeline.silver.refresh import refresh_silver
 from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
 from game_events_tests.books import assert_books_balance, count, rows

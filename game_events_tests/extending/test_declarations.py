@@ -8,9 +8,9 @@ import textwrap
 
 import pytest
 
+from game_events.config.extensions import load_extensions
+from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
-from game_events.extensions import load_extensions
-from game_events.settings import load_settings
 
 HEAD = """
 from game_events.extending import count, gold_aggregate, max_of, min_of, silver_transformation, sum_of

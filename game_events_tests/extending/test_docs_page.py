@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from game_events.local_stack_source import STACK_STATE_FILE
-from game_events.settings import Settings, load_settings
+from game_events.config.settings import Settings, load_settings
+from game_events.config.settings_sources import STACK_STATE_FILE
 from game_events.stack import local_stack
 from game_events.stack.stack_state import StackState
 from game_events_tests.books import count, rows

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from deltalake import DeltaTable
 
-from game_events.pipeline.reconcile import Books, reconcile
-from game_events.pipeline.refresh import refresh, refresh_downstream
-from game_events.pipeline.report import RunReport
+from game_events.pipeline.checks.reconcile import Books, reconcile
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.runs.refresh import refresh, refresh_downstream
 from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
 from game_events_tests.books import count, gold, rows

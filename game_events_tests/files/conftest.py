@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from game_events.config.settings import Settings, load_settings
 from game_events.pipeline.context import Pipeline
-from game_events.settings import Settings, load_settings
 from game_events_tests.files.samples import JSON, PROTO
 
 MakeFiles = Callable[..., Pipeline]

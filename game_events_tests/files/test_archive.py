@@ -10,13 +10,13 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError
-from game_events.pipeline.archive import archive
-from game_events.pipeline.bronze import load_bronze
-from game_events.pipeline.bronze_reset import replace_bronze
-from game_events.pipeline.refresh import refresh
-from game_events.pipeline.report import RunReport
-from game_events.settings import Settings
+from game_events.pipeline.bronze.full_refresh import replace_bronze
+from game_events.pipeline.bronze.load import load_bronze
+from game_events.pipeline.record_archive import archive
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.runs.refresh import refresh
 from game_events_tests.books import assert_books_balance, rows
 from game_events_tests.cli.conftest import Cli, cli, environment  # noqa: F401 - fixtures
 from game_events_tests.conftest import MakePipeline

@@ -16,16 +16,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError
-from game_events.files import parquet_rows
-from game_events.files.folder import LINK, MAX_DEPTH
-from game_events.files.place import NoFileError, Place
-from game_events.files.schemas import FileSchemas
-from game_events.files.source import FileSource
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.report import RunReport
-from game_events.settings import Settings
-from game_events.sources.registry import RegistrySchema
+from game_events.pipeline.reporting.report import RunReport
+from game_events.schema_registry import RegistrySchema
+from game_events.sources.files import parquet as parquet_rows
+from game_events.sources.files.folder import LINK, MAX_DEPTH
+from game_events.sources.files.location import NoFileError, Place
+from game_events.sources.files.schemas import FileSchemas
+from game_events.sources.files.source import FileSource
 from game_events_tests.files.samples import WRITERS, avro, event, lines, parquet, protobuf, put
 from game_events_tests.files.test_reading import KINDS, PLENTY, Read
 
@@ -97,8 +97,8 @@ def test_records_without_bytes_cannot_be_announced_by_the_million(tmp_path: Path
 def test_a_record_that_is_too_large_is_passed_over_and_those_behind_it_are_read(
     ending: str, packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("delimited", "lines"):
-        monkeypatch.setattr(f"game_events.files.{module}.BATCH_BYTES", 1_000)
+    for module in ("protobuf_delimited", "json_lines"):
+        monkeypatch.setattr(f"game_events.sources.files.{module}.BATCH_BYTES", 1_000)
     body = WRITERS[ending]
     large = b'{"n": "' + b"x" * 50_000 + b'"}\n' if ending == "jsonl" else b"\xd4\x86\x03" + bytes(50_004)
     file = body(range(2)) + large + body(range(3, 5))
@@ -113,7 +113,7 @@ def test_a_record_that_is_too_large_is_passed_over_and_those_behind_it_are_read(
 
 
 def test_the_last_line_may_be_too_large_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("game_events.files.lines.BATCH_BYTES", 1_000)
+    monkeypatch.setattr("game_events.sources.files.json_lines.BATCH_BYTES", 1_000)
     path = put(tmp_path, "a.jsonl", lines(range(1)) + b"x" * 20_000)
     read = Read(tmp_path, path, schema=KINDS["jsonl"], bounds=replace(PLENTY, record=10_000))
     assert (len(read.rows), list(read.large)) == (1, [(0, 1)])
@@ -368,8 +368,8 @@ class Registry:
 
 
 def test_a_file_that_is_refused_brings_no_schema(tmp_path: Path) -> None:
-    from game_events.files.archive_format import marked_records  # noqa: PLC0415
-    from game_events.files.reading import FileReader, FileReading  # noqa: PLC0415
+    from game_events.sources.files.archive_format import marked_records  # noqa: PLC0415
+    from game_events.sources.files.reader import FileReader, FileReading  # noqa: PLC0415
 
     path = tmp_path / "a.parquet"
     brought = RegistrySchema(7, "AVRO", "another", (("--plugin=x", "y"),))

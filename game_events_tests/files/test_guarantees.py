@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from game_events.files.log import FileLog
-from game_events.files.place import Place
+from game_events.config.settings import Settings
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.refresh import refresh
-from game_events.settings import Settings
+from game_events.pipeline.runs.refresh import refresh
+from game_events.sources.files.file_log import FileLog
+from game_events.sources.files.location import Place
 from game_events_tests.books import rows
 from game_events_tests.files.conftest import MakeFiles
 from game_events_tests.files.samples import avro, protobuf, put

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, DataError
-from game_events.pipeline.backlog import backlog
+from game_events.pipeline.checks.reconcile import reconcile
+from game_events.pipeline.checks.registry import CHECKS
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.reconcile import reconcile
-from game_events.pipeline.redecode import redecode
-from game_events.pipeline.refresh import refresh
-from game_events.pipeline.report import RunReport
-from game_events.pipeline.selection import selection_of
-from game_events.pipeline.whole_checks import CHECKS
-from game_events.settings import Settings
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reprocessing.redecode import redecode
+from game_events.pipeline.runs.backlog import backlog
+from game_events.pipeline.runs.refresh import refresh
+from game_events.pipeline.runs.selection import selection_of
 from game_events_tests.books import rows
 from game_events_tests.files.conftest import MakeFiles
 from game_events_tests.files.samples import avro, lines, parquet, protobuf, put

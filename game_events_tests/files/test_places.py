@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from game_events.lakehouse.object_store import spark_options
+from game_events.config.settings import Settings
+from game_events.lakehouse.storage.options import spark_options
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.loop import Loop
-from game_events.pipeline.refresh import refresh
-from game_events.settings import Settings
+from game_events.pipeline.continuous.loop import Loop
+from game_events.pipeline.runs.refresh import refresh
 from game_events_tests.files.conftest import MakeFiles
 from game_events_tests.files.samples import avro, parquet, protobuf, put
 from game_events_tests.files.test_pipeline import failed_checks, numbers

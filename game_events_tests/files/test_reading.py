@@ -15,18 +15,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from game_events.decoding.columns import ColumnMap
+from game_events.decoding.batch_decoder import BatchDecoder, DecodePlan
 from game_events.decoding.compiler import compile_schema
-from game_events.decoding.decoder import BatchDecoder, DecodePlan
+from game_events.decoding.core.column_map import ColumnMap
+from game_events.decoding.core.registry_schema import RegistrySchema, schema_guid
 from game_events.decoding.formats import make_decoder
-from game_events.decoding.registry_schema import RegistrySchema, schema_guid
 from game_events.decoding.stored_columns import ColumnsDecoder, ColumnsSchema, schema_text, stored
-from game_events.files import avro_container, delimited, rows
-from game_events.files.archive_format import RECORDS, marked_records
-from game_events.files.bounds import Bounds
-from game_events.files.place import Place
-from game_events.files.reading import FileReader, FileReading, format_of
-from game_events.files.schemas import NamedSchema, identity_bytes
+from game_events.sources.files import avro_container
+from game_events.sources.files import protobuf_delimited as delimited
+from game_events.sources.files import record_batches as rows
+from game_events.sources.files.archive_format import RECORDS, marked_records
+from game_events.sources.files.limits import Bounds
+from game_events.sources.files.location import Place
+from game_events.sources.files.reader import FileReader, FileReading, format_of
+from game_events.sources.files.schemas import NamedSchema, identity_bytes
 from game_events_tests.examples import examples
 from game_events_tests.files.samples import JSON, PROTO, WRITERS, avro, event, lines, parquet, protobuf, put
 
@@ -145,7 +147,7 @@ def test_compressed_lines_and_messages_are_read(tmp_path: Path) -> None:
 
 def test_records_that_are_larger_than_a_chunk_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delimited, "BATCH_BYTES", 7)
-    monkeypatch.setattr("game_events.files.lines.BATCH_BYTES", 7)
+    monkeypatch.setattr("game_events.sources.files.json_lines.BATCH_BYTES", 7)
     for ending in ("pb", "jsonl"):
         file = put(tmp_path, f"a.{ending}", WRITERS[ending](range(20)))
         assert Read(tmp_path, file, schema=KINDS[ending]).rows == {(0, n): event(n) for n in range(20)}

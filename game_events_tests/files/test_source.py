@@ -10,20 +10,21 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
+from game_events.config.settings import Settings, load_settings
 from game_events.errors import ConfigurationError, DataError
-from game_events.files.coordinates import FILE_ROWS, FileGap
-from game_events.files.place import Place
-from game_events.files.source import FileSource
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline import bronze, bronze_reset
-from game_events.pipeline.bronze_protection import Expired
-from game_events.pipeline.commit_notes import bronze_commit, slice_info
+from game_events.pipeline.bronze import full_refresh as bronze_reset
+from game_events.pipeline.bronze import load as bronze
+from game_events.pipeline.bronze.full_refresh_guard import Expired
+from game_events.pipeline.bronze.worker_result import StageResult
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.report import RunReport
-from game_events.pipeline.stage_result import StageResult
-from game_events.pipeline.topic_identity import next_offsets
-from game_events.settings import Settings, load_settings
-from game_events.sources.source import Lane
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.state.commit_info import bronze_commit, slice_info
+from game_events.pipeline.state.offsets import next_offsets
+from game_events.sources.core.source import Lane
+from game_events.sources.files.location import Place
+from game_events.sources.files.offsets import FILE_ROWS, FileGap
+from game_events.sources.files.source import FileSource
 from game_events_tests.files.samples import put
 
 

@@ -14,16 +14,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from game_events.decoding.columns import ColumnMap
-from game_events.lakehouse.reading import read_arrow
-from game_events.lakehouse.staging import StagedFile, StagedWriter
+from game_events.config.settings import Settings
+from game_events.decoding.core.column_map import ColumnMap
+from game_events.lakehouse.data.snapshot import read_arrow
+from game_events.lakehouse.data.staging import StagedFile, StagedWriter
+from game_events.lakehouse.event_columns import COORDINATES, QUARANTINE_COLUMNS
 from game_events.lakehouse.tables import Table
-from game_events.pipeline import bronze, bronze_reset
-from game_events.pipeline.bronze_stage import COORDINATES, QUARANTINE_COLUMNS
+from game_events.pipeline.bronze import full_refresh as bronze_reset
+from game_events.pipeline.bronze import load as bronze
+from game_events.pipeline.bronze.worker_result import StageResult
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.stage_result import StageResult
-from game_events.settings import Settings
-from game_events.sources.source import Lane, Positions, Seen, Slice
+from game_events.sources.core.source import Lane, Positions, Seen, Slice
 
 LANE = Lane("t", "A" * 21 + "A", 0)
 #: Of a record without decoded columns.

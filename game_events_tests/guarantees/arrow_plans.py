@@ -11,13 +11,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from game_events.lakehouse.progress import GOLD
-from game_events.lakehouse.reading import read_arrow
-from game_events.pipeline.fan_out import FanOut, FanOutResult, stage
-from game_events.pipeline.gold_rows import GAME
-from game_events.pipeline.rejections import Decisions
-from game_events.pipeline.rule_columns import DROP, FATE, HELD_BACK, KEEP, READMIT, REJECT, RuleColumns
-from game_events.pipeline.silver_stage import Staging, Start, _split
+from game_events.lakehouse.data.snapshot import read_arrow
+from game_events.lakehouse.system_tables.progress import GOLD
+from game_events.pipeline.fanout.job import FanOut, FanOutResult, stage
+from game_events.pipeline.gold.plan import GAME
+from game_events.pipeline.quality.decisions import Decisions
+from game_events.pipeline.quality.expressions import DROP, FATE, HELD_BACK, KEEP, READMIT, REJECT, RuleColumns
+from game_events.pipeline.silver.stage import Staging, Start, _split
 from game_events.rules import Rule
 
 TIME = pa.timestamp("us", tz="UTC")

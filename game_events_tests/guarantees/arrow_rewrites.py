@@ -11,17 +11,22 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from game_events.lakehouse.commits import paths
-from game_events.lakehouse.reading import read_arrow
-from game_events.lakehouse.staging import StagedFile
+from game_events.lakehouse.commits.commit import paths
+from game_events.lakehouse.commits.transactions import LAYER
+from game_events.lakehouse.data.snapshot import read_arrow
+from game_events.lakehouse.data.staging import StagedFile
+from game_events.lakehouse.event_columns import COORDINATES, OWN_COLUMNS, QUARANTINE_COLUMNS
 from game_events.lakehouse.tables import UNIFIED, Table
-from game_events.pipeline import bronze_reset, quarantine_reset, replay, replay_notes, unified
-from game_events.pipeline.bronze import bronze_schema
-from game_events.pipeline.bronze_protection import Expired
-from game_events.pipeline.bronze_stage import COORDINATES, OWN_COLUMNS, QUARANTINE_COLUMNS
+from game_events.pipeline.bronze import full_refresh as bronze_reset
+from game_events.pipeline.bronze.full_refresh_guard import Expired
+from game_events.pipeline.bronze.load import bronze_schema
+from game_events.pipeline.bronze.worker_result import StageResult
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.quarantine_reset import LAYER, ResetList
-from game_events.pipeline.stage_result import StageResult
+from game_events.pipeline.gold import unified
+from game_events.pipeline.quarantine import full_refresh as quarantine_reset
+from game_events.pipeline.quarantine import replay_marks as replay_notes
+from game_events.pipeline.quarantine.full_refresh import ResetList
+from game_events.pipeline.reprocessing import replay
 from game_events_tests.guarantees.arrow_bronze import write
 
 Row = dict[str, Any]

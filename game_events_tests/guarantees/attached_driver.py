@@ -21,22 +21,22 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from game_events.cli.main import main
-from game_events.lakehouse import crash_points
-from game_events.lakehouse.object_store import spark_options
-from game_events.pipeline.archive import archive
-from game_events.pipeline.bronze_reset import replace_bronze
+from game_events.config.settings import Settings, load_settings
+from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse.storage.options import spark_options
+from game_events.pipeline.bronze.full_refresh import replace_bronze
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.erasure import forget
-from game_events.pipeline.event_log import recorded
-from game_events.pipeline.loop import Loop
-from game_events.pipeline.maintain import maintain
-from game_events.pipeline.redecode import redecode
-from game_events.pipeline.refresh import refresh, refresh_downstream
-from game_events.pipeline.replay import Selection
-from game_events.pipeline.replay_rejected import replay_and_refresh
-from game_events.pipeline.report import RunReport
-from game_events.settings import Settings, load_settings
-from game_events.sinks.export import export_rows
+from game_events.pipeline.continuous.loop import Loop
+from game_events.pipeline.erasure.run import forget
+from game_events.pipeline.maintenance.run import maintain
+from game_events.pipeline.observability.event_log import recorded
+from game_events.pipeline.record_archive import archive
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reprocessing.redecode import redecode
+from game_events.pipeline.reprocessing.replay import Selection
+from game_events.pipeline.runs.refresh import refresh, refresh_downstream
+from game_events.pipeline.runs.replay import replay_and_refresh
+from game_events.sinks.http.run import export_rows
 from game_events_tests.shared_servers import Gateway, attached
 
 MEET = "GAME_EVENTS_TESTS_MEET"

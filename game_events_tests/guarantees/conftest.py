@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.sql import SparkSession
 
-from game_events.settings import Settings
+from game_events.config.settings import Settings
 from game_events_tests.guarantees.attached_driver import start_driver
 from game_events_tests.guarantees.waves import wait_all
 from game_events_tests.guarantees.world import World

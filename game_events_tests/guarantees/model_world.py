@@ -15,25 +15,30 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from game_events.config.settings import load_settings
 from game_events.errors import GameEventsError, TransientError
-from game_events.lakehouse import commits, crash_points
-from game_events.lakehouse.compaction import FULL_GOAL, join_files, small_files
-from game_events.lakehouse.reading import read_arrow, restored
+from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse.commits import commit as commits
+from game_events.lakehouse.commits import parallel as game_commits
+from game_events.lakehouse.commits.generations import BronzeIdentity
+from game_events.lakehouse.commits.restores import restored
+from game_events.lakehouse.data.snapshot import read_arrow
+from game_events.lakehouse.maintenance.compaction import FULL_GOAL, join_files, small_files
 from game_events.lakehouse.tables import UNIFIED, Lakehouse, Table
-from game_events.pipeline import game_commits, gold, silver, silver_stage
-from game_events.pipeline.bronze import load_bronze
-from game_events.pipeline.bronze_reset import replace_bronze
+from game_events.pipeline.bronze.full_refresh import replace_bronze
+from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.generations import BronzeIdentity
-from game_events.pipeline.gold import refresh_gold
-from game_events.pipeline.quarantine_reset import is_finished
-from game_events.pipeline.replay_due import replay_what_became_known
-from game_events.pipeline.replay_notes import is_noted
-from game_events.pipeline.report import RunReport
-from game_events.pipeline.silver import refresh_silver
-from game_events.pipeline.silver_commit import DROPPED_APP
-from game_events.pipeline.unified import refresh_unified
-from game_events.settings import load_settings
+from game_events.pipeline.gold import refresh as gold
+from game_events.pipeline.gold.refresh import refresh_gold
+from game_events.pipeline.gold.unified import refresh_unified
+from game_events.pipeline.quarantine.full_refresh import is_finished
+from game_events.pipeline.quarantine.replay_marks import is_noted
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reprocessing.auto_replay import replay_what_became_known
+from game_events.pipeline.silver import refresh as silver
+from game_events.pipeline.silver import stage as silver_stage
+from game_events.pipeline.silver.commit import DROPPED_APP
+from game_events.pipeline.silver.refresh import refresh_silver
 from game_events_tests.guarantees import arrow_plans
 from game_events_tests.guarantees.arrow_bronze import LANE, Reader, Topic, pipeline_of, without_services
 from game_events_tests.guarantees.arrow_plans import DROPS, REJECTS, UNLUCKY, InTurn

@@ -12,10 +12,10 @@ from pyspark.sql import SparkSession
 
 from game_events.errors import ConflictError
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
-from game_events.pipeline.maintain import maintain
-from game_events.pipeline.refresh import refresh
-from game_events.pipeline.replay import Selection, replay
-from game_events.pipeline.report import RunReport
+from game_events.pipeline.maintenance.run import maintain
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reprocessing.replay import Selection, replay
+from game_events.pipeline.runs.refresh import refresh
 from game_events.stack.stack_state import StackState
 from game_events_tests.books import count, rows
 from game_events_tests.conftest import MakePipeline, MakeSettings

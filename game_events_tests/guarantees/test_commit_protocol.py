@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from game_events.errors import ConflictError
-from game_events.lakehouse.commits import Commit, commit
-from game_events.lakehouse.reading import read_arrow
-from game_events.lakehouse.staging import StagedFile, StagedWriter
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.data.snapshot import read_arrow
+from game_events.lakehouse.data.staging import StagedFile, StagedWriter
 from game_events.lakehouse.tables import Lakehouse, Table
 
 PARTITIONS = (0, 1)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from game_events.lakehouse.crash_points import CRASH_POINTS
-from game_events.pipeline.refresh import refresh
+from game_events.config.settings import Settings
+from game_events.lakehouse.failpoints import CRASH_POINTS
+from game_events.pipeline.runs.refresh import refresh
 from game_events.producer.manifest import Manifest
-from game_events.settings import Settings
 from game_events_tests.books import assert_books_balance, rows
 from game_events_tests.conftest import MakePipeline
 from game_events_tests.guarantees.conftest import Crash

@@ -6,12 +6,12 @@ import json
 
 import pytest
 
+from game_events.config.settings import Settings
+from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.erasure_resume import resume
-from game_events.pipeline.reconcile import reconcile
-from game_events.pipeline.refresh import refresh
-from game_events.pipeline.report import RunReport
-from game_events.settings import Settings
+from game_events.pipeline.erasure.resume import resume
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.runs.refresh import refresh
 from game_events_tests.books import count, rows
 from game_events_tests.conftest import MakePipeline, MakeSettings
 from game_events_tests.guarantees.conftest import Crash

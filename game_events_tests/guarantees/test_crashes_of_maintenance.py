@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from game_events.lakehouse.commits import commit
-from game_events.lakehouse.reading import BATCH_INFO
+from game_events.config.settings import load_settings
+from game_events.lakehouse.commits.commit import commit
+from game_events.lakehouse.data.snapshot import BATCH_INFO
 from game_events.lakehouse.tables import Lakehouse, Table
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.maintain import maintain
-from game_events.pipeline.report import RunReport
-from game_events.pipeline.upkeep_report import TableUpkeep
-from game_events.settings import load_settings
+from game_events.pipeline.maintenance.run import maintain
+from game_events.pipeline.reporting.maintenance_result import TableUpkeep
+from game_events.pipeline.reporting.report import RunReport
 from game_events_tests.guarantees.attached_driver import start_driver
 from game_events_tests.guarantees.waves import wait_all
 from game_events_tests.lakehouse.helpers import committed_files, data_files, grow_old, plan, rows

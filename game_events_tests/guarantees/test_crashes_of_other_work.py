@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
-from game_events.pipeline.bronze_reset import replace_bronze
-from game_events.pipeline.quarantine_reset import listed_files
-from game_events.pipeline.redecode import redecode
-from game_events.pipeline.refresh import refresh
-from game_events.pipeline.report import RunReport
+from game_events.pipeline.bronze.full_refresh import replace_bronze
+from game_events.pipeline.quarantine.full_refresh import listed_files
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reprocessing.redecode import redecode
+from game_events.pipeline.runs.refresh import refresh
 from game_events.stack.stack_state import StackState
 from game_events_tests.books import assert_books_balance, coordinates, count, rows
 from game_events_tests.conftest import MakePipeline, MakeSettings

@@ -10,12 +10,12 @@ import pytest
 
 from game_events.errors import DataError
 from game_events.lakehouse.tables import BRONZE
-from game_events.pipeline.backlog import backlog
-from game_events.pipeline.event_rows import RunFacts, event_rows
-from game_events.pipeline.gap_check import losses, offsets_lost
-from game_events.pipeline.offset_checks import offsets_continuous, offsets_unique
-from game_events.pipeline.refresh import refresh
-from game_events.pipeline.topic_identity import topic_id_read
+from game_events.pipeline.checks.gaps import losses, offsets_lost
+from game_events.pipeline.checks.offsets import offsets_continuous, offsets_unique
+from game_events.pipeline.observability.event_rows import RunFacts, event_rows
+from game_events.pipeline.runs.backlog import backlog
+from game_events.pipeline.runs.refresh import refresh
+from game_events.pipeline.state.offsets import topic_id_read
 from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
 from game_events_tests.books import assert_books_balance, gold, rows

@@ -10,11 +10,11 @@ from deltalake import DeltaTable
 
 from game_events.errors import DataError
 from game_events.lakehouse.tables import BRONZE, PROGRESS, QUARANTINE, UNIFIED, gold_name, silver_name
-from game_events.pipeline.bronze_reset import replace_bronze
-from game_events.pipeline.offset_checks import offsets_continuous, offsets_unique
-from game_events.pipeline.reconcile import reconcile
-from game_events.pipeline.refresh import refresh
-from game_events.pipeline.report import RunReport
+from game_events.pipeline.bronze.full_refresh import replace_bronze
+from game_events.pipeline.checks.offsets import offsets_continuous, offsets_unique
+from game_events.pipeline.checks.reconcile import reconcile
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.runs.refresh import refresh
 from game_events_tests.books import coordinates, count
 from game_events_tests.guarantees.topics import expire, make_topic, put
 from game_events_tests.guarantees.waves import assert_gold_follows_silver, versions

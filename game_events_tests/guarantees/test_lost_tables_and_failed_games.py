@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from game_events.lakehouse.tables import BRONZE, PROGRESS, UNIFIED, Table, gold_name, silver_name
-from game_events.pipeline.refresh import refresh
+from game_events.pipeline.runs.refresh import refresh
 from game_events_tests.books import coordinates, count
 from game_events_tests.conftest import MakePipeline, MakeSettings
 from game_events_tests.guarantees.waves import (

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from game_events.lakehouse.tables import silver_name
-from game_events.pipeline.bronze import load_bronze
-from game_events.pipeline.gold import refresh_gold
-from game_events.pipeline.refresh import refresh
-from game_events.pipeline.report import RunReport
-from game_events.pipeline.silver import refresh_silver
-from game_events.pipeline.unified import refresh_unified
+from game_events.pipeline.bronze.load import load_bronze
+from game_events.pipeline.gold.refresh import refresh_gold
+from game_events.pipeline.gold.unified import refresh_unified
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.runs.refresh import refresh
+from game_events.pipeline.silver.refresh import refresh_silver
 from game_events_tests.books import assert_books_balance
 from game_events_tests.conftest import MakePipeline, MakeSettings
 from game_events_tests.guarantees.waves import GAMES, at_point, fail_commits_of, send, start_run, wait_all

@@ -13,15 +13,15 @@ from pyspark.sql import DataFrame, SparkSession
 
 from game_events.errors import ConflictError
 from game_events.lakehouse.tables import BRONZE
-from game_events.pipeline import quarantine_reset
-from game_events.pipeline.bronze_reset import replace_bronze
+from game_events.pipeline.bronze.full_refresh import replace_bronze
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.loop import Loop
-from game_events.pipeline.maintain import maintain
-from game_events.pipeline.redecode import redecode
-from game_events.pipeline.refresh import refresh, refresh_downstream
-from game_events.pipeline.replay import Selection, replay
-from game_events.pipeline.report import RunReport
+from game_events.pipeline.continuous.loop import Loop
+from game_events.pipeline.maintenance.run import maintain
+from game_events.pipeline.quarantine import full_refresh as quarantine_reset
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reprocessing.redecode import redecode
+from game_events.pipeline.reprocessing.replay import Selection, replay
+from game_events.pipeline.runs.refresh import refresh, refresh_downstream
 from game_events_tests.books import assert_books_balance, count, rows
 from game_events_tests.conftest import MakePipeline, MakeSettings
 from game_events_tests.guarantees.attached_driver import start_driver

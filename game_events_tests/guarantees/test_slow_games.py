@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from game_events.config.settings import Settings
 from game_events.lakehouse.tables import BRONZE, game_of_silver, gold_name, silver_name
-from game_events.pipeline.maintain import maintain
-from game_events.pipeline.refresh import refresh
-from game_events.pipeline.report import RunReport
-from game_events.settings import Settings
+from game_events.pipeline.maintenance.run import maintain
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.runs.refresh import refresh
 from game_events_tests.books import assert_books_balance
 from game_events_tests.conftest import MakePipeline, MakeSettings
 from game_events_tests.guarantees.waves import send
@@ -31,7 +31,7 @@ def log_versions(settings: Settings, table: str) -> list[int]:
 def test_files_vacuumed_and_logs_cleaned_behind_a_slow_game_cost_it_no_row(
     make_settings: MakeSettings, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("game_events.pipeline.maintain.LOG_ENTRIES", 0)
+    monkeypatch.setattr("game_events.pipeline.maintenance.run.LOG_ENTRIES", 0)
     settings = make_settings(retention_h=AT_ONCE, derived_retention_h=AT_ONCE)
     blocked = [Path(settings.lakehouse, name(game)) for name, game in ((silver_name, "uno"), (gold_name, "spades"))]
     sent = send(settings)

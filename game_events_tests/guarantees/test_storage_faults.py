@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from game_events.errors import ConfigurationError, TransientError
-from game_events.lakehouse.storage_faults import storage_error
-from game_events.pipeline import loop as loop_module
-from game_events.pipeline.loop import Loop
-from game_events.pipeline.reconcile import reconcile
-from game_events.pipeline.refresh import refresh
+from game_events.lakehouse.storage.errors import storage_error
+from game_events.pipeline.checks.reconcile import reconcile
+from game_events.pipeline.continuous import loop as loop_module
+from game_events.pipeline.continuous.loop import Loop
+from game_events.pipeline.runs.refresh import refresh
 from game_events_tests.books import count
 from game_events_tests.guarantees.topics import make_topic, put
 from game_events_tests.guarantees.waves import assert_gold_follows_silver, at_point, versions

@@ -9,8 +9,8 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer, Topic
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
-from game_events.settings import Settings
-from game_events.sources.kafka import KafkaSource
+from game_events.config.settings import Settings
+from game_events.sources.kafka.source import KafkaSource
 from game_events_tests.pipeline.quality_world import SCHEMA, Event, encoded
 from game_events_tests.pipeline.topic import register
 from game_events_tests.waiting import until

@@ -15,15 +15,15 @@ import psutil
 import pytest
 from deltalake import DeltaTable
 
-from game_events.lakehouse import crash_points
-from game_events.lakehouse.commits import Commit, Landed, commit
+from game_events.config.settings import Settings
+from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse.commits import parallel as game_commits
+from game_events.lakehouse.commits.commit import Commit, Landed, commit
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline import game_commits
 from game_events.pipeline.context import Pipeline
 from game_events.producer.manifest import Manifest
 from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
-from game_events.settings import Settings
 from game_events_tests.books import gold, rows
 from game_events_tests.cluster.small_jvm import JAVA_OPTIONS
 from game_events_tests.guarantees.attached_driver import Driver

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from deltalake import DeltaTable
 
+from game_events.config.settings import Settings
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.refresh import refresh
-from game_events.pipeline.report import RunReport
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.runs.refresh import refresh
 from game_events.producer.manifest import Manifest
-from game_events.settings import Settings
 from game_events_tests.books import assert_books_balance
 from game_events_tests.guarantees.waves import GAMES, send
 

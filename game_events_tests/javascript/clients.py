@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from game_events.stack.jars import cache_dir
+from game_events.jvm.jars import cache_dir
 
 HERE = Path(__file__).parent
 PINNED = ("package.json", "package-lock.json")

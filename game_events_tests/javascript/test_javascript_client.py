@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from google.protobuf import descriptor_pb2
 
-from game_events.pipeline.reconcile import reconcile
-from game_events.pipeline.refresh import refresh
-from game_events.sources.kafka_client import ensure_topic
+from game_events.pipeline.checks.reconcile import reconcile
+from game_events.pipeline.runs.refresh import refresh
+from game_events.sources.kafka.client import ensure_topic
 from game_events_tests.books import gold, rows
 from game_events_tests.decoding.helpers import compiled
 from game_events_tests.javascript.clients import run_script

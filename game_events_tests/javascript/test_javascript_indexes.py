@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from google.protobuf import descriptor_pb2
 
-from game_events.decoding.columns import ColumnMap
-from game_events.decoding.registry_schema import RegistrySchema
+from game_events.decoding.core.column_map import ColumnMap
+from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.catalog import SchemaCatalog
+from game_events.pipeline.schemas.catalog import SchemaCatalog
 from game_events_tests.decoding.helpers import compiled, decode, reasons_by_position, rows_by_position
 from game_events_tests.decoding.registered_forms import FORMS, in_form
 from game_events_tests.javascript.clients import run_script

@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from game_events.lakehouse.commits import Commit
-from game_events.lakehouse.staging import StagedWriter
+from game_events.lakehouse.commits.commit import Commit
+from game_events.lakehouse.data.staging import StagedWriter
 from game_events_tests.books import database
 
 SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.string())])

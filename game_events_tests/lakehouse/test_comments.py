@@ -5,20 +5,19 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
-from game_events.files import log
-from game_events.lakehouse import event_log, progress, suppressed
-from game_events.lakehouse.comments import MAX_TABLE_CHARS, comments_of, described, owners_of, tags_of, with_comments
-from game_events.lakehouse.commits import Commit, commit
+from game_events.config.settings import load_settings
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.data.staging import StagedWriter
+from game_events.lakehouse.descriptions import MAX_TABLE_CHARS, comments_of, described, owners_of, tags_of, with_comments
+from game_events.lakehouse.event_columns import OWN_COLUMNS, QUARANTINE_COLUMNS
 from game_events.lakehouse.format_version import FORMAT, format_of
 from game_events.lakehouse.labels import Labels
-from game_events.lakehouse.own_comments import own_comments
-from game_events.lakehouse.staging import StagedWriter
+from game_events.lakehouse.system_columns import own_comments
+from game_events.lakehouse.system_tables import event_log, progress, schema_archive, suppressed
 from game_events.lakehouse.tables import Lakehouse, Table
-from game_events.pipeline import schema_archive
-from game_events.pipeline.aggregates import commented, player_agg
-from game_events.pipeline.bronze_stage import OWN_COLUMNS, QUARANTINE_COLUMNS
-from game_events.settings import load_settings
-from game_events.sinks.export_tables import DELIVERIES, dead_letters_schema, outbox_schema
+from game_events.pipeline.gold.aggregates import commented, player_agg
+from game_events.sinks.http.tables import DELIVERIES, dead_letters_schema, outbox_schema
+from game_events.sources.files import file_log as log
 
 SCHEMA = pa.schema(
     [
@@ -80,7 +79,7 @@ def test_comments_come_with_a_table_follow_newer_schemas_and_cost_no_commit_when
 def test_a_table_from_before_gets_its_comments_in_one_commit(lakehouse, monkeypatch):
     table = lakehouse.table("quarantine_events")
     with monkeypatch.context() as older:
-        older.setattr("game_events.lakehouse.commits.described", lambda _table, schema: schema)
+        older.setattr("game_events.lakehouse.commits.commit.described", lambda _table, schema: schema)
         handle = add(table, SCHEMA, 1)
     assert said(handle) == {}
     handle = add(table, with_comments(SCHEMA, {"game": ("the game", 1), "place": ("where", 2)}), 2)

@@ -9,9 +9,9 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from game_events.errors import ConflictError, TransientError
-from game_events.lakehouse import commits
-from game_events.lakehouse.commits import Commit, commit
-from game_events.lakehouse.newest_commit import restored_between, version_before_restores
+from game_events.lakehouse.commits import commit as commits
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.restores import restored_between, version_before_restores
 from game_events.lakehouse.tables import Lakehouse
 from game_events_tests.lakehouse.helpers import (
     SCHEMA,

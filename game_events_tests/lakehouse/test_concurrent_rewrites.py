@@ -11,8 +11,8 @@ import pytest
 from deltalake import DeltaTable
 
 from game_events.errors import ConflictError, TransientError
-from game_events.lakehouse.commits import commit, paths
-from game_events.lakehouse.compaction import FULL_GOAL, join_files, small_files
+from game_events.lakehouse.commits.commit import commit, paths
+from game_events.lakehouse.maintenance.compaction import FULL_GOAL, join_files, small_files
 from game_events.lakehouse.tables import Lakehouse
 from game_events_tests.lakehouse.helpers import SCHEMA, data_files, numbers, plan, staged
 

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from game_events.lakehouse.crash_points import VARIABLE
+from game_events.lakehouse.failpoints import VARIABLE
 
 WALK = """
-from game_events.lakehouse.crash_points import reach
+from game_events.lakehouse.failpoints import reach
 for number in range(3):
     print(number, flush=True)
     reach("silver_staged")

@@ -7,15 +7,15 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from game_events.decoding.columns import ColumnMap, Field
-from game_events.decoding.kept_columns import kept_columns
-from game_events.decoding.projection import Projection
+from game_events.config.settings import load_settings
+from game_events.decoding.core.column_map import ColumnMap, Field
+from game_events.decoding.core.kept_columns import kept_columns
+from game_events.decoding.core.projection import Projection
 from game_events.errors import ConflictError, DataError
-from game_events.lakehouse import crash_points
-from game_events.lakehouse.commits import Commit, commit
-from game_events.lakehouse.staging import StagedWriter
+from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import Lakehouse
-from game_events.settings import load_settings
 from game_events_tests.guarantees.waves import PowerCut
 from game_events_tests.lakehouse.helpers import rows
 

@@ -7,10 +7,10 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from game_events.errors import ConflictError, DataError, TransientError
-from game_events.lakehouse import commits
-from game_events.lakehouse.commits import commit
-from game_events.lakehouse.newest_commit import COMMIT_ID
-from game_events.lakehouse.outcomes import Outcome, new_mark, outcome_of
+from game_events.lakehouse.commits import commit as commits
+from game_events.lakehouse.commits.commit import commit
+from game_events.lakehouse.commits.outcome import Outcome, new_mark, outcome_of
+from game_events.lakehouse.commits.restores import COMMIT_ID
 from game_events.lakehouse.tables import Lakehouse, Table
 from game_events_tests.lakehouse.helpers import assert_nothing_left_over, data_files, numbers, plan, txn
 
@@ -54,7 +54,9 @@ def storage(monkeypatch):
 def far_away(monkeypatch):
     """The table as if it lay in an object store, where a request without an answer may still be carried out."""
     monkeypatch.setattr(Table, "local_path", property(lambda _: None))
-    monkeypatch.setattr("game_events.lakehouse.staging.file_system", lambda t: pytest.fail(f"files of {t.name} were touched"))
+    monkeypatch.setattr(
+        "game_events.lakehouse.data.staging.file_system", lambda t: pytest.fail(f"files of {t.name} were touched")
+    )
     monkeypatch.setattr(commits, "discard", lambda t, files: pytest.fail(f"files of {t.name} were deleted: {files}"))
 
 
@@ -194,7 +196,7 @@ def test_a_file_that_cannot_be_deleted_does_not_hide_the_conflict(table, monkeyp
     def refused(*_):
         raise PermissionError("read-only")
 
-    monkeypatch.setattr("game_events.lakehouse.staging.file_system", refused)
+    monkeypatch.setattr("game_events.lakehouse.data.staging.file_system", refused)
     with pytest.raises(ConflictError, match="moved txn"):
         commit(late)
 

@@ -8,8 +8,8 @@ import pytest
 from deltalake import DeltaTable
 
 from game_events.errors import ConflictError
-from game_events.lakehouse import progress
-from game_events.lakehouse.progress import GOLD, SILVER, UNIFIED_LAYER, Mark, Progress, ProgressTable
+from game_events.lakehouse.system_tables import progress
+from game_events.lakehouse.system_tables.progress import GOLD, SILVER, UNIFIED_LAYER, Mark, Progress, ProgressTable
 from game_events.lakehouse.tables import PROGRESS, Lakehouse
 from game_events_tests.lakehouse.helpers import committed_files, data_files
 

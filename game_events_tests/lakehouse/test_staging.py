@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from game_events.lakehouse import staging
-from game_events.lakehouse.commits import Commit, commit
-from game_events.lakehouse.staging import STATISTICS_CHARS, StagedFile, StagedWriter, discard, report
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.data import staging
+from game_events.lakehouse.data.staging import STATISTICS_CHARS, StagedFile, StagedWriter, discard, report
 from game_events.lakehouse.tables import Lakehouse
 from game_events_tests.books import database
 from game_events_tests.jvm_arrow import NESTED, as_the_jvm_sends_it

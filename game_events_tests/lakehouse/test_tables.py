@@ -5,9 +5,9 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from game_events.errors import ConfigurationError, DataError
-from game_events.lakehouse.commits import commit
+from game_events.lakehouse.commits.commit import commit
+from game_events.lakehouse.data.snapshot import files_with, row_count, selection
 from game_events.lakehouse.format_version import KEY, format_of
-from game_events.lakehouse.reading import files_with, row_count, selection
 from game_events.lakehouse.tables import Lakehouse, game_of_silver, gold_name, is_game, silver_name
 from game_events_tests.lakehouse.helpers import plan
 

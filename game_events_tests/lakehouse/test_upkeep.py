@@ -10,17 +10,19 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from game_events.config.settings import Settings
 from game_events.errors import ConflictError
-from game_events.lakehouse import commits, compaction, replaced_files
-from game_events.lakehouse.commits import commit
-from game_events.lakehouse.compaction import FULL_GOAL, LOOP_GOAL, join_files, small_files
-from game_events.lakehouse.orphans import delete_orphans, orphans
-from game_events.lakehouse.reading import BATCH_INFO, read_arrow, restored, selection
-from game_events.lakehouse.replaced_files import ReplacedFiles
+from game_events.lakehouse.commits import commit as commits
+from game_events.lakehouse.commits.commit import commit
+from game_events.lakehouse.commits.restores import restored
+from game_events.lakehouse.data.snapshot import BATCH_INFO, read_arrow, selection
+from game_events.lakehouse.maintenance import compaction
+from game_events.lakehouse.maintenance import unreferenced_files as replaced_files
+from game_events.lakehouse.maintenance.compaction import FULL_GOAL, LOOP_GOAL, join_files, small_files
+from game_events.lakehouse.maintenance.unreferenced_files import ReplacedFiles, delete_orphans, orphans
 from game_events.lakehouse.retention import Retention
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.upkeep import Upkeep
-from game_events.settings import Settings
+from game_events.pipeline.maintenance.incremental import Upkeep
 from game_events_tests.lakehouse.helpers import SCHEMA, committed_files, data_files, grow_old, numbers, plan, rows, staged
 
 OURS = {BATCH_INFO: "1"}

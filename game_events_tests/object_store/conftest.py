@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from game_events.lakehouse.object_store import spark_options
+from game_events.config.settings import Settings, load_settings
+from game_events.lakehouse.storage.options import spark_options
 from game_events.pipeline.context import Pipeline
-from game_events.settings import Settings, load_settings
 from game_events_tests.conftest import MakeSettings
 from game_events_tests.object_store.client import BUCKET, ObjectStore
 
@@ -22,7 +22,7 @@ RETRY_TIMEOUT = "3s"
 @pytest.fixture
 def place(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     """Settings of a lakehouse of the test's own in the store's bucket."""
-    monkeypatch.setattr("game_events.lakehouse.object_store.RETRY_TIMEOUT", RETRY_TIMEOUT)
+    monkeypatch.setattr("game_events.lakehouse.storage.options.RETRY_TIMEOUT", RETRY_TIMEOUT)
     # For the tests' own handles of delta-rs; the pipeline's have them from the settings.
     monkeypatch.setenv("AWS_ENDPOINT_URL", store.endpoint)
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")

@@ -8,16 +8,16 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
+from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, GameEventsError, TransientError
-from game_events.lakehouse.staging import StagedFile
-from game_events.lakehouse.store_errors import CARRIERS, explain
+from game_events.lakehouse.data.staging import StagedFile
+from game_events.lakehouse.storage.errors import CARRIERS, explain
 from game_events.lakehouse.store_probe import refuse_unsafe_store
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.fan_out import FanOut
-from game_events.pipeline.preflight import environment_checks, run_checks
-from game_events.pipeline.refresh import refresh
-from game_events.settings import Settings
+from game_events.pipeline.fanout.job import FanOut
+from game_events.pipeline.runs.preflight import environment_checks, run_checks
+from game_events.pipeline.runs.refresh import refresh
 from game_events_tests.books import assert_books_balance
 from game_events_tests.guarantees.waves import at_point, send
 from game_events_tests.object_store.client import BUCKET, SECRET, ObjectStore

@@ -8,13 +8,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from game_events.lakehouse.commits import Commit, commit
-from game_events.lakehouse.reading import read_arrow
-from game_events.lakehouse.staging import StagedFile, StagedWriter, discard, file_system
+from game_events.config.settings import Settings
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.data.snapshot import read_arrow
+from game_events.lakehouse.data.staging import StagedFile, StagedWriter, discard, file_system
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.quarantine_reset import ResetList, _read, forget, keep
-from game_events.settings import Settings
-from game_events.sources.source import Lane
+from game_events.pipeline.quarantine.full_refresh import ResetList, _read, forget, keep
+from game_events.sources.core.source import Lane
 from game_events_tests.object_store.client import ObjectStore
 
 SCHEMA = pa.schema([("n", pa.int64()), ("body", pa.binary())])

@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from game_events.lakehouse.sql import TablesSql
+from game_events.config.settings import Settings
+from game_events.lakehouse.query import TablesSql
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse
+from game_events.pipeline.checks.reconcile import reconcile
+from game_events.pipeline.checks.registry import CHECKS
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.loop import Loop
-from game_events.pipeline.maintain import maintain
-from game_events.pipeline.reconcile import reconcile
-from game_events.pipeline.redecode import redecode
-from game_events.pipeline.refresh import refresh, refresh_downstream
-from game_events.pipeline.replay import Selection, replay
-from game_events.pipeline.report import RunReport
-from game_events.pipeline.selection import selection_of
-from game_events.pipeline.whole_checks import CHECKS
-from game_events.settings import Settings
+from game_events.pipeline.continuous.loop import Loop
+from game_events.pipeline.maintenance.run import maintain
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reprocessing.redecode import redecode
+from game_events.pipeline.reprocessing.replay import Selection, replay
+from game_events.pipeline.runs.refresh import refresh, refresh_downstream
+from game_events.pipeline.runs.selection import selection_of
 from game_events.stack.stack_state import StackState
 from game_events_tests.books import assert_books_balance, coordinates, count, rows
 from game_events_tests.guarantees.attached_driver import start_driver

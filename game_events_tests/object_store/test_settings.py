@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError, TransientError
-from game_events.lakehouse.object_store import delta_options, is_s3, spark_options
-from game_events.lakehouse.store_errors import explain
+from game_events.lakehouse.storage.errors import explain
+from game_events.lakehouse.storage.options import delta_options, is_s3, spark_options
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.spark_protection import refuse_credentials
-from game_events.settings import load_settings
+from game_events.spark.protection import refuse_credentials
 
 VARIABLES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_S3_ALLOW_UNSAFE_RENAME")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from game_events.settings import Settings
+from game_events.config.settings import Settings
 
 
 def _texts(value: Any) -> bytes:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from game_events.config.settings import Settings
 from game_events.lakehouse.tables import Lakehouse, game_of_silver
+from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.reconcile import reconcile
-from game_events.settings import Settings
 from game_events_tests.books import coordinates, count, rows
 from game_events_tests.guarantees.waves import assert_gold_follows_silver
 from game_events_tests.pipeline.topic import register, send_values

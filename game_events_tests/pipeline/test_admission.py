@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from game_events.pipeline.preflight import environment_checks
-from game_events.pipeline.refresh import refresh
-from game_events.settings import Settings
+from game_events.config.settings import Settings
+from game_events.pipeline.runs.preflight import environment_checks
+from game_events.pipeline.runs.refresh import refresh
 from game_events_tests.books import count
 from game_events_tests.conftest import MakePipeline, MakeSettings
 from game_events_tests.pipeline.quality_world import Event, assert_sound, send_events

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from game_events.decoding.reasons import Reason
+from game_events.config.settings import Settings
+from game_events.decoding.core.reasons import Reason
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
+from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.reconcile import reconcile
-from game_events.pipeline.refresh import refresh
-from game_events.settings import Settings
-from game_events.sources.kafka_client import ensure_topic
+from game_events.pipeline.runs.refresh import refresh
+from game_events.sources.kafka.client import ensure_topic
 from game_events_tests.books import coordinates, rows
 from game_events_tests.decoding.helpers import compiled, frame, python_class
 from game_events_tests.guarantees.waves import assert_gold_follows_silver

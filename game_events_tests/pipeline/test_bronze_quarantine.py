@@ -9,14 +9,14 @@ from itertools import product
 import pytest
 from deltalake import DeltaTable
 
+from game_events.config.settings import load_settings
 from game_events.errors import ConflictError
-from game_events.lakehouse import commits
-from game_events.lakehouse.commits import Commit, commit
-from game_events.pipeline.bronze import load_bronze
-from game_events.pipeline.bronze_quarantine import BEGUN_APP, DONE_APP
-from game_events.pipeline.bronze_stage import QUARANTINE_COLUMNS
-from game_events.pipeline.report import RunReport
-from game_events.settings import load_settings
+from game_events.lakehouse.commits import commit as commits
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.event_columns import QUARANTINE_COLUMNS
+from game_events.pipeline.bronze.load import load_bronze
+from game_events.pipeline.bronze.quarantine import BEGUN_APP, DONE_APP
+from game_events.pipeline.reporting.report import RunReport
 from game_events_tests.guarantees.arrow_bronze import LANE, Reader, Topic, offsets, pipeline_of, without_services, write
 from game_events_tests.guarantees.waves import PowerCut
 

@@ -12,19 +12,19 @@ from confluent_kafka.admin import AdminClient
 from deltalake import DeltaTable, write_deltalake
 
 from game_events.errors import ConfigurationError, ConflictError
+from game_events.lakehouse.event_columns import QUARANTINE_COLUMNS
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
-from game_events.pipeline.bronze import load_bronze
-from game_events.pipeline.bronze_reset import replace_bronze
-from game_events.pipeline.bronze_stage import QUARANTINE_COLUMNS
-from game_events.pipeline.gold_recompute import gold_equals_recompute
-from game_events.pipeline.offset_checks import offsets_continuous, offsets_unique
-from game_events.pipeline.quarantine_reset import finish_reset
-from game_events.pipeline.reconcile import reconcile
-from game_events.pipeline.refresh import refresh, refresh_downstream
-from game_events.pipeline.replay import Selection as Rows
-from game_events.pipeline.replay import replay
-from game_events.pipeline.report import RunReport
-from game_events.pipeline.selection import selection_of
+from game_events.pipeline.bronze.full_refresh import replace_bronze
+from game_events.pipeline.bronze.load import load_bronze
+from game_events.pipeline.checks.gold_recompute import gold_equals_recompute
+from game_events.pipeline.checks.offsets import offsets_continuous, offsets_unique
+from game_events.pipeline.checks.reconcile import reconcile
+from game_events.pipeline.quarantine.full_refresh import finish_reset
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reprocessing.replay import Selection as Rows
+from game_events.pipeline.reprocessing.replay import replay
+from game_events.pipeline.runs.refresh import refresh, refresh_downstream
+from game_events.pipeline.runs.selection import selection_of
 from game_events_tests.books import assert_books_balance, coordinates, count, rows
 from game_events_tests.docs.pages import DOCS, RUN_BY, blocks
 from game_events_tests.docs.printed import missing
@@ -217,7 +217,7 @@ def test_between_its_two_commits_no_replay_and_no_run_doubles_or_loses_a_row(set
         replace_bronze(make_pipeline(settings), RunReport())
     sent = sent.merge(send(settings, version=1, poison=0.5))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("game_events.pipeline.bronze.finish_reset", lambda *_: None)
+        patch.setattr("game_events.pipeline.bronze.load.finish_reset", lambda *_: None)
         load_bronze(make_pipeline(settings), RunReport())
     finish_reset(make_pipeline(settings), RunReport())
     assert refresh(make_pipeline(settings)).success

@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from game_events.decoding.decoder import DecodePlan
-from game_events.decoding.reasons import Reason
-from game_events.lakehouse.suppressed import entity_hash
+from game_events.decoding.batch_decoder import DecodePlan
+from game_events.decoding.core.reasons import Reason
+from game_events.lakehouse.event_columns import OWN_COLUMNS, QUARANTINE_COLUMNS, bronze_schema
+from game_events.lakehouse.system_tables.suppressed import entity_hash
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse
-from game_events.pipeline.bronze_stage import OWN_COLUMNS, QUARANTINE_COLUMNS, BronzeTask, bronze_schema
-from game_events.pipeline.stage_result import StageResult
-from game_events.pipeline.suppressor import Suppression
+from game_events.pipeline.bronze.worker import BronzeTask
+from game_events.pipeline.bronze.worker_result import StageResult
+from game_events.pipeline.suppression.worker import Suppression
 from game_events_tests.decoding.helpers import compiled, frame, plan_for, python_class
 
 HEAD = 'syntax = "proto3"; package s; message Event {'

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
+from game_events.config.settings import Settings
 from game_events.errors import TransientError
-from game_events.pipeline import whole_checks
-from game_events.pipeline.report import RunReport, TableReport
-from game_events.pipeline.whole_checks import CONSERVED, WholeCheck, check_after_run
-from game_events.settings import Settings
+from game_events.pipeline.checks import registry as whole_checks
+from game_events.pipeline.checks.registry import CONSERVED, WholeCheck, check_after_run
+from game_events.pipeline.reporting.report import RunReport, TableReport
 
 
 class JobAbortedError(Py4JJavaError):

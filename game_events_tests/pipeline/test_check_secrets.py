@@ -1,9 +1,9 @@
 """What a check says is in the event log without secrets, as every error is."""
 
-from game_events.pipeline.check_result import CheckResult
-from game_events.pipeline.event_rows import RunFacts, event_rows
-from game_events.pipeline.report import RunReport
-from game_events.settings import load_settings
+from game_events.config.settings import load_settings
+from game_events.pipeline.observability.event_rows import RunFacts, event_rows
+from game_events.pipeline.reporting.check_result import CheckResult
+from game_events.pipeline.reporting.report import RunReport
 
 
 def test_a_check_that_could_not_be_made_shows_no_secret():

@@ -7,16 +7,16 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from game_events.decoding.columns import ColumnMap
-from game_events.decoding.registry_schema import RegistrySchema
-from game_events.lakehouse.comments import COMMENT_OF, comments_of
-from game_events.lakehouse.commits import Commit, commit
+from game_events.decoding.core.column_map import ColumnMap
+from game_events.decoding.core.registry_schema import RegistrySchema
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.descriptions import COMMENT_OF, comments_of
+from game_events.lakehouse.event_columns import bronze_schema
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.bronze_stage import bronze_schema
-from game_events.pipeline.catalog import SchemaCatalog
 from game_events.pipeline.column_comments import BRONZE_DESCRIPTION, about_bronze, documented, message_comment
-from game_events.pipeline.column_origins import origins
-from game_events.pipeline.report import RunReport
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.schemas.catalog import SchemaCatalog
+from game_events.pipeline.schemas.column_origins import origins
 
 HEAD = 'syntax = "proto3"; package t;\n'
 TEXTS = {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from game_events.lakehouse.progress import GOLD, OWN_GOLD, SILVER
-from game_events.pipeline.generations import BronzeIdentity
-from game_events.pipeline.reconcile import reconcile
-from game_events.pipeline.refresh import refresh
+from game_events.lakehouse.commits.generations import BronzeIdentity
+from game_events.lakehouse.system_tables.progress import GOLD, OWN_GOLD, SILVER
+from game_events.pipeline.checks.reconcile import reconcile
+from game_events.pipeline.runs.refresh import refresh
 from game_events_tests.books import assert_books_balance, count, rows
 from game_events_tests.extending.own import extension
 from game_events_tests.guarantees.waves import send, versions

@@ -6,8 +6,8 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
-from game_events.pipeline import crashed_workers
-from game_events.pipeline.crashed_workers import WorkerCrashError, by_halves, crashes_named, is_crash, whole_or_by_halves
+from game_events.spark import crashed_workers
+from game_events.spark.crashed_workers import WorkerCrashError, by_halves, crashes_named, is_crash, whole_or_by_halves
 
 SPARK_SAYS = (
     "Job aborted due to stage failure: ...: org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)"

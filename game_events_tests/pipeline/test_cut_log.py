@@ -8,22 +8,23 @@ from dataclasses import replace
 
 import pytest
 
+from game_events.config.settings import load_settings
 from game_events.errors import DataError
-from game_events.lakehouse.commits import Commit, commit
+from game_events.jvm import jars
+from game_events.jvm.java import find_java
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.event_columns import OWN_COLUMNS
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline import bronze as bronze_module
-from game_events.pipeline.bronze import load_bronze
-from game_events.pipeline.bronze_stage import OWN_COLUMNS
+from game_events.pipeline.bronze import load as bronze_module
+from game_events.pipeline.bronze.load import load_bronze
+from game_events.pipeline.bronze.truncated_log import epochs_unknown, refuse_other_records
+from game_events.pipeline.bronze.worker_result import StageResult
 from game_events.pipeline.context import Pipeline, no_spark
-from game_events.pipeline.cut_log import epochs_unknown, refuse_other_records
-from game_events.pipeline.report import RunReport
-from game_events.pipeline.stage_result import StageResult
-from game_events.settings import load_settings
-from game_events.sources import kafka
-from game_events.sources.kafka import KafkaSource
-from game_events.sources.source import Lane, Seen
-from game_events.stack import jars, kafka_broker
-from game_events.stack.java import find_java
+from game_events.pipeline.reporting.report import RunReport
+from game_events.sources.core.source import Lane, Seen
+from game_events.sources.kafka import source as kafka
+from game_events.sources.kafka.source import KafkaSource
+from game_events.stack import kafka_broker
 from game_events.stack.ports import HOST, Ports, free_ports
 from game_events.stack.server_process import stop
 from game_events_tests.guarantees.arrow_bronze import Reader, Topic, pipeline_of, without_services

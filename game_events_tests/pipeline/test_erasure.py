@@ -5,21 +5,21 @@ import json
 import pytest
 
 from game_events.errors import ConfigurationError
-from game_events.lakehouse.event_log import read_events
-from game_events.lakehouse.reading import read_arrow
-from game_events.lakehouse.suppressed import add_suppressed, finish_suppressed
+from game_events.lakehouse.data.snapshot import read_arrow
+from game_events.lakehouse.system_tables.event_log import read_events
+from game_events.lakehouse.system_tables.suppressed import add_suppressed, finish_suppressed
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.bronze import load_bronze
-from game_events.pipeline.erasure import forget
-from game_events.pipeline.erasure_files import remove_old_files
-from game_events.pipeline.event_log import recorded
-from game_events.pipeline.reconcile import reconcile
-from game_events.pipeline.redecode import redecode
-from game_events.pipeline.refresh import refresh
-from game_events.pipeline.report import RunReport
-from game_events.pipeline.selection import selection_of
-from game_events.pipeline.suppression import hashes_of
-from game_events.pipeline.whole_checks import CHECKS
+from game_events.pipeline.bronze.load import load_bronze
+from game_events.pipeline.checks.reconcile import reconcile
+from game_events.pipeline.checks.registry import CHECKS
+from game_events.pipeline.erasure.old_files import remove_old_files
+from game_events.pipeline.erasure.run import forget
+from game_events.pipeline.observability.event_log import recorded
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reprocessing.redecode import redecode
+from game_events.pipeline.runs.refresh import refresh
+from game_events.pipeline.runs.selection import selection_of
+from game_events.pipeline.suppression.driver import hashes_of
 from game_events_tests.books import count, rows
 from game_events_tests.extending.own import HEAD
 from game_events_tests.guarantees.waves import at_point, versions

@@ -10,25 +10,27 @@ import pyarrow as pa
 import pytest
 from pydantic import SecretStr
 
+from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError, ConflictError, DataError
-from game_events.lakehouse.commits import Commit, commit
-from game_events.lakehouse.reading import read_arrow
-from game_events.lakehouse.staging import StagedWriter
-from game_events.lakehouse.suppressed import add_suppressed, read_suppressed
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.generations import BronzeIdentity
+from game_events.lakehouse.commits.transactions import ERASED_APP
+from game_events.lakehouse.data.snapshot import read_arrow
+from game_events.lakehouse.data.staging import StagedWriter
+from game_events.lakehouse.event_columns import OWN_COLUMNS, QUARANTINE_COLUMNS
+from game_events.lakehouse.system_tables.suppressed import add_suppressed, read_suppressed
 from game_events.lakehouse.tables import SUPPRESSED
-from game_events.pipeline import bronze as bronze_module
-from game_events.pipeline import erasure, erasure_passes
-from game_events.pipeline.bronze_stage import OWN_COLUMNS, QUARANTINE_COLUMNS
+from game_events.pipeline.bronze import load as bronze_module
+from game_events.pipeline.bronze.worker_result import StageResult
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.erasure_resume import resume
-from game_events.pipeline.generations import ERASED_APP, BronzeIdentity
-from game_events.pipeline.preflight import environment_checks
-from game_events.pipeline.report import RunReport
-from game_events.pipeline.silver_commit import DROPPED_APP, QUARANTINED_APP
-from game_events.pipeline.stage_result import StageResult
-from game_events.pipeline.suppression import hashes_of, suppression
-from game_events.settings import load_settings
-from game_events.sources.source import Slice
+from game_events.pipeline.erasure import passes as erasure_passes
+from game_events.pipeline.erasure import run as erasure
+from game_events.pipeline.erasure.resume import resume
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.runs.preflight import environment_checks
+from game_events.pipeline.silver.commit import DROPPED_APP, QUARANTINED_APP
+from game_events.pipeline.suppression.driver import hashes_of, suppression
+from game_events.sources.core.source import Slice
 from game_events_tests.lanes import lanes, seen
 
 KEY = "a key of the tests, long enough"

@@ -11,24 +11,30 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
+from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError, DataError
-from game_events.lakehouse.commits import Commit, commit, paths
-from game_events.lakehouse.staging import StagedWriter, file_system
-from game_events.lakehouse.suppressed import add_records, add_suppressed, entity_hash, finish_suppressed, read_suppressed
+from game_events.lakehouse.commits.commit import Commit, commit, paths
+from game_events.lakehouse.data.staging import StagedWriter, file_system
+from game_events.lakehouse.system_tables.suppressed import (
+    add_records,
+    add_suppressed,
+    entity_hash,
+    finish_suppressed,
+    read_suppressed,
+)
 from game_events.lakehouse.tables import REST_DEAD_LETTERS, Lakehouse
-from game_events.pipeline import erasure_files
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.erasure_account import Erasure
-from game_events.pipeline.erasure_files import remove_old_files
-from game_events.pipeline.erasure_resume import RecoverTask
-from game_events.pipeline.erasure_scan import EraseTask, Found
-from game_events.pipeline.erasure_tables import without
-from game_events.pipeline.erasure_wanted import RECORDS, Wanted
-from game_events.pipeline.erasure_work import Work, find_what_is_gone
-from game_events.pipeline.report import RunReport
-from game_events.pipeline.suppression import erasure_key
-from game_events.pipeline.suppressor import Suppression, Suppressor
-from game_events.settings import load_settings
+from game_events.pipeline.erasure import old_files as erasure_files
+from game_events.pipeline.erasure.commits import without
+from game_events.pipeline.erasure.old_files import remove_old_files
+from game_events.pipeline.erasure.resume import RecoverTask
+from game_events.pipeline.erasure.scan import EraseTask, Found
+from game_events.pipeline.erasure.state import Work, find_what_is_gone
+from game_events.pipeline.erasure.subjects import RECORDS, Wanted
+from game_events.pipeline.reporting.erasure_result import Erasure
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.suppression.driver import erasure_key
+from game_events.pipeline.suppression.worker import Suppression, Suppressor
 from game_events_tests.pipeline.undecodable_rows import WHOM
 
 KEY = b"a key of the tests, long enough"

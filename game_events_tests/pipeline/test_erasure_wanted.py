@@ -7,7 +7,7 @@ import fastavro
 import pyarrow as pa
 import pytest
 
-from game_events.pipeline.erasure_wanted import Wanted
+from game_events.pipeline.erasure.subjects import Wanted
 from game_events_tests.decoding.helpers import compiled, python_class
 from game_events_tests.pipeline.undecodable_rows import WHOM, quarantined
 

@@ -11,18 +11,18 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from pyspark.errors import PySparkException
 
+from game_events.config.settings import load_settings
 from game_events.errors import IT_SAID, ConflictError, ExtensionError, TransientError
-from game_events.lakehouse.event_log import KINDS, append_events, read_events
-from game_events.lakehouse.progress import ProgressTable
+from game_events.lakehouse.system_tables.event_log import KINDS, append_events, read_events
+from game_events.lakehouse.system_tables.progress import ProgressTable
 from game_events.lakehouse.tables import EVENT_LOG, Lakehouse
-from game_events.pipeline import event_log as event_log_module
-from game_events.pipeline.check_result import CheckResult
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.event_log import RunLog, recorded
-from game_events.pipeline.event_rows import RunFacts, event_rows
-from game_events.pipeline.report import RunReport, TableReport
-from game_events.pipeline.report_sum import NOTICES_KEPT, report_sum
-from game_events.settings import load_settings
+from game_events.pipeline.observability import event_log as event_log_module
+from game_events.pipeline.observability.event_log import RunLog, recorded
+from game_events.pipeline.observability.event_rows import RunFacts, event_rows
+from game_events.pipeline.reporting.check_result import CheckResult
+from game_events.pipeline.reporting.merge import NOTICES_KEPT, report_sum
+from game_events.pipeline.reporting.report import RunReport, TableReport
 from game_events_tests.lanes import lanes
 
 SECRETS = ("planted-registry-1", "planted-kafka-22", "planted-store-333")

@@ -4,16 +4,16 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from game_events.lakehouse.commits import Commit, commit
-from game_events.lakehouse.progress import GOLD, SILVER
-from game_events.lakehouse.staging import StagedWriter
-from game_events.pipeline import silver
+from game_events.config.settings import load_settings
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.generations import BronzeIdentity
+from game_events.lakehouse.data.staging import StagedWriter
+from game_events.lakehouse.system_tables.progress import GOLD, SILVER
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.fan_out import FanOutResult
-from game_events.pipeline.generations import BronzeIdentity
-from game_events.pipeline.report import RunReport
-from game_events.pipeline.silver import refresh_silver
-from game_events.settings import load_settings
+from game_events.pipeline.fanout.job import FanOutResult
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.silver import refresh as silver
+from game_events.pipeline.silver.refresh import refresh_silver
 
 SCHEMA = pa.schema([("game_name", pa.string()), ("_batch", pa.int64())])
 

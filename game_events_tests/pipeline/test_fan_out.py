@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from game_events.lakehouse.staging import StagedFile
+from game_events.lakehouse.data.staging import StagedFile
 from game_events.lakehouse.tables import Lakehouse, is_game
-from game_events.pipeline import fan_out
-from game_events.pipeline.fan_out import FanOut, rows_of
-from game_events.pipeline.routing import INVALID, NOT_ALLOWED, Routing
+from game_events.pipeline.fanout import job as fan_out
+from game_events.pipeline.fanout.job import FanOut, rows_of
+from game_events.pipeline.fanout.routing import INVALID, NOT_ALLOWED, Routing
 from game_events_tests.jvm_arrow import NESTED, as_the_jvm_sends_it
 
 SCHEMA = pa.schema([("game", pa.string()), ("n", pa.int64())])

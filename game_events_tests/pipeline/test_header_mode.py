@@ -9,8 +9,8 @@ import pytest
 from confluent_kafka import Producer
 
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
-from game_events.pipeline.refresh import refresh
-from game_events.sources.kafka_client import ensure_topic
+from game_events.pipeline.runs.refresh import refresh
+from game_events.sources.kafka.client import ensure_topic
 from game_events_tests.books import count, rows
 from game_events_tests.decoding.test_formats import Producer as Serializers
 
@@ -19,7 +19,7 @@ from game_events_tests.decoding.test_formats import Producer as Serializers
 def serializers(monkeypatch):
     """Confluent's serializers in header mode, and the pipeline on the same registry."""
     made = Serializers("headers-of-the-pipeline", in_header=True)
-    monkeypatch.setattr("game_events.sources.registry.registry_client", lambda _: made.client)
+    monkeypatch.setattr("game_events.schema_registry.registry_client", lambda _: made.client)
     return made
 
 

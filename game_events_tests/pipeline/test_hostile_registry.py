@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from game_events.assets.sensors.schema_versions import MAX_DIFFS, changes_by_version
-from game_events.decoding.registry_schema import RegistrySchema
+from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.errors import DataError
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse
-from game_events.pipeline.column_origins import origins
-from game_events.pipeline.preflight import environment_checks, run_checks
-from game_events.pipeline.refresh import refresh
-from game_events.pipeline.schema_history import SchemaHistory
-from game_events.sources.registry import SchemaRegistry
+from game_events.orchestration.sensors.schema_versions import MAX_DIFFS, changes_by_version
+from game_events.pipeline.runs.preflight import environment_checks, run_checks
+from game_events.pipeline.runs.refresh import refresh
+from game_events.pipeline.schemas.column_origins import origins
+from game_events.pipeline.schemas.history import SchemaHistory
+from game_events.schema_registry import SchemaRegistry
 from game_events_tests.books import count, rows
 from game_events_tests.decoding.format_helpers import framed
 from game_events_tests.decoding.hostile_schemas import BAD, ODD, commands

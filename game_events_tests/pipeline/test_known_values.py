@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 import pytest
 
 from game_events.pipeline import context
-from game_events.pipeline.gold_recompute import gold_equals_recompute
-from game_events.pipeline.known_values import keys_and_times_known
-from game_events.pipeline.refresh import refresh
-from game_events.pipeline.state_checks import columns
+from game_events.pipeline.checks.gold_recompute import gold_equals_recompute
+from game_events.pipeline.gold.null_values import keys_and_times_known
+from game_events.pipeline.runs.refresh import refresh
+from game_events.pipeline.runs.state_checks import columns
 from game_events_tests.books import gold, rows
 from game_events_tests.pipeline.quality_world import Event, send_events
 from game_events_tests.pipeline.topic import register, send_values

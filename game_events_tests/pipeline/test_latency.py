@@ -5,12 +5,12 @@ from collections import Counter
 import pyarrow as pa
 import pytest
 
-from game_events.lakehouse.commits import Landed
+from game_events.lakehouse.commits.commit import Landed
 from game_events.lakehouse.tables import Table
-from game_events.pipeline.latency import Histogram, count_arrivals
-from game_events.pipeline.loop_report import LoopReport
-from game_events.pipeline.report import RunReport
-from game_events.pipeline.report_sum import report_sum
+from game_events.pipeline.continuous.loop_report import LoopReport
+from game_events.pipeline.reporting.latency import Histogram, count_arrivals
+from game_events.pipeline.reporting.merge import report_sum
+from game_events.pipeline.reporting.report import RunReport
 
 NOW = 1_700_000_000
 

@@ -9,10 +9,10 @@ import threading
 import psutil
 import pytest
 
+from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.loop import Loop
-from game_events.pipeline.reconcile import reconcile
-from game_events.pipeline.refresh import refresh
+from game_events.pipeline.continuous.loop import Loop
+from game_events.pipeline.runs.refresh import refresh
 from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
 from game_events.stack import local_stack
@@ -136,7 +136,7 @@ def test_a_game_that_fails_is_in_the_report_and_comes_back_while_the_others_go_o
 def test_a_broker_that_goes_away_and_comes_back_costs_waiting_and_no_record(
     make_settings, make_pipeline, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("game_events.sources.kafka_admin.TIMEOUT_S", 1.0)
+    monkeypatch.setattr("game_events.sources.kafka.admin.TIMEOUT_S", 1.0)
     folder = tmp_path / "own-stack"
     state = local_stack.up(folder)
     try:

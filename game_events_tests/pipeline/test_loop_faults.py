@@ -10,13 +10,13 @@ from deltalake.exceptions import DeltaError
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
+from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, ConflictError, DataError, TransientError
 from game_events.lakehouse.retention import Retention
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline import loop as loop_module
-from game_events.pipeline.crashed_workers import WorkerCrashError
-from game_events.pipeline.loop import JOB_ATTEMPTS, Loop, first_line
-from game_events.settings import Settings
+from game_events.pipeline.continuous import loop as loop_module
+from game_events.pipeline.continuous.loop import JOB_ATTEMPTS, Loop, first_line
+from game_events.spark.crashed_workers import WorkerCrashError
 
 
 class QuietSession:

@@ -7,13 +7,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from game_events.lakehouse.commits import Commit, commit
-from game_events.lakehouse.staging import StagedWriter
+from game_events.config.settings import load_settings
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.data.staging import StagedWriter
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.maintain import maintain
-from game_events.pipeline.quarantine_reset import ResetList, keep
-from game_events.pipeline.report import RunReport
-from game_events.settings import load_settings
+from game_events.pipeline.maintenance.run import maintain
+from game_events.pipeline.quarantine.full_refresh import ResetList, keep
+from game_events.pipeline.reporting.report import RunReport
 
 SCHEMA = pa.schema([("layer", pa.string())])
 DAY_S = 86_400

@@ -3,18 +3,18 @@
 import pytest
 
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
-from game_events.pipeline.check_rules import sql_checks
-from game_events.pipeline.erasure import forget
-from game_events.pipeline.erasure_files import remove_old_files
-from game_events.pipeline.preflight import environment_checks
-from game_events.pipeline.reconcile import reconcile
-from game_events.pipeline.redecode import redecode
-from game_events.pipeline.refresh import refresh, refresh_downstream
-from game_events.pipeline.replay import Selection, replay
-from game_events.pipeline.report import RunReport
-from game_events.pipeline.rule_audit import audit_rules
-from game_events.pipeline.selection import selection_of
-from game_events.pipeline.whole_checks import CHECKS
+from game_events.pipeline.checks.reconcile import reconcile
+from game_events.pipeline.checks.registry import CHECKS
+from game_events.pipeline.checks.rule_audit import audit_rules
+from game_events.pipeline.erasure.old_files import remove_old_files
+from game_events.pipeline.erasure.run import forget
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reprocessing.redecode import redecode
+from game_events.pipeline.reprocessing.replay import Selection, replay
+from game_events.pipeline.runs.preflight import environment_checks
+from game_events.pipeline.runs.preflight_sql import sql_checks
+from game_events.pipeline.runs.refresh import refresh, refresh_downstream
+from game_events.pipeline.runs.selection import selection_of
 from game_events_tests.books import coordinates, count, gold, rows
 from game_events_tests.decoding.helpers import compiled, frame, python_class
 from game_events_tests.guarantees.waves import versions

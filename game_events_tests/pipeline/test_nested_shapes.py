@@ -12,17 +12,17 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf import json_format
 from pydantic import SecretStr
 
-from game_events.decoding.frames import SchemaId
+from game_events.config.settings import Settings
+from game_events.decoding.core.wire_format import SchemaId
+from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.erasure import forget
-from game_events.pipeline.maintain import maintain
-from game_events.pipeline.reconcile import reconcile
-from game_events.pipeline.redecode import redecode
-from game_events.pipeline.refresh import refresh, refresh_downstream
-from game_events.pipeline.report import RunReport
-from game_events.settings import Settings
-from game_events.sinks.export import export_rows
-from game_events.sources.registry import registry_client
+from game_events.pipeline.erasure.run import forget
+from game_events.pipeline.maintenance.run import maintain
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reprocessing.redecode import redecode
+from game_events.pipeline.runs.refresh import refresh, refresh_downstream
+from game_events.schema_registry import registry_client
+from game_events.sinks.http.run import export_rows
 from game_events_tests.books import rows
 from game_events_tests.decoding.helpers import compiled, frame, python_class
 from game_events_tests.pipeline.topic import register, send_values

@@ -13,9 +13,9 @@ from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
-from game_events.pipeline.reconcile import reconcile
-from game_events.pipeline.refresh import refresh
-from game_events.sources.registry import registry_client
+from game_events.pipeline.checks.reconcile import reconcile
+from game_events.pipeline.runs.refresh import refresh
+from game_events.schema_registry import registry_client
 from game_events_tests.books import coordinates, count, rows
 from game_events_tests.decoding.helpers import compiled, frame, python_class
 from game_events_tests.pipeline.topic import register, send_values

@@ -5,19 +5,19 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from game_events.config.settings import load_settings
 from game_events.errors import DataError, TransientError
-from game_events.lakehouse.commits import Commit, commit
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.event_columns import OWN_COLUMNS
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.bronze_stage import OWN_COLUMNS
-from game_events.pipeline.commit_notes import slice_info
+from game_events.pipeline.bronze.data_loss import next_slice, refuse_unless_recorded
+from game_events.pipeline.checks.gaps import offsets_lost
+from game_events.pipeline.checks.offsets import offsets_continuous
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.gap_check import offsets_lost
-from game_events.pipeline.offset_checks import offsets_continuous
-from game_events.pipeline.offset_loss import next_slice, refuse_unless_recorded
-from game_events.pipeline.refresh import refresh
-from game_events.pipeline.topic_identity import identity
-from game_events.settings import load_settings
-from game_events.sources.source import Gap, Lane
+from game_events.pipeline.runs.refresh import refresh
+from game_events.pipeline.state.commit_info import slice_info
+from game_events.pipeline.state.offsets import identity
+from game_events.sources.core.source import Gap, Lane
 from game_events_tests.lanes import by_partition, lanes, seen
 
 OLD, NEW = "5cB9Bc9QRbCeqUM/tZO+tg", "AAAAAAAAAAAAAAAAAAAAAQ"
@@ -121,7 +121,7 @@ def test_many_gaps_are_named_up_to_some(table):
 
 
 def test_a_broker_that_is_down_at_the_start_is_named_and_nothing_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr("game_events.sources.kafka_admin.TIMEOUT_S", 0.5)
+    monkeypatch.setattr("game_events.sources.kafka.admin.TIMEOUT_S", 0.5)
     settings = load_settings(lakehouse=str(tmp_path / "lakehouse"), kafka_bootstrap_servers="127.0.0.1:1")
     with pytest.raises(TransientError, match=r"Kafka at 127\.0\.0\.1:1: .*is it up"):
         refresh(Pipeline(settings, lambda: pytest.fail("no Spark is needed")))

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from game_events.config.settings import load_settings
 from game_events.errors import TransientError
-from game_events.lakehouse.commits import Commit, commit
-from game_events.lakehouse.progress import GOLD, SILVER, UNIFIED_LAYER
-from game_events.lakehouse.staging import StagedWriter
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.generations import BronzeIdentity
+from game_events.lakehouse.data.staging import StagedWriter
+from game_events.lakehouse.system_tables.progress import GOLD, SILVER, UNIFIED_LAYER
 from game_events.lakehouse.tables import UNIFIED, Table
 from game_events.pipeline.context import Pipeline, no_spark
-from game_events.pipeline.generations import BronzeIdentity
-from game_events.pipeline.gold import refresh_gold
-from game_events.pipeline.report import RunReport
-from game_events.pipeline.silver import refresh_silver
-from game_events.pipeline.unified import gold_app, refresh_unified
-from game_events.settings import load_settings
+from game_events.pipeline.gold.refresh import refresh_gold
+from game_events.pipeline.gold.unified import gold_app, refresh_unified
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.silver.refresh import refresh_silver
 from game_events_tests.books import gold as gold_rows
 
 TIME = pa.timestamp("us", tz="UTC")

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from game_events.pipeline.erasure import forget
-from game_events.pipeline.maintain import maintain
-from game_events.pipeline.refresh import refresh
-from game_events.pipeline.report import RunReport
+from game_events.pipeline.erasure.run import forget
+from game_events.pipeline.maintenance.run import maintain
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.runs.refresh import refresh
 from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
 from game_events_tests.books import assert_books_balance, coordinates, count, rows

@@ -7,14 +7,14 @@ import json
 import pytest
 from confluent_kafka import Producer
 
-from game_events.decoding.reasons import KEPT_BYTES
-from game_events.pipeline.archive import archive
-from game_events.pipeline.reconcile import reconcile
-from game_events.pipeline.refresh import refresh
-from game_events.pipeline.replay import Selection, replay
-from game_events.pipeline.report import RunReport
-from game_events.pipeline.selection import selection_of
-from game_events.settings import Settings
+from game_events.config.settings import Settings
+from game_events.decoding.core.reasons import KEPT_BYTES
+from game_events.pipeline.checks.reconcile import reconcile
+from game_events.pipeline.record_archive import archive
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reprocessing.replay import Selection, replay
+from game_events.pipeline.runs.refresh import refresh
+from game_events.pipeline.runs.selection import selection_of
 from game_events_tests.books import count, rows
 from game_events_tests.conftest import MakePipeline, MakeSettings
 from game_events_tests.pipeline.quality_world import SCHEMA, Event, encoded, varint

@@ -5,13 +5,13 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import functions as F
 
 from game_events.errors import ConflictError
-from game_events.lakehouse.commits import paths, removals
+from game_events.lakehouse.commits.commit import paths, removals
 from game_events.lakehouse.tables import BRONZE
-from game_events.pipeline.bronze import load_bronze
+from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.redecode import NO_RAW_VALUE, redecode
-from game_events.pipeline.refresh import refresh, refresh_downstream
-from game_events.pipeline.report import RunReport
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reprocessing.redecode import NO_RAW_VALUE, redecode
+from game_events.pipeline.runs.refresh import refresh, refresh_downstream
 from game_events_tests.books import assert_books_balance, coordinates, count, rows
 from game_events_tests.guarantees.waves import at_point, power_cut_at, send, versions
 

@@ -10,13 +10,13 @@ import pytest
 from deltalake import DeltaTable
 
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline import offset_loss
+from game_events.pipeline.bronze import data_loss as offset_loss
+from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.gold import refresh_gold
-from game_events.pipeline.reconcile import reconcile
-from game_events.pipeline.refresh import refresh
-from game_events.pipeline.report import RunReport
-from game_events.pipeline.unified import refresh_unified
+from game_events.pipeline.gold.refresh import refresh_gold
+from game_events.pipeline.gold.unified import refresh_unified
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.runs.refresh import refresh
 from game_events.producer.bulk import BulkSimulation
 from game_events.producer.produce import produce, produce_bulk
 from game_events.producer.simulator import DEFAULT_GAMES, Simulation

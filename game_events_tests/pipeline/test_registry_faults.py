@@ -6,10 +6,10 @@ import pytest
 
 from game_events.errors import ConfigurationError, DataError, TransientError
 from game_events.lakehouse.tables import BRONZE
-from game_events.pipeline import catalog
-from game_events.pipeline.bronze import load_bronze
-from game_events.pipeline.refresh import refresh
-from game_events.pipeline.report import RunReport
+from game_events.pipeline.bronze.load import load_bronze
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.runs.refresh import refresh
+from game_events.pipeline.schemas import catalog
 from game_events_tests.books import assert_books_balance, count, rows
 from game_events_tests.guarantees.waves import send
 from game_events_tests.pipeline.topic import send_values
@@ -58,7 +58,7 @@ def test_with_a_cold_cache_nothing_is_committed_and_the_error_says_what_to_do(se
 
 def test_a_registry_that_never_answers_stops_the_run_within_a_bound(settings, make_settings, make_pipeline, proxy, monkeypatch):
     send(make_settings())
-    monkeypatch.setattr("game_events.sources.registry.TIMEOUT_S", 1)
+    monkeypatch.setattr("game_events.schema_registry.TIMEOUT_S", 1)
     proxy.always(200, after_s=5)
     with pytest.raises(TransientError, match=r"no usable answer.*doctor"):
         refresh(make_pipeline(settings))
@@ -114,7 +114,7 @@ def test_an_outage_in_mid_run_costs_nothing_that_is_known(make_settings, make_pi
 @pytest.mark.scenario
 def test_an_outage_is_not_waited_for_again_and_again(make_settings, make_pipeline, proxy, monkeypatch):
     # However long the run takes here.
-    monkeypatch.setattr("game_events.sources.registry.COOL_DOWN_S", 3600)
+    monkeypatch.setattr("game_events.schema_registry.COOL_DOWN_S", 3600)
     for version in (1, 2, 3):
         send(make_settings(), version=version, games=GAMES, records=8)
     settings = make_settings(schema_registry_url=proxy.url, max_records_per_batch=10)

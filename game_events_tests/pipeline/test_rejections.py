@@ -10,9 +10,9 @@ import pytest
 from deltalake import DeltaTable
 
 from game_events.lakehouse.tables import BRONZE, PROGRESS
-from game_events.pipeline.bronze import load_bronze
-from game_events.pipeline.refresh import refresh, refresh_downstream
-from game_events.pipeline.report import RunReport
+from game_events.pipeline.bronze.load import load_bronze
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.runs.refresh import refresh, refresh_downstream
 from game_events_tests.guarantees.waves import at_point, power_cut_at, versions
 from game_events_tests.pipeline.quality_world import Event, assert_sound, in_silver, rejected, rule, send_events
 

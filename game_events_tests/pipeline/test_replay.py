@@ -7,20 +7,21 @@ import shutil
 import pytest
 
 from game_events.errors import ConfigurationError
-from game_events.lakehouse.commits import Commit, commit
-from game_events.lakehouse.reading import read_arrow
-from game_events.lakehouse.staging import StagedWriter
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.transactions import BATCH_APP
+from game_events.lakehouse.data.snapshot import read_arrow
+from game_events.lakehouse.data.staging import StagedWriter
+from game_events.lakehouse.event_columns import OWN_COLUMNS
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
-from game_events.pipeline import replay as replay_module
-from game_events.pipeline import replay_due, replay_notes
-from game_events.pipeline.bronze import load_bronze
-from game_events.pipeline.bronze_stage import OWN_COLUMNS
-from game_events.pipeline.generations import BATCH_APP
-from game_events.pipeline.reconcile import reconcile
-from game_events.pipeline.redecode import redecode
-from game_events.pipeline.refresh import refresh
-from game_events.pipeline.replay import Selection, replay, selection_of
-from game_events.pipeline.report import RunReport
+from game_events.pipeline.bronze.load import load_bronze
+from game_events.pipeline.checks.reconcile import reconcile
+from game_events.pipeline.quarantine import replay_marks as replay_notes
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reprocessing import auto_replay as replay_due
+from game_events.pipeline.reprocessing import replay as replay_module
+from game_events.pipeline.reprocessing.redecode import redecode
+from game_events.pipeline.reprocessing.replay import Selection, replay, selection_of
+from game_events.pipeline.runs.refresh import refresh
 from game_events_tests.books import coordinates, count, rows
 from game_events_tests.guarantees.waves import assert_gold_follows_silver, power_cut_at, send, versions
 from game_events_tests.pipeline.topic import register, send_values
@@ -162,7 +163,7 @@ def test_of_two_replays_at_once_one_brings_the_rows(settings, make_settings, mak
             rival.append(None)
             rival[0] = replay(make_pipeline(settings), RunReport(), Selection()).rows
 
-    monkeypatch.setattr("game_events.lakehouse.crash_points.reach", act)
+    monkeypatch.setattr("game_events.lakehouse.failpoints.reach", act)
     mine = replay(make_pipeline(settings), RunReport(), Selection()).rows
     assert (rival[0], mine) == (sent.records_total, 0)
     refresh(make_pipeline(settings))
@@ -247,7 +248,7 @@ def test_a_run_that_commits_while_a_replay_works_costs_neither_a_row(
             more.append(send(make_settings(), version=1, poison=0.5))
             refresh(make_pipeline(settings))
 
-    monkeypatch.setattr("game_events.lakehouse.crash_points.reach", act)
+    monkeypatch.setattr("game_events.lakehouse.failpoints.reach", act)
     replay(make_pipeline(settings), RunReport(), Selection())
     refresh(make_pipeline(settings))
     assert_all_there(settings, sent.records_total + more[0].decodable)

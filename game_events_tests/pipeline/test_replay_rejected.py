@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from game_events.pipeline.refresh import refresh, refresh_downstream
-from game_events.pipeline.replay import Selection, selection_of
-from game_events.pipeline.replay_rejected import replay_and_refresh
-from game_events.pipeline.report import RunReport
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reprocessing.replay import Selection, selection_of
+from game_events.pipeline.runs.refresh import refresh, refresh_downstream
+from game_events.pipeline.runs.replay import replay_and_refresh
 from game_events_tests.books import gold
 from game_events_tests.guarantees.waves import power_cut_at, versions
 from game_events_tests.pipeline.quality_world import (

@@ -12,24 +12,24 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
+from game_events.config.settings import load_settings
 from game_events.errors import DataError
-from game_events.lakehouse.commits import Commit, commit
-from game_events.lakehouse.reading import BATCH_INFO, read_arrow
-from game_events.lakehouse.staging import StagedWriter
-from game_events.pipeline import bronze as bronze_module
-from game_events.pipeline.bronze import load_bronze
-from game_events.pipeline.bronze_stage import OWN_COLUMNS, QUARANTINE_COLUMNS, bronze_schema
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.transactions import BATCH_APP
+from game_events.lakehouse.data.snapshot import BATCH_INFO, read_arrow
+from game_events.lakehouse.data.staging import StagedWriter
+from game_events.lakehouse.event_columns import OWN_COLUMNS, QUARANTINE_COLUMNS, bronze_schema
+from game_events.pipeline.bronze import load as bronze_module
+from game_events.pipeline.bronze.load import load_bronze
+from game_events.pipeline.bronze.worker_result import StageResult
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.fan_out import FanOutResult
-from game_events.pipeline.generations import BATCH_APP
-from game_events.pipeline.quarantine_lost import QUARANTINED_APP
-from game_events.pipeline.rejections import Decisions, Verdict, decide
-from game_events.pipeline.report import RunReport
-from game_events.pipeline.silver_commit import settle
-from game_events.pipeline.silver_stage import Source, Start
-from game_events.pipeline.stage_result import StageResult
-from game_events.pipeline.topic_identity import offsets_of
-from game_events.settings import load_settings
+from game_events.pipeline.fanout.job import FanOutResult
+from game_events.pipeline.quality.decisions import Decisions, Verdict, decide
+from game_events.pipeline.quarantine.lost import QUARANTINED_APP
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.silver.commit import settle
+from game_events.pipeline.silver.stage import Source, Start
+from game_events.pipeline.state.offsets import offsets_of
 from game_events_tests.lanes import by_partition, seen
 
 TOPIC, ID = "games", "5cB9Bc9QRbCeqUM/tZO+tg"

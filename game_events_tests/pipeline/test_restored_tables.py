@@ -9,30 +9,30 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from game_events.config.settings import load_settings
 from game_events.errors import DataError
-from game_events.lakehouse.commits import Commit, commit
-from game_events.lakehouse.newest_commit import LOOKED_AT, MAINTENANCE_INFO, history, restored_lately
-from game_events.lakehouse.progress import GOLD, SILVER, UNIFIED_LAYER
-from game_events.lakehouse.staging import StagedWriter
-from game_events.lakehouse.suppressed import add_suppressed, finish_suppressed
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.generations import BronzeIdentity, oldest_batch
+from game_events.lakehouse.commits.restores import LOOKED_AT, MAINTENANCE_INFO, history, restored_lately
+from game_events.lakehouse.commits.transactions import ERASED_APP, GENERATION_APP
+from game_events.lakehouse.data.staging import StagedWriter
+from game_events.lakehouse.system_tables.progress import GOLD, SILVER, UNIFIED_LAYER
+from game_events.lakehouse.system_tables.suppressed import add_suppressed, finish_suppressed
 from game_events.lakehouse.tables import QUARANTINE, UNIFIED, Table
-from game_events.pipeline import bronze_restored
-from game_events.pipeline.bronze_rebuilt import is_gone, not_there_any_more
-from game_events.pipeline.bronze_restored import mend_restored_bronze
-from game_events.pipeline.commit_notes import slice_info
+from game_events.pipeline.bronze import restored as bronze_restored
+from game_events.pipeline.bronze.restored import mend_restored_bronze
+from game_events.pipeline.bronze.starting_offsets import is_gone, not_there_any_more
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.erasure import forget
-from game_events.pipeline.erasure_tables import ERASED_ROWS
-from game_events.pipeline.generations import ERASED_APP, GENERATION_APP, BronzeIdentity, oldest_batch
-from game_events.pipeline.lost_tables import find_lost_tables
-from game_events.pipeline.maintain import maintain
-from game_events.pipeline.quarantine_lost import QUARANTINED_APP, refuse_lost_quarantine
-from game_events.pipeline.report import RunReport
-from game_events.pipeline.silver import refresh_silver
-from game_events.pipeline.topic_identity import identity, offsets_of
-from game_events.pipeline.upkeep import COMMITS, Upkeep
-from game_events.settings import load_settings
-from game_events.sources.source import Lane
+from game_events.pipeline.erasure.run import forget
+from game_events.pipeline.maintenance.incremental import COMMITS, Upkeep
+from game_events.pipeline.maintenance.run import maintain
+from game_events.pipeline.quarantine.lost import QUARANTINED_APP, refuse_lost_quarantine
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.runs.lost_tables import find_lost_tables
+from game_events.pipeline.silver.refresh import refresh_silver
+from game_events.pipeline.state.commit_info import ERASED_ROWS, slice_info
+from game_events.pipeline.state.offsets import identity, offsets_of
+from game_events.sources.core.source import Lane
 from game_events_tests.lanes import by_partition, seen
 
 ROWS = pa.schema([pa.field("_batch", pa.int64())])

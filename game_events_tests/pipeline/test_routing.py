@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from game_events.config.settings import Settings
 from game_events.lakehouse.tables import is_game
-from game_events.pipeline.reconcile import Books, Reconciliation
-from game_events.pipeline.report import RunReport, TableReport
-from game_events.pipeline.routing import INVALID, NO_NAME, NOT_ALLOWED, Routing, admit
-from game_events.settings import Settings
+from game_events.pipeline.checks.reconcile import Books, Reconciliation
+from game_events.pipeline.fanout.routing import INVALID, NO_NAME, NOT_ALLOWED, Routing, admit
+from game_events.pipeline.reporting.report import RunReport, TableReport
 
 HOSTILE = [None, "", "unified", "../../etc", "Rummy", "🎲", "a" * 300, "a/b", "a\n", 7, b"uno"]
 

@@ -10,10 +10,10 @@ from pyspark.sql.types import StructType
 
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.tables import BRONZE
-from game_events.pipeline.bronze import load_bronze
-from game_events.pipeline.check_rules import check_rules
-from game_events.pipeline.report import RunReport
-from game_events.pipeline.rule_check import problems, require_valid
+from game_events.pipeline.bronze.load import load_bronze
+from game_events.pipeline.quality.validation import problems, require_valid
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.runs.preflight_sql import check_rules
 from game_events.rules import Rule
 from game_events_tests.books import count
 from game_events_tests.pipeline.quality_world import Event, rule, send_events

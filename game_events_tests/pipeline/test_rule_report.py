@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 
-from game_events.pipeline.event_rows import RunFacts, event_rows
-from game_events.pipeline.report import RunReport, TableReport
-from game_events.pipeline.report_sum import report_sum
-from game_events.pipeline.rule_split import RuleCounts
+from game_events.config.settings import load_settings
+from game_events.pipeline.observability.event_rows import RunFacts, event_rows
+from game_events.pipeline.reporting.merge import report_sum
+from game_events.pipeline.reporting.report import RuleCounts, RunReport, TableReport
 from game_events.rules import Rule
-from game_events.settings import load_settings
 
 RULES = (Rule(name="a", sql="x > 0"), Rule(name="b", sql="y > 0", action="drop", games=("uno",)))
 

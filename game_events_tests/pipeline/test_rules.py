@@ -6,8 +6,8 @@ import pytest
 
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.tables import BRONZE
-from game_events.pipeline.reconcile import reconcile
-from game_events.pipeline.refresh import refresh
+from game_events.pipeline.checks.reconcile import reconcile
+from game_events.pipeline.runs.refresh import refresh
 from game_events_tests.books import count, gold, rows
 from game_events_tests.extending.own import extension
 from game_events_tests.guarantees.waves import versions

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from game_events.lakehouse.staging import StagedFile
+from game_events.lakehouse.data.staging import StagedFile
+from game_events.lakehouse.event_columns import BRONZE_ONLY, OWN_COLUMNS
 from game_events.lakehouse.tables import QUARANTINE, Lakehouse
-from game_events.pipeline import fan_out
-from game_events.pipeline.bronze_stage import OWN_COLUMNS
-from game_events.pipeline.fan_out import FanOut
-from game_events.pipeline.refresh import refresh
-from game_events.pipeline.replay import Selection
-from game_events.pipeline.replay_rejected import replay_and_refresh
-from game_events.pipeline.report import RunReport
-from game_events.pipeline.rule_columns import APART, BITS, DROP, FATE, HELD_BACK, KEEP, READMIT, REJECT
-from game_events.pipeline.rule_split import BRONZE_ONLY, RuleSplit, counts_from_json
+from game_events.pipeline.fanout import job as fan_out
+from game_events.pipeline.fanout.job import FanOut
+from game_events.pipeline.quality.expressions import APART, BITS, DROP, FATE, HELD_BACK, KEEP, READMIT, REJECT
+from game_events.pipeline.quality.worker import RuleSplit, counts_from_json
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reprocessing.replay import Selection
+from game_events.pipeline.runs.refresh import refresh
+from game_events.pipeline.runs.replay import replay_and_refresh
 from game_events.rules import Rule
 from game_events_tests.guarantees.waves import power_cut_at
 from game_events_tests.pipeline.quality_world import Event, assert_sound, in_silver, rejected, rule, send_events

@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from deltalake import DeltaTable
 
-from game_events.decoding.registry_schema import RegistrySchema
+from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.errors import DataError
-from game_events.lakehouse.reading import read_arrow
+from game_events.lakehouse.data.snapshot import read_arrow
+from game_events.lakehouse.system_tables.schema_archive import SchemaArchive
 from game_events.lakehouse.tables import SCHEMAS, Lakehouse
-from game_events.pipeline.schema_archive import SchemaArchive
 
 
 def schema(number, text="message M {}"):

@@ -5,15 +5,15 @@ import json
 import pyarrow as pa
 import pytest
 
-from game_events.decoding.columns import ColumnMap
-from game_events.decoding.decoder import BatchDecoder, DecodePlan
-from game_events.decoding.kept_columns import kept_columns
-from game_events.decoding.reasons import Reason
-from game_events.decoding.registry_schema import RegistrySchema
+from game_events.config.settings import load_settings
+from game_events.decoding.batch_decoder import BatchDecoder, DecodePlan
+from game_events.decoding.core.column_map import ColumnMap
+from game_events.decoding.core.kept_columns import kept_columns
+from game_events.decoding.core.reasons import Reason
+from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.lakehouse.tables import QUARANTINE, Lakehouse
-from game_events.pipeline.catalog import SchemaCatalog
-from game_events.pipeline.refresh import refresh
-from game_events.settings import load_settings
+from game_events.pipeline.runs.refresh import refresh
+from game_events.pipeline.schemas.catalog import SchemaCatalog
 from game_events_tests.books import rows
 from game_events_tests.decoding.format_helpers import framed
 from game_events_tests.pipeline.topic import register, send_values
@@ -68,7 +68,7 @@ def test_unknown_ids_are_forgotten_after_a_while(make, monkeypatch):
     catalog = make(Registry())
     catalog.look_up({(1, ())}, 5)
     assert catalog.unknown_ids() == {1}
-    monkeypatch.setattr("game_events.pipeline.catalog.UNKNOWN_S", -1)
+    monkeypatch.setattr("game_events.pipeline.schemas.catalog.UNKNOWN_S", -1)
     assert catalog.unknown_ids() == set()
     assert not catalog.has(1)
 

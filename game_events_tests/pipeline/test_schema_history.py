@@ -3,15 +3,15 @@
 import pytest
 from deltalake import DeltaTable
 
-from game_events.decoding.columns import ColumnMap
-from game_events.decoding.registry_schema import RegistrySchema
-from game_events.lakehouse.commits import Commit, commit
+from game_events.decoding.core.column_map import ColumnMap
+from game_events.decoding.core.registry_schema import RegistrySchema
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.event_columns import bronze_schema
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.bronze_stage import bronze_schema
-from game_events.pipeline.catalog import SchemaCatalog
-from game_events.pipeline.column_origins import origins
-from game_events.pipeline.schema_history import SchemaHistory
-from game_events.sources.registry import SubjectVersion
+from game_events.pipeline.schemas.catalog import SchemaCatalog
+from game_events.pipeline.schemas.column_origins import origins
+from game_events.pipeline.schemas.history import SchemaHistory
+from game_events.schema_registry import SubjectVersion
 from game_events_tests.decoding.helpers import compiled
 
 HEAD = 'syntax = "proto3"; package t; message Event { string game = 1; map<string, int64> counts = 2; '

@@ -4,12 +4,12 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
+from game_events.config.extensions import Extensions
+from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
 from game_events.extending import GoldAggregate, count
-from game_events.extensions import Extensions
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.selection import EVERYTHING, LAYERS, selection_of
-from game_events.settings import load_settings
+from game_events.pipeline.runs.selection import EVERYTHING, LAYERS, selection_of
 
 ALL_OF_IT = dict.fromkeys(LAYERS)
 CHESS, POKER = frozenset({"chess"}), frozenset({"poker"})

@@ -6,9 +6,9 @@ import pytest
 from deltalake import DeltaTable
 
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.backlog import backlog, games_waiting
-from game_events.pipeline.refresh import refresh
-from game_events.pipeline.selection import selection_of
+from game_events.pipeline.runs.backlog import backlog, games_waiting
+from game_events.pipeline.runs.refresh import refresh
+from game_events.pipeline.runs.selection import selection_of
 from game_events_tests.books import assert_books_balance, rows
 from game_events_tests.guarantees.waves import power_cut_at, send, versions
 

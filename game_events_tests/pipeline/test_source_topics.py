@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError, DataError
-from game_events.lakehouse.commits import Commit, commit
-from game_events.lakehouse.staging import StagedWriter
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.transactions import GENERATION_APP
+from game_events.lakehouse.data.staging import StagedWriter
+from game_events.lakehouse.event_columns import OWN_COLUMNS, QUARANTINE_COLUMNS
 from game_events.lakehouse.tables import BRONZE, Lakehouse
-from game_events.pipeline.bronze_quarantine import decided_on
-from game_events.pipeline.bronze_stage import OWN_COLUMNS, QUARANTINE_COLUMNS
-from game_events.pipeline.commit_notes import bronze_commit, slice_info
-from game_events.pipeline.generations import GENERATION_APP
-from game_events.pipeline.offset_loss import next_slice
-from game_events.pipeline.source_topics import changes
-from game_events.pipeline.table_source import TableSource
-from game_events.pipeline.topic_identity import identity, next_offsets
-from game_events.settings import load_settings
-from game_events.sources.source import TABLE, Gap, Lane, Seen, Slice
+from game_events.pipeline.bronze.data_loss import next_slice
+from game_events.pipeline.bronze.quarantine import decided_on
+from game_events.pipeline.bronze.topic_changes import changes
+from game_events.pipeline.state.commit_info import bronze_commit, slice_info
+from game_events.pipeline.state.offsets import identity, next_offsets
+from game_events.sources.core.source import TABLE, Gap, Lane, Seen, Slice
+from game_events.sources.delta_table import TableSource
 
 ONE, TWO = "5cB9Bc9QRbCeqUM/tZO+tg", "AAAAAAAAAAAAAAAAAAAAAQ"
 A, B, C = Lane("t.a", ONE, 0), Lane("t.b", TWO, 0), Lane("t.c", ONE, 0)

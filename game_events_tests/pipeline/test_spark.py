@@ -14,8 +14,9 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from game_events.lakehouse.reading import files_with, read_files, spark_schema
-from game_events.pipeline.spark import (
+from game_events.config.settings import load_settings
+from game_events.lakehouse.data.snapshot import files_with, read_files, spark_schema
+from game_events.spark.config import (
     ARROW_BYTES,
     ARROW_RECORDS,
     KAFKA_ARROW_RECORDS,
@@ -24,7 +25,6 @@ from game_events.pipeline.spark import (
     session_config,
     spark_config,
 )
-from game_events.settings import load_settings
 
 
 def _sizes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

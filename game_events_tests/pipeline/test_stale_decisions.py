@@ -2,16 +2,16 @@
 
 import pytest
 
-from game_events.lakehouse.commits import Commit, commit
-from game_events.pipeline.bronze_stage import OWN_COLUMNS, QUARANTINE_COLUMNS
+from game_events.config.settings import load_settings
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.event_columns import OWN_COLUMNS, QUARANTINE_COLUMNS
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.fan_out import FanOutResult
-from game_events.pipeline.rejections import Decisions, Verdict, decide
-from game_events.pipeline.report import RunReport
-from game_events.pipeline.silver_commit import settle
-from game_events.pipeline.silver_stage import Source, Start
+from game_events.pipeline.fanout.job import FanOutResult
+from game_events.pipeline.quality.decisions import Decisions, Verdict, decide
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.silver.commit import settle
+from game_events.pipeline.silver.stage import Source, Start
 from game_events.rules import Rule
-from game_events.settings import load_settings
 
 
 def advance(table, schema, **txn):

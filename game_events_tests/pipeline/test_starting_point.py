@@ -6,10 +6,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from game_events.lakehouse.tables import BRONZE
-from game_events.pipeline.backlog import backlog
-from game_events.pipeline.refresh import refresh
-from game_events.pipeline.report import RunReport
-from game_events.pipeline.selection import selection_of
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.runs.backlog import backlog
+from game_events.pipeline.runs.refresh import refresh
+from game_events.pipeline.runs.selection import selection_of
 from game_events_tests.books import assert_books_balance, count
 from game_events_tests.guarantees.waves import send
 

@@ -9,17 +9,17 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
+from game_events.config.settings import load_settings
 from game_events.errors import DataError
-from game_events.lakehouse.commits import Commit, commit
-from game_events.lakehouse.event_log import append_events
-from game_events.lakehouse.progress import SILVER
-from game_events.lakehouse.staging import StagedWriter
-from game_events.pipeline import state_checks
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.generations import BronzeIdentity
+from game_events.lakehouse.data.staging import StagedWriter
+from game_events.lakehouse.system_tables.event_log import append_events
+from game_events.lakehouse.system_tables.progress import SILVER
 from game_events.pipeline.context import Pipeline, no_spark
-from game_events.pipeline.generations import BronzeIdentity
-from game_events.pipeline.preflight import run_checks
-from game_events.pipeline.state_checks import schemas
-from game_events.settings import load_settings
+from game_events.pipeline.runs import state_checks
+from game_events.pipeline.runs.preflight import run_checks
+from game_events.pipeline.runs.state_checks import schemas
 
 AT = datetime(2026, 7, 1, 10, tzinfo=UTC)
 

@@ -6,13 +6,13 @@ import pytest
 
 from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.tables import BRONZE
-from game_events.pipeline.backlog import backlog
-from game_events.pipeline.bronze import load_bronze
-from game_events.pipeline.maintain import maintain
-from game_events.pipeline.offset_checks import offsets_continuous, offsets_unique
-from game_events.pipeline.refresh import refresh
-from game_events.pipeline.report import RunReport
-from game_events.pipeline.selection import selection_of
+from game_events.pipeline.bronze.load import load_bronze
+from game_events.pipeline.checks.offsets import offsets_continuous, offsets_unique
+from game_events.pipeline.maintenance.run import maintain
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.runs.backlog import backlog
+from game_events.pipeline.runs.refresh import refresh
+from game_events.pipeline.runs.selection import selection_of
 from game_events_tests.books import coordinates, gold
 from game_events_tests.guarantees.topics import put
 from game_events_tests.guarantees.waves import assert_gold_follows_silver

@@ -7,9 +7,9 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
 
-from game_events.pipeline.commit_notes import bronze_commit, slice_info
-from game_events.pipeline.topic_identity import identity, offsets_of, topic_id_read
-from game_events.sources.source import Gap, Lane
+from game_events.pipeline.state.commit_info import bronze_commit, slice_info
+from game_events.pipeline.state.offsets import identity, offsets_of, topic_id_read
+from game_events.sources.core.source import Gap, Lane
 from game_events_tests.lanes import by_partition, lanes
 
 ids = st.binary(min_size=16, max_size=16).map(lambda b: base64.b64encode(b).decode().rstrip("="))

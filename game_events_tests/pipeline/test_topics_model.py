@@ -12,18 +12,18 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from game_events.lakehouse import crash_points
-from game_events.lakehouse.reading import read_arrow
-from game_events.lakehouse.staging import StagedWriter
-from game_events.pipeline import bronze as bronze_module
-from game_events.pipeline.bronze import load_bronze
-from game_events.pipeline.bronze_stage import COORDINATES, QUARANTINE_COLUMNS, bronze_schema
+from game_events.config.settings import load_settings
+from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse.data.snapshot import read_arrow
+from game_events.lakehouse.data.staging import StagedWriter
+from game_events.lakehouse.event_columns import COORDINATES, QUARANTINE_COLUMNS, bronze_schema
+from game_events.pipeline.bronze import load as bronze_module
+from game_events.pipeline.bronze.load import load_bronze
+from game_events.pipeline.bronze.worker_result import StageResult
+from game_events.pipeline.checks.offsets import offsets_continuous
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.offset_checks import offsets_continuous
-from game_events.pipeline.report import RunReport
-from game_events.pipeline.stage_result import StageResult
-from game_events.settings import load_settings
-from game_events.sources.source import Lane, Seen
+from game_events.pipeline.reporting.report import RunReport
+from game_events.sources.core.source import Lane, Seen
 
 IDS = [f"{letter * 21}A" for letter in "ABCDEFGH"]
 POINTS = ("bronze_staged", "quarantine_committed", "bronze_committed")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from game_events.lakehouse.compaction import FULL_GOAL, join_files, small_files
+from game_events.lakehouse.maintenance.compaction import FULL_GOAL, join_files, small_files
 from game_events.lakehouse.tables import BRONZE
-from game_events.pipeline.refresh import refresh
+from game_events.pipeline.runs.refresh import refresh
 from game_events_tests.books import rows
 from game_events_tests.decoding.helpers import compiled, frame, python_class
 from game_events_tests.pipeline.topic import register, send_values

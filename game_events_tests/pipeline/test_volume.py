@@ -8,14 +8,14 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from game_events.lakehouse.event_log import append_events
+from game_events.config.settings import load_settings
+from game_events.lakehouse.system_tables.event_log import append_events
 from game_events.lakehouse.tables import BRONZE, Lakehouse
+from game_events.pipeline.checks.schema_drift import LOOK_BACK_FILES, column_changes, schema_drift
+from game_events.pipeline.checks.volume import MIN_DAYS, daily_rows, is_unusual, volume
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.event_log import recorded
-from game_events.pipeline.report import RunReport
-from game_events.pipeline.schema_drift import LOOK_BACK_FILES, column_changes, schema_drift
-from game_events.pipeline.volume import MIN_DAYS, daily_rows, is_unusual, volume
-from game_events.settings import load_settings
+from game_events.pipeline.observability.event_log import recorded
+from game_events.pipeline.reporting.report import RunReport
 
 NOW = datetime(2026, 3, 20, 12, 0, tzinfo=UTC)
 

@@ -13,19 +13,20 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from game_events.lakehouse.commits import Commit, commit
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.transactions import BATCH_APP
+from game_events.lakehouse.event_columns import QUARANTINE_COLUMNS
 from game_events.lakehouse.tables import BRONZE, UNIFIED, Lakehouse
-from game_events.pipeline import freshness, whole_checks
-from game_events.pipeline.bronze_stage import QUARANTINE_COLUMNS
-from game_events.pipeline.commit_notes import slice_info
-from game_events.pipeline.freshness import fresh
-from game_events.pipeline.generations import BATCH_APP
-from game_events.pipeline.gold_recompute import gold_equals_recompute
-from game_events.pipeline.offset_checks import offsets_continuous, offsets_unique
-from game_events.pipeline.redecode import redecode
-from game_events.pipeline.refresh import refresh
-from game_events.pipeline.report import RunReport
-from game_events.pipeline.whole_checks import check_after_run
+from game_events.pipeline.checks import freshness
+from game_events.pipeline.checks import registry as whole_checks
+from game_events.pipeline.checks.freshness import fresh
+from game_events.pipeline.checks.gold_recompute import gold_equals_recompute
+from game_events.pipeline.checks.offsets import offsets_continuous, offsets_unique
+from game_events.pipeline.checks.registry import check_after_run
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reprocessing.redecode import redecode
+from game_events.pipeline.runs.refresh import refresh
+from game_events.pipeline.state.commit_info import slice_info
 from game_events_tests.guarantees.waves import power_cut_at, send
 from game_events_tests.registry_proxy import registry_proxy
 

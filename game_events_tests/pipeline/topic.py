@@ -9,9 +9,9 @@ from pathlib import Path
 from confluent_kafka import Producer
 from confluent_kafka.schema_registry import Schema, SchemaReference
 
-from game_events.settings import Settings, load_settings
-from game_events.sources.kafka_client import ensure_topic
-from game_events.sources.registry import registry_client
+from game_events.config.settings import Settings, load_settings
+from game_events.schema_registry import registry_client
+from game_events.sources.kafka.client import ensure_topic
 from game_events.stack.stack_state import StackState
 
 Headers = Sequence[tuple[str, bytes | None]]

@@ -6,14 +6,14 @@ import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from google.protobuf.message import DecodeError
 
-from game_events.cli.examples import CONFIG, examples, use_example
+from game_events.cli.local.examples import CONFIG, examples, use_example
+from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
 from game_events.producer.encoding import EventEncoder
 from game_events.producer.events import PoisonKind
 from game_events.producer.manifest_builder import ManifestBuilder
-from game_events.producer.message_shape import MessageShape
+from game_events.producer.message_type import MessageShape
 from game_events.producer.simulator import Simulation
-from game_events.settings import load_settings
 
 
 @pytest.fixture

@@ -4,11 +4,11 @@ import httpx2
 import pytest
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
+from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, TransientError
-from game_events.producer.registration import register_versions
+from game_events.producer.produce import register_versions
 from game_events.producer.schema_versions import schema_text
-from game_events.settings import Settings
-from game_events.sources.registry import registry_client
+from game_events.schema_registry import registry_client
 
 SETTINGS = Settings(schema_registry_url="mock://registration", kafka_topic="games")
 

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from game_events.sinks.mock_api import MockApi
-from game_events.sinks.mock_faults import MockFaults
+from game_events.sinks.http.mock.faults import MockFaults
+from game_events.sinks.http.mock.server import MockApi
 
 
 class Receiver:

@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from game_events.settings import load_settings
-from game_events.sinks import mock_api
-from game_events.sinks.calls import MAX_ANSWER_BYTES, Calls, client
-from game_events.sinks.permits import Permits
-from game_events.sinks.target import RestTarget
+from game_events.config.settings import load_settings
+from game_events.sinks.http.delivery import MAX_ANSWER_BYTES, Calls, client
+from game_events.sinks.http.mock import server as mock_api
+from game_events.sinks.http.rate_limiter import Permits
+from game_events.sinks.http.target import RestTarget
 from game_events_tests.sinks.receiver import receiving
 
 BOMB = gzip.compress(b"x" * 50_000_000)

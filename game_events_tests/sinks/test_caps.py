@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from game_events.sinks.caps import GRACE_S, Caps
+from game_events.sinks.http.rate_window import GRACE_S, Caps
 from game_events_tests.sinks.receiver import busiest
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from game_events.lakehouse.tables import Table
-from game_events.sinks.chunks import CutChunks, Origin
+from game_events.sinks.http.chunks import CutChunks, Origin
 
 SCHEMA = pa.schema(
     [

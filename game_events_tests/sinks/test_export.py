@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from game_events.errors import ConfigurationError, ConflictError, TransientError
-from game_events.sinks import export
-from game_events.sinks.export_tables import ExportTables
-from game_events.sinks.letters import replay_letters, standing
-from game_events.sinks.sources_of_rows import Wishes
+from game_events.sinks.http import run as export
+from game_events.sinks.http.changes import Wishes
+from game_events.sinks.http.dead_letters import replay_letters, standing
+from game_events.sinks.http.tables import ExportTables
 from game_events_tests.sinks.receiver import receiving
 from game_events_tests.sinks.world import World, offsets_of, only_same_calls_were_repeated, texts_below
 

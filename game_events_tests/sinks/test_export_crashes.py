@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
-from game_events.lakehouse import crash_points
-from game_events.lakehouse.commits import paths
-from game_events.pipeline.export_account import Export
-from game_events.pipeline.report import RunReport
-from game_events.sinks.export import _take_over
-from game_events.sinks.export_tables import ExportTables
-from game_events.sinks.letters import standing
-from game_events.sinks.plan import plan_slice
-from game_events.sinks.send import SendChunks
-from game_events.sinks.sources_of_rows import Wishes
-from game_events.sinks.target import RestTarget
+from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse.commits.commit import paths
+from game_events.pipeline.reporting.export_result import Export
+from game_events.pipeline.reporting.report import RunReport
+from game_events.sinks.http.changes import Wishes
+from game_events.sinks.http.dead_letters import standing
+from game_events.sinks.http.plan import plan_slice
+from game_events.sinks.http.run import _take_over
+from game_events.sinks.http.tables import ExportTables
+from game_events.sinks.http.target import RestTarget
+from game_events.sinks.http.worker import SendChunks
 from game_events_tests.guarantees.attached_driver import Driver, start_driver
 from game_events_tests.guarantees.waves import wait_all
 from game_events_tests.sinks.receiver import Receiver, receiving

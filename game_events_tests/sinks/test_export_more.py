@@ -17,11 +17,11 @@ from cryptography.x509.oid import NameOID
 from deltalake import DeltaTable, write_deltalake
 
 from game_events.errors import ConfigurationError, DataError
-from game_events.pipeline.erasure import forget
-from game_events.pipeline.erasure_files import remove_old_files
-from game_events.pipeline.report import RunReport
-from game_events.sinks.export_tables import ExportTables
-from game_events.sinks.letters import standing
+from game_events.pipeline.erasure.old_files import remove_old_files
+from game_events.pipeline.erasure.run import forget
+from game_events.pipeline.reporting.report import RunReport
+from game_events.sinks.http.dead_letters import standing
+from game_events.sinks.http.tables import ExportTables
 from game_events_tests.cli.conftest import Cli, cli  # noqa: F401 - a fixture
 from game_events_tests.pipeline.erasure_world import tables_of
 from game_events_tests.sinks.receiver import receiving

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from game_events.config.settings import load_settings
 from game_events.pipeline.context import Pipeline
-from game_events.settings import load_settings
-from game_events.sinks import export
-from game_events.sinks.letters import replay_letters, standing
+from game_events.sinks.http import run as export
+from game_events.sinks.http.dead_letters import replay_letters, standing
 from game_events_tests.sinks.receiver import receiving
 from game_events_tests.sinks.test_send import TASKS, job
 

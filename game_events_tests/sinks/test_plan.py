@@ -9,15 +9,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from game_events.lakehouse.staging import StagedWriter
+from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.export_account import Export
-from game_events.pipeline.report import RunReport
-from game_events.sinks import plan
-from game_events.sinks.chunks import CutChunks
-from game_events.sinks.export_tables import ExportTables, outbox_schema
-from game_events.sinks.sources_of_rows import Wishes
-from game_events.sinks.target import RestTarget
+from game_events.pipeline.reporting.export_result import Export
+from game_events.pipeline.reporting.report import RunReport
+from game_events.sinks.http import plan
+from game_events.sinks.http.changes import Wishes
+from game_events.sinks.http.chunks import CutChunks
+from game_events.sinks.http.tables import ExportTables, outbox_schema
+from game_events.sinks.http.target import RestTarget
 from game_events_tests.sinks.test_chunks import ORIGINS, rows
 from game_events_tests.sinks.world import World
 

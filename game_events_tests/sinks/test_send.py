@@ -12,23 +12,23 @@ from shutil import rmtree
 import numpy as np
 import pytest
 
+from game_events.config.settings import load_settings
 from game_events.errors import ConflictError, TransientError
-from game_events.lakehouse.commits import paths
-from game_events.lakehouse.staging import StagedWriter
+from game_events.lakehouse.commits.commit import paths
+from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.export_account import Export
-from game_events.settings import load_settings
-from game_events.sinks import caps
-from game_events.sinks import permits as permits_module
-from game_events.sinks.calls import retry_after_s
-from game_events.sinks.caps import Caps
-from game_events.sinks.chunks import CutChunks
-from game_events.sinks.export import _take_over
-from game_events.sinks.export_tables import ExportTables, outbox_schema
-from game_events.sinks.permits import LOOPBACK, STRANGERS, PermitAddress, PermitServer, permit_host
-from game_events.sinks.plan import commit_slice, next_slice
-from game_events.sinks.send import SendChunks
-from game_events.sinks.target import RestTarget
+from game_events.pipeline.reporting.export_result import Export
+from game_events.sinks.http import rate_limiter as permits_module
+from game_events.sinks.http import rate_window as caps
+from game_events.sinks.http.chunks import CutChunks
+from game_events.sinks.http.delivery import retry_after_s
+from game_events.sinks.http.plan import commit_slice, next_slice
+from game_events.sinks.http.rate_limiter import LOOPBACK, STRANGERS, PermitAddress, PermitServer, permit_host
+from game_events.sinks.http.rate_window import Caps
+from game_events.sinks.http.run import _take_over
+from game_events.sinks.http.tables import ExportTables, outbox_schema
+from game_events.sinks.http.target import RestTarget
+from game_events.sinks.http.worker import SendChunks
 from game_events_tests.sinks.receiver import receiving
 from game_events_tests.sinks.test_chunks import ORIGINS, rows
 from game_events_tests.waiting import until
@@ -111,7 +111,7 @@ def test_a_permit_server_that_cannot_listen_leaves_no_thread(monkeypatch):
     async def full(*_):
         raise OSError("Too many open files")
 
-    monkeypatch.setattr("game_events.sinks.permits.asyncio.start_server", full)
+    monkeypatch.setattr("game_events.sinks.http.rate_limiter.asyncio.start_server", full)
     with pytest.raises(OSError, match="Too many open files"), PermitServer(Caps.of(1, 0), LOOPBACK):
         pytest.fail("nobody can ask")
     assert not [thread for thread in threading.enumerate() if thread.name == "rest-permits"]

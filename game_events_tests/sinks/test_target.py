@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
-from game_events.settings import load_settings
-from game_events.sinks.preflight_call import preflight
-from game_events.sinks.sizing import size
-from game_events.sinks.target import RestTarget
+from game_events.sinks.http.preflight import preflight
+from game_events.sinks.http.sizing import size
+from game_events.sinks.http.target import RestTarget
 from game_events_tests.sinks.receiver import receiving
 
 TOKEN, PASSWORD = "planted-token-51c2", "hunter22"

@@ -11,16 +11,17 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from game_events.lakehouse.commits import Commit, commit
-from game_events.lakehouse.staging import StagedWriter
+from game_events.config.settings import Settings, load_settings
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.generations import BronzeIdentity
+from game_events.lakehouse.commits.transactions import BATCH_APP, GENERATION_APP
+from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import BRONZE, Table
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.generations import BATCH_APP, GENERATION_APP, BronzeIdentity
-from game_events.pipeline.gold import refresh_gold
-from game_events.pipeline.report import RunReport
-from game_events.settings import Settings, load_settings
-from game_events.sinks.export import export_rows
-from game_events.sinks.sources_of_rows import Wishes
+from game_events.pipeline.gold.refresh import refresh_gold
+from game_events.pipeline.reporting.report import RunReport
+from game_events.sinks.http.changes import Wishes
+from game_events.sinks.http.run import export_rows
 from game_events_tests.sinks.receiver import Receiver
 
 TIME = pa.timestamp("us", tz="UTC")

@@ -20,8 +20,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import pkcs12
 from cryptography.x509.oid import NameOID
 
-from game_events.stack import jars, kafka_broker
-from game_events.stack.java import find_java
+from game_events.jvm import jars
+from game_events.jvm.java import find_java
+from game_events.stack import kafka_broker
 from game_events.stack.ports import HOST, Ports, free_ports
 from game_events.stack.server_process import stop
 from game_events_tests.waiting import until

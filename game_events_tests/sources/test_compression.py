@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from confluent_kafka import Producer
 
-from game_events.sources.kafka import KafkaSource
-from game_events.sources.source import Slice
+from game_events.sources.core.source import Slice
+from game_events.sources.kafka.source import KafkaSource
 from game_events_tests.guarantees.topics import make_topic
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, TransientError
 from game_events.producer.kafka_writer import KafkaWriter, Pacer
-from game_events.settings import Settings
-from game_events.sources.kafka import KafkaSource
-from game_events.sources.kafka_client import CauseMemory, client_options, ensure_topic
-from game_events.sources.source import Lane, Slice
+from game_events.sources.core.source import Lane, Slice
+from game_events.sources.kafka.client import CauseMemory, client_options, ensure_topic
+from game_events.sources.kafka.source import KafkaSource
 
 DOWN = KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down")
 REFUSED = KafkaError(KafkaError._AUTHENTICATION, "bad password")
@@ -76,7 +76,7 @@ def test_a_topic_is_made_with_the_replication_that_the_broker_is_set_to(monkeypa
             asked.extend(topics)
             return {topic.topic: Answers(None) for topic in topics}
 
-    monkeypatch.setattr("game_events.sources.kafka_client.AdminClient", Admin)
+    monkeypatch.setattr("game_events.sources.kafka.client.AdminClient", Admin)
     ensure_topic(Settings(kafka_topic="games"), 4)
     assert [(topic.topic, topic.num_partitions, topic.replication_factor) for topic in asked] == [("games", 4, -1)]
 
@@ -126,7 +126,7 @@ def test_a_topic_that_was_there_may_come_back_and_one_that_never_was_is_a_wrong_
         describe_topics=lambda _, **__: {"games": described},
         list_offsets=lambda _, **__: {TopicPartition("games", 0): listed},
     )
-    monkeypatch.setattr("game_events.sources.kafka_admin.AdminClient", lambda *_: admin)
+    monkeypatch.setattr("game_events.sources.kafka.admin.AdminClient", lambda *_: admin)
     topic = KafkaSource(Settings(kafka_topic="games"))
     with pytest.raises(ConfigurationError, match="has no topic 'games'"):
         topic.look()

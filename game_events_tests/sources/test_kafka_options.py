@@ -5,7 +5,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from game_events.errors import ConfigurationError
-from game_events.sources.kafka_options import for_java, for_librdkafka, refuse_managed
+from game_events.sources.kafka.options import for_java, for_librdkafka, refuse_managed
 
 KEY = ec.generate_private_key(ec.SECP256R1())
 LOGIN = {

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, DataError
-from game_events.settings import Settings
-from game_events.sources import slices
-from game_events.sources.kafka import KafkaSource
-from game_events.sources.kafka_options import MANAGED
-from game_events.sources.source import Gap, Lane, Seen, Slice
+from game_events.sources.core import slices
+from game_events.sources.core.source import Gap, Lane, Seen, Slice
+from game_events.sources.kafka.options import MANAGED
+from game_events.sources.kafka.source import KafkaSource
 from game_events_tests.lanes import by_partition
 
 

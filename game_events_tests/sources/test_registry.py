@@ -9,14 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from game_events.decoding.columns import ColumnMap
-from game_events.decoding.reasons import Reason
+from game_events import schema_registry as module
+from game_events.config.settings import Settings
+from game_events.decoding.core.column_map import ColumnMap
+from game_events.decoding.core.reasons import Reason
 from game_events.errors import DataError, TransientError
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.catalog import SchemaCatalog
-from game_events.settings import Settings
-from game_events.sources import registry as module
-from game_events.sources.registry import SchemaRegistry
+from game_events.pipeline.schemas.catalog import SchemaCatalog
+from game_events.schema_registry import SchemaRegistry
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from game_events.errors import ConfigurationError
-from game_events.pipeline.refresh import refresh
-from game_events.sources.kafka import KafkaSource
-from game_events.sources.source import Slice
+from game_events.pipeline.runs.refresh import refresh
+from game_events.sources.core.source import Slice
+from game_events.sources.kafka.source import KafkaSource
 from game_events_tests.books import count
 from game_events_tests.guarantees.topics import framed, make_topic
 from game_events_tests.lanes import by_partition, lanes

@@ -10,14 +10,14 @@ from confluent_kafka import ConsumerGroupTopicPartitions, Producer
 
 from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
-from game_events.pipeline.backlog import backlog
-from game_events.pipeline.bronze import load_bronze
-from game_events.pipeline.gap_check import offsets_lost
-from game_events.pipeline.offset_checks import offsets_continuous, offsets_unique
-from game_events.pipeline.refresh import refresh
-from game_events.pipeline.report import RunReport
-from game_events.pipeline.selection import selection_of
-from game_events.pipeline.standing import look
+from game_events.pipeline.bronze.load import load_bronze
+from game_events.pipeline.checks.gaps import offsets_lost
+from game_events.pipeline.checks.offsets import offsets_continuous, offsets_unique
+from game_events.pipeline.observability.lag import look
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.runs.backlog import backlog
+from game_events.pipeline.runs.refresh import refresh
+from game_events.pipeline.runs.selection import selection_of
 from game_events_tests.books import coordinates, count, gold, rows
 from game_events_tests.guarantees.conftest import crash  # noqa: F401 - a fixture
 from game_events_tests.guarantees.topics import admin, before_reading, expire, make_topic, put

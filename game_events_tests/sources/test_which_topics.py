@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from game_events.config.settings import Settings, load_settings
 from game_events.errors import ConfigurationError, TransientError
-from game_events.settings import Settings, load_settings
-from game_events.sources.kafka import KafkaSource
-from game_events.sources.source import Lane, Slice
+from game_events.sources.core.source import Lane, Slice
+from game_events.sources.kafka.source import KafkaSource
 
 
 def settled(answer):
@@ -46,8 +46,8 @@ class Broker:
 @pytest.fixture
 def source(monkeypatch):
     def make(broker, **settings):
-        monkeypatch.setattr("game_events.sources.kafka_admin.AdminClient", lambda *_: broker)
-        collection = "game_events.sources.kafka_admin.TopicCollection"
+        monkeypatch.setattr("game_events.sources.kafka.admin.AdminClient", lambda *_: broker)
+        collection = "game_events.sources.kafka.admin.TopicCollection"
         monkeypatch.setattr(collection, lambda names: setattr(broker, "names", list(names)))
         return KafkaSource(Settings(**settings))
 

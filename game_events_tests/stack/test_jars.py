@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, TransientError
-from game_events.pipeline.spark import spark_config
-from game_events.settings import Settings
-from game_events.stack import jars
-from game_events.stack.java import find_java
+from game_events.jvm import jars
+from game_events.jvm.java import find_java
+from game_events.spark.config import spark_config
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ import tempfile
 import pytest
 
 from game_events.errors import ConfigurationError
-from game_events.stack import private_folders
-from game_events.stack.private_folders import LOCK, TemporaryFolder, private_folder
+from game_events.jvm import private_folders
+from game_events.jvm.private_folders import LOCK, TemporaryFolder, private_folder
 
 HOLDER = """
 import sys, time
-from game_events.stack.private_folders import TemporaryFolder
+from game_events.jvm.private_folders import TemporaryFolder
 folder = TemporaryFolder.make()
 (folder.path / "rows").write_text("a player's")
 print(folder.path, flush=True)

@@ -15,11 +15,11 @@ import grpc
 import psutil
 import pytest
 
-from game_events.pipeline.connect import TOKEN_VARIABLE
-from game_events.pipeline.connect_channel import channel_to
+from game_events.jvm.private_folders import TemporaryFolder
+from game_events.spark.connect import TOKEN_VARIABLE
+from game_events.spark.connect_channel import channel_to
 from game_events.stack import private_socket
 from game_events.stack.ports import HOST, free_ports
-from game_events.stack.private_folders import TemporaryFolder
 from game_events.stack.private_socket import PrivateSocket
 from game_events.stack.server_process import ServerProcess, find, spawn, stop
 from game_events_tests.waiting import until

@@ -1,0 +1,40 @@
+"""`game-events archive`: raw records of bronze and quarantine, to files that can be read back as the records they were."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from game_events.cli.common.arguments import Json
+from game_events.cli.common.output import Output
+from game_events.cli.common.run_job import run_job
+from game_events.config.settings import load_settings
+from game_events.lakehouse.tables import BRONZE
+from game_events.orchestration.jobs.archive import OP
+from game_events.orchestration.jobs.places import allow_here
+
+To = Annotated[
+    str, typer.Option("--to", metavar="PLACE", help="Folder, or prefix of an object store; made if it is not there.")
+]
+
+
+def archive(to: To, as_json: Json = False) -> None:
+    """Add the raw records that came since the last time to an archive, with keys, headers, coordinates and schemas."""
+    output, settings = Output(as_json=as_json), load_settings()
+    allow_here(to)
+    with output.working("archive"):
+        result = run_job(settings, "archive", OP, {"to": to})
+    done = result.report.get("archive")
+    if done is not None:
+        output.say(
+            f"{done['rows']:,} records in {done['files']:,} files ({done['bytes']:,} bytes) added to {done['to']}: it has "
+            f"come to batch {done['batch']:,} of {settings.names.name_of(BRONZE)}"
+        )
+        for notice in result.report.get("notices", []):
+            output.say(notice)
+    if result.error:
+        output.say(f"archive failed: {result.error}")
+    output.result({**result.report, "success": result.success, "run_id": result.run_id, "error": result.error})
+    if not result.success:
+        raise typer.Exit(1)

@@ -1,0 +1,147 @@
+"""`game-events run --continuous`: the loop in this process, until Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from dagster import DagsterInstance
+
+from game_events.cli.common.output import Output
+from game_events.cli.common.run_job import JobResult, dagster_home, run_job
+from game_events.cli.common.summary import show_run
+from game_events.config.settings import Settings
+from game_events.errors import ConfigurationError
+from game_events.lakehouse.tables import Lakehouse
+from game_events.orchestration.jobs.continuous import OP, run_under_way, stop_loops_of_this_process
+from game_events.orchestration.keys import JOB
+from game_events.orchestration.runs.process_tag import PROCESS_TAG, this_process
+from game_events.orchestration.runs.tags import HANDED_OVER
+
+#: Exit code after a second Ctrl-C: what a shell has for a program ended by it.
+INTERRUPTED = 130
+LOOK_S = 0.2
+
+
+class CtrlC:
+    """Counts Ctrl-C and SIGTERM."""
+
+    count = 0
+
+    def __call__(self, _signal: int, _frame: FrameType | None) -> None:
+        """The handler."""
+        self.count += 1
+
+    @contextmanager
+    def installed(self) -> Iterator[CtrlC]:
+        """For the time of a block."""
+        before = {number: signal.signal(number, self) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def run_continuously(output: Output, settings: Settings, duration_s: float | None) -> JobResult:
+    """Run the loop until Ctrl-C, SIGTERM or its time is over; then show what it did.
+
+    The run is in a thread of its own: where Dagster is in the main thread it makes Ctrl-C a cancelled run without a report.
+    A second Ctrl-C ends the process at once; what is committed is whole.
+
+    Raises:
+        ConfigurationError: a continuous run is under way already.
+    """
+    home = str(dagster_home(settings))
+    with DagsterInstance.from_config(home) as instance:
+        other = run_under_way(instance)
+    if other is not None:
+        raise ConfigurationError(
+            f"continuous mode is on already: run {other.run_id} ({other.tags.get(PROCESS_TAG, 'its process is not known')}); "
+            "terminate it in the Dagster UI, or press Ctrl-C where it was started"
+        )
+    results: list[JobResult] = []
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        left = duration_s
+        try:
+            while True:
+                began = time.monotonic()
+                result = run_job(settings, JOB, OP, {"duration_s": left})
+                results.append(result)
+                if not _goes_on(result):
+                    return
+                if pressed.count:
+                    _no_more_runs(home, result.run_id)
+                    return
+                output.say(f"run {result.run_id} has lasted CONTINUOUS_RUN_H; a new one goes on")
+                left = None if left is None else max(LOOK_S, left - (time.monotonic() - began))
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            failures.append(error)
+
+    worker = threading.Thread(target=work, name="dagster", daemon=True)
+    pressed = CtrlC()
+    with pressed.installed(), output.working("continuous (Ctrl-C stops)"):
+        worker.start()
+        told = False
+        while worker.is_alive():
+            worker.join(LOOK_S)
+            if pressed.count > 1:
+                output.say("ended at once")
+                try:
+                    _switch_off(home)
+                except Exception as error:  # noqa: BLE001 - it ends at once, whatever Dagster's storage says
+                    output.say(f"the run could not be noted as terminated, so a sensor may start it again: {error}")
+                os._exit(INTERRUPTED)
+            if pressed.count and not told:
+                told = True
+                output.say("stopping after the step under way; Ctrl-C again ends at once")
+            if pressed.count:
+                stop_loops_of_this_process()
+    if failures:
+        raise failures[0]
+    result = results[-1]
+    if result.report:
+        _show(output, settings, result)
+    if result.error:
+        output.say(f"continuous mode failed: {result.error}")
+    return result
+
+
+def _goes_on(result: JobResult) -> bool:
+    """Whether the run ended only to make room for the next one."""
+    return bool(result.report.get("continuous", {}).get("handed_over"))
+
+
+def _no_more_runs(home: str, run_id: str) -> None:
+    """Ctrl-C came while a run made room for the next one: no sensor is to start that either."""
+    with DagsterInstance.from_config(home) as instance:
+        instance.add_run_tags(run_id, {HANDED_OVER: "false"})
+
+
+def _switch_off(home: str) -> None:
+    """Who presses Ctrl-C twice wants it off: the run is noted as terminated, so that no sensor starts it again."""
+    with DagsterInstance.from_config(home) as instance:
+        run = run_under_way(instance)
+        if run is not None and run.tags.get(PROCESS_TAG) == this_process():
+            instance.report_run_canceled(run, "ended at once by a second Ctrl-C")
+
+
+def _show(output: Output, settings: Settings, result: JobResult) -> None:
+    show_run(output, result.report, settings.words)
+    loop, latency = result.report["continuous"], result.report["latency"]
+    if latency:
+        rows = [(layer, times["rows"], times["p50_s"], times["p95_s"]) for layer, times in latency.items()]
+        output.table("from produce to visible (s)", ("layer", "rows", "p50", "p95"), rows)
+    cycles = loop["cycle_s"]
+    output.say(
+        f"{loop['cycles']:,} cycles in {loop['seconds']:,.0f} s (p50 {cycles['p50'] or 0} s, p95 {cycles['p95'] or 0} s), "
+        f"{loop['looks']:,} looks at an idle topic, {loop['retries']:,} retries"
+    )
+    output.say(f"tables: {Lakehouse.of(settings).root}")

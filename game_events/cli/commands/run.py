@@ -1,0 +1,121 @@
+"""`game-events run`: one Dagster run over all layers or those selected, or the long one of continuous mode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from game_events.cli.commands.continuous import run_continuously
+from game_events.cli.common.arguments import Json, words
+from game_events.cli.common.output import Output, show_checks
+from game_events.cli.common.run_job import JobResult, run_job
+from game_events.cli.common.summary import show_run
+from game_events.config.settings import Settings, load_settings
+from game_events.definitions import build_defs
+from game_events.errors import GameEventsError
+from game_events.lakehouse.tables import Lakehouse
+from game_events.orchestration.jobs.validate import validation
+from game_events.orchestration.resources import SparkResource
+from game_events.pipeline.context import Pipeline, no_spark
+from game_events.pipeline.runs.preflight import CheckResult
+from game_events.pipeline.runs.selection import ALL, selection_of
+
+FULL_REFRESH = "--full-refresh"
+#: The op of the job `refresh` that takes the selection.
+OP = "refresh_all_layers"
+DRY_RUN = "dry run: nothing was written"
+
+
+class RunCommand(TyperCommand):
+    """`--full-refresh` may stand without names: then it means all."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - a type of typer's own, which is not public
+        """Put the word in that was left out."""
+        filled: list[str] = []
+        for at, word in enumerate(args):
+            filled.append(word)
+            if word == FULL_REFRESH and (at + 1 == len(args) or args[at + 1].startswith("-")):
+                filled.append(ALL)
+        return super().parse_args(ctx, filled)
+
+
+Select = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAMES", help="Only these: layers (bronze, silver, gold, unified), asset keys or tables."),
+]
+Games = Annotated[
+    list[str] | None, typer.Option("--games", "--entities", metavar="NAMES", help="Only these games, in silver and gold.")
+]
+FullRefresh = Annotated[
+    list[str] | None,
+    typer.Option(
+        FULL_REFRESH,
+        metavar="[NAMES]",
+        help="Replace these by everything the layer before has of them; without names: every layer, bronze only if "
+        "GAME_EVENTS_ALLOW_BRONZE_FULL_REFRESH is true.",
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check all that a run needs and say what it would do; writes nothing.")]
+Continuous = Annotated[bool, typer.Option("--continuous", help="Go on until Ctrl-C: every table stays up to the topic.")]
+Duration = Annotated[float | None, typer.Option("--duration-s", min=0.1, help="End continuous mode after so many seconds.")]
+IgnoreIntervals = Annotated[
+    bool, typer.Option("--ignore-intervals", help="Refresh gold aggregates before their own interval has passed, too.")
+]
+
+
+def run(  # noqa: PLR0913, PLR0917 - the command's options
+    select: Select = None,
+    games: Games = None,
+    full_refresh: FullRefresh = None,
+    dry_run: DryRun = False,
+    continuous: Continuous = False,
+    duration_s: Duration = None,
+    ignore_intervals: IgnoreIntervals = False,
+    as_json: Json = False,
+) -> None:
+    """Read the topic up to its end, bring every table up to date, and stop; with --continuous go on until Ctrl-C."""
+    if duration_s is not None and not continuous:
+        raise typer.BadParameter("only with --continuous", param_hint="--duration-s")
+    output = Output(as_json=as_json)
+    asked = {"select": words(select), "games": words(games), "full_refresh": words(full_refresh)}
+    if dry_run:
+        _show_dry_run(output, asked)
+        return
+    settings = load_settings()
+    if continuous:
+        if any(asked.values()) or ignore_intervals:
+            raise typer.BadParameter("continuous mode is always about everything", param_hint="--continuous")
+        result = run_continuously(output, settings, duration_s)
+    else:
+        # A wrong name is said at once, without a run that fails.
+        selection_of(Pipeline(settings, no_spark), **asked)
+        result = run_and_show(output, settings, asked | {"ignore_intervals": ignore_intervals})
+    # The report's own `success` is about its tables: a run that broke off may have none that failed.
+    output.result({**result.report, "success": result.success, "run_id": result.run_id, "error": result.error})
+    if not result.success:
+        raise typer.Exit(1)
+
+
+def _show_dry_run(output: Output, asked: Mapping[str, list[str]]) -> None:
+    try:
+        settings = load_settings()
+    except GameEventsError as error:
+        show_checks(output, DRY_RUN, [CheckResult("settings", False, str(error))])
+        return
+    pipeline = Pipeline(settings, lambda: SparkResource().spark_session)  # only rules need it
+    show_checks(output, DRY_RUN, validation(pipeline, lambda: build_defs(settings), **asked))
+
+
+def run_and_show(output: Output, settings: Settings, asked: Mapping[str, object] | None = None) -> JobResult:
+    """Run the job with a spinner, then show the summary, or what went wrong."""
+    with output.working("running"):
+        result = run_job(settings, "refresh", OP, asked)
+    if result.report:
+        show_run(output, result.report, settings.words)
+        output.say(f"tables: {Lakehouse.of(settings).root}")
+    if result.error:
+        output.say(f"the run failed: {result.error}")
+    return result

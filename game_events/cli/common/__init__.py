@@ -1,0 +1,1 @@
+"""What commands share: arguments, output, a run of a Dagster job."""

@@ -1,0 +1,167 @@
+"""What commands say: text for people (tables on a terminal, plain lines in a pipe), one JSON object for programs.
+
+Commands never print by themselves. With ``--json`` everything for people goes to stderr, and the last line of stdout is the
+JSON object.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import math
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from game_events.config.logging import PROGRESS_LOGGER
+from game_events.pipeline.runs.preflight import CheckResult
+
+#: Characters of a cell that can be read: a table in which a column has less room is no table any more.
+CELL_CHARS = 12
+#: Joiners within words and emoji are as they should be.
+_JOINERS = "\u200c\u200d"
+
+
+def harmless(text: str) -> str:
+    r"""A text that somebody else may have written, in one line, for a terminal.
+
+    Whatever would move the cursor, clear the screen, write to the clipboard, turn letters round or begin a line is shown as its
+    escape (`\x1b`), as Python has it.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in _JOINERS else c.encode("unicode_escape").decode() for c in text)
+
+
+def indented(text: str) -> str:
+    """A text of several lines for a terminal: all but the first begin with two spaces."""
+    return "\n  ".join(map(harmless, text.split("\n")))
+
+
+class Output:
+    """One command's output."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._json = as_json
+        self._console = Console(stderr=as_json, highlight=False, soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        """A line for a person: it may hold brackets that mean nothing, and what somebody else has written.
+
+        Further lines of a text are indented, so that none of them looks like one that the command has said.
+        """
+        self._console.print(indented(text), markup=False)
+
+    def step(self, title: str, text: str = "") -> None:
+        """A line that begins with a title, apart from what was said before."""
+        self._console.print(Text.assemble("\n", (harmless(title), "bold"), harmless(text)))
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, wide: bool = False) -> None:
+        """A table for a person: numbers to the right, thousands apart.
+
+        Args:
+            title: above it.
+            columns: their names.
+            rows: the rows.
+            wide: there may be more columns than fit: then each row stands by itself, a line for each column.
+        """
+        cells = [[f"{cell:,}" if isinstance(cell, int) else harmless(str(cell)) for cell in row] for row in rows]
+        names = [harmless(column) for column in columns]
+        if wide and rows and not self._fits(names, cells):
+            self._one_by_one(names, cells)
+            return
+        table = Table(title=Text(harmless(title)), title_justify="left", title_style="bold", header_style="bold")
+        for index, name in enumerate(names):
+            numeric = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
+            table.add_column(Text(name), justify="right" if numeric else "left", overflow="fold")
+        for line in cells:
+            table.add_row(*map(Text, line))
+        self._console.print(table)
+
+    def _fits(self, names: Sequence[str], cells: Sequence[Sequence[str]]) -> bool:
+        """Whether every column has room for `CELL_CHARS` of its name and values."""
+        widths = [max(len(name), *(len(line[index]) for line in cells)) for index, name in enumerate(names)]
+        return sum(min(width, CELL_CHARS) + 3 for width in widths) + 1 <= self._console.width
+
+    def _one_by_one(self, names: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+        longest = max(map(len, names))
+        for number, line in enumerate(cells, 1):
+            self._console.print(Text(f"row {number}", "bold"))
+            for name, cell in zip(names, line, strict=True):
+                self._console.print(Text(f"  {name:<{longest}}  {cell}".rstrip()))
+
+    def csv(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """Rows for programs, as they come, with the columns' names first: RFC 4180, on stdout; nested values as JSON."""
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows([nested_as_json(value) for value in row] for row in rows)
+        sys.stdout.flush()
+
+    def result(self, body: Mapping[str, object]) -> None:
+        """The command's result, for programs; nothing without ``--json``. JSON has no NaN: it is the text `"NaN"`."""
+        if self._json:
+            print(_json(body), flush=True)
+
+    @contextmanager
+    def working(self, what: str) -> Iterator[None]:
+        """A spinner with what the pipeline says it is doing; plain lines where there is no terminal."""
+        logger = logging.getLogger(PROGRESS_LOGGER)
+        level = logger.level
+        logger.setLevel(logging.INFO)
+        with self._console.status(what) as status:
+            terminal = self._console.is_terminal
+
+            class Show(logging.Handler):
+                def emit(inner, record: logging.LogRecord) -> None:  # noqa: N805
+                    if terminal:
+                        status.update(Text(f"{what}: {harmless(record.getMessage())}"))
+                    else:
+                        self.say(f"  {record.getMessage()}")
+
+            handler = Show()
+            logger.addHandler(handler)
+            try:
+                yield
+            finally:
+                logger.removeHandler(handler)
+                logger.setLevel(level)
+
+
+def nested_as_json(value: object) -> object:
+    """A list, struct or map as the text of its JSON; every other value as it is."""
+    return _json(value, escaped=False) if isinstance(value, list | tuple | dict) else value
+
+
+def _json(value: object, *, escaped: bool = True) -> str:
+    try:
+        return json.dumps(value, default=str, allow_nan=False, ensure_ascii=escaped)
+    except ValueError:
+        return json.dumps(_finite(value), default=str, allow_nan=False, ensure_ascii=escaped)
+
+
+def _finite(value: object) -> object:
+    """NaN and infinities as texts, as everywhere in this project."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def show_checks(output: Output, title: str, found: Sequence[CheckResult]) -> None:
+    """All of them; exit code 1 if one has failed."""
+    output.table(title, ("check", "", "detail"), [(c.check, _word(c), c.detail) for c in found])
+    healthy = all(c.ok for c in found)
+    output.result({"success": healthy, "checks": [c.to_dict() for c in found]})
+    if not healthy:
+        raise typer.Exit(1)
+
+
+def _word(found: CheckResult) -> str:
+    return "FAILED" if not found.ok else "LOOK" if found.look else "ok"

@@ -1,0 +1,1 @@
+"""Commands for the local stack and the demo."""

@@ -1,0 +1,210 @@
+"""`game-events demo`: the whole system on real parts, twice over, checked against what the producer sent."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from game_events.cli.commands.run import run_and_show
+from game_events.cli.common.arguments import Json
+from game_events.cli.common.output import Output
+from game_events.cli.local.examples import CONFIG, use_example
+from game_events.config.gold_columns import simple_call
+from game_events.config.settings import ENV_PREFIX, Settings, load_settings
+from game_events.errors import DataError
+from game_events.lakehouse.data.snapshot import read_arrow
+from game_events.lakehouse.tables import BRONZE, QUARANTINE, UNIFIED, Lakehouse
+from game_events.pipeline.gold.aggregates import expressions
+from game_events.producer.manifest import GamerTruth, Manifest
+from game_events.producer.produce import produce
+from game_events.producer.simulator import Simulation
+from game_events.stack import local_stack
+from game_events.stack.stack_state import StackState
+
+#: Below the state folder; made anew by each demo and left for looking at.
+FOLDER = "demo"
+
+Example = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Another domain: games or iot; default: what the settings describe.")
+]
+
+Truth = Callable[[GamerTruth], object]
+
+
+def demo(example: Example = None, as_json: Json = False) -> None:
+    """Broker, registry, producer, Spark, Delta and Dagster from nothing to checked tables; leaves nothing running."""
+    output = Output(as_json=as_json)
+    if example is not None:
+        use_example(example)
+    folder = (load_settings().state_dir / FOLDER).resolve()
+    local_stack.down(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    output.step("1. local stack", ": an Apache Kafka broker and a schema registry")
+    state = local_stack.up(folder, on_progress=output.say)
+    try:
+        settings = _use(folder, state)
+        report = _waves(output, settings)
+    finally:
+        local_stack.down(folder)
+        output.say("local stack stopped")
+    output.result(report)
+    if not report["success"]:
+        raise typer.Exit(1)
+
+
+def _use(folder: Path, state: StackState) -> Settings:
+    """Point this process, and the Dagster run in it, at the demo's own parts."""
+    settings = load_settings()
+    chosen = {
+        "STATE_DIR": str(folder),
+        "LAKEHOUSE": str(folder / "lakehouse"),
+        "KAFKA_TOPIC": f"{settings.produced_topic}_demo",
+        **{"SOURCE": "kafka", "KAFKA_TOPIC_PATTERN": "", "KAFKA_ASSIGN": "{}", "SOURCE_TABLE": ""},
+        **{"STARTING_OFFSETS": "earliest", "STARTING_TIMESTAMP": ""},
+        "KAFKA_BOOTSTRAP_SERVERS": state.kafka_bootstrap_servers,
+        "KAFKA_OPTIONS": "{}",  # the demo's broker asks nobody for a password
+        "SCHEMA_REGISTRY_URL": state.schema_registry_url,
+        "GAMES": "",
+        **{"RULES": "[]", "EXTENSIONS": ""},  # what they keep out or change would be missing in gold
+        # Sample data are nobody else's business.
+        **dict.fromkeys(("ALERT_WEBHOOK_URL", "CATALOG", "OPENLINEAGE_URL", "REST_URL"), ""),
+    }
+    os.environ |= {ENV_PREFIX + key: value for key, value in chosen.items()}
+    return load_settings()
+
+
+def _waves(output: Output, settings: Settings) -> dict[str, object]:
+    words, sample = settings.words, settings.producer
+    output.step(
+        "2. first wave",
+        f": {len(sample.entities)} {words.entities}, schema versions 1 and 2 interleaved; some poison, some late, some twice",
+    )
+    usual = Simulation(games=sample.entities, gamers_per_game=sample.keys_per_entity)
+    first = produce(settings, usual.model_copy(update={"poison_share": 0.02, "late_share": 0.05, "duplicate_share": 0.01}))
+    output.say(f"{first.records_total:,} records sent, {sum(first.poison.values())} of them undecodable")
+    one = run_and_show(output, settings)
+    if not one.success:
+        return {"success": False, "error": one.error}
+    before = _columns(settings, BRONZE)
+
+    new = f"a NEW schema version (3) and a NEW {words.entity} ({sample.new_entity})"
+    output.step("3. second wave", f": {new}, nothing configured")
+    more = {"versions": (2, 3), "games": (*sample.entities, sample.new_entity), "seed": 1, "poison_share": 0.01}
+    second = produce(settings, usual.model_copy(update=more))
+    output.say(f"{second.records_total:,} records sent, {sum(second.poison.values())} of them undecodable")
+    two = run_and_show(output, settings)
+    if not two.success:
+        return {"success": False, "error": two.error}
+
+    output.step("4. what came of it")
+    truth = first.merge(second)
+    appeared = [c for c in _columns(settings, BRONZE) if c not in before]
+    poison = sum(truth.poison.values())
+    bronze, held = _rows(settings, BRONZE), _rows(settings, QUARANTINE)
+    output.say(f"schema versions seen: {', '.join(map(str, truth.schema_ids))}; columns that appeared: {', '.join(appeared)}")
+    output.say(f"Kafka {truth.records_total:,} records = bronze {bronze:,} + quarantine {held:,} (poison kept: {poison})")
+    _top(output, settings)
+    wrong = differences(settings, truth)
+    exact = not wrong and bronze + held == truth.records_total and held == poison
+    output.say(
+        f"gold of {sum(map(len, truth.truth.values()))} {words.keys} in {len(truth.truth)} {words.entities} equals what the "
+        "producer sent: " + ("yes" if exact else f"NO: {wrong[:5]}")
+    )
+    compared = truths(settings)
+    unknown = [column for column, known in compared.items() if known is None]
+    if unknown:
+        output.say(f"columns that the producer keeps no account of: {', '.join(unknown)}")
+    root = Lakehouse.of(settings).root
+    output.step("next")
+    config = f"{CONFIG}={os.environ[CONFIG]} " if os.environ.get(CONFIG) else ""
+    output.say(f"  look at the tables:    {config}GAME_EVENTS_LAKEHOUSE={root} .venv/bin/game-events tables")
+    output.say("  browse the lineage:    make up   (then open the address it prints)")
+    return {
+        "success": exact,
+        "rows": {"kafka": truth.records_total, "bronze": bronze, "quarantine": held},
+        "schema_versions": sorted(truth.schema_ids),
+        "columns_appeared": appeared,
+        "columns_compared": [column for column, known in compared.items() if known is not None],
+        "games": sorted(truth.truth),
+        "lakehouse": root,
+    }
+
+
+def _top(output: Output, settings: Settings) -> None:
+    table = Lakehouse.of(settings).table(UNIFIED)
+    handle = table.open()
+    if handle is None:
+        raise DataError(f"{table.uri} is not there")
+    entity, key, first, *_ = columns = [f.name for f in handle.schema().fields]
+    found = read_arrow(table, handle).sort_by([(first, "descending"), (key, "ascending"), (entity, "ascending")]).to_pylist()
+    output.table(f"top {settings.words.keys} ({table.name})", columns, [[row[c] for c in columns] for row in found[:5]])
+
+
+def _columns(settings: Settings, name: str) -> list[str]:
+    handle = Lakehouse.of(settings).table(name).open()
+    return [f.name for f in handle.schema().fields] if handle is not None else []
+
+
+def _rows(settings: Settings, name: str) -> int:
+    table = Lakehouse.of(settings).table(name)
+    handle = table.open()
+    return read_arrow(table, handle, ["_kafka_offset"]).num_rows if handle is not None else 0
+
+
+def truths(settings: Settings) -> dict[str, Truth | None]:
+    """Gold's columns, and what the manifest says each must be; None: it does not say."""
+    sql = settings.gold_columns or expressions(settings)
+    return {column: _truth(settings, text) for column, text in sql.items()}
+
+
+def differences(settings: Settings, manifest: Manifest) -> list[str]:
+    """Where gold differs from what was sent; empty if nowhere."""
+    wrong: list[str] = []
+    lakehouse, key = Lakehouse.of(settings), settings.key_column
+    known = {column: truth for column, truth in truths(settings).items() if truth is not None}
+    for entity, keys in manifest.truth.items():
+        table = lakehouse.gold(entity)
+        handle = table.open()
+        rows = read_arrow(table, handle).to_pylist() if handle is not None else []
+        held = {row[key]: tuple(row[column] for column in known) for row in rows}
+        sent = {name: tuple(truth(t) for truth in known.values()) for name, t in keys.items()}
+        wrong += [
+            f"{entity}/{name}: {held.get(name)} is not {sent.get(name)}"
+            for name in sorted(held.keys() | sent.keys())
+            if not _same(held.get(name), sent.get(name))
+        ]
+    return wrong
+
+
+def _truth(settings: Settings, sql: str) -> Truth | None:
+    function, of = simple_call(sql) or ("", "")
+    # Other columns may be NULL.
+    if function == "count" and of in ("*", "1", settings.entity_column, settings.key_column, settings.time_column):
+        return lambda truth: truth.session_count
+    if of == settings.time_column:
+        return {"min": lambda t: t.min_timestamp, "max": lambda t: t.max_timestamp}.get(function)
+    # Of other fields the manifest knows the numeric ones; it says so by having them.
+    found: dict[str, Truth] = {
+        "sum": lambda t: t.numbers[of].total,
+        "min": lambda t: t.numbers[of].low,
+        "max": lambda t: t.numbers[of].high,
+        "avg": lambda t: t.numbers[of].total / t.session_count,
+    }
+    generator = settings.producer.fields.get(of)
+    return found.get(function) if generator is not None and generator.numeric else None
+
+
+def _same(held: tuple[object, ...] | None, sent: tuple[object, ...] | None) -> bool:
+    if held is None or sent is None:
+        return held is sent
+    return all(
+        # A sum of floating point numbers depends on the order in which they come.
+        math.isclose(a, b, rel_tol=1e-9) if isinstance(a, float) and isinstance(b, int | float) else a == b
+        for a, b in zip(held, sent, strict=True)
+    )

@@ -1,0 +1,97 @@
+"""The Spark Connect server that the runs of `game-events up` share: started, watched, started again, stopped."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from secrets import token_hex
+
+from pydantic import ValidationError
+
+from game_events.config.settings import Settings
+from game_events.jvm.private_folders import of_this_process, private_folder, remove_left_behind
+from game_events.spark.config import spark_config
+from game_events.spark.connect import TOKEN_VARIABLE
+from game_events.stack import connect_server
+from game_events.stack.ports import free_ports
+from game_events.stack.private_socket import PrivateSocket
+from game_events.stack.server_process import ServerProcess, find, stop
+
+log = logging.getLogger(__name__)
+LOOK_S = 0.5
+#: Seconds before it is started again: doubled while it does not live long, up to the second.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+LIVED_S = 60.0
+
+
+class WarmSpark:
+    """One server at one address for as long as `game-events up` lives: a Unix socket that leads to whichever port it has now.
+
+    A run that is under way when the server dies fails as transient: it is tried again, with a new session. Nothing of it can be
+    half done, as the run's own process commits, never the server.
+    """
+
+    def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
+        """Nothing is started yet."""
+        self._conf = spark_config(settings)
+        self._folder = private_folder(settings.state_dir.resolve() / "spark")
+        self._log = self._folder / "connect.log"
+        self._file = self._folder / "connect.json"
+        self._say = say
+        self._token = connect_server.new_token()
+        self._ending = threading.Event()
+        self._server: ServerProcess | None = None
+        self._socket = PrivateSocket(of_this_process().path / f"connect-{token_hex(4)}", lambda: self._server)
+        self._watcher = threading.Thread(target=self._watch, name="warm_spark", daemon=True)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the runs' processes get."""
+        return {"GAME_EVENTS_SPARK_REMOTE": self._socket.address, TOKEN_VARIABLE: self._token}
+
+    def start(self) -> None:
+        """Start it, and go on: the first run waits for it as it would for a JVM of its own."""
+        stop([_recorded(self._file)])  # one that a killed `up` has left behind
+        self._start()
+        self._watcher.start()
+
+    def end(self) -> None:
+        """Stop it for good."""
+        self._ending.set()
+        if self._watcher.is_alive():
+            self._watcher.join()
+        self._socket.close()
+        stop([self._server])
+        self._file.unlink(missing_ok=True)
+        remove_left_behind()
+
+    def _start(self) -> None:
+        # Another port each time: whoever took the last one keeps nobody from starting.
+        (port,) = free_ports(1)
+        self._server = connect_server.start(self._conf, self._folder, port=port, token=self._token, log=self._log)
+        self._file.write_text(self._server.model_dump_json())
+
+    def _watch(self) -> None:
+        pause, started = FIRST_PAUSE_S, time.monotonic()
+        while not self._ending.wait(LOOK_S):
+            if find(self._server) is not None:
+                continue
+            pause = FIRST_PAUSE_S if time.monotonic() - started >= LIVED_S else min(2 * pause, LONGEST_PAUSE_S)
+            self._say(f"the shared Spark server ended; starting it again in {pause:.0f} s (its log: {self._log}.1)")
+            if self._ending.wait(pause):
+                return
+            started = time.monotonic()
+            try:
+                self._start()
+            except OSError as error:  # no memory, no disk: the next look tries again
+                log.warning("warm_spark=not_started error=%r", str(error))
+
+
+def _recorded(file: Path) -> ServerProcess | None:
+    with suppress(OSError, ValidationError):
+        return ServerProcess.model_validate_json(file.read_bytes())
+    return None

@@ -1,0 +1,1 @@
+"""The Dagster UI behind a guard."""

@@ -1,0 +1,109 @@
+"""Who may ask the Dagster UI: pages of its own, in browsers of the user who started it.
+
+Dagster's webserver has no login and asks nobody where a request comes from. Any page that a browser shows can send requests to
+127.0.0.1, by an image, a form, a websocket, or under a name of its own that leads here (DNS rebinding); any user of the machine
+can do it without a browser. Each of these requests is turned away before Dagster sees it:
+
+* `Host` must be a name of this machine, or the one in `GAME_EVENTS_DAGSTER_URL`;
+* `Origin`, which browsers send with everything that changes something and with websockets, must be the UI's own;
+* GraphQL comes by POST and as JSON only, which no other page can send without being asked for leave first (CORS);
+* a connection from this machine must be one of the user who started the UI, of root, or of a user in `GAME_EVENTS_UI_USERS`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from game_events.config.this_machine import is_loopback
+from game_events.stack.tcp_owner import owner_of, owners_are_known
+
+#: Types of a body that Dagster reads a query from; with any other it takes the one in the address.
+_QUERY_TYPES = ("application/json", "application/graphql")
+_FOREIGN_HOST = "the UI has another name: GAME_EVENTS_DAGSTER_URL says by which one it is reached"
+_FOREIGN_ORIGIN = "another page than the UI's own asked for this"
+_FOREIGN_USER = "this UI is another user's: its owner may name users in GAME_EVENTS_UI_USERS"
+_NO_POST = "queries come by POST, as application/json"
+
+
+class UiGuard:
+    """ASGI middleware before all of Dagster's."""
+
+    def __init__(self, app: ASGIApp, address: str | None = None, users: Collection[int] = ()) -> None:
+        """The guard of an application.
+
+        Args:
+            app: what is guarded.
+            address: by which the UI is reached besides this machine's own names (`dagster_url`).
+            users: ids of this machine's users who may connect besides root and the one who runs this.
+        """
+        self._app = app
+        self._origin = _origin(address) if address else None
+        self._users = {0, os.geteuid(), *users}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Turn a request away, or hand it on."""
+        refusal = self._refusal(scope) if scope["type"] in ("http", "websocket") else None
+        if refusal is None:
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": refusal[1]})
+        else:
+            status, why = refusal
+            await PlainTextResponse(f"{why}\n", status)(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
+        headers = Headers(scope=scope)
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or not self._is_ours(hosts[0]):
+            return 403, _FOREIGN_HOST
+        own = {f"http://{hosts[0]}", f"https://{hosts[0]}", self._origin}
+        if any(origin not in own for origin in headers.getlist("origin")):
+            return 403, _FOREIGN_ORIGIN
+        if _is_of_another_site(headers):
+            return 403, _FOREIGN_ORIGIN
+        if not self._may_connect(scope):
+            return 403, _FOREIGN_USER
+        if scope["type"] == "http" and scope["path"].rstrip("/\n").endswith("/graphql") and not _is_plain_query(scope, headers):
+            return 405, _NO_POST
+        return None
+
+    def _is_ours(self, host: str) -> bool:
+        try:
+            named = urlsplit(f"//{host}").hostname
+        except ValueError:
+            return False
+        return is_loopback(named) or (self._origin is not None and self._origin.endswith(f"://{host}"))
+
+    def _may_connect(self, scope: Scope) -> bool:
+        """From other machines nobody comes here by himself: the UI listens on loopback."""
+        client, server = scope.get("client"), scope.get("server")
+        if client is None or server is None or not is_loopback(client[0]) or not owners_are_known():
+            return True
+        return owner_of(client, server) in self._users
+
+
+def _origin(address: str) -> str:
+    """Scheme, host and port of an address as browsers say them."""
+    parts = urlsplit(address)
+    usual = {"http": 80, "https": 443}.get(parts.scheme)
+    port = f":{parts.port}" if parts.port not in (None, usual) else ""
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    return f"{parts.scheme}://{host}{port}"
+
+
+def _is_of_another_site(headers: Headers) -> bool:
+    """Whether a browser says that another page asks, for more than to go to a page by a link: a picture, or a frame in it."""
+    return headers.get("sec-fetch-site") in ("cross-site", "same-site") and headers.get("sec-fetch-dest") != "document"
+
+
+def _is_plain_query(scope: Scope, headers: Headers) -> bool:
+    """Whether Dagster takes the query from the body; its page for trying queries is the one thing that it gives by GET."""
+    if scope["method"] in ("GET", "HEAD"):
+        return "text/html" in headers.get("accept", "")
+    return any(kind in headers.get("content-type", "") for kind in _QUERY_TYPES)

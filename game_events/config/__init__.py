@@ -1,0 +1,1 @@
+"""Settings, and what is read from them: names, credentials, extensions."""

@@ -1,0 +1,154 @@
+"""Loads the modules that the setting `extensions` names, and collects what they declare. Nothing else is ever loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+
+from pyspark import cloudpickle
+
+from game_events.config.naming import AGGREGATE
+from game_events.config.settings import Settings
+from game_events.errors import ConfigurationError, GameEventsError
+from game_events.extending import DECLARATION, PLAYER_AGG, GoldAggregate, SilverTransformation
+
+#: A module's list of quality rules.
+RULES = "RULES"
+SETTING = "GAME_EVENTS_EXTENSIONS"
+
+
+@dataclass(frozen=True)
+class Extensions:
+    """Everything that the named modules declare, in their order and in the order of each file.
+
+    Attributes:
+        transformations: of silver.
+        aggregates: of gold, the shipped one not among them.
+        rules: what the modules' lists `RULES` hold.
+    """
+
+    transformations: tuple[SilverTransformation, ...] = ()
+    aggregates: tuple[GoldAggregate, ...] = ()
+    rules: tuple[object, ...] = ()
+
+    def transformed(self, game: str) -> bool:
+        """Whether a game's silver may have more or fewer rows than bronze has of it."""
+        return any(t.rows == "any" and t.applies_to(game) for t in self.transformations)
+
+
+def load_extensions(names: Iterable[str]) -> Extensions:
+    """Load modules and .py files, each once in a process.
+
+    Args:
+        names: names of importable modules, or paths that end in `.py`, relative to the working folder.
+
+    Raises:
+        ConfigurationError: one cannot be loaded, or declares what cannot be: names module, file and line.
+    """
+    return _load(tuple(str(Path(n).expanduser().resolve()) if n.endswith(".py") else n for n in names))
+
+
+def extensions_of(settings: Settings) -> Extensions:
+    """What the settings name, each aggregate with the name of its asset.
+
+    Raises:
+        ConfigurationError: as for `load_extensions`; or a name of the setting `names` would be an aggregate's, too.
+    """
+    found, names = load_extensions(settings.extensions), settings.names
+    names.refuse_clashes(aggregate.name for aggregate in found.aggregates)
+    assets = {a.name: names.asset(names.own_gold_asset.replace(AGGREGATE, a.name)) for a in found.aggregates}
+    return replace(found, aggregates=tuple(replace(a, asset_name=assets[a.name]) for a in found.aggregates))
+
+
+@lru_cache
+def _load(names: tuple[str, ...]) -> Extensions:
+    declared: dict[int, object] = {}
+    rules: list[object] = []
+    for name in names:
+        module = _module(name)
+        for value in vars(module).values():
+            declaration = getattr(value, DECLARATION, None) if inspect.isfunction(value) else None
+            if declaration is not None:
+                declared[id(declaration)] = declaration
+        listed = getattr(module, RULES, ())
+        if not isinstance(listed, list | tuple):
+            raise ConfigurationError(f"{SETTING}: {RULES} of {name} ({module.__file__}) must be a list")
+        rules += listed
+    found = Extensions(
+        tuple(d for d in declared.values() if isinstance(d, SilverTransformation)),
+        tuple(d for d in declared.values() if isinstance(d, GoldAggregate)),
+        tuple(rules),
+    )
+    _check_names(found.aggregates)
+    return found
+
+
+def _module(name: str) -> ModuleType:
+    try:
+        module = _from_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)
+    except GameEventsError as error:
+        place = _place(error)
+        raise ConfigurationError(f"{SETTING}: {name}: {'' if place in str(error) else place}{error}") from error
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        # SystemExit too: a script that was meant to be run must not end this process without a word.
+        raise ConfigurationError(
+            f"{SETTING}: {name} cannot be loaded: {_place(error)}{type(error).__name__}: {error}"
+        ) from error
+    # Spark's workers cannot import a file of the user's folder: functions that they run travel whole.
+    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+    return module
+
+
+def _from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ConfigurationError(f"there is no such file; paths are relative to the working folder, {Path.cwd()}")
+    digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
+    spec = importlib.util.spec_from_file_location(f"game_events_extension_{path.stem}_{digest}", path)
+    if spec is None or spec.loader is None:
+        raise ConfigurationError("this is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses look their module up by name.
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[spec.name]
+        raise
+    return module
+
+
+def _place(error: BaseException) -> str:
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}: "
+    ours = str(Path(__file__).parents[1])
+    files = traceback.extract_tb(error.__traceback__)
+    frames = [f for f in files if "importlib" not in f.filename and not f.filename.startswith(ours)]
+    return f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
+
+
+def _check_names(aggregates: tuple[GoldAggregate, ...]) -> None:
+    """Every table's name must say whose it is: no aggregate's name may be another's, or end in `_` and another's.
+
+    `gold_a_b_c` would be aggregate `c` of game `a_b` and aggregate `b_c` of game `a`.
+    """
+    wheres: Mapping[str, str] = {PLAYER_AGG: "shipped"}
+    for aggregate in aggregates:
+        for other, where in wheres.items():
+            short, long = sorted((aggregate.name, other), key=len)
+            if short == long or long.endswith(f"_{short}"):
+                raise ConfigurationError(
+                    f"{SETTING}: {aggregate} and gold aggregate {other} ({where}): their tables' names could not be told "
+                    f"apart (gold_{{game}}_{short}): choose a name of its own that does not end in _{short}"
+                )
+        wheres = {**wheres, aggregate.name: aggregate.where}

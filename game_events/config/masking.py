@@ -1,0 +1,146 @@
+"""Secrets in texts: whatever form of them an error, a log or a traceback repeats becomes `***`."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from urllib.parse import parse_qsl, quote, quote_plus, urlsplit
+
+from pydantic import SecretStr
+
+from game_events.config.credentials import is_credential, login_of
+from game_events.config.settings import Settings, load_settings
+from game_events.errors import ConfigurationError
+
+MASK = "***"
+#: Shorter values would blot out half of any text.
+MIN_SECRET_CHARS = 4
+#: Where object stores' clients and Spark find credentials: what a store has said stands in their errors.
+_VARIABLES = re.compile(
+    r"^((AWS|AZURE|GOOGLE)_.*(SECRET|TOKEN|PASSWORD|KEY$|SAS|CONNECTION_STRING)|SPARK_CONNECT_AUTHENTICATE_TOKEN$|_SPARK_AUTH_SECRET$)"
+)
+#: A shorter path of a secret address stands in any text: `/events`.
+MIN_PATH_CHARS = 16
+#: `user:password@`, also with slashes in the password; a port with a path behind it is none.
+_IN_ADDRESS = re.compile(r"(://)(?:[^/@\s]{1,1000}|[^/@\s:]{0,1000}:(?!\d{1,5}[/?#])[^@\s\"'<>]{1,1000})@")
+#: Spark Connect's address carries its token as a parameter (`sc://host:443/;use_ssl=true;token=...`).
+_TOKEN = re.compile(r"(;\s*token=)[^;\s]+", re.IGNORECASE)
+#: Kafka's options that hold no secret, and often a word or a number that stands in any text: `https`, `true`, `5000`.
+_HARMLESS = re.compile(
+    r"^(security\.protocol|sasl\.mechanisms?|ssl\.endpoint\.identification\.algorithm|ssl\.\w*store\.type|client\.id|group\.id|"
+    r"isolation\.level|auto\.offset\.reset|(.*\.)?enable(\..*)?|.*\.(ms|bytes|kbytes|records|messages|max))$"
+)
+
+#: Longer error texts are cut: Spark's repeat whole plans.
+MAX_TEXT = 1_000
+
+
+def mask(text: str, settings: Settings | None) -> str:
+    """A text without any secret of the settings, of the environment's credentials, and of addresses in it.
+
+    None: the settings could not be read.
+    """
+    return mask_all(text, _secrets(settings))
+
+
+def settings_to_mask() -> Settings | None:
+    """The settings whose secrets are masked; None if they cannot be read, which may be the error that is told."""
+    try:
+        return load_settings()
+    except ConfigurationError:
+        return None
+
+
+def value_of(secret: SecretStr | None) -> str | None:
+    """What a secret is; only for what masks it, or looks at the address that it is."""
+    return None if secret is None else secret.get_secret_value()
+
+
+def mask_all(text: str, secrets: Iterable[str]) -> str:
+    """A text without some secrets, whatever they are written as, and without what addresses in it carry."""
+    forms = {form for secret in secrets for form in forms_of(secret)}
+    for form in sorted(forms, key=len, reverse=True):
+        text = text.replace(form, MASK)
+    return _TOKEN.sub(rf"\1{MASK}", _IN_ADDRESS.sub(rf"\1{MASK}@", text))
+
+
+def masked_traceback(error: BaseException, settings: Settings | None) -> str | None:
+    """An error's traceback, with those of its causes, without secrets; None: there is no secret in it."""
+    text = "".join(traceback.format_exception(error))
+    masked = mask(text, settings)
+    return None if masked == text else masked
+
+
+def forms_of(secret: str) -> set[str]:
+    """A secret as it is, and as JSON, Python's `repr`, a JAAS login, an address or a header would write it."""
+    if len(secret) < MIN_SECRET_CHARS:
+        return set()
+    found = {secret}
+    for _ in range(2):  # the `repr` of a JSON text, say
+        found |= {form for known in found for form in _escaped(known)}
+    for known in (secret, secret.strip()):
+        found |= {quote(known, safe=""), quote(known), quote_plus(known)}
+        encoded = base64.b64encode(known.encode()).decode()
+        found |= {encoded, encoded.rstrip("="), base64.urlsafe_b64encode(known.encode()).decode().rstrip("=")}
+    return {form for form in found if len(form) >= MIN_SECRET_CHARS}
+
+
+def _escaped(text: str) -> Iterator[str]:
+    for ascii_only in (True, False):
+        yield json.dumps(text, ensure_ascii=ascii_only)[1:-1]
+    yield repr(text)[1:-1]
+    yield ascii(text)[1:-1]
+    # Java's quoting of a login; PostgreSQL's and librdkafka's of a single quote is `repr`'s.
+    yield text.replace("\\", "\\\\").replace('"', '\\"')
+    yield text.replace("'", "\\'")
+
+
+def _secrets(settings: Settings | None) -> set[str]:
+    found = {value for name, value in os.environ.items() if _VARIABLES.search(name) and not name.endswith("_FILE")}
+    if settings is None:
+        return found
+    for name, value in settings:
+        for option, item in value.items() if isinstance(value, dict) else [(name, value)]:
+            if isinstance(item, SecretStr) and not _HARMLESS.match(option):
+                found.add(item.get_secret_value())
+    options = {key: value.get_secret_value() for key, value in settings.kafka_options.items()}
+    login = login_of(options.get("sasl.jaas.config", ""))
+    logins = [
+        (options.get("sasl.username"), options.get("sasl.password")),
+        login or (None, None),
+        (settings.schema_registry_user, value_of(settings.schema_registry_password)),
+        (settings.rest_user, value_of(settings.rest_password)),
+    ]
+    for user, password in logins:
+        if password is not None:
+            # Basic authentication's header, of which the user's name is the beginning.
+            found |= {password, base64.b64encode(f"{user or ''}:{password}".encode()).decode()}
+    if settings.erasure_key_file is not None:
+        with suppress(OSError, UnicodeDecodeError):
+            found.add(settings.erasure_key_file.read_text().strip())
+    if settings.spark_remote:
+        found |= {
+            part.partition("=")[2] for part in settings.spark_remote.split(";") if part.strip().lower().startswith("token=")
+        }
+    found |= {value for name, value in settings.spark_conf.items() if is_credential(name, value)}
+    for address in (settings.alert_webhook_url, settings.rest_url):
+        found |= _parts(value_of(address))
+    return {secret for secret in found if len(secret) >= MIN_SECRET_CHARS}
+
+
+def _parts(address: str | None) -> set[str]:
+    """What an address is secret by: its path with the query, and each value of that."""
+    parts = urlsplit(address or "")
+    path = f"{parts.path}?{parts.query}" if parts.query else parts.path
+    return {value for _, value in parse_qsl(parts.query)} | ({path} if len(path) >= MIN_PATH_CHARS else set())
+
+
+def without_secrets(text: str, settings: Settings) -> str:
+    """A text with every secret of the settings masked, cut to a length."""
+    text = mask(text, settings)
+    return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + " ..."

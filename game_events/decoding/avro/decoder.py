@@ -1,0 +1,90 @@
+"""Payloads of one Avro schema -> Arrow columns, each by the schema it was written with; a bad row costs only itself.
+
+Read by our own code and not by a library, because none of those there are reads strictly: fastavro takes a negative branch or
+symbol index for the last one, numbers of more than 64 bits for others, loops on an array of 2^62 nulls, and ends the process on
+types nested 20,000 deep; the ones that make Arrow arrays lack maps, unions or decimals.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from game_events.decoding.avro.nested_columns import ColumnBuilder, RecordColumn, UnionColumn
+from game_events.decoding.avro.schema import AvroSchema
+from game_events.decoding.core.column_map import ColumnMap, Field
+from game_events.decoding.core.errors import DAMAGE, DamageError, as_damage
+from game_events.decoding.core.projection import Projection
+from game_events.decoding.core.protocols import Decoded
+from game_events.decoding.core.reasons import Reason
+from game_events.decoding.core.wire_format import Rows
+
+#: Payload bytes for one Arrow array: text of 2 GiB would not fit, and bytes in JSON text take up to six times their size.
+BATCH_BYTES = 2**28
+#: The column of a top level that is not a record.
+VALUE = "value"
+
+
+class AvroDecoder:
+    """Decodes one schema id (see `payloads.PayloadDecoder`).
+
+    A record's fields are the columns. Of a union at the top (several types of events in one topic) each branch is a column; any
+    other type is the column ``value``.
+    """
+
+    def __init__(self, compiled: AvroSchema) -> None:
+        """Builds the columns.
+
+        Raises:
+            DataError: the schema cannot be columns.
+        """
+        root = compiled.root
+        self.message: str = root.name
+        builder = ColumnBuilder()
+        self._budget = builder.budget
+        if root.kind == "union":
+            self._column, self.fields = builder.union(root, (), always_struct=True)
+        else:
+            self._column, self.fields = builder.build(root)
+            if not isinstance(self._column, RecordColumn):
+                self.fields = (Field(VALUE, VALUE, self._column.type, self.fields),)
+        self._projection = Projection(self.message, self.fields)
+
+    def decode(self, payloads: pa.BinaryArray, columns: ColumnMap) -> Decoded:
+        """Decode a batch."""
+        good: list[int] = []
+        bad: dict[tuple[Reason, str], list[int]] = {}
+        batches: list[pa.RecordBatch] = []
+        read, budget, size, held = self._column.read, self._budget, 0, 0
+        for row, payload in enumerate(payloads.to_pylist()):
+            try:
+                end = read(payload, 0)
+                if end != len(payload):
+                    raise DamageError(Reason.MALFORMED, f"{len(payload) - end} bytes after the value")
+                good.append(row)
+                held += 1
+            except DAMAGE as error:
+                self._column.truncate(held)
+                damage = as_damage(error)
+                bad.setdefault((damage.reason, damage.detail(self.message)), []).append(row)
+            budget.reset()
+            size += len(payload)
+            if size > BATCH_BYTES:
+                batches.append(self._finish())
+                size = held = 0
+        batches.append(self._finish())
+        table = self._projection.table(batches, columns)
+        return Decoded(table, _rows(good), [(*why, _rows(rows)) for why, rows in bad.items()])
+
+    def _finish(self) -> pa.RecordBatch:
+        array = self._column.finish()
+        names = [f.name for f in self.fields]
+        if isinstance(self._column, RecordColumn) and not self._column.members:
+            return pa.RecordBatch.from_arrays([], names=[])
+        if isinstance(self._column, RecordColumn | UnionColumn):
+            return pa.RecordBatch.from_arrays(array.flatten(), names=names)
+        return pa.RecordBatch.from_arrays([array], names=names)
+
+
+def _rows(rows: list[int]) -> Rows:
+    return np.asarray(rows, dtype=np.int64)

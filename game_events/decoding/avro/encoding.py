@@ -1,0 +1,118 @@
+"""Avro's binary encoding of single values, read strictly: what no writer writes is damage, not a guess.
+
+Source: Apache Avro 1.12 specification, "Binary Encoding". Each function takes the payload and a position, and returns the value
+and the position behind it. A payload that ends too early shows as IndexError (see `damage.as_damage`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from game_events.decoding.core.errors import DamageError
+from game_events.decoding.core.reasons import Reason
+
+#: Items without bytes (null, empty records) that one payload may hold: a handful of bytes can announce 2^62 of them.
+MAX_EMPTY_ITEMS = 10_000
+INT_RANGE = (-(2**31), 2**31 - 1)
+LONG_RANGE = (-(2**63), 2**63 - 1)
+_LAST_BYTE = 9
+
+
+def read_long(buf: bytes, at: int) -> tuple[int, int]:
+    """A zig-zag varint of at most 64 bits."""
+    octet = buf[at]
+    if octet < 0x80:
+        return (octet >> 1) ^ -(octet & 1), at + 1
+    value, shift, end = octet & 0x7F, 7, at + 1
+    while True:
+        octet = buf[end]
+        value |= (octet & 0x7F) << shift
+        end += 1
+        if octet < 0x80:
+            break
+        shift += 7
+        if end - at > _LAST_BYTE:
+            raise DamageError(Reason.MALFORMED, "a number of more than 64 bits")
+    if value >> 64:
+        raise DamageError(Reason.MALFORMED, "a number of more than 64 bits")
+    return (value >> 1) ^ -(value & 1), end
+
+
+def read_bytes(buf: bytes, at: int) -> tuple[bytes, int]:
+    """A length and as many bytes."""
+    size, at = read_long(buf, at)
+    if size < 0:
+        raise DamageError(Reason.MALFORMED, "a length below zero")
+    return take(buf, at, size)
+
+
+def take(buf: bytes, at: int, size: int) -> tuple[bytes, int]:
+    """So many bytes."""
+    end = at + size
+    if end > len(buf):
+        raise DamageError(Reason.TRUNCATED, f"more bytes announced than the {len(buf) - at} that are left")
+    return buf[at:end], end
+
+
+def read_index(buf: bytes, at: int, count: int, what: str) -> tuple[int, int]:
+    """The index of a union's branch or an enum's symbol."""
+    index, at = read_long(buf, at)
+    if not 0 <= index < count:
+        raise DamageError(Reason.MALFORMED, f"{what} outside 0..{count - 1}")
+    return index, at
+
+
+def read_boolean(buf: bytes, at: int) -> tuple[bool, int]:
+    """One byte, 0 or 1."""
+    octet = buf[at]
+    if octet > 1:
+        raise DamageError(Reason.MALFORMED, "a boolean that is neither 0 nor 1")
+    return octet == 1, at + 1
+
+
+class Budget:
+    """How many items without bytes the payload at hand may still hold."""
+
+    def __init__(self) -> None:
+        self.left = MAX_EMPTY_ITEMS
+
+    def reset(self) -> None:
+        """For the next payload."""
+        self.left = MAX_EMPTY_ITEMS
+
+
+def read_blocks(buf: bytes, at: int, min_bytes: int, budget: Budget, item: Callable[[bytes, int], int]) -> tuple[int, int]:
+    """The blocks of an array or map.
+
+    Args:
+        buf: the payload.
+        at: where the first block begins.
+        min_bytes: what one item takes at least.
+        budget: for items that take no bytes.
+        item: reads one item, and returns the position behind it.
+
+    Returns:
+        how many items, and the position behind the last block.
+    """
+    total = 0
+    while True:
+        count, at = read_long(buf, at)
+        if count == 0:
+            return total, at
+        end = None
+        if count < 0:
+            count = -count
+            size, at = read_long(buf, at)
+            end = at + size
+        # Before anything is read or allocated: a count costs its writer nothing.
+        if count * min_bytes > len(buf) - at:
+            raise DamageError(Reason.TRUNCATED, f"more items announced than fit into the {len(buf) - at} bytes that are left")
+        if not min_bytes:
+            budget.left -= count
+            if budget.left < 0:
+                raise DamageError(Reason.MALFORMED, f"more than {MAX_EMPTY_ITEMS} items without bytes")
+        for _ in range(count):
+            at = item(buf, at)
+        if end is not None and at != end:
+            raise DamageError(Reason.MALFORMED, "a block that does not end where it says")
+        total += count

@@ -1,0 +1,274 @@
+"""Avro's types that hold others, read straight into columns: records, arrays, maps, unions, types that contain themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+
+from game_events.decoding.avro.encoding import Budget, read_blocks, read_bytes, read_index
+from game_events.decoding.avro.json_text import min_bytes, text_reader
+from game_events.decoding.avro.scalar_columns import DURATION, Column, Leaf, leaf
+from game_events.decoding.avro.schema import AvroType
+from game_events.decoding.core.column_map import Field
+from game_events.decoding.core.errors import DAMAGE, as_damage
+from game_events.errors import DataError
+
+#: Depth to which types become columns; what is deeper becomes JSON text.
+MAX_DEPTH = 32
+#: A type that is used twice by a type that is used twice doubles with every level.
+MAX_COLUMNS = 10_000
+#: A type's column, and the fields inside it.
+Built = tuple[Column, tuple[Field, ...]]
+
+
+class RecordColumn:
+    """A struct; one without fields is ``true``, as Parquet has no empty one."""
+
+    def __init__(self, members: Sequence[tuple[str, Column]]) -> None:
+        self.members = members
+        self.type: pa.DataType = pa.struct([pa.field(n, c.type) for n, c in members]) if members else pa.bool_()
+        self.is_text = False
+        self._count = 0
+        self._readers = [(name, column.read) for name, column in members]
+
+    def read(self, buf: bytes, at: int) -> int:
+        """One record."""
+        name = ""
+        try:
+            for name, read in self._readers:  # noqa: B007 - the handler says which one it was
+                at = read(buf, at)
+        except DAMAGE as error:
+            damage = as_damage(error)
+            damage.path.append(name)
+            raise damage from None
+        self._count += 1
+        return at
+
+    def truncate(self, count: int) -> None:
+        """Keeps the first records."""
+        self._count = count
+        for _, column in self.members:
+            column.truncate(count)
+
+    def finish(self) -> pa.Array:
+        """The records so far."""
+        count, self._count = self._count, 0
+        if not self.members:
+            return pa.array([True] * count, pa.bool_())
+        return pa.StructArray.from_arrays([c.finish() for _, c in self.members], fields=list(self.type))
+
+
+class ArrayColumn:
+    """A list."""
+
+    def __init__(self, items: Column, least: int, budget: Budget) -> None:
+        self.type: pa.DataType = pa.list_(items.type)
+        self.is_text = items.is_text
+        self._items, self._least, self._budget = items, least, budget
+        self._offsets = [0]
+
+    def read(self, buf: bytes, at: int) -> int:
+        """One array."""
+        count, at = read_blocks(buf, at, self._least, self._budget, self._items.read)
+        self._offsets.append(self._offsets[-1] + count)
+        return at
+
+    def truncate(self, count: int) -> None:
+        """Keeps the first arrays."""
+        del self._offsets[count + 1 :]
+        self._items.truncate(self._offsets[-1])
+
+    def finish(self) -> pa.Array:
+        """The arrays so far."""
+        offsets, self._offsets = self._offsets, [0]
+        return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), self._items.finish(), type=self.type)
+
+
+class MapColumn:
+    """A map; of a key that a map has twice the last value counts, as in every other reader."""
+
+    def __init__(self, items: Column, least: int, budget: Budget) -> None:
+        self.type: pa.DataType = pa.map_(pa.string(), items.type)
+        self.is_text = items.is_text
+        self._items, self._least, self._budget = items, least + 1, budget
+        self._keys: list[str] = []
+        self._offsets = [0]
+
+    def read(self, buf: bytes, at: int) -> int:
+        """One map."""
+        count, at = read_blocks(buf, at, self._least, self._budget, self._item)
+        self._offsets.append(self._offsets[-1] + count)
+        return at
+
+    def _item(self, buf: bytes, at: int) -> int:
+        key, at = read_bytes(buf, at)
+        self._keys.append(str(key, "utf-8"))
+        return self._items.read(buf, at)
+
+    def truncate(self, count: int) -> None:
+        """Keeps the first maps."""
+        del self._offsets[count + 1 :]
+        del self._keys[self._offsets[-1] :]
+        self._items.truncate(self._offsets[-1])
+
+    def finish(self) -> pa.Array:
+        """The maps so far."""
+        keys, offsets = self._keys, self._offsets
+        self._keys, self._offsets = [], [0]
+        items = self._items.finish()
+        # Where each key stands last in its map; dictionaries keep the order of the keys' first appearance.
+        kept, ends = [], [0]
+        for begin, end in pairwise(offsets):
+            kept += list({keys[i]: i for i in range(begin, end)}.values())
+            ends.append(len(kept))
+        if len(kept) != len(keys):
+            items, keys = items.take(pa.array(kept, pa.int64())), [keys[i] for i in kept]
+        return pa.MapArray.from_arrays(pa.array(ends, pa.int32()), pa.array(keys, pa.string()), items, type=self.type)
+
+
+class OptionalLeaf:
+    """A simple type or null."""
+
+    def __init__(self, inner: Leaf, null: int) -> None:
+        self.type: pa.DataType = inner.type
+        self.is_text = inner.is_text
+        self._inner, self._null = inner, null
+        self._read, self._append = inner.read, inner.values.append
+
+    def read(self, buf: bytes, at: int) -> int:
+        """One value or null."""
+        index, at = read_index(buf, at, 2, "union branch")
+        if index != self._null:
+            return self._read(buf, at)
+        self._append(None)
+        return at
+
+    def truncate(self, count: int) -> None:
+        """Keeps the first values."""
+        self._inner.truncate(count)
+
+    def finish(self) -> pa.Array:
+        """The values so far."""
+        return self._inner.finish()
+
+
+class UnionColumn:
+    """A union: of one type and null that type's column, of more types a struct with a member for each."""
+
+    def __init__(self, branches: Sequence[tuple[str, Column] | None], *, always_struct: bool = False) -> None:
+        """Branches in the schema's order: name and column, or None for null."""
+        self._branches = branches
+        self.members = [b for b in branches if b is not None]
+        self._plain = len(self.members) == 1 and not always_struct
+        struct = pa.struct([pa.field(n, c.type) for n, c in self.members])
+        self.type: pa.DataType = self.members[0][1].type if self._plain else struct
+        self.is_text = self._plain and self.members[0][1].is_text
+        self._counts = [0] * len(branches)
+        self._chosen: list[int] = []
+
+    def read(self, buf: bytes, at: int) -> int:
+        """One value of one branch."""
+        index, at = read_index(buf, at, len(self._branches), "union branch")
+        branch = self._branches[index]
+        if branch is not None:
+            at = branch[1].read(buf, at)
+        self._counts[index] += 1
+        self._chosen.append(index)
+        return at
+
+    def truncate(self, count: int) -> None:
+        """Keeps the first values."""
+        for index in self._chosen[count:]:
+            self._counts[index] -= 1
+        del self._chosen[count:]
+        for branch, kept in zip(self._branches, self._counts, strict=True):
+            if branch is not None:
+                branch[1].truncate(kept)
+
+    def finish(self) -> pa.Array:
+        """The values so far: each branch holds only its own, and is spread over all rows."""
+        chosen = np.asarray(self._chosen, dtype=np.int64)
+        self._counts, self._chosen = [0] * len(self._branches), []
+        arrays = []
+        for index, branch in enumerate(self._branches):
+            if branch is not None:
+                mine = chosen == index
+                arrays.append(branch[1].finish().take(pa.array(np.cumsum(mine) - 1, pa.int64(), mask=~mine)))
+        if self._plain:
+            return arrays[0]
+        absent = np.isin(chosen, [i for i, b in enumerate(self._branches) if b is None])
+        return pa.StructArray.from_arrays(arrays, fields=list(self.type), mask=pa.array(absent))
+
+
+class TextLeaf(Leaf):
+    """JSON text."""
+
+    is_text = True
+
+
+class ColumnBuilder:
+    """Makes the columns of one schema, and says which fields they are."""
+
+    def __init__(self) -> None:
+        self.budget = Budget()
+        self._columns = 0
+
+    def build(self, type_: AvroType, above: tuple[int, ...] = ()) -> Built:
+        """A type's column, and the fields inside it.
+
+        Args:
+            type_: the type.
+            above: the types it stands in, from the outermost.
+
+        Raises:
+            DataError: the type has more columns than `MAX_COLUMNS`.
+        """
+        self._columns += 1
+        if self._columns > MAX_COLUMNS:
+            raise DataError(f"the schema has more than {MAX_COLUMNS} columns")
+        if id(type_) in above or len(above) >= MAX_DEPTH:
+            return TextLeaf(pa.string(), text_reader(type_, self.budget)), ()
+        inside = (*above, id(type_))
+        match type_.kind:
+            case "record":
+                parts = [(name, id_, *self.build(inner, inside)) for name, id_, inner in type_.fields]
+                fields = tuple(Field(_identity(id_, column), name, column.type, inner) for name, id_, column, inner in parts)
+                return RecordColumn([(name, column) for name, _, column, _ in parts]), fields
+            case "array" | "map":
+                items, fields = self.build(type_.items[0], inside)
+                make = ArrayColumn if type_.kind == "array" else MapColumn
+                return make(items, min_bytes(type_.items[0]), self.budget), fields
+            case "union":
+                return self.union(type_, inside)
+            case _:
+                made = leaf(type_)
+                return made, _leaf_fields(made.type)
+
+    def union(self, type_: AvroType, above: tuple[int, ...], *, always_struct: bool = False) -> Built:
+        """A union's column; `always_struct` also for a single type."""
+        others = [b for b in type_.items if b.kind != "null"]
+        if not others:
+            others = type_.items
+        built = {id(b): self.build(b, above) for b in others}
+        short = [b.short_name for b in others]
+        names = {id(b): b.short_name if short.count(b.short_name) == 1 else b.name for b in others}
+        branches = [(names[id(b)], built[id(b)][0]) if id(b) in built else None for b in type_.items]
+        if len(others) == 1 and not always_struct:
+            column, fields = built[id(others[0])]
+            if isinstance(column, Leaf) and len(branches) == 2:
+                return OptionalLeaf(column, branches.index(None)), fields
+            return UnionColumn(branches), fields
+        fields = tuple(Field(b.name, names[id(b)], built[id(b)][0].type, built[id(b)][1]) for b in others)
+        return UnionColumn(branches, always_struct=True), fields
+
+
+def _identity(name: str, column: Column) -> str:
+    """JSON text never shares a column with plain strings: ``1`` would be meant by both. A name holds no colon."""
+    return f"{name}:json" if column.is_text else name
+
+
+def _leaf_fields(kind: pa.DataType) -> tuple[Field, ...]:
+    return tuple(Field(f.name, f.name, f.type) for f in DURATION) if kind == DURATION else ()

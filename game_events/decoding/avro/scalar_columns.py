@@ -1,0 +1,252 @@
+"""Avro's simple types, read straight into columns: one list of Python values for each, made an Arrow array at the end."""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from game_events.decoding.avro.encoding import INT_RANGE, LONG_RANGE, read_boolean, read_bytes, read_index, read_long, take
+from game_events.decoding.avro.schema import AvroType, Logical
+from game_events.decoding.core.errors import DamageError
+from game_events.decoding.core.reasons import Reason
+from game_events.decoding.core.timestamps import TIMESTAMP_RANGE
+
+#: Days and microseconds of the years 1 to 9999: what Python and Spark can read back.
+DATE_RANGE = (-719_162, 2_932_896)
+DAY_US = 86_400_000_000
+DURATION = pa.struct([("months", pa.int64()), ("days", pa.int64()), ("milliseconds", pa.int64())])
+
+#: Digits that Spark's and Delta's decimals hold.
+MAX_DIGITS = 38
+
+
+class Column(Protocol):
+    """A column under construction.
+
+    Attributes:
+        type: what `finish` gives.
+        is_text: whether it is JSON text, or lists or maps of it.
+    """
+
+    type: pa.DataType
+    is_text: bool
+
+    def read(self, buf: bytes, at: int, /) -> int:
+        """Reads one value of a payload at a position into the column, and returns the position behind it."""
+
+    def truncate(self, count: int) -> None:
+        """Keeps the first values: what a damaged payload had added is taken back."""
+
+    def finish(self) -> pa.Array:
+        """The values so far; the column begins anew."""
+
+
+class Leaf:
+    """A column of single values."""
+
+    is_text = False
+
+    def __init__(self, type_: pa.DataType, parse: Callable[[bytes, int], tuple[Any, int]]) -> None:
+        self.type = type_
+        self.values: list[Any] = []
+        self.read = self._reader(parse)
+
+    def _reader(self, parse: Callable[[bytes, int], tuple[Any, int]]) -> Callable[[bytes, int], int]:
+        append = self.values.append
+
+        def read(buf: bytes, at: int) -> int:
+            value, at = parse(buf, at)
+            append(value)
+            return at
+
+        return read
+
+    def truncate(self, count: int) -> None:
+        """Keeps the first values."""
+        del self.values[count:]
+
+    def finish(self) -> pa.Array:
+        """The values so far."""
+        array = self.array(self.values)
+        self.values.clear()
+        return array
+
+    def array(self, values: list[Any]) -> pa.Array:
+        """Python values, None included, as an array of this type."""
+        return pa.array(values, self.type)
+
+
+class StringLeaf(Leaf):
+    """Text: what most events are made of, so it is read without further calls."""
+
+    def __init__(self) -> None:
+        super().__init__(pa.string(), read_bytes)
+
+    def _reader(self, parse: Callable[[bytes, int], tuple[Any, int]]) -> Callable[[bytes, int], int]:
+        append = self.values.append
+
+        def read(buf: bytes, at: int) -> int:
+            size = buf[at]
+            if size < 0x80 and not size & 1:
+                end = at + 1 + (size >> 1)
+                if end <= len(buf):
+                    append(str(buf[at + 1 : end], "utf-8"))
+                    return end
+            raw, at = parse(buf, at)
+            append(str(raw, "utf-8"))
+            return at
+
+        return read
+
+
+class NumberLeaf(Leaf):
+    """Whole numbers within a range, and what is counted with them: days, microseconds."""
+
+    def __init__(self, type_: pa.DataType, bounds: tuple[int, int], times: int = 1, per: int = 1) -> None:
+        """A column of ``value * times // per``; values outside `bounds` are rejected."""
+        self._bounds, self._times, self._per = bounds, times, per
+        super().__init__(type_, read_long)
+
+    def _reader(self, parse: Callable[[bytes, int], tuple[Any, int]]) -> Callable[[bytes, int], int]:
+        append = self.values.append
+        low, high = self._bounds
+
+        def read(buf: bytes, at: int) -> int:
+            value, at = parse(buf, at)
+            if not low <= value <= high:
+                raise DamageError(Reason.OUT_OF_RANGE, f"a number outside {low}..{high}")
+            append(value)
+            return at
+
+        return read
+
+    def array(self, values: list[Any]) -> pa.Array:
+        """Scaled, and rounded down, as a time before 1970 is the time that it is in."""
+        if self._times != 1 or self._per != 1:
+            values = [None if v is None else v * self._times // self._per for v in values]
+        if pa.types.is_date(self.type):
+            return pa.array(values, pa.int32()).cast(self.type)
+        return pa.array(values, pa.int64()).cast(self.type)
+
+
+class LocalTimeLeaf(NumberLeaf):
+    """Times without a zone, as ISO text: as a timestamp they would be read as UTC."""
+
+    def __init__(self, bounds: tuple[int, int], times: int, per: int) -> None:
+        super().__init__(pa.timestamp("us"), bounds, times, per)
+        self.type = pa.string()
+
+    def array(self, values: list[Any]) -> pa.Array:
+        """``2024-01-31T08:00:00.000000``."""
+        values = [None if v is None else v * self._times // self._per for v in values]
+        return pc.strftime(pa.array(values, pa.timestamp("us")), "%Y-%m-%dT%H:%M:%S")
+
+
+class DecimalLeaf(Leaf):
+    """Decimals; those with more digits than any reader's decimal can hold as text."""
+
+    def __init__(self, type_: AvroType, logical: Logical) -> None:
+        self._scale = logical.scale
+        fits = logical.precision <= MAX_DIGITS
+        limit = 10**logical.precision
+
+        def parse(buf: bytes, at: int) -> tuple[int, int]:
+            raw, at = take(buf, at, type_.size) if type_.kind == "fixed" else read_bytes(buf, at)
+            value = int.from_bytes(raw, "big", signed=True)
+            if not -limit < value < limit:
+                raise DamageError(Reason.OUT_OF_RANGE, f"a decimal of more than {logical.precision} digits")
+            return value, at
+
+        super().__init__(pa.decimal128(logical.precision, logical.scale) if fits else pa.string(), parse)
+
+    def array(self, values: list[Any]) -> pa.Array:
+        """The unscaled numbers with their scale."""
+        if pa.types.is_decimal(self.type):
+            return decimal_array(values, self.type)
+        return pa.array([None if v is None else decimal_text(v, self._scale) for v in values], pa.string())
+
+
+def leaf(type_: AvroType) -> Leaf:
+    """The column of a simple type."""
+    logical = type_.logical
+    if logical is not None and logical.name == "decimal":
+        return DecimalLeaf(type_, logical)
+    if logical is not None and "timestamp" in logical.name:
+        return _timestamp(logical.name)
+    name = type_.kind if logical is None else f"{type_.kind} {logical.name}"
+    return _LEAVES[name](type_)
+
+
+def _timestamp(name: str) -> Leaf:
+    times, per = {"millis": (1_000, 1), "micros": (1, 1), "nanos": (1, 1_000)}[name.rpartition("-")[2]]
+    # Nanoseconds of these years do not fit into 64 bits: all of them are inside.
+    low, high = TIMESTAMP_RANGE
+    bounds = (low * per // times, high * per // times)
+    if name.startswith("local"):
+        return LocalTimeLeaf(bounds, times, per)
+    return NumberLeaf(pa.timestamp("us", tz="UTC"), bounds, times, per)
+
+
+def _enum(type_: AvroType) -> Leaf:
+    symbols = type_.symbols
+
+    def parse(buf: bytes, at: int) -> tuple[str, int]:
+        index, at = read_index(buf, at, len(symbols), "enum symbol")
+        return symbols[index], at
+
+    return Leaf(pa.string(), parse)
+
+
+def _uuid(buf: bytes, at: int) -> tuple[str, int]:
+    raw, at = take(buf, at, 16)
+    return str(uuid.UUID(bytes=raw)), at
+
+
+def _duration(buf: bytes, at: int) -> tuple[dict[str, int], int]:
+    raw, at = take(buf, at, 12)
+    return dict(zip(("months", "days", "milliseconds"), struct.unpack("<III", raw), strict=True)), at
+
+
+#: Type, or type and logical type -> its column.
+_LEAVES: dict[str, Callable[[AvroType], Leaf]] = {
+    # Its column exists, so that the field is seen; it has no values.
+    "null": lambda _: Leaf(pa.bool_(), lambda _, at: (None, at)),
+    "boolean": lambda _: Leaf(pa.bool_(), read_boolean),
+    "int": lambda _: NumberLeaf(pa.int64(), INT_RANGE),
+    "long": lambda _: NumberLeaf(pa.int64(), LONG_RANGE),
+    "float": lambda _: Leaf(pa.float32(), lambda buf, at: (struct.unpack_from("<f", buf, at)[0], at + 4)),
+    "double": lambda _: Leaf(pa.float64(), lambda buf, at: (struct.unpack_from("<d", buf, at)[0], at + 8)),
+    "bytes": lambda _: Leaf(pa.binary(), read_bytes),
+    "string": lambda _: StringLeaf(),
+    "enum": _enum,
+    "fixed": lambda type_: Leaf(pa.binary(), lambda buf, at: take(buf, at, type_.size)),
+    "int date": lambda _: NumberLeaf(pa.date32(), DATE_RANGE),
+    "int time-millis": lambda _: NumberLeaf(pa.int64(), (0, DAY_US // 1_000 - 1), times=1_000),
+    "long time-micros": lambda _: NumberLeaf(pa.int64(), (0, DAY_US - 1)),
+    "string uuid": lambda _: StringLeaf(),
+    "fixed uuid": lambda _: Leaf(pa.string(), _uuid),
+    "fixed duration": lambda _: Leaf(DURATION, _duration),
+}
+
+
+def decimal_array(unscaled: Sequence[int | None], kind: pa.DataType) -> pa.Array:
+    """An array of decimal128(p, s).
+
+    Args:
+        unscaled: the numbers times 10^s, below 10^p; None for NULL.
+        kind: the type.
+    """
+    raw = b"".join(b"\0" * 16 if v is None else v.to_bytes(16, "little", signed=True) for v in unscaled)
+    valid = pa.array([v is not None for v in unscaled], pa.bool_()).buffers()[1]
+    return pa.Array.from_buffers(kind, len(unscaled), [valid, pa.py_buffer(raw)])
+
+
+def decimal_text(unscaled: int, scale: int) -> str:
+    """``decimal_text(-1234, 2)`` is ``-12.34``."""
+    sign, digits = ("-" if unscaled < 0 else ""), str(abs(unscaled)).rjust(scale + 1, "0")
+    return f"{sign}{digits[: len(digits) - scale]}.{digits[len(digits) - scale :]}" if scale else sign + digits

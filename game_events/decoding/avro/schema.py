@@ -1,0 +1,250 @@
+"""Avro schemas from what a registry holds: JSON text and references -> a tree of types with all names resolved.
+
+Source: Apache Avro 1.12 specification, "Schema Declaration" and "Logical Types". As it says, a logical type that is unknown or
+impossible (a scale above the precision) is ignored; aliases and defaults are for readers' schemas and change nothing here but
+a field's identity.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar
+
+from game_events.decoding.core.registry_schema import RegistrySchema
+from game_events.decoding.core.wire_format import IndexPath, SchemaId
+from game_events.errors import DataError
+
+#: Digits of a decimal: work grows with their square.
+MAX_PRECISION = 1_000
+PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
+
+
+@dataclass(frozen=True)
+class Logical:
+    """A logical type: its name, of decimals precision and scale."""
+
+    name: str
+    precision: int = 0
+    scale: int = 0
+
+
+@dataclass(eq=False)
+class AvroType:
+    """One type of a schema; recursive types make the tree a graph.
+
+    Attributes:
+        kind: ``record``, ``enum``, ``array``, ``map``, ``fixed``, ``union``, or a primitive's name.
+        name: full name of a named type; else the kind.
+        logical: its logical type, if that is one we know and it fits.
+        fields: of a record: (name, identity, type).
+        items: of a union its branches; of an array or map the one type of its items.
+        symbols: of an enum.
+        size: of a fixed, in bytes.
+    """
+
+    kind: str
+    name: str
+    logical: Logical | None = None
+    fields: list[tuple[str, str, AvroType]] = field(default_factory=list)
+    items: list[AvroType] = field(default_factory=list)
+    symbols: tuple[str, ...] = ()
+    size: int = 0
+
+    @property
+    def short_name(self) -> str:
+        """The name without its namespace."""
+        return self.name.rpartition(".")[2]
+
+
+@dataclass(frozen=True)
+class AvroSchema:
+    """One schema id's text and references: small and picklable (see `payloads.CompiledSchema`)."""
+
+    schema_id: SchemaId
+    text: str
+    references: tuple[tuple[str, str], ...] = ()
+    indexed: ClassVar[bool] = False
+
+    @cached_property
+    def root(self) -> AvroType:
+        """The schema's own type."""
+        names: dict[str, AvroType] = {}
+        for name, text in self.references:
+            self._parse(text, f"reference {name!r}", names)
+        return self._parse(self.text, "its text", names)
+
+    def _parse(self, text: str, where: str, names: dict[str, AvroType]) -> AvroType:
+        try:
+            node = json.loads(text)
+            # Half of a surrogate pair can be in no name of a column, and in no value of an enum.
+            json.dumps(node, ensure_ascii=False).encode()
+            return _Parser(names).parse(node, "", "")
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"schema id {self.schema_id} does not compile: {where}: {error}") from None
+
+    def has(self, path: IndexPath) -> bool:
+        """Whether there is a type at an index path: the one of the schema, at ``()``."""
+        return path == ()
+
+    def paths(self, nested: Container[str] = ()) -> list[IndexPath]:  # noqa: ARG002 - none is nested
+        """The one path there is."""
+        return [()]
+
+    def name_of(self, path: IndexPath) -> str | None:
+        """Full name of the schema's own type; of an unnamed one its kind, as ``union``."""
+        return self.root.name if self.has(path) else None
+
+    def enums(self) -> dict[str, dict[int | str, str]]:
+        """Full names of its enums with their symbols, which are known by their names alone."""
+        found: dict[str, dict[int | str, str]] = {}
+        waiting, seen = [self.root], set[int]()
+        while waiting:
+            kind = waiting.pop()
+            if id(kind) not in seen:
+                seen.add(id(kind))
+                waiting += [*kind.items, *(inner for _, _, inner in kind.fields)]
+                if kind.kind == "enum":
+                    found[kind.name] = {symbol: symbol for symbol in kind.symbols}
+        return found
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without the tree: a worker parses the text once."""
+        return {"schema_id": self.schema_id, "text": self.text, "references": self.references}
+
+
+def compile_avro(schema: RegistrySchema) -> AvroSchema:
+    """Compile a registry's Avro schema once.
+
+    Raises:
+        DataError: the text is no schema; the message says which part of it.
+    """
+    compiled = AvroSchema(schema.schema_id, schema.text, schema.references)
+    _ = compiled.root
+    return compiled
+
+
+class _Parser:
+    """Builds types; raises ValueError with the path of what is wrong."""
+
+    def __init__(self, names: dict[str, AvroType]) -> None:
+        self._names = names
+
+    def parse(self, node: Any, namespace: str, path: str) -> AvroType:  # noqa: ANN401 - any JSON
+        match node:
+            case str() if node in PRIMITIVES:
+                return AvroType(node, node)
+            case str():
+                named = self._names.get(_full_name(node, namespace)) or self._names.get(node)
+                if named is None:
+                    raise ValueError(f"{path or 'schema'}: no type is named {node!r}")
+                return named
+            case list():
+                return self._union(node, namespace, path)
+            case {"type": dict() | list() as inner}:
+                return self.parse(inner, namespace, path)
+            case {"type": str() as kind}:
+                return self._complex(kind, node, namespace, path)
+            case _:
+                raise ValueError(f"{path or 'schema'}: {json.dumps(node)[:80]} is no type")
+
+    def _union(self, node: list[Any], namespace: str, path: str) -> AvroType:
+        branches = [self.parse(item, namespace, path) for item in node]
+        if any(b.kind == "union" for b in branches) or len({b.name for b in branches}) != len(branches) or not branches:
+            raise ValueError(f"{path or 'schema'}: a union needs branches, of which no two are alike and none is a union")
+        return AvroType("union", "union", items=branches)
+
+    def _complex(self, kind: str, node: Mapping[str, Any], namespace: str, path: str) -> AvroType:
+        match kind:
+            case "array" | "map":
+                key = "items" if kind == "array" else "values"
+                if key not in node:
+                    raise ValueError(f"{path or 'schema'}: a {kind} without {key!r}")
+                return AvroType(kind, kind, items=[self.parse(node[key], namespace, f"{path}.{key}")])
+            case "record" | "error":
+                return self._record(node, namespace, path)
+            case "enum":
+                made = self._named(kind, node, namespace, path)
+                symbols = node.get("symbols")
+                if not isinstance(symbols, list) or not all(isinstance(s, str) for s in symbols):
+                    raise ValueError(f"{made.name}: an enum without a list of symbols")
+                made.symbols = tuple(symbols)
+                return made
+            case "fixed":
+                made = self._named(kind, node, namespace, path)
+                made.size = node.get("size", -1)
+                if not isinstance(made.size, int) or made.size < 0:
+                    raise ValueError(f"{made.name}: a fixed without a size")
+                made.logical = _logical(node, kind, made.size)
+                return made
+            case _ if kind in PRIMITIVES:
+                return AvroType(kind, kind, _logical(node, kind, 0))
+            case _:
+                return self.parse(kind, namespace, path)
+
+    def _record(self, node: Mapping[str, Any], namespace: str, path: str) -> AvroType:
+        made = self._named("record", node, namespace, path)
+        inside = made.name.rpartition(".")[0]
+        fields = node.get("fields")
+        if not isinstance(fields, list) or not all(isinstance(f, dict) and isinstance(f.get("name"), str) for f in fields):
+            raise ValueError(f"{made.name}: a record without a list of named fields")
+        names = [f["name"] for f in fields]
+        if len(set(names)) != len(names):
+            raise ValueError(f"{made.name}: two fields have one name")
+        claimed = [_first_alias(f) for f in fields]
+        for item, alias in zip(fields, claimed, strict=True):
+            # A renamed field stays the column it was, unless the alias is a field of its own or two fields claim it.
+            old = alias if alias is not None and alias not in names and claimed.count(alias) == 1 else item["name"]
+            made.fields.append((item["name"], old, self.parse(item.get("type"), inside, f"{made.name}.{item['name']}")))
+        return made
+
+    def _named(self, kind: str, node: Mapping[str, Any], namespace: str, path: str) -> AvroType:
+        name = node.get("name")
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"{path or 'schema'}: {kind} without a name")
+        space = node.get("namespace", namespace)
+        full = _full_name(name, space if isinstance(space, str) else "")
+        if full in self._names or full in PRIMITIVES:
+            raise ValueError(f"{full}: the name is defined twice")
+        made = self._names[full] = AvroType(kind, full)
+        return made
+
+
+def _full_name(name: str, namespace: str) -> str:
+    return name if "." in name or not namespace else f"{namespace}.{name}"
+
+
+def _first_alias(node: Mapping[str, Any]) -> str | None:
+    aliases = node.get("aliases")
+    return aliases[0] if isinstance(aliases, list) and aliases and isinstance(aliases[0], str) else None
+
+
+#: Logical type -> the types it may annotate; a fixed with its size.
+_FITS = {
+    "date": {"int"},
+    "time-millis": {"int"},
+    "time-micros": {"long"},
+    "timestamp-millis": {"long"},
+    "timestamp-micros": {"long"},
+    "timestamp-nanos": {"long"},
+    "local-timestamp-millis": {"long"},
+    "local-timestamp-micros": {"long"},
+    "local-timestamp-nanos": {"long"},
+    "uuid": {"string", "fixed16"},
+    "duration": {"fixed12"},
+}
+
+
+def _logical(node: Mapping[str, Any], kind: str, size: int) -> Logical | None:
+    name = node.get("logicalType")
+    if name == "decimal" and kind in ("bytes", "fixed"):
+        precision, scale = node.get("precision"), node.get("scale", 0)
+        if isinstance(precision, int) and isinstance(scale, int) and 0 <= scale <= precision and precision > 0:
+            if precision > MAX_PRECISION:
+                raise ValueError(f"a decimal of more than {MAX_PRECISION:,} digits")
+            return Logical(name, precision, scale)
+        return None
+    fits = isinstance(name, str) and (f"{kind}{size}" if kind == "fixed" else kind) in _FITS.get(name, ())
+    return Logical(str(name)) if fits else None

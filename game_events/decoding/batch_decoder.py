@@ -1,0 +1,194 @@
+"""One Arrow batch of framed values -> decoded columns and rejected rows, by each row's own schema.
+
+Runs in Spark's workers. The plan comes from the driver, which alone talks to the registry: a pair of schema id and message
+index that the plan does not know is reported, not guessed, and the driver plans again with it before anything is committed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from game_events.decoding.core import wire_format as frames
+from game_events.decoding.core.column_map import ColumnMap
+from game_events.decoding.core.protocols import CompiledSchema, PayloadDecoder
+from game_events.decoding.core.reasons import Reason
+from game_events.decoding.core.wire_format import IndexPath, Rows, SchemaId, ordered
+from game_events.decoding.formats import allow_deep_calls, make_decoder
+
+#: Which message type a record is of: schema id and message index path.
+TypeKey = tuple[SchemaId, IndexPath]
+#: Made-up indexes may name any number of types of a schema that is not known yet: so many are reported from one batch.
+MAX_UNKNOWN_PATHS = 16
+
+
+@dataclass(frozen=True)
+class DecodePlan:
+    """Everything a worker needs to decode; picklable.
+
+    Attributes:
+        schemas: schema id -> compiled descriptors.
+        types: the pairs that can be decoded; each one's fields are in `columns`.
+        rejected: pairs, or whole ids (path ``()``), that cannot be decoded, with reason and detail.
+        columns: where fields land.
+        undecoded: pairs, or whole ids, of message types that nobody has selected: kept, and not looked into.
+        rest: why ids that the plan does not know are UNKNOWN_SCHEMA; None: they are reported.
+        max_unknown_ids: so many of these are reported from one batch, and one more.
+    """
+
+    schemas: Mapping[SchemaId, CompiledSchema] = field(default_factory=dict)
+    types: frozenset[TypeKey] = frozenset()
+    rejected: Mapping[TypeKey, tuple[Reason, str]] = field(default_factory=dict)
+    columns: ColumnMap = field(default_factory=ColumnMap)
+    undecoded: frozenset[TypeKey] = frozenset()
+    rest: str | None = None
+    max_unknown_ids: int = 10_000
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """Rows of a batch that are no columns, for one reason."""
+
+    reason: Reason
+    detail: str
+    rows: Rows
+    schema_id: SchemaId | None
+
+
+@dataclass
+class DecodedBatch:
+    """One batch, decoded.
+
+    Attributes:
+        good: (positions in the batch, schema id, decoded columns) for each group of rows of one type.
+        rejected: the rows that could not be decoded.
+        undecoded: (positions, their type) of rows whose message type is not selected.
+        types: pairs that occurred and were decoded.
+        unknown: pairs that occurred and the plan does not know; their rows are in none of these lists.
+    """
+
+    good: list[tuple[Rows, SchemaId, pa.Table]] = field(default_factory=list)
+    rejected: list[Rejected] = field(default_factory=list)
+    undecoded: list[tuple[Rows, TypeKey]] = field(default_factory=list)
+    types: set[TypeKey] = field(default_factory=set)
+    unknown: set[TypeKey] = field(default_factory=set)
+
+
+class BatchDecoder:
+    """Decodes batch after batch with one plan; builds each message type's native decoder once."""
+
+    def __init__(self, plan: DecodePlan) -> None:
+        self._plan = plan
+        self._decoders: dict[TypeKey, PayloadDecoder] = {}
+        self._indexless = frozenset(i for i, schema in plan.schemas.items() if not schema.indexed)
+
+    def decode(self, values: pa.BinaryArray, headers: pa.ListArray | None = None) -> DecodedBatch:
+        """Decode a batch.
+
+        Args:
+            values: the records' values, shape (n,), NULL for tombstones.
+            headers: their headers, list of struct<key, value>, shape (n,).
+
+        Returns:
+            every row in `good`, in `rejected`, in `undecoded` or, by its type, in `unknown`.
+        """
+        result = DecodedBatch()
+        paths: Counter[SchemaId] = Counter()
+        groups, bad_frames = frames.split(values, headers, self._indexless)
+        for bad in bad_frames:
+            if bad.schema_id is not None and not self._knows(bad.schema_id):
+                # Bad only if the schema has indexes at all, which the driver will know.
+                self._report((bad.schema_id, ()), bad.rows, result)
+                continue
+            if bad.schema_id is not None and (bad.schema_id, ()) in self._plan.undecoded:
+                result.undecoded.append((bad.rows, (bad.schema_id, ())))
+                continue
+            # Of a schema that nobody can read it is not known whether it has indexes, so they cannot be what is wrong.
+            refusal = None if bad.schema_id is None else self._plan.rejected.get((bad.schema_id, ()))
+            reason, detail = refusal or (bad.reason, bad.reason.explanation)
+            result.rejected.append(Rejected(reason, detail, bad.rows, bad.schema_id))
+        known: list[frames.FrameGroup] = []
+        for group in groups:
+            key = (group.schema_id, group.path)
+            # First: what nobody has selected need not be decodable.
+            other = next((k for k in (key, (group.schema_id, ())) if k in self._plan.undecoded), None)
+            if other is not None:
+                result.undecoded.append((group.rows, other))
+                continue
+            refusal = self._plan.rejected.get(key) or self._plan.rejected.get((group.schema_id, ()))
+            if refusal is not None:
+                result.rejected.append(Rejected(*refusal, group.rows, group.schema_id))
+            elif key in self._plan.types:
+                result.types.add(key)
+                known.append(group)
+            elif not self._knows(group.schema_id):
+                paths[group.schema_id] += 1
+                self._report((group.schema_id, ()) if paths[group.schema_id] > MAX_UNKNOWN_PATHS else key, group.rows, result)
+            elif self._plan.schemas[group.schema_id].has(group.path):
+                result.unknown.add(key)
+            else:
+                detail = f"schema id {group.schema_id} has no message at index path {list(group.path)}"
+                result.rejected.append(Rejected(Reason.BAD_INDEX, detail, group.rows, group.schema_id))
+        for group, payloads in zip(known, frames.payloads(values, known), strict=True):
+            self._decode_group(payloads, group, result)
+        result.rejected = _merged(result.rejected)
+        result.unknown = _of_smallest_ids(result.unknown, self._plan.max_unknown_ids + 1)
+        return result
+
+    def decode_columns(self, schema_id: SchemaId, rows: pa.StructArray) -> DecodedBatch:
+        """A batch of rows that are columns already, all of one schema (see `stored_columns`); each as in `decode`."""
+        result, key, every = DecodedBatch(), (schema_id, ()), np.arange(len(rows), dtype=np.int64)
+        refusal = self._plan.rejected.get(key)
+        if refusal is not None:
+            result.rejected.append(Rejected(*refusal, every, schema_id))
+        elif key in self._plan.types:
+            result.types.add(key)
+            decoded = self._decoder(key).decode(rows, self._plan.columns)
+            result.good.append((every, schema_id, decoded.table))
+        else:
+            result.unknown.add(key)
+        return result
+
+    def _report(self, key: TypeKey, rows: Rows, result: DecodedBatch) -> None:
+        """Rows of an id that the plan does not know."""
+        if self._plan.rest is None:
+            result.unknown.add(key)
+        else:
+            result.rejected.append(Rejected(Reason.UNKNOWN_SCHEMA, self._plan.rest, rows, key[0]))
+
+    def _knows(self, schema_id: SchemaId) -> bool:
+        return schema_id in self._plan.schemas or (schema_id, ()) in self._plan.rejected
+
+    def _decode_group(self, payloads: pa.BinaryArray, group: frames.FrameGroup, result: DecodedBatch) -> None:
+        decoded = self._decoder((group.schema_id, group.path)).decode(payloads, self._plan.columns)
+        if len(decoded.good):
+            result.good.append((group.rows[decoded.good], group.schema_id, decoded.table))
+        result.rejected += [Rejected(r, detail, group.rows[at], group.schema_id) for r, detail, at in decoded.bad]
+
+    def _decoder(self, key: TypeKey) -> PayloadDecoder:
+        decoder = self._decoders.get(key)
+        if decoder is None:
+            allow_deep_calls()
+            decoder = self._decoders[key] = make_decoder(self._plan.schemas[key[0]], key[1])
+        return decoder
+
+
+def _of_smallest_ids(keys: set[TypeKey], number: int) -> set[TypeKey]:
+    """The keys of so many ids: registries count upwards, so that the smallest are the likeliest to exist."""
+    ids = {schema_id for schema_id, _ in keys}
+    if len(ids) <= number:
+        return keys
+    kept = set(sorted(ids, key=ordered)[:number])
+    return {key for key in keys if key[0] in kept}
+
+
+def _merged(rejected: list[Rejected]) -> list[Rejected]:
+    """One entry for all rows with the same reason, detail and schema id: a flood of bad rows comes row by row."""
+    alike: dict[tuple[Reason, str, SchemaId | None], list[Rows]] = {}
+    for item in rejected:
+        alike.setdefault((item.reason, item.detail, item.schema_id), []).append(item.rows)
+    return [Rejected(why, detail, np.sort(np.concatenate(rows)), i) for (why, detail, i), rows in alike.items()]

@@ -1,0 +1,1 @@
+"""What all formats share: wire format, column map, reasons for rejections."""

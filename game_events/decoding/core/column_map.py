@@ -1,0 +1,372 @@
+"""Which column a message's field lands in, for ever.
+
+Identity is (message full name, path of field NUMBERS, kind), of Avro's and JSON's fields the path of names: a renamed protobuf
+field stays one column, a number that is used again with another kind never lands in the old one. The first name wins; a name
+that is taken becomes ``name__kind``. The map is kept in the metadata of the Delta table's own columns, so it lives exactly as
+long as the data it describes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import pyarrow as pa
+
+from game_events.decoding.core.kept_columns import Kept
+
+#: Key of the column metadata that holds the column's share of the map.
+METADATA_KEY = "game_events.fields"
+#: uint64 as Spark and Delta can hold it.
+UINT64 = pa.decimal128(20, 0)
+_SIMPLE = {
+    pa.int8(): "tinyint", pa.int16(): "smallint", pa.int32(): "int", pa.int64(): "bigint", pa.float32(): "float",
+    pa.float64(): "double", pa.bool_(): "boolean", pa.string(): "string", pa.binary(): "binary", pa.date32(): "date",
+}  # fmt: skip
+#: Characters that nobody sees, and marks that turn the direction of what is behind them.
+UNSEEN = r"\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff"
+#: What Delta and Parquet refuse in names, what readers would have to quote (a dot, a backtick), and what nobody sees.
+_REFUSED = re.compile(rf"[ ,;{{}}()\n\t=.`\x00-\x1f{UNSEEN}]")
+#: Characters of a new column's name, what is added to make it the only one of its name left out.
+MAX_NAME = 200
+#: What separates the parts of a field key.
+_ESCAPES = str.maketrans({"~": "~0", ".": "~1", "#": "~2", ":": "~3"})
+
+#: One step of a field's path: its number (protobuf) or its name (Avro, JSON).
+FieldId = int | str
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a message type as the decoder delivers it.
+
+    Attributes:
+        id: what stays the same when a version renames it: its number; in Avro and JSON its name.
+        name: its name in this version.
+        type: Arrow type after `storage_type`, in this version's own names.
+        children: fields of the message, for a message, a list of messages or a map of messages.
+        declared: the type as the schema declares it, for people.
+    """
+
+    id: FieldId
+    name: str
+    type: pa.DataType
+    children: tuple[Field, ...] = ()
+    declared: str = field(default="", compare=False)
+
+    @property
+    def kind(self) -> str:
+        """Spark's name of the type, nested structure left out: what must stay the same for the column to stay."""
+        return kind_of(self.type)
+
+
+@dataclass(frozen=True)
+class ColumnMap:
+    """The map, and the Arrow type of each column.
+
+    Attributes:
+        columns: column name -> type, in table order.
+        names: field key (see `field_key`) -> name, at its own level.
+        owners: field key -> the top-level column it belongs to.
+        kept: columns that only fields of one kind may take, by their names in lower case.
+    """
+
+    columns: Mapping[str, pa.DataType] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+    owners: Mapping[str, str] = field(default_factory=dict)
+    kept: Mapping[str, Kept] = field(default_factory=dict)
+
+    def with_message(self, message: str, fields: Iterable[Field]) -> ColumnMap:
+        """This map with a message type added; the same again if it is known already."""
+        fields = list(fields)
+        columns, names, owners = dict(self.columns), dict(self.names), dict(self.owners)
+        owned = _owned(message, names)
+        kept = self._still_kept()
+        level = _Level(columns, owned.get("", ()), kept)
+        keys = [field_key(message, (item.id,), item.kind) for item in fields]
+        taken = {names[key].lower() for key in keys if key in names}
+        for key, item in zip(keys, fields, strict=True):
+            if key not in names:
+                # By its name, whatever its number was before; no two fields of one version share a column.
+                mine = next((k.column for k in kept.values() if k.takes(clean_name(item.name), item.kind)), None)
+                names[key] = level.free_name(item) if mine is None or mine.lower() in taken else level.spelled(mine)
+                taken.add(names[key].lower())
+                level.bar(names[key])
+            column = names[key]
+            owners[key] = column
+            known = columns.get(column)
+            target = _Nested(message, names, owners, owned, column).named_type(item, (item.id,), known)
+            if known is None and column.lower() in kept and kept[column.lower()].kind != item.kind:
+                target = pa.string()  # whole numbers as texts
+            columns[column] = target if known is None else merge_types(known, target)
+            level.use(column, columns[column])
+        return replace(self, columns=columns, names=names, owners=owners)
+
+    def _still_kept(self) -> dict[str, Kept]:
+        """Without those that another kind has taken already, in a table that was begun before they were kept."""
+        kinds = {name.lower(): kind_of(kind) for name, kind in self.columns.items()}
+        return {name: kept for name, kept in self.kept.items() if kinds.get(name, kept.kind) == kept.kind}
+
+    def metadata(self, column: str) -> dict[str, str]:
+        """What is stored in the metadata of a column."""
+        return {METADATA_KEY: json.dumps(self._by_owner.get(column, {}), separators=(",", ":"))}
+
+    @cached_property
+    def width(self) -> int:
+        """How many columns there are, fields inside others counted."""
+        return sum(_width(kind) for kind in self.columns.values())
+
+    @cached_property
+    def messages(self) -> frozenset[str]:
+        """Full names of the message types that it knows."""
+        return frozenset(level_of(key)[0] for key in self.names)
+
+    @cached_property
+    def _by_owner(self) -> dict[str, dict[str, str]]:
+        """Column -> its share of the names, sorted by key."""
+        shares: dict[str, dict[str, str]] = {}
+        for key, name in sorted(self.names.items()):
+            shares.setdefault(self.owners[key], {})[key] = name
+        return shares
+
+    @classmethod
+    def from_metadata(cls, columns: Iterable[tuple[str, pa.DataType, Mapping[str, object]]]) -> ColumnMap:
+        """Read the map back from (name, type, metadata) of a table's columns; others than decoded ones are ignored."""
+        types: dict[str, pa.DataType] = {}
+        names: dict[str, str] = {}
+        owners: dict[str, str] = {}
+        for column, kind, metadata in columns:
+            stored = metadata.get(METADATA_KEY)
+            if stored is None:
+                continue
+            types[column] = kind
+            for key, name in json.loads(str(stored)).items():
+                names[key], owners[key] = name, column
+        return cls(types, names, owners)
+
+
+def clean_name(name: str) -> str:
+    """A field's name as a column may have it."""
+    clean = _REFUSED.sub("_", name)[:MAX_NAME]
+    # A leading underscore is ours (`_kafka_offset`).
+    return f"field{clean}" if clean.startswith("_") or not clean else clean
+
+
+def field_key(message: str, path: tuple[FieldId, ...], kind: str) -> str:
+    """Identity of a field: ``pkg.Message#5.1:string``."""
+    return f"{message}#{_joined(path)}:{kind}"
+
+
+def level_of(key: str) -> tuple[str, str]:
+    """Message and path above a field, from its key: two fields of one level never share a name."""
+    message, _, rest = key.rpartition("#")
+    return message, rest.split(":", 1)[0].rpartition(".")[0]
+
+
+def path_inside(path: tuple[FieldId, ...], item: Field) -> tuple[FieldId, ...]:
+    """The path that begins a nested field's, given that of the field around it.
+
+    A message, a list of it and a map of it are columns of their own, and so are the fields inside.
+    """
+    return path if item.kind == "struct" else (*path[:-1], f"{item.id}[{item.kind}]")
+
+
+def _joined(path: Iterable[FieldId]) -> str:
+    return ".".join(str(step).translate(_ESCAPES) for step in path)
+
+
+def kind_of(kind: pa.DataType) -> str:
+    """What must stay the same for a field's column to stay: Spark's name of the type, without what is nested in structs.
+
+    Parts of the map, so no name ever changes: a uint64 is `decimal`, without its digits.
+    """
+    return _name(kind, "decimal", members=False)
+
+
+def type_name(kind: pa.DataType, *, members: bool = True) -> str:
+    """Spark SQL's name of an Arrow type: what people and programs are shown everywhere; `members`: those of structs too."""
+    return _name(kind, "decimal(20,0)", members=members)
+
+
+def _name(kind: pa.DataType, uint64: str, *, members: bool) -> str:
+    if pa.types.is_struct(kind):
+        inner = ",".join(f"{f.name}:{_name(f.type, uint64, members=True)}" for f in kind)
+        return f"struct<{inner}>" if members else "struct"
+    if pa.types.is_map(kind):
+        key, item = (_name(part, uint64, members=members) for part in (kind.key_type, kind.item_type))
+        return f"map<{key},{item}>"
+    if pa.types.is_list(kind):
+        return f"array<{_name(kind.value_type, uint64, members=members)}>"
+    if pa.types.is_decimal(kind) and kind != UINT64:
+        return f"decimal({kind.precision},{kind.scale})"
+    if pa.types.is_timestamp(kind):
+        return "timestamp"
+    return uint64 if kind == UINT64 else _SIMPLE.get(kind, str(kind))
+
+
+def storage_type(kind: pa.DataType) -> pa.DataType:
+    """The type a decoded Arrow type is stored as.
+
+    Integers are 64 bits from the start (a later int32 -> int64 changes nothing), uint64 is decimal(20,0), durations and
+    times of day are microseconds, a message without fields is ``true``, everything is nullable.
+    """
+    if pa.types.is_struct(kind):
+        # Parquet has no struct without fields: of an empty message, its presence is kept.
+        return pa.struct([pa.field(f.name, storage_type(f.type)) for f in kind]) if kind.num_fields else pa.bool_()
+    if pa.types.is_map(kind):
+        return pa.map_(storage_type(kind.key_type), storage_type(kind.item_type))
+    if pa.types.is_list(kind):
+        return pa.list_(storage_type(kind.value_type))
+    if kind == pa.uint64():
+        return UINT64
+    if pa.types.is_integer(kind) or pa.types.is_duration(kind) or pa.types.is_time(kind):
+        return pa.int64()
+    return kind
+
+
+def merge_types(old: pa.DataType, new: pa.DataType) -> pa.DataType:
+    """The old type with what the new one adds inside structs; kinds are equal by construction of the key."""
+    if pa.types.is_struct(old):
+        merged = {f.name: f.type for f in old}
+        for item in new:
+            merged[item.name] = merge_types(merged[item.name], item.type) if item.name in merged else item.type
+        return pa.struct([pa.field(name, kind) for name, kind in merged.items()])
+    if pa.types.is_map(old):
+        return pa.map_(old.key_type, merge_types(old.item_type, new.item_type))
+    if pa.types.is_list(old):
+        return pa.list_(merge_types(old.value_type, new.value_type))
+    return old
+
+
+@dataclass(frozen=True)
+class _Nested:
+    """Names the nested fields of one column.
+
+    Attributes:
+        message: the message type.
+        names: the map's names; new ones are added.
+        owners: the map's owners; new ones are added.
+        owned: names that fields of this message own, by the path above them; new ones are added.
+        column: the top-level column.
+    """
+
+    message: str
+    names: dict[str, str]
+    owners: dict[str, str]
+    owned: dict[str, set[str]]
+    column: str
+
+    def named_type(self, item: Field, path: tuple[FieldId, ...], known: pa.DataType | None) -> pa.DataType:
+        """The field's type with the names that the map gives to nested fields."""
+        if not item.children:
+            return item.type
+        taken = {f.name: f.type for f in _struct_of(known)}
+        path = path_inside(path, item)
+        mine = self.owned.setdefault(_joined(path), set())
+        level = _Level(taken, mine)
+        members: list[pa.Field] = []
+        for child in item.children:
+            child_path = (*path, child.id)
+            key = field_key(self.message, child_path, child.kind)
+            if key not in self.names:
+                self.names[key] = level.free_name(child)
+                level.bar(self.names[key])
+                mine.add(self.names[key])
+            name = self.names[key]
+            self.owners[key] = self.column
+            members.append(pa.field(name, self.named_type(child, child_path, taken.get(name))))
+            level.use(name, members[-1].type)
+        return _with_struct(item.type, pa.struct(members))
+
+
+def _struct_of(kind: pa.DataType | None) -> list[pa.Field]:
+    if kind is None:
+        return []
+    if pa.types.is_list(kind):
+        return _struct_of(kind.value_type)
+    if pa.types.is_map(kind):
+        return _struct_of(kind.item_type)
+    return list(kind) if pa.types.is_struct(kind) else []
+
+
+def _width(kind: pa.DataType) -> int:
+    return 1 + sum(_width(f.type) for f in _struct_of(kind))
+
+
+def _with_struct(kind: pa.DataType, struct: pa.DataType) -> pa.DataType:
+    if pa.types.is_list(kind):
+        return pa.list_(_with_struct(kind.value_type, struct))
+    if pa.types.is_map(kind):
+        return pa.map_(kind.key_type, _with_struct(kind.item_type, struct))
+    return struct
+
+
+def _owned(message: str, names: Mapping[str, str]) -> dict[str, set[str]]:
+    """Names that fields of this message own, by the path above them: two fields of one message never share a column."""
+    owned: dict[str, set[str]] = {}
+    for key, name in names.items():
+        of, above = level_of(key)
+        if of == message:
+            owned.setdefault(above, set()).add(name)
+    return owned
+
+
+class _Level:
+    """The names of one level: of the columns of a table, or of the fields of one struct. Spark compares them without case."""
+
+    def __init__(self, types: Mapping[str, pa.DataType], barred: Iterable[str], kept: Container[str] = ()) -> None:
+        """Starts with what is there.
+
+        Args:
+            types: names in use, with their types.
+            barred: names that may not be shared even with the same kind.
+            kept: names in lower case that `free_name` never gives.
+        """
+        self._kept = kept
+        self._in_use = {name.lower(): name for name in types}
+        self._kinds = {name: kind_of(kind) for name, kind in types.items()}
+        self._barred = {name.lower() for name in barred}
+        #: Name -> the last number that was given to it, so that none is tried twice.
+        self._last_numbers: dict[str, int] = {}
+
+    def use(self, name: str, kind: pa.DataType) -> None:
+        """Counts a name as in use."""
+        if name not in self._kinds:
+            self._in_use[name.lower()] = name
+            self._kinds[name] = kind_of(kind)
+
+    def spelled(self, name: str) -> str:
+        """A name as it is in use, if it is."""
+        return self._in_use.get(name.lower(), name)
+
+    def bar(self, name: str) -> None:
+        """Keeps a name from being shared."""
+        self._barred.add(name.lower())
+
+    def free_name(self, item: Field) -> str:
+        """A name for a new field."""
+        wanted = clean_name(item.name)
+        simple = _REFUSED.sub("_", item.kind.split("<", 1)[0]).rstrip("_")
+        candidates = [wanted, f"{wanted}__{simple}"]
+        if isinstance(item.id, int):
+            candidates += [f"{wanted}__{item.id}", f"{wanted}__{simple}_{item.id}"]
+        for candidate in candidates:
+            lower = candidate.lower()
+            if lower in self._kept:
+                continue
+            if lower not in self._in_use and lower not in self._barred:
+                return candidate
+            if lower not in self._barred and self._kinds[self._in_use[lower]] == item.kind:
+                return self._in_use[lower]
+        return self._numbered(candidates[-1])
+
+    def _numbered(self, name: str) -> str:
+        """A name with the first number that is free, from 2 on."""
+        number = self._last_numbers.get(name.lower(), 1) + 1
+        while (found := f"{name}_{number}").lower() in self._in_use or found.lower() in self._barred:
+            number += 1
+        self._last_numbers[name.lower()] = number
+        return found

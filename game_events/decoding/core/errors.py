@@ -1,0 +1,44 @@
+"""What a reader of a single payload raises: why, and in which field."""
+
+from __future__ import annotations
+
+import struct
+
+from game_events.decoding.core.reasons import Reason
+
+
+class DamageError(Exception):
+    """A payload that cannot be read exactly.
+
+    Attributes:
+        reason: the quarantine's reason.
+        what: what is wrong with the value.
+        path: field names from the value outwards.
+    """
+
+    def __init__(self, reason: Reason, what: str) -> None:
+        super().__init__(reason, what)
+        self.reason = reason
+        self.what = what
+        self.path: list[str] = []
+
+    def detail(self, message: str) -> str:
+        """For the quarantine: message type, path and what is wrong."""
+        return f"{'.'.join([message, *reversed(self.path)])}: {self.what}"
+
+
+#: What reading bytes that are damaged raises, our own errors included.
+DAMAGE = (DamageError, IndexError, UnicodeDecodeError, struct.error, RecursionError)
+
+
+def as_damage(error: BaseException) -> DamageError:
+    """One of `DAMAGE` as our own error."""
+    match error:
+        case DamageError():
+            return error
+        case UnicodeDecodeError():
+            return DamageError(Reason.BAD_UTF8, f"no UTF-8: {error.reason} at byte {error.start} of the text")
+        case RecursionError():
+            return DamageError(Reason.TOO_DEEP, "nested too deep to be read")
+        case _:
+            return DamageError(Reason.TRUNCATED, "the payload ends inside a value")

@@ -1,0 +1,76 @@
+"""Arrays as a decoder gives them -> the columns of the table: names and types of the map, what a version lacks NULL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from game_events.decoding.core.column_map import ColumnMap, Field, FieldId, field_key, path_inside
+
+
+class Projection:
+    """The columns of one message type; names and types are looked up once for each map."""
+
+    def __init__(self, message: str, fields: Sequence[Field]) -> None:
+        """For a type's full name and its fields, in the order of the batches' columns; nested names are the batches' own."""
+        self._message, self._fields = message, fields
+        self._columns: ColumnMap | None = None
+        self._targets: list[pa.Field] = []
+
+    def table(self, batches: Sequence[pa.RecordBatch], columns: ColumnMap) -> pa.Table:
+        """One column for each field, named and typed by the map; rows of all batches in order."""
+        if columns is not self._columns:
+            names = [columns.names[field_key(self._message, (item.id,), item.kind)] for item in self._fields]
+            self._columns, self._targets = columns, [pa.field(name, columns.columns[name]) for name in names]
+        schema = pa.schema(self._targets)
+        return pa.Table.from_batches([self._project(batch, columns, schema) for batch in batches], schema)
+
+    def _project(self, batch: pa.RecordBatch, columns: ColumnMap, schema: pa.Schema) -> pa.RecordBatch:
+        arrays = [
+            _conform(batch.column(index), item, target.type, self._message, (item.id,), columns)
+            for index, (item, target) in enumerate(zip(self._fields, self._targets, strict=True))
+        ]
+        if not arrays:  # a message without fields: only its rows are known
+            return batch
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _conform(
+    array: pa.Array, item: Field, target: pa.DataType, message: str, path: tuple[FieldId, ...], columns: ColumnMap
+) -> pa.Array:
+    """An array of this version's type as the column's type: names from the map, missing nested fields NULL."""
+    if array.type == target:
+        return array
+    if not item.children:
+        return _stored(array, target)
+    if pa.types.is_list(target):
+        inner = _conform(array.values, item, target.value_type, message, path, columns)
+        return pa.ListArray.from_arrays(array.offsets, inner, mask=array.is_null() if array.null_count else None)
+    if pa.types.is_map(target):
+        keys = array.keys.cast(target.key_type)
+        items = _conform(array.items, item, target.item_type, message, path, columns)
+        mask = array.is_null() if array.null_count else None
+        return pa.MapArray.from_arrays(array.offsets, keys, items, type=target, mask=mask)
+    by_name = {}
+    for child in item.children:
+        child_path = (*path_inside(path, item), child.id)
+        name = columns.names[field_key(message, child_path, child.kind)]
+        by_name[name] = _conform(array.field(child.name), child, target.field(name).type, message, child_path, columns)
+    arrays = [by_name.get(f.name, pa.nulls(len(array), f.type)) for f in target]
+    return pa.StructArray.from_arrays(arrays, fields=list(target), mask=array.is_null() if array.null_count else None)
+
+
+def _stored(array: pa.Array, target: pa.DataType) -> pa.Array:
+    """An array without named fields as `storage_type` has it."""
+    if pa.types.is_struct(array.type):
+        present = array.is_valid()
+        return pc.if_else(present, present, None)
+    if pa.types.is_list(target) and pa.types.is_boolean(target.value_type):
+        inner = _stored(array.values, target.value_type)
+        return pa.ListArray.from_arrays(array.offsets, inner, mask=array.is_null() if array.null_count else None)
+    if pa.types.is_map(target) and pa.types.is_boolean(target.item_type):
+        items = _stored(array.items, target.item_type)
+        return pa.MapArray.from_arrays(array.offsets, array.keys.cast(target.key_type), items, type=target)
+    return array.cast(target)

@@ -1,0 +1,255 @@
+"""The Confluent wire format, read for a whole Arrow batch at once.
+
+Frame: a schema's identity, for protobuf message indexes (zig-zag varints: how many, then each; the one byte ``00`` means
+``[0]``), payload. The identity is magic byte ``00`` and an id of 4 bytes (big endian), or magic byte ``01`` and a GUID of 16
+bytes. It stands before the payload, or, indexes included, in the record's header ``__value_schema_id``: then the value is the
+bare payload. Source: Confluent documentation, "Wire format", and the serializers of confluent-kafka.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from game_events.decoding.core.reasons import Reason
+
+#: Magic byte -> bytes of magic byte and identity.
+PREFIXES = {0: 5, 1: 17}
+#: Name of the record header that holds the identity instead of the value.
+ID_HEADER = "__value_schema_id"
+#: A path longer than this is damage, not nesting.
+MAX_INDEXES = 32
+_SINGLE_BYTE = 0x80
+
+#: What identifies a schema in a registry: its id, or its GUID as text.
+SchemaId = int | str
+#: Which message of a protobuf schema: its index among the top-level messages, then among the nested ones; else ``()``.
+IndexPath = tuple[int, ...]
+Rows = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+
+def ordered(schema_id: SchemaId) -> tuple[bool, SchemaId]:
+    """A sort key: ids by number, as they were registered, then GUIDs."""
+    return isinstance(schema_id, str), schema_id
+
+
+@dataclass(frozen=True)
+class FrameGroup:
+    """Rows of one batch that share schema id, message index path and length of the prefix in their values."""
+
+    schema_id: SchemaId
+    path: IndexPath
+    prefix: int
+    rows: Rows
+
+
+@dataclass(frozen=True)
+class BadFrames:
+    """Rows that have no readable frame, all for the same reason."""
+
+    reason: Reason
+    rows: Rows
+    schema_id: SchemaId | None = None
+
+
+def split(
+    values: pa.BinaryArray, headers: pa.ListArray | None = None, indexless: Set[SchemaId] = frozenset()
+) -> tuple[list[FrameGroup], list[BadFrames]]:
+    """Group a batch of record values by their frames.
+
+    Args:
+        values: the records' values, shape (n,), NULL for tombstones.
+        headers: their headers, list of struct<key, value>, shape (n,); None if there are none.
+        indexless: schema ids of formats without message indexes (Avro, JSON): their path is ``()``.
+
+    Returns:
+        groups of readable frames, and the rows without one; together every row exactly once.
+    """
+    null = np.asarray(values.is_null().to_numpy(zero_copy_only=False))
+    bad = [BadFrames(Reason.TOMBSTONE, np.flatnonzero(null))] if null.any() else []
+    carried, identities = _identities(headers)
+    live = ~null[carried]
+    carried, identities = carried[live], identities.filter(pa.array(live))
+    in_value = ~null
+    in_value[carried] = False
+    groups, more = _Frames(values).split(np.flatnonzero(in_value), indexless)
+    bad += more
+    if len(carried):
+        frames = _Frames(identities)
+        in_header, more = frames.split(np.arange(len(carried)), indexless)
+        bad += [replace(b, rows=carried[b.rows]) for b in more]
+        for group in in_header:
+            # The header ends where the identity and its indexes end.
+            exact = frames.lengths[group.rows] == group.prefix
+            if not exact.all():
+                bad.append(BadFrames(Reason.BAD_INDEX, carried[group.rows[~exact]], group.schema_id))
+            if exact.any():
+                groups.append(replace(group, prefix=0, rows=carried[group.rows[exact]]))
+    return groups, bad
+
+
+def payloads(values: pa.BinaryArray, groups: Sequence[FrameGroup]) -> list[pa.BinaryArray]:
+    """Each group's values without their frames, in the order of its ``rows``.
+
+    Copied once for all groups, as a batch may hold many small ones.
+    """
+    found: list[pa.BinaryArray] = [None] * len(groups)
+    for prefix in {group.prefix for group in groups}:
+        mine = [number for number, group in enumerate(groups) if group.prefix == prefix]
+        rows = np.concatenate([groups[number].rows for number in mine])
+        taken = values if len(mine) == 1 and len(rows) == len(values) else values.take(pa.array(rows))
+        # A `stop` is required by pyarrow 26, or it raises.
+        taken = pc.binary_slice(taken, prefix, stop=2**31 - 1) if prefix else taken
+        start = 0
+        for number in mine:
+            found[number] = taken.slice(start, len(groups[number].rows))
+            start += len(groups[number].rows)
+    return found
+
+
+def parse_indexes(head: bytes) -> IndexPath | None:
+    """Message indexes from their bytes (count, then each as zig-zag varint); None if they are damaged."""
+    numbers: list[int] = []
+    value = shift = 0
+    for octet in head:
+        value |= (octet & 0x7F) << shift
+        shift += 7
+        if not octet & _SINGLE_BYTE:
+            numbers.append((value >> 1) ^ -(value & 1))
+            value = shift = 0
+    if not numbers or shift:
+        return None
+    declared, path = numbers[0], tuple(numbers[1:])
+    if declared == 0 and not path:
+        return (0,)
+    if declared != len(path) or not 0 < declared <= MAX_INDEXES or min(path) < 0:
+        return None
+    return path
+
+
+def _identities(headers: pa.ListArray | None) -> tuple[Rows, pa.BinaryArray]:
+    """Rows whose headers name their schema, with that header's value; of several such headers the last, as in Java's client."""
+    if headers is None or not len(headers.flatten()):
+        return np.empty(0, dtype=np.int64), pa.array([], pa.binary())
+    parents = pc.list_parent_indices(headers).to_numpy()
+    items = headers.flatten()
+    mine = np.flatnonzero(np.asarray(pc.fill_null(pc.equal(items.field("key"), ID_HEADER), False)))
+    last = np.append(parents[mine][1:] != parents[mine][:-1], True) if len(mine) else np.empty(0, dtype=bool)
+    chosen = mine[last]
+    values = items.field("value").take(pa.array(chosen))
+    return parents[chosen].astype(np.int64), pc.fill_null(values, b"").cast(pa.binary())
+
+
+class _Frames:
+    """The bytes of an array, and where each row's identity and indexes stand in it."""
+
+    def __init__(self, values: pa.BinaryArray) -> None:
+        count = len(values)
+        offsets = np.frombuffer(values.buffers()[1], dtype=np.int32)[values.offset : values.offset + count + 1].astype(np.int64)
+        data = values.buffers()[2]
+        # One byte at least, so that indexing an all-empty batch stays legal.
+        self._raw = np.frombuffer(data, dtype=np.uint8) if data is not None and data.size else np.zeros(1, dtype=np.uint8)
+        self._starts, self.lengths = offsets[:-1], np.diff(offsets)
+        self._groups: list[FrameGroup] = []
+        self._bad: list[BadFrames] = []
+
+    def split(self, rows: Rows, indexless: Set[SchemaId]) -> tuple[list[FrameGroup], list[BadFrames]]:
+        rows = self._take_out(rows, self.lengths[rows] == 0, Reason.TOO_SHORT)
+        magic = self._raw[self._starts[rows]]
+        self._take_out(rows, ~np.isin(magic, list(PREFIXES)), Reason.BAD_MAGIC)
+        for number, prefix in PREFIXES.items():
+            mine = rows[magic == number]
+            mine = self._take_out(mine, self.lengths[mine] < prefix, Reason.TOO_SHORT)
+            for schema_id, members in self._by_identity(mine, number, prefix):
+                if schema_id in indexless:
+                    self._groups.append(FrameGroup(schema_id, (), prefix, members))
+                else:
+                    self._split_indexes(schema_id, members, prefix)
+        return self._groups, self._bad
+
+    def _take_out(self, rows: Rows, is_bad: Mask, reason: Reason, schema_id: SchemaId | None = None) -> Rows:
+        if is_bad.any():
+            self._bad.append(BadFrames(reason, rows[is_bad], schema_id))
+        return rows[~is_bad]
+
+    def _by_identity(self, rows: Rows, magic: int, prefix: int) -> Iterator[tuple[SchemaId, Rows]]:
+        if not len(rows):
+            return
+        heads = np.ascontiguousarray(self._raw[self._starts[rows][:, None] + np.arange(1, prefix)])
+        if magic == 0:
+            found, inverse = np.unique(heads.view(">u4").reshape(-1), return_inverse=True)
+            names: list[SchemaId] = [int(number) for number in found]
+        else:
+            found, inverse = np.unique(heads.view("V16").reshape(-1), return_inverse=True)
+            names = [str(uuid.UUID(bytes=item.tobytes())) for item in found]
+        if len(names) == 1:
+            yield names[0], rows
+            return
+        # One sort for all ids, not a look at every row for each.
+        inverse = inverse.reshape(-1)
+        parts = np.split(rows[np.argsort(inverse, kind="stable")], np.cumsum(np.bincount(inverse))[:-1])
+        yield from zip(names, parts, strict=True)
+
+    def _split_indexes(self, schema_id: SchemaId, rows: Rows, prefix: int) -> None:
+        """Groups the rows of one schema by their message indexes."""
+        rows = self._take_out(rows, self.lengths[rows] == prefix, Reason.TOO_SHORT, schema_id)
+        first = self._raw[self._starts[rows] + prefix].astype(np.int64)
+        plain = first == 0
+        if plain.any():
+            self._groups.append(FrameGroup(schema_id, (0,), prefix + 1, rows[plain]))
+        if plain.all():
+            return
+        rest, first = rows[~plain], first[~plain]
+        room = self.lengths[rest] - prefix
+        for announced in np.unique(first).tolist():
+            # Nearly every path is a handful of one-byte varints: those rows are grouped as a matrix.
+            width = 1 + announced // 2
+            mine = first == announced
+            short = mine & (room >= width) & (announced % 2 == 0) & (announced < 2 * MAX_INDEXES)
+            candidates = rest[short]
+            heads = self._raw[(self._starts[candidates] + prefix)[:, None] + np.arange(width)]
+            one_byte = (heads < _SINGLE_BYTE).all(axis=1)
+            for key, members in _distinct(heads[one_byte]):
+                self._add(schema_id, prefix, key.tobytes(), candidates[one_byte][members])
+            # Indexes past 63, and damage: one row after another.
+            odd = np.concatenate([np.flatnonzero(mine & ~short), np.flatnonzero(short)[~one_byte]])
+            for at in odd.tolist():
+                begin = int(self._starts[rest[at]]) + prefix
+                head = _index_bytes(self._raw[begin : begin + min(int(room[at]), 2 + 2 * MAX_INDEXES)].tobytes())
+                self._add(schema_id, prefix, head, rest[at : at + 1])
+
+    def _add(self, schema_id: SchemaId, prefix: int, head: bytes, rows: Rows) -> None:
+        path = parse_indexes(head)
+        if path is None:
+            self._bad.append(BadFrames(Reason.BAD_INDEX, rows, schema_id))
+        else:
+            self._groups.append(FrameGroup(schema_id, path, prefix + len(head), rows))
+
+
+def _distinct(keys: npt.NDArray[np.uint8]) -> Iterator[tuple[npt.NDArray[np.uint8], Rows]]:
+    """Each distinct row of a matrix, with the positions that hold it."""
+    if len(keys):
+        found, inverse = np.unique(keys, axis=0, return_inverse=True)
+        for number, key in enumerate(found):
+            yield key, np.flatnonzero(inverse.reshape(-1) == number)
+
+
+def _index_bytes(chunk: bytes) -> bytes:
+    """The bytes that hold the indexes: as many varints as the first one announces, or all there are."""
+    ends = [i + 1 for i, octet in enumerate(chunk) if not octet & _SINGLE_BYTE]
+    if not ends:
+        return chunk
+    count = 0
+    for position, octet in enumerate(chunk[: ends[0]]):
+        count |= (octet & 0x7F) << (7 * position)
+    wanted = (count >> 1) ^ -(count & 1)
+    if wanted < 0 or wanted > MAX_INDEXES:
+        return chunk[: ends[0]]
+    return chunk[: ends[wanted]] if wanted < len(ends) else chunk

@@ -1,0 +1,64 @@
+"""`description` (else `title`) of a JSON Schema's properties; beside a `$ref` its own, else that of what it leads to.
+
+Source: JSON Schema, "A Vocabulary for Basic Meta-Data Annotations".
+"""
+
+from __future__ import annotations
+
+from game_events.decoding.core.registry_schema import RegistrySchema
+from game_events.decoding.json.schema import JsonSchema, Place, inner_place
+from game_events.errors import DataError
+
+#: Schemas looked at for one property: references may lead in circles.
+MAX_PLACES = 200
+_PARTS = ("allOf", "oneOf", "anyOf")
+
+
+class JsonComments:
+    """The comments of a schema (see `comments.Comments`)."""
+
+    def __init__(self, schema: RegistrySchema) -> None:
+        """Parses the text.
+
+        Raises:
+            DataError: it is no JSON Schema.
+        """
+        self._schema = JsonSchema(schema.schema_id, schema.text, schema.references)
+        _ = self._schema.root
+
+    def of(self, message: str, names: tuple[str, ...] = ()) -> str:
+        """See `comments.Comments.of`."""
+        if message != self._schema.message:
+            return ""
+        places = self._parts([self._schema.root])
+        for name in names:
+            inner = [inner_place(p.node["properties"][name], p) for p in places if name in _properties(p)]
+            places = self._parts(inner)
+        return next((str(p.node["description"]) for p in places if isinstance(p.node.get("description"), str)), "")
+
+    def _parts(self, places: list[Place]) -> list[Place]:
+        """The schemas that describe a value, itself first: what they refer to, their parts, the items of a list or map."""
+        found: list[Place] = []
+        waiting = list(places)
+        while waiting and len(found) < MAX_PLACES:
+            place = waiting.pop(0)
+            if not isinstance(place.node, dict):
+                continue
+            found.append(place)
+            reference = place.node.get("$ref")
+            try:
+                waiting += [self._schema.follow(reference, place)] if isinstance(reference, str) else []
+            except DataError:  # decoding says so
+                continue
+            for key in _PARTS:
+                parts = place.node.get(key)
+                waiting += [inner_place(node, place) for node in parts] if isinstance(parts, list) else []
+            for key in ("items", "additionalProperties"):
+                if isinstance(place.node.get(key), dict):
+                    waiting.append(inner_place(place.node[key], place))
+        return found
+
+
+def _properties(place: Place) -> dict[str, object]:
+    found = place.node.get("properties")
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,253 @@
+"""JSON Schema -> the one type that a value has as a column; what has no one type is kept as JSON text.
+
+A schema says what is allowed, not what a value is: only what names types is read here (type, properties, items, format, enum,
+const, ``$ref``, allOf, oneOf, anyOf). Whether values are valid otherwise (required, pattern, minimum) is for quality rules.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from game_events.decoding.core.column_map import Field
+from game_events.decoding.core.registry_schema import RegistrySchema
+from game_events.decoding.json.schema import JsonSchema, Place, inner_place
+from game_events.errors import DataError
+
+#: Depth to which values become columns; what is deeper stays JSON text.
+MAX_DEPTH = 32
+#: A definition that is used twice by one that is used twice doubles with every level.
+MAX_COLUMNS = 10_000
+_SCALARS = {
+    "integer": pa.int64(),
+    "number": pa.float64(),
+    "string": pa.string(),
+    "boolean": pa.bool_(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "date": pa.date32(),
+    "text": pa.string(),
+}
+_FORMATS = {"date-time": "timestamp", "date": "date"}
+_PYTHON = {bool: "boolean", int: "integer", float: "number", str: "string", dict: "object", list: "array", type(None): "null"}
+_TYPES = frozenset(_PYTHON.values())
+
+
+@dataclass(frozen=True)
+class JsonType:
+    """A type.
+
+    Attributes:
+        kind: ``struct``, ``list``, ``map``, ``text`` (JSON text), or one of `_SCALARS`.
+        fields: of a struct: name and type.
+        item: of a list or map.
+    """
+
+    kind: str
+    fields: tuple[tuple[str, JsonType], ...] = ()
+    item: JsonType | None = None
+
+    @property
+    def arrow(self) -> pa.DataType:
+        """As a column."""
+        if self.kind == "struct":
+            return pa.struct([pa.field(name, inner.arrow) for name, inner in self.fields])
+        if self.item is None:
+            return _SCALARS[self.kind]
+        return pa.list_(self.item.arrow) if self.kind == "list" else pa.map_(pa.string(), self.item.arrow)
+
+    @property
+    def children(self) -> tuple[Field, ...]:
+        """The fields inside it."""
+        if self.item is not None:
+            return self.item.children
+        return tuple(Field(_identity(name, inner), name, inner.arrow, inner.children) for name, inner in self.fields)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it is JSON text, or a list or map of it."""
+        return self.kind == "text" or (self.item is not None and self.item.is_text)
+
+
+TEXT = JsonType("text")
+
+
+def _identity(name: str, inner: JsonType) -> str:
+    """JSON text never shares a column with plain strings: ``a`` and ``"a"`` would both be meant by it."""
+    if inner.is_text:
+        return f"{name}:json"
+    return f"{name}:plain" if name.endswith((":json", ":plain")) else name
+
+
+def json_type(schema: JsonSchema) -> JsonType:
+    """The type of a schema's documents.
+
+    Raises:
+        DataError: a ``$ref`` leads nowhere, or there are more columns than `MAX_COLUMNS`.
+    """
+    return _Types(schema).of([schema.root], ())
+
+
+def compile_json(schema: RegistrySchema) -> JsonSchema:
+    """Compile a registry's JSON Schema once.
+
+    Raises:
+        DataError: the text is no JSON Schema, or a reference is missing.
+    """
+    compiled = JsonSchema(schema.schema_id, schema.text, schema.references)
+    json_type(compiled)
+    return compiled
+
+
+Key = tuple[int, ...]
+
+
+class _Types:
+    def __init__(self, schema: JsonSchema) -> None:
+        self._schema = schema
+        self._count = 0
+
+    def of(self, places: Iterable[Place], above: tuple[Key, ...]) -> JsonType:
+        """The type of a value that all of these schemas describe, inside the values `above`."""
+        self._count += 1
+        if self._count > MAX_COLUMNS:
+            raise DataError(f"schema id {self._schema.schema_id} has more than {MAX_COLUMNS} columns")
+        parts = self._expand(places)
+        if len(above) >= MAX_DEPTH or any(p.node is False for p in parts):
+            return TEXT
+        # What a value inside itself is known by: a schema that only refers to another one does not count.
+        key = tuple(sorted(id(p.node) for p in parts if _says_something(p.node)))
+        if key and key in above:
+            return TEXT
+        above = (*above, key)
+        allowed = _allowed(p.node for p in parts)
+        choices = [self._choices(p, name) for p in parts for name in ("oneOf", "anyOf") if name in p.node]
+        match allowed:
+            case None if choices:
+                found = self._one_of(choices, above)
+            case ["object"]:
+                found = self._object(parts, choices, above)
+            case ["array"]:
+                found = self._array(parts, above)
+            case ["string"]:
+                formats = {f for p in parts if isinstance(f := p.node.get("format"), str) and f in _FORMATS}
+                found = JsonType(_FORMATS[formats.pop()] if len(formats) == 1 else "string")
+            case [kind]:
+                found = JsonType(kind)
+            case _:
+                found = TEXT
+        return found
+
+    def _expand(self, places: Iterable[Place]) -> list[Place]:
+        """The schemas with what ``$ref`` and allOf add to them, each once."""
+        parts: list[Place] = []
+        seen: set[int] = set()
+        waiting = deque(places)
+        while waiting:
+            place = waiting.popleft()
+            if id(place.node) in seen or place.node is True:
+                continue
+            seen.add(id(place.node))
+            if place.node is not False and not isinstance(place.node, dict):
+                raise DataError(f"schema id {self._schema.schema_id} does not compile: {str(place.node)[:80]!r} is no schema")
+            parts.append(place)
+            if place.node is False:
+                continue
+            reference = place.node.get("$ref")
+            if isinstance(reference, str):
+                waiting.append(self._schema.follow(reference, place))
+            waiting += [inner_place(node, place) for node in _list(place.node, "allOf")]
+        return parts
+
+    def _choices(self, place: Place, name: str) -> list[list[Place]]:
+        """The alternatives that are not null, and not impossible."""
+        options = [self._expand([inner_place(node, place)]) for node in _list(place.node, name)]
+        possible = [parts for parts in options if not any(p.node is False for p in parts)]
+        return [parts for parts in possible if _allowed(p.node for p in parts) != []]
+
+    def _one_of(self, choices: list[list[list[Place]]], above: tuple[Key, ...]) -> JsonType:
+        """Alternatives that all have the same type have that one; objects become one struct that has the members of all."""
+        found = [self.of(parts, above) for options in choices for parts in options]
+        if found and all(f == found[0] for f in found):
+            return found[0]
+        return JsonType("struct", tuple(_merged(found).items())) if all(f.kind == "struct" for f in found) and found else TEXT
+
+    def _object(self, parts: list[Place], choices: list[list[list[Place]]], above: tuple[Key, ...]) -> JsonType:
+        members: dict[str, list[Place]] = {}
+        for place in parts:
+            for name, node in _dict(place.node, "properties").items():
+                members.setdefault(name, []).append(inner_place(node, place))
+        fields = {name: self.of(places, above) for name, places in members.items()}
+        # Alternatives add to what is known already; those without properties only restrict it.
+        options = [o for some in choices for o in some if any("properties" in p.node for p in o)]
+        fields |= {n: t for n, t in _merged([self.of(o, above) for o in options]).items() if n not in fields}
+        if fields:
+            return JsonType("struct", tuple(fields.items()))
+        extra = [inner_place(p.node["additionalProperties"], p) for p in parts if p.node.get("additionalProperties")]
+        values = [p for p in extra if isinstance(p.node, dict)]
+        if not values or any("patternProperties" in p.node for p in parts):
+            return TEXT
+        return JsonType("map", item=self.of(values, above))
+
+    def _array(self, parts: list[Place], above: tuple[Key, ...]) -> JsonType:
+        items = [inner_place(p.node["items"], p) for p in parts if "items" in p.node]
+        if any("prefixItems" in p.node for p in parts) or not items or not all(isinstance(p.node, dict) for p in items):
+            return TEXT
+        return JsonType("list", item=self.of(items, above))
+
+
+def _merged(structs: list[JsonType]) -> dict[str, JsonType]:
+    """The members of all; one that two see differently has no one type."""
+    fields: dict[str, JsonType] = {}
+    for name, inner in (field for struct in structs for field in struct.fields):
+        fields[name] = inner if fields.get(name, inner) == inner else TEXT
+    return fields
+
+
+def _allowed(nodes: Iterable[Any]) -> list[str] | None:
+    """The types that all of these schemas allow, without null; None if none of them says."""
+    result: set[str] | None = None
+    for node in nodes:
+        types = _types_of(node) if isinstance(node, dict) else None
+        if types is not None:
+            result = types if result is None else _both(result, types)
+    return None if result is None else sorted(result - {"null"})
+
+
+def _types_of(node: dict[str, Any]) -> set[str] | None:
+    named = node.get("type")
+    if isinstance(named, str | list):
+        types = {t for t in ([named] if isinstance(named, str) else named) if isinstance(t, str) and t in _TYPES}
+    elif "const" in node or isinstance(node.get("enum"), list):
+        values = [node["const"]] if "const" in node else node["enum"]
+        types = {_PYTHON[type(value)] for value in values}
+    elif "properties" in node:
+        types = {"object"}
+    elif "items" in node or "prefixItems" in node:
+        types = {"array"}
+    else:
+        return None
+    return types - {"integer"} if "number" in types else types
+
+
+def _says_something(node: dict[str, Any]) -> bool:
+    return _types_of(node) is not None or "oneOf" in node or "anyOf" in node
+
+
+def _both(some: set[str], others: set[str]) -> set[str]:
+    """The types that both allow: every integer is a number."""
+    both = some & others
+    return both | {"integer"} if "integer" in some | others and "number" in some | others else both
+
+
+def _list(node: dict[str, Any], key: str) -> list[Any]:
+    found = node.get(key)
+    return found if isinstance(found, list) else []
+
+
+def _dict(node: dict[str, Any], key: str) -> dict[str, Any]:
+    found = node.get(key)
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,237 @@
+"""Values of a parsed JSON document -> what their column holds, exactly or not at all."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+from game_events.decoding.core.errors import DamageError
+from game_events.decoding.core.reasons import Reason
+from game_events.decoding.json.types import JsonType
+
+#: How deep a document may be nested.
+MAX_LEVELS = 100
+LONG_RANGE = (-(2**63), 2**63 - 1)
+#: Beyond these no integer is read out of a number with fraction or exponent: three characters can mean a million digits.
+MAX_EXPONENT = 400
+MAX_DIGITS = 1_000
+_DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
+#: RFC 3339, "date-time"; digits behind microseconds are cut, a second of 60 has no timestamp.
+_TIME = re.compile(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
+_REAL = re.compile(r"-?\d+(?:\.\d+)?(?:[eE]([+-]?\d{1,9}))?", re.ASCII)
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_escaped = json.encoder.encode_basestring
+
+Convert = Callable[[Any], Any]
+
+
+class Real(str):
+    """A number with a fraction or an exponent, as it was written: a float would round it."""
+
+    __slots__ = ()
+
+
+def parse(payload: bytes) -> Any:  # noqa: ANN401 - any JSON
+    """One JSON document: UTF-8, nothing before or behind it, nested no deeper than `MAX_LEVELS`.
+
+    Returns:
+        Python's values, numbers with fractions as `Real`; of a name that an object has twice, the last value.
+
+    Raises:
+        DamageError: it is none.
+    """
+    text = payload.decode()
+    try:
+        document = _DECODER.decode(text)
+    except json.JSONDecodeError as error:
+        ended = error.pos >= len(text.rstrip()) and not error.msg.startswith("Extra")
+        reason = Reason.TRUNCATED if ended or error.msg.startswith("Unterminated string") else Reason.MALFORMED
+        raise DamageError(reason, f"no JSON document: {error.msg} at character {error.pos}") from None
+    except RecursionError:
+        raise DamageError(Reason.TOO_DEEP, f"nested more than {MAX_LEVELS} levels") from None
+    except ValueError:
+        raise DamageError(Reason.OUT_OF_RANGE, "a number of thousands of digits") from None
+    if text.count("{") + text.count("[") > MAX_LEVELS:
+        _check_depth(document)
+    if "\\u" in text and _SURROGATE.search(text):
+        _check_surrogates(document)
+    return document
+
+
+def _constant(name: str) -> Any:  # noqa: ANN401 - it never returns
+    raise DamageError(Reason.MALFORMED, f"no JSON document: {name} is no JSON number")
+
+
+_DECODER = json.JSONDecoder(parse_float=Real, parse_constant=_constant)
+
+
+def _check_depth(document: Any) -> None:  # noqa: ANN401 - any JSON
+    level = [document]
+    for _ in range(MAX_LEVELS):
+        inner: list[Any] = []
+        for value in level:
+            if type(value) is dict:
+                inner += value.values()
+            elif type(value) is list:
+                inner += value
+        level = inner
+        if not level:
+            return
+    if any(isinstance(value, dict | list) for value in level):
+        raise DamageError(Reason.TOO_DEEP, f"nested more than {MAX_LEVELS} levels")
+
+
+def _check_surrogates(document: Any) -> None:  # noqa: ANN401 - any JSON
+    try:
+        json.dumps(document, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise DamageError(Reason.BAD_UTF8, "half of a surrogate pair is no text") from None
+
+
+def json_text(value: Any) -> str:  # noqa: ANN401 - any JSON
+    """A value as JSON text: no spaces, members in their order, numbers with fractions as they were written."""
+    match value:
+        case Real():
+            return str(value)
+        case str():
+            return str(_escaped(value))
+        case dict():
+            return "{" + ",".join(f"{_escaped(name)}:{json_text(inner)}" for name, inner in value.items()) + "}"
+        case list():
+            return "[" + ",".join(map(json_text, value)) + "]"
+        case _:
+            return json.dumps(value)
+
+
+def converter(type_: JsonType) -> Convert:
+    """A function that takes a value other than null and gives what a column of this type holds.
+
+    The function raises DamageError for a value of another type.
+    """
+    match type_.kind:
+        case "struct":
+            return _struct([(name, converter(inner)) for name, inner in type_.fields])
+        case "list" | "map" as kind if type_.item is not None:
+            return (_list if kind == "list" else _map)(converter(type_.item))
+        case kind:
+            return _SCALARS[kind]
+
+
+def _struct(members: list[tuple[str, Convert]]) -> Convert:
+    def convert(value: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON
+        if type(value) is not dict:
+            raise _wrong(value, "object")
+        row: dict[str, Any] = {}
+        for name, inner in members:
+            found = value.get(name)
+            if found is not None:
+                try:
+                    row[name] = inner(found)
+                except DamageError as damage:
+                    damage.path.append(name)
+                    raise
+        return row
+
+    return convert
+
+
+def _list(item: Convert) -> Convert:
+    def convert(value: Any) -> list[Any]:  # noqa: ANN401 - any JSON
+        if type(value) is not list:
+            raise _wrong(value, "array")
+        return [None if found is None else item(found) for found in value]
+
+    return convert
+
+
+def _map(item: Convert) -> Convert:
+    def convert(value: Any) -> list[tuple[str, Any]]:  # noqa: ANN401 - any JSON
+        if type(value) is not dict:
+            raise _wrong(value, "object")
+        return [(name, None if found is None else item(found)) for name, found in value.items()]
+
+    return convert
+
+
+def _string(value: Any) -> str:  # noqa: ANN401 - any JSON
+    if type(value) is not str:
+        raise _wrong(value, "string")
+    return value
+
+
+def _boolean(value: Any) -> bool:  # noqa: ANN401 - any JSON
+    if type(value) is not bool:
+        raise _wrong(value, "boolean")
+    return value
+
+
+def _integer(value: Any) -> int:  # noqa: ANN401 - any JSON
+    if type(value) is Real:
+        value = _whole(value)
+    if type(value) is not int:
+        raise _wrong(value, "integer")
+    if not LONG_RANGE[0] <= value <= LONG_RANGE[1]:
+        raise DamageError(Reason.OUT_OF_RANGE, "an integer of more than 64 bits")
+    return value
+
+
+def _whole(written: Real) -> int | Real:
+    """The integer that ``1.0`` or ``1e3`` is, as JSON Schema has it; itself if it is none."""
+    number = _REAL.fullmatch(written)
+    if number is None or len(written) > MAX_DIGITS or abs(int(number[1] or 0)) > MAX_EXPONENT:
+        raise DamageError(Reason.OUT_OF_RANGE, f"a number with an exponent beyond {MAX_EXPONENT}, or {MAX_DIGITS} digits")
+    exact = Decimal(written)
+    return int(exact) if exact == exact.to_integral_value() else written
+
+
+def _number(value: Any) -> float:  # noqa: ANN401 - any JSON
+    if type(value) is not Real and type(value) is not int:
+        raise _wrong(value, "number")
+    try:
+        result = float(value)
+    except OverflowError:
+        result = math.inf
+    if math.isinf(result):
+        raise DamageError(Reason.OUT_OF_RANGE, "a number beyond the greatest float64")
+    return result
+
+
+def _timestamp(value: Any) -> datetime:  # noqa: ANN401 - any JSON
+    found = _TIME.fullmatch(value) if type(value) is str else None
+    if found is None:
+        raise _wrong(value, "date-time with a zone (RFC 3339)")
+    day, time, fraction, zone = found.groups()
+    try:
+        return datetime.fromisoformat(f"{day}T{time}{(fraction or '')[:7]}{zone.upper()}").astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise DamageError(Reason.OUT_OF_RANGE, "a date-time that no calendar of the years 1 to 9999 has") from None
+
+
+def _date(value: Any) -> date:  # noqa: ANN401 - any JSON
+    if type(value) is not str or _DATE.fullmatch(value) is None:
+        raise _wrong(value, "date")
+    try:
+        return date.fromisoformat(value)
+    except ValueError:
+        raise DamageError(Reason.OUT_OF_RANGE, "a date that no calendar of the years 1 to 9999 has") from None
+
+
+_SCALARS: dict[str, Convert] = {
+    "integer": _integer,
+    "number": _number,
+    "string": _string,
+    "boolean": _boolean,
+    "timestamp": _timestamp,
+    "date": _date,
+    "text": json_text,
+}
+_NAMES = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", int: "an integer", Real: "a number"}
+
+
+def _wrong(value: Any, wanted: str) -> DamageError:  # noqa: ANN401 - any JSON
+    return DamageError(Reason.MALFORMED, f"{_NAMES.get(type(value), 'null')} instead of {wanted}")

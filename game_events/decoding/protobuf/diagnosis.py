@@ -1,0 +1,221 @@
+"""What is wrong with one payload: its first fault in the order of the bytes, with its reason and where it stands.
+
+Walks the wire format with the schema, in step with what Python's protobuf refuses. A detail names types, fields and positions,
+never values: they may be personal data. Source of the format: protobuf.dev, "Encoding".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+from google.protobuf import message_factory
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError
+
+from game_events.decoding.core.reasons import Reason
+from game_events.decoding.core.timestamps import is_in_range
+from game_events.decoding.protobuf.fields import Role, is_group, members, role_of
+
+#: Protobuf's own limit of nested messages and groups.
+MAX_LEVELS = 100
+#: Fields looked at: some milliseconds. What is wrong behind them is damage all the same, only not located.
+MAX_STEPS = 20_000
+#: Names of a path that are told.
+_NAMED = 10
+_F = FieldDescriptor
+_FIXED = {_F.TYPE_FIXED32: 4, _F.TYPE_SFIXED32: 4, _F.TYPE_FLOAT: 4, _F.TYPE_FIXED64: 8, _F.TYPE_SFIXED64: 8, _F.TYPE_DOUBLE: 8}
+#: A varint has ten bytes at most. (What does not fit into 64 bits is cut off, and no fault.)
+_LONG_VARINT = re.compile(rb"[\x80-\xff]{10}")
+_LENGTH, _GROUP, _END_OF_GROUP, _FIXED_WIRES = 2, 3, 4, {1: 8, 5: 4}
+_TAG_BYTES, _MAX_TAG, _MAX_LENGTH, _ALL_BITS = 5, 2**32, 2**31, 2**64 - 1
+
+
+class _FaultError(Exception):
+    """A fault: reason, what, and the position."""
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What the schema says of a field: how a value behind a length is read."""
+
+    name: str
+    message: Descriptor | None
+    is_group: bool
+    is_text: bool
+    time: Role | None
+    #: Bytes of a packed element; 0: varints; None: not packed.
+    packed: int | None
+
+
+class FaultFinder:
+    """Finds the fault of payloads of one message type."""
+
+    def __init__(self, message: Descriptor, pool: DescriptorPool) -> None:
+        self._message = message
+        self._pool = pool
+        self._known: dict[str, dict[int, _Known]] = {}
+
+    def first(self, payload: bytes) -> tuple[Reason, str] | None:
+        """Reason and detail of the first fault; None if there is none, or none so near. Never raises."""
+        walk = _Walk(payload, self._message, self._of)
+        try:
+            walk.run()
+        except _FaultError as fault:
+            reason, what, at = fault.args
+            name = ".".join(walk.path if len(walk.path) <= _NAMED else [*walk.path[:_NAMED], "..."])
+            where = f"{self._message.full_name}: field {name}: " if name else f"{self._message.full_name}: "
+            return reason, f"{where}{what} at byte {at}"
+        return None
+
+    def _of(self, message: Descriptor) -> dict[int, _Known]:
+        known = self._known.get(message.full_name)
+        if known is None:
+            known = self._known[message.full_name] = {int(f.number): _known(f) for f in members(message, self._pool)}
+        return known
+
+
+class _Walk:
+    """One way through a payload, field after field, until the first fault.
+
+    Attributes:
+        path: names of the fields around the place it stands at, and of the field that stands there.
+    """
+
+    def __init__(self, payload: bytes, message: Descriptor, known_of: Callable[[Descriptor], dict[int, _Known]]) -> None:
+        self.path: list[str] = []
+        self._payload = payload
+        self._known_of = known_of
+        # (where the level ends, its message type if the schema knows it, number of the group that it is)
+        self._levels: list[tuple[int, Descriptor | None, int]] = [(len(payload), message, 0)]
+
+    def run(self) -> None:
+        """Walks.
+
+        Raises:
+            _FaultError: the first fault.
+        """
+        at = 0
+        for _ in range(MAX_STEPS):
+            end, message, group = self._levels[-1]
+            if at < end:
+                at = self._field(at, end, message, group)
+                continue
+            if group:
+                raise _FaultError(Reason.MALFORMED, "the group is never closed", at)
+            self._levels.pop()
+            if not self._levels:
+                return
+            self.path.pop()
+
+    def _field(self, begin: int, end: int, message: Descriptor | None, group: int) -> int:
+        """One field, or the tag that opens or closes a level; returns where the next one begins."""
+        tag, at = _varint(self._payload, begin, end)
+        number, wire = tag >> 3, tag & 7
+        if not number:
+            raise _FaultError(Reason.MALFORMED, "field number 0", begin)
+        if at - begin > _TAG_BYTES or tag >= _MAX_TAG:
+            raise _FaultError(Reason.MALFORMED, "the field number is too great", begin)
+        if wire == _END_OF_GROUP and group == number:
+            self._levels.pop()
+            self.path.pop()
+            return at
+        known = self._known_of(message).get(number) if message is not None else None
+        self.path.append(known.name if known is not None else str(number))
+        if wire == _LENGTH:
+            return self._delimited(begin, at, end, known)
+        if wire == _GROUP:
+            self._open(end, known.message if known is not None and known.is_group else None, number, begin)
+            return at
+        if wire == 0:
+            _, at = _varint(self._payload, at, end)
+        elif wire in _FIXED_WIRES:
+            at += _FIXED_WIRES[wire]
+            if at > end:
+                raise _FaultError(Reason.TRUNCATED, "the value runs past the end", begin)
+        else:
+            what = "the end of a group that was not opened" if wire == _END_OF_GROUP else f"wire type {wire}"
+            raise _FaultError(Reason.MALFORMED, what, begin)
+        self.path.pop()
+        return at
+
+    def _delimited(self, begin: int, at: int, end: int, known: _Known | None) -> int:
+        """A value behind a length."""
+        length, at = _varint(self._payload, at, end)
+        if length >= _MAX_LENGTH:
+            raise _FaultError(Reason.MALFORMED, "the length is impossible", begin)
+        if length > end - at:
+            raise _FaultError(Reason.TRUNCATED, "the length runs past the end", begin)
+        if known is not None and known.message is not None and not known.is_group:
+            if known.time is not None:
+                _check_time(self._payload[at : at + length], known, begin)
+            self._open(at + length, known.message, 0, begin)
+            return at
+        if known is not None:
+            _check(self._payload, at, at + length, known)
+        self.path.pop()
+        return at + length
+
+    def _open(self, end: int, message: Descriptor | None, group: int, at: int) -> None:
+        self._levels.append((end, message, group))
+        # The outermost message does not count.
+        if len(self._levels) > MAX_LEVELS + 1:
+            raise _FaultError(Reason.TOO_DEEP, f"more than {MAX_LEVELS} levels", at)
+
+
+def _known(field: FieldDescriptor) -> _Known:
+    is_text = field.type == _F.TYPE_STRING
+    packable = field.is_repeated and field.message_type is None and field.type not in (_F.TYPE_STRING, _F.TYPE_BYTES)
+    role = role_of(field)
+    time = role if role in (Role.TIME, Role.DURATION) else None
+    packed = _FIXED.get(field.type, 0) if packable else None
+    return _Known(field.name, field.message_type, is_group(field), is_text, time, packed)
+
+
+def _check(payload: bytes, begin: int, end: int, known: _Known) -> None:
+    """What stands behind a length, messages apart."""
+    if known.is_text:
+        try:
+            payload[begin:end].decode()
+        except UnicodeDecodeError as error:
+            raise _FaultError(Reason.BAD_UTF8, "not UTF-8", begin + error.start) from None
+    elif known.packed == 0 and end > begin:
+        content = payload[begin:end]
+        long = _LONG_VARINT.search(content)
+        if long is not None:
+            raise _FaultError(Reason.MALFORMED, "a varint of more than ten bytes", begin + long.start())
+        if content[-1] > 0x7F:
+            raise _FaultError(Reason.TRUNCATED, "the last varint of a packed list runs past its end", end - 1)
+    elif known.packed and (end - begin) % known.packed:
+        raise _FaultError(Reason.TRUNCATED, "the last value of a packed list runs past its end", end - 1)
+
+
+def _check_time(content: bytes, known: _Known, at: int) -> None:
+    try:
+        time = message_factory.GetMessageClass(cast(Descriptor, known.message)).FromString(content)
+    except DecodeError:
+        return
+    is_time = known.time is Role.TIME
+    if not is_in_range(time.seconds, time.nanos, is_time=is_time):  # type: ignore[attr-defined]
+        what = "outside protobuf's range of a " + ("time" if is_time else "duration")
+        raise _FaultError(Reason.OUT_OF_RANGE, what, at)
+
+
+def _varint(payload: bytes, at: int, end: int) -> tuple[int, int]:
+    """A varint, and where what follows it begins."""
+    begin, value, shift = at, 0, 0
+    while at < end:
+        octet = payload[at]
+        at += 1
+        value |= (octet & 0x7F) << shift
+        shift += 7
+        if octet < 0x80:
+            return value & _ALL_BITS, at
+        if shift == 70:
+            break
+    if shift >= 70:
+        raise _FaultError(Reason.MALFORMED, "a varint of more than ten bytes", begin)
+    raise _FaultError(Reason.TRUNCATED, "the varint runs past the end", begin)

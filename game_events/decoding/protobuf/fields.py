@@ -1,0 +1,234 @@
+"""What each field of a protobuf message type becomes: one tree, of which the native twin, the columns and the checks are made.
+
+The types that Spark cannot hold as they are (docs/decoding.md, "Protobuf types") are decided here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import cast
+
+import pyarrow as pa
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+
+from game_events.decoding.core.column_map import UINT64, Field
+
+#: Depth to which nested messages become columns; deeper ones arrive as bytes.
+MAX_DEPTH = 32
+#: Fields of a tree at most: types that refer to one another widely would grow without end. What is beyond arrives as bytes.
+MAX_NODES = 5_000
+#: The native decoder keeps 16 bytes for each number up to a message's greatest, and ends the process when there is no memory:
+#: greater numbers are moved (see `protobuf_canonical`).
+MAX_NATIVE_NUMBER = 100_000
+
+INT64, INT32 = FieldDescriptor.TYPE_INT64, FieldDescriptor.TYPE_INT32
+_WRAPPED = {
+    "Double": FieldDescriptor.TYPE_DOUBLE, "Float": FieldDescriptor.TYPE_FLOAT, "Int64": INT64, "Int32": INT32,
+    "UInt64": FieldDescriptor.TYPE_UINT64, "UInt32": FieldDescriptor.TYPE_UINT32, "Bool": FieldDescriptor.TYPE_BOOL,
+    "String": FieldDescriptor.TYPE_STRING, "Bytes": FieldDescriptor.TYPE_BYTES,
+}  # fmt: skip
+
+_JSON = {
+    "Struct": {"fields"}, "ListValue": {"values"},
+    "Value": {"null_value", "number_value", "string_value", "bool_value", "struct_value", "list_value"},
+}  # fmt: skip
+
+_DECLARED: dict[int, str] = {number: name.removeprefix("TYPE_").lower() for name, number in FieldDescriptorProto.Type.items()}
+
+
+class Role(Enum):
+    """What a field's value is to the table."""
+
+    SCALAR = auto()  # a number, a string, bytes, an enum
+    STRUCT = auto()  # a message of columns
+    TIME = auto()  # google.protobuf.Timestamp
+    DURATION = auto()  # google.protobuf.Duration
+    WRAPPER = auto()  # google.protobuf.StringValue and its like
+    EMPTY = auto()  # a message without fields
+    JSON = auto()  # google.protobuf.Struct, Value, ListValue
+    OPAQUE = auto()  # a message inside itself: serialized bytes
+
+
+class Label(Enum):
+    """How often a field holds a value."""
+
+    ONE = auto()
+    LIST = auto()
+    MAP = auto()
+
+
+#: Roles whose bytes the native decoder reads as a message.
+MESSAGES = frozenset({Role.STRUCT, Role.TIME, Role.DURATION, Role.WRAPPER})
+
+
+@dataclass
+class Node:
+    """One field of the tree.
+
+    Attributes:
+        descriptor: the field as the schema has it; of a map, its value.
+        number: its number.
+        native: its number in the native twin: another one if its own is too great.
+        name: its name in this version; an extension's simple name, its full name where that is taken.
+        label: one, list or map.
+        role: what a value is; of a map, what the map's value is.
+        children: fields of the message, ordered by number.
+        key: of a map, its key.
+    """
+
+    descriptor: FieldDescriptor
+    number: int
+    native: int
+    name: str
+    label: Label
+    role: Role
+    children: list[Node] = field(default_factory=list)
+    key: Node | None = None
+
+    @property
+    def message(self) -> Descriptor:
+        """The message type of a value."""
+        return cast(Descriptor, self.descriptor.message_type)
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether the native decoder cannot read the field as it stands in the bytes."""
+        in_set = self.role in MESSAGES and self.message.GetOptions().message_set_wire_format
+        return self.native != self.number or is_group(self.descriptor) or in_set or any(c.is_foreign for c in self.children)
+
+    @property
+    def presence(self) -> bool:
+        """Whether a singular field tells "not set" from its default."""
+        return bool(self.descriptor.has_presence)
+
+    def stored(self) -> pa.DataType:
+        """The type its column has."""
+        if self.label is Label.LIST:
+            return pa.list_(self.element())
+        if self.key is not None:
+            return pa.map_(self.key.element(), self.element())
+        return self.element()
+
+    def element(self) -> pa.DataType:
+        """The type of one value."""
+        if self.role is Role.STRUCT:
+            return pa.struct([pa.field(c.name, c.stored()) for c in self.children])
+        if self.role is Role.WRAPPER:
+            return self.children[0].element()
+        return _ROLES.get(self.role) or _SCALARS.get(self.descriptor.type, pa.int64())
+
+    def as_field(self) -> Field:
+        """The field as the column map has it."""
+        inner = tuple(c.as_field() for c in self.children) if self.role is Role.STRUCT else ()
+        return Field(self.number, self.name, self.stored(), inner, self.declared())
+
+    def declared(self) -> str:
+        """The type as the schema declares it."""
+        message: Descriptor | None = self.descriptor.message_type
+        enum: EnumDescriptor | None = self.descriptor.enum_type
+        named = message.full_name if message is not None else enum.full_name if enum is not None else None
+        value = named or _DECLARED[self.descriptor.type]
+        if self.key is not None:
+            return f"map<{self.key.declared()}, {value}>"
+        if self.label is Label.LIST:
+            return f"repeated {value}"
+        oneof = self.descriptor.containing_oneof
+        if oneof is not None and len(oneof.fields) > 1:
+            return f"oneof {oneof.name} {value}"
+        is_optional = self.presence and message is None
+        return f"optional {value}" if is_optional else value
+
+
+_ROLES = {
+    Role.TIME: pa.timestamp("us", tz="UTC"), Role.DURATION: pa.int64(), Role.EMPTY: pa.bool_(), Role.JSON: pa.string(),
+    Role.OPAQUE: pa.binary(),
+}  # fmt: skip
+_SCALARS = {
+    FieldDescriptor.TYPE_UINT64: UINT64, FieldDescriptor.TYPE_FIXED64: UINT64, FieldDescriptor.TYPE_DOUBLE: pa.float64(),
+    FieldDescriptor.TYPE_FLOAT: pa.float32(), FieldDescriptor.TYPE_BOOL: pa.bool_(), FieldDescriptor.TYPE_STRING: pa.string(),
+    FieldDescriptor.TYPE_BYTES: pa.binary(), FieldDescriptor.TYPE_ENUM: pa.string(),
+}  # fmt: skip
+
+
+def tree_of(message: Descriptor, pool: DescriptorPool) -> list[Node]:
+    """The fields of a message type, nested ones included: known extensions too, ordered by number.
+
+    Args:
+        message: the type.
+        pool: the pool that knows its extensions.
+    """
+    root: list[Node] = []
+    waiting = deque([(message, frozenset({message.full_name}), root)])
+    count = 0
+    # In breadth, so that what becomes bytes in a tree that is too large is what is deepest.
+    while waiting:
+        parent, above, into = waiting.popleft()
+        for node in _nodes(parent, pool):
+            into.append(node)
+            count += 1
+            if node.role in (Role.TIME, Role.DURATION, Role.WRAPPER):
+                node.children += [_node(f, f.name, f.number) for f in node.message.fields]
+            if node.role is Role.STRUCT:
+                inner = node.message
+                if next(members(inner, pool), None) is None:
+                    node.role = Role.EMPTY
+                elif inner.full_name in above or len(above) > MAX_DEPTH or count > MAX_NODES:
+                    node.role = Role.OPAQUE
+                else:
+                    waiting.append((inner, above | {inner.full_name}, node.children))
+    return root
+
+
+def is_group(descriptor: FieldDescriptor) -> bool:
+    """Whether a message field is written between two tags instead of behind a length."""
+    return bool(descriptor.type == FieldDescriptor.TYPE_GROUP)
+
+
+def members(message: Descriptor, pool: DescriptorPool) -> Iterator[FieldDescriptor]:
+    """Fields of a message type, and the extensions that the schema's files define for it."""
+    yield from message.fields
+    if message.is_extendable:
+        yield from pool.FindAllExtensions(message)
+
+
+def _nodes(message: Descriptor, pool: DescriptorPool) -> list[Node]:
+    fields = sorted(members(message, pool), key=lambda f: int(f.number))
+    used = {f.number for f in fields}
+    free = (number for number in range(1, MAX_NATIVE_NUMBER) if number not in used)
+    own = {f.name for f in message.fields}
+    nodes = []
+    for item in fields:
+        twins = sum(item.name == other.name for other in fields) if item.is_extension else 1
+        name = item.full_name if item.is_extension and (item.name in own or twins > 1) else item.name
+        nodes.append(_node(item, name, item.number if item.number <= MAX_NATIVE_NUMBER else next(free)))
+    return nodes
+
+
+def _node(item: FieldDescriptor, name: str, native: int) -> Node:
+    message: Descriptor | None = item.message_type
+    if message is not None and message.GetOptions().map_entry:
+        key, value = message.fields_by_number[1], message.fields_by_number[2]
+        return Node(value, item.number, native, name, Label.MAP, role_of(value), key=_node(key, "key", 1))
+    return Node(item, item.number, native, name, Label.LIST if item.is_repeated else Label.ONE, role_of(item))
+
+
+def role_of(item: FieldDescriptor) -> Role:
+    """The role of a field's value. Google's types count as such only if they have the fields that Google gave them."""
+    message: Descriptor | None = item.message_type
+    if message is None:
+        return Role.SCALAR
+    shape = [(f.number, f.type) for f in sorted(message.fields, key=lambda f: int(f.number)) if not f.is_repeated]
+    package, _, name = message.full_name.rpartition(".")
+    if package == "google.protobuf" and len(shape) == len(message.fields):
+        if name in ("Timestamp", "Duration") and shape == [(1, INT64), (2, INT32)]:
+            return Role.TIME if name == "Timestamp" else Role.DURATION
+        if name.endswith("Value") and shape == [(1, _WRAPPED.get(name.removesuffix("Value")))]:
+            return Role.WRAPPER
+    if package == "google.protobuf" and _JSON.get(name) == {f.name for f in message.fields}:
+        return Role.JSON
+    return Role.STRUCT

@@ -1,0 +1,231 @@
+"""A registry's protobuf schema, compiled: its own file and all that it imports, as descriptors.
+
+For `compiler_process` alone: protoc is C++ code that reads what anybody may have written, and it says what is wrong on the
+process's stderr. Nothing of a schema is an argument of protoc, or a path: each text is compiled as the one file of a folder,
+under a name of our own; what it imports is handed over as data (`--descriptor_set_in`), under the names that it uses.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import importlib.util
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from itertools import count
+from pathlib import Path
+
+from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet
+from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_tools import protoc
+
+from game_events.decoding.core.registry_schema import RegistrySchema
+from game_events.decoding.protobuf.schema import ProtobufSchema, from_base64
+from game_events.decoding.protobuf.source_text import Names, imports, without_map_entries
+from game_events.errors import DataError
+
+#: Modules of confluent-kafka with files that Confluent's serializers know by themselves, and so register without a reference.
+_CONFLUENT = {
+    "confluent/meta.proto": "confluent/meta_pb2.py",
+    "confluent/type/decimal.proto": "confluent/type/decimal_pb2.py",
+    "confluent/type/variant.proto": "confluent/type/variant_pb2.py",
+}
+STDERR = 2
+#: Lines of protoc's log among what it says of a schema.
+_LOGGED = re.compile(r"WARNING: All log messages before|[IWEF]\d{4} ")
+#: Bytes that must fit into a folder in which protoc has failed.
+ROOM = 2**20
+
+
+def compile_files(schema: RegistrySchema, folder: Path, *options: str) -> ProtobufSchema:
+    """Compile a schema.
+
+    Args:
+        schema: the schema.
+        folder: an empty folder for this alone.
+        options: of protoc, ours.
+
+    Raises:
+        DataError: it does not compile; the message holds the compiler's own words.
+    """
+    references = dict(schema.references)
+    main = next(name for name in _names(f"schema_{schema.schema_id}") if name not in references)
+    files = _Files(references, folder, options)
+    try:
+        files.add(main, schema.text)
+        return ProtobufSchema(
+            schema.schema_id, main, files.checked(), counts_entries=schema.has_own_guid or files.counts_entries(schema.text)
+        )
+    except DataError as error:
+        raise DataError(f"schema id {schema.schema_id} does not compile: {error}") from None
+
+
+def _names(stem: str) -> Iterable[str]:
+    return (f"{stem}{'_' * number}.proto" for number in count())
+
+
+class _Files:
+    """Files by name, dependencies before dependents."""
+
+    def __init__(self, references: Mapping[str, str], folder: Path, options: Sequence[str]) -> None:
+        self._references, self._folder, self._options = references, folder, options
+        self._begun: set[str] = set()
+        self._done: dict[str, FileDescriptorProto] = {}
+
+    def add(self, name: str, text: str) -> None:
+        """Adds a file and all it imports."""
+        self._begun.add(name)
+        described = from_base64(text)
+        for imported in imports(text) if described is None else described.dependency:
+            self._import(imported, by=name)
+            if described is not None and imported not in self._done:
+                raise DataError(f"{name} imports {imported!r}, which the registry does not hold")
+        described = described or self._compile(name, text)
+        described.name = name
+        self._done[name] = described
+
+    def _import(self, name: str, by: str) -> None:
+        if name in self._done:
+            return
+        if name in self._begun:
+            raise DataError(f"{by} imports {name!r}, which imports it")
+        if name in self._references:
+            self.add(name, self._references[name])
+            return
+        for file in known_files(name):
+            if file.name not in self._references:
+                self._done.setdefault(file.name, file)
+
+    def _compile(self, name: str, text: str) -> FileDescriptorProto:
+        text, entries = without_map_entries(text)
+        taken = {*self._references, *self._done, *imports(text)}
+        own = next(n for n in _names("f") if n not in taken)
+        # Alone in its folder: what it imports is never a file.
+        alone, known, output = self._folder / "text", self._folder / "known.bin", self._folder / "compiled.bin"
+        alone.mkdir(exist_ok=True)
+        (alone / own).write_bytes(text.encode())
+        known.write_bytes(FileDescriptorSet(file=self._needed(imports(text))).SerializeToString())
+        said = _protoc([f"-I{alone}", f"--descriptor_set_in={known}", *self._options], output, [own])
+        if said is not None:
+            require_room(self._folder)
+            raise DataError(said.replace(f"{alone}/", "").replace(own, name).strip())
+        compiled = FileDescriptorSet.FromString(output.read_bytes()).file[-1]
+        (alone / own).unlink()
+        for path in entries:
+            _make_map_entry(compiled, path)
+        return compiled
+
+    def _needed(self, names: Iterable[str]) -> list[FileDescriptorProto]:
+        """Files by name with all that they import, dependencies first."""
+        wanted, left = set(), list(names)
+        while left:
+            name = left.pop()
+            if name in self._done and name not in wanted:
+                wanted.add(name)
+                left += [*self._done[name].dependency, *self._done[name].option_dependency]
+        return [file for name, file in self._done.items() if name in wanted]
+
+    def checked(self) -> bytes:
+        """All of them, serialized; each one fits the others.
+
+        Raises:
+            DataError: a descriptor means nothing, as one that names a type which is nowhere.
+        """
+        pool = DescriptorPool()
+        try:
+            for file in self._done.values():
+                pool.Add(file)
+            for name in self._done:
+                pool.FindFileByName(name)
+        except (TypeError, ValueError, KeyError) as error:
+            raise DataError(str(error)) from None
+        return FileDescriptorSet(file=self._done.values()).SerializeToString()
+
+    @staticmethod
+    def counts_entries(text: str) -> bool:
+        """Whether message indexes count the types that maps are made of (see `ProtobufSchema`)."""
+        return from_base64(text) is not None or bool(without_map_entries(text)[1])
+
+
+def _make_map_entry(file: FileDescriptorProto, path: Names) -> None:
+    """Gives a message its option `map_entry` again, if it is what protoc makes of a map."""
+    messages: Sequence[DescriptorProto] = file.message_type
+    outer, inner = DescriptorProto(), DescriptorProto()
+    for name in path:
+        outer, inner = inner, next(m for m in messages if m.name == name)
+        messages = inner.nested_type
+    full = ".".join(["", *([file.package] if file.package else []), *path])
+    fields = [(f.name, f.number, f.label) for f in inner.field]
+    optional, repeated = FieldDescriptorProto.LABEL_OPTIONAL, FieldDescriptorProto.LABEL_REPEATED
+    used = any(f.type_name == full and f.label == repeated for f in outer.field)
+    if fields != [("key", 1, optional), ("value", 2, optional)] or not used or inner.oneof_decl or inner.nested_type:
+        raise DataError(f"{full[1:]} has the option map_entry and is no entry of a map")
+    inner.options.map_entry = True
+
+
+def _protoc(arguments: Sequence[str], output: Path, names: Sequence[str]) -> str | None:
+    """Runs protoc; returns what is wrong, or None."""
+    os.lseek(STDERR, 0, os.SEEK_SET)
+    os.ftruncate(STDERR, 0)
+    if protoc.main(["protoc", *arguments, f"--descriptor_set_out={output}", *names]) == 0:
+        return None
+    said = os.pread(STDERR, 2**16, 0).decode(errors="replace").splitlines()
+    return "\n".join(line for line in said if not _LOGGED.match(line))
+
+
+def require_room(folder: Path) -> None:
+    """Raises OSError if nothing can be written: what protoc says then is no schema's fault, and its words prove nothing."""
+    probe = folder / "room"
+    probe.write_bytes(bytes(ROOM))
+    probe.unlink()
+
+
+def known_files(name: str) -> Sequence[FileDescriptorProto]:
+    """A file that no registry need hold, and what it imports, dependencies first; empty: it is not known."""
+    if name in _CONFLUENT:
+        return _of_confluent(name)
+    return _of_google(name) if name in _google_files() else ()
+
+
+@cache
+def _google_files() -> Mapping[str, Path]:
+    """Files of google/protobuf (protoc's own copies) and google/type (googleapis-common-protos), each with its folder."""
+    folders = [Path(str(importlib.resources.files("grpc_tools") / "_proto"))]
+    folders += [Path(p) for p in sys.path if (Path(p) / "google" / "type" / "date.proto").is_file()]
+    found: dict[str, Path] = {}
+    for folder in folders:
+        for path in (folder / "google").rglob("*.proto"):
+            found.setdefault(path.relative_to(folder).as_posix(), folder)
+    return found
+
+
+@cache
+def _of_google(name: str) -> Sequence[FileDescriptorProto]:
+    """Compiles one of `_google_files`."""
+    folders = dict.fromkeys(_google_files().values())
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "compiled.bin"
+        said = _protoc([*(f"-I{folder}" for folder in folders), "--include_imports"], output, [name])
+        if said is not None:
+            require_room(Path(folder))
+            raise DataError(f"{name}: {said}")
+        return list(FileDescriptorSet.FromString(output.read_bytes()).file)
+
+
+@cache
+def _of_confluent(name: str) -> Sequence[FileDescriptorProto]:
+    """Reads what a generated module of confluent-kafka describes; its package, which loads an HTTP client, is not imported."""
+    package = importlib.util.find_spec("confluent_kafka")
+    folders = package.submodule_search_locations if package is not None else None
+    found = FileDescriptorProto()
+    for folder in folders or ():
+        spec = importlib.util.spec_from_file_location("confluent_file", Path(folder) / "schema_registry" / _CONFLUENT[name])
+        if spec is None or spec.loader is None:
+            continue
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        module.DESCRIPTOR.CopyToProto(found)
+    return [*(file for imported in found.dependency for file in known_files(imported)), found]

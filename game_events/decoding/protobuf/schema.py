@@ -1,0 +1,146 @@
+"""Protobuf descriptors of a schema id, and the message types that the indexes of records mean."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from google.protobuf import descriptor_pb2
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError
+
+from game_events.decoding.core.wire_format import IndexPath, SchemaId
+
+FileSet = descriptor_pb2.FileDescriptorSet
+Types = Sequence[descriptor_pb2.DescriptorProto]
+
+
+@dataclass(frozen=True)
+class ProtobufSchema:
+    """One schema id's descriptors: small, picklable, with a descriptor pool of its own (see `payloads.CompiledSchema`).
+
+    A map field is made of a nested message type, its entry, which serializers count differently: those that look at the
+    descriptor count it among the nested types, those that look at the text, or are not shown it by their library, do not. An
+    index that leads to an entry, or past the last type, proves the other way of counting, as no record is the entry of a map.
+
+    Attributes:
+        schema_id: the id.
+        main: name of the file that holds the message types.
+        files: a serialized ``FileDescriptorSet``, dependencies before dependents.
+        counts_entries: whether indexes count map entries, unless they prove the other way: so they do where the registry holds
+            a descriptor, or text in which entries are written down.
+    """
+
+    schema_id: SchemaId
+    main: str
+    files: bytes
+    counts_entries: bool = True
+    indexed: ClassVar[bool] = True
+
+    @cached_property
+    def pool(self) -> DescriptorPool:
+        """A pool with exactly this schema's files: two ids may define one name differently."""
+        pool = DescriptorPool()
+        for file in FileSet.FromString(self.files).file:
+            pool.Add(file)
+        return pool
+
+    def has(self, path: IndexPath) -> bool:
+        """Whether there is a message type at an index path."""
+        return self.message(path) is not None
+
+    def paths(self, nested: Container[str] = ()) -> list[IndexPath]:
+        """Index paths of the file's own message types, in order: of nested ones only those named in full in `nested`."""
+        return [path for name, path in self.type_paths().items() if len(path) == 1 or name in nested]
+
+    def name_of(self, path: IndexPath) -> str | None:
+        """Full name of the message type at an index path; None if there is none."""
+        found = self.message(path)
+        return None if found is None else str(found.full_name)
+
+    def message(self, path: IndexPath) -> Descriptor | None:
+        """The message type at an index path of the frame, or None if there is none."""
+        name = self._named(path, entries=self.counts_entries) or self._named(path, entries=not self.counts_entries)
+        return None if name is None else self.pool.FindMessageTypeByName(name)
+
+    def other_meaning(self, path: IndexPath) -> str | None:
+        """Full name of the other message type that an index path means if map entries are counted the other way."""
+        names = [self._named(path, entries=entries) for entries in (self.counts_entries, not self.counts_entries)]
+        return names[1] if None not in names and names[0] != names[1] else None
+
+    def type_paths(self) -> dict[str, IndexPath]:
+        """Full names of all message types of the file, nested ones included, with the index paths that mean them."""
+        file = self.main_file()
+        return {name: path for path, name in self._types(file.message_type, (), file.package)}
+
+    def enums(self) -> dict[str, dict[int | str, str]]:
+        """Full names of the enums of all files, with the names of their values by number, of aliases the first one."""
+        found: dict[str, dict[int | str, str]] = {}
+        for file in FileSet.FromString(self.files).file:
+            for name, enum in _enums(file, file.package):
+                values = found.setdefault(name, {})
+                for value in enum.value:
+                    values.setdefault(value.number, value.name)
+        return found
+
+    def _types(self, level: Types, above: IndexPath, around: str) -> Iterator[tuple[IndexPath, str]]:
+        for index, item in enumerate(level):
+            path, name = (*above, index), f"{around}.{item.name}" if around else item.name
+            if not item.options.map_entry:
+                yield path, name
+                yield from self._types(_counted(item, entries=self.counts_entries), path, name)
+
+    def _named(self, path: IndexPath, *, entries: bool) -> str | None:
+        """Full name of the message type at a path; None: there is none, or an entry of a map is on the way."""
+        if not path:
+            return None  # asked for a frame whose indexes cannot be read
+        file = self.main_file()
+        level: Types = file.message_type
+        name = file.package
+        for index in path:
+            if not 0 <= index < len(level) or level[index].options.map_entry:
+                return None
+            name = f"{name}.{level[index].name}" if name else level[index].name
+            level = _counted(level[index], entries=entries)
+        return name
+
+    def main_file(self) -> descriptor_pb2.FileDescriptorProto:
+        """The file that holds the message types."""
+        return self._main_file
+
+    @cached_property
+    def _main_file(self) -> descriptor_pb2.FileDescriptorProto:
+        return next(f for f in FileSet.FromString(self.files).file if f.name == self.main)
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without the pool, which does not pickle."""
+        return {"schema_id": self.schema_id, "main": self.main, "files": self.files, "counts_entries": self.counts_entries}
+
+
+def _counted(message: descriptor_pb2.DescriptorProto, *, entries: bool) -> Types:
+    """The types inside a message type that indexes count."""
+    return [m for m in message.nested_type if entries or not m.options.map_entry]
+
+
+def _enums(
+    around: descriptor_pb2.FileDescriptorProto | descriptor_pb2.DescriptorProto, name: str
+) -> Iterator[tuple[str, descriptor_pb2.EnumDescriptorProto]]:
+    """Enums of a file, or of a message type and of those nested in it, by full name."""
+    prefix = f"{name}." if name else ""
+    yield from ((f"{prefix}{enum.name}", enum) for enum in around.enum_type)
+    inner = around.message_type if isinstance(around, descriptor_pb2.FileDescriptorProto) else around.nested_type
+    for message in inner:
+        yield from _enums(message, f"{prefix}{message.name}")
+
+
+def from_base64(text: str) -> descriptor_pb2.FileDescriptorProto | None:
+    """The file that a registry's text holds in base64; None: it is `.proto` text."""
+    try:
+        return descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
+    except (binascii.Error, ValueError, DecodeError):
+        return None

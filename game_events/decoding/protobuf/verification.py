@@ -1,0 +1,253 @@
+"""The native decoder's arrays -> the arrays that are stored, and the rows whose bytes may mean something else.
+
+The native decoder keeps what it happens to understand and drops the rest without a word. So each row is accounted for: if the
+canonical encoding of the values read is as long as the payload, every byte of it was one of these values, once, in its shortest
+form, and there is nothing left to disagree about. Where several encodings would account for the same length, and where a value
+shows by itself that it may be wrong (two members of one oneof, a map key twice), the row is in doubt as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
+
+from game_events.decoding.core.timestamps import microseconds
+from game_events.decoding.core.wire_format import Mask, Rows
+from game_events.decoding.protobuf.arrays import converted, enum_names, lengths_of, no_utf8, numbers_of, valid, with_validity
+from game_events.decoding.protobuf.fields import Label, Node, Role
+from game_events.decoding.protobuf.well_known_json import json_texts
+from game_events.decoding.protobuf.wire_sizes import Sizes, delimited, sums, varint_size, varint_sizes, zigzag
+
+_F = FieldDescriptor
+_FIXED = {_F.TYPE_FIXED32: 4, _F.TYPE_SFIXED32: 4, _F.TYPE_FLOAT: 4, _F.TYPE_FIXED64: 8, _F.TYPE_SFIXED64: 8, _F.TYPE_DOUBLE: 8}
+_FIXED_DTYPES = {
+    _F.TYPE_FIXED32: np.uint32, _F.TYPE_SFIXED32: np.int32, _F.TYPE_FIXED64: np.uint64, _F.TYPE_SFIXED64: np.int64,
+    # By their bits: negative zero is a value.
+    _F.TYPE_FLOAT: np.uint32, _F.TYPE_DOUBLE: np.uint64,
+}  # fmt: skip
+_SIGNED_32 = (_F.TYPE_INT32, _F.TYPE_SINT32, _F.TYPE_ENUM)
+#: From an element of a list or map to its row.
+Lift = Callable[[Rows], Rows]
+
+
+@dataclass
+class Doubts:
+    """Positions of rows, in no order, maybe repeated.
+
+    Attributes:
+        wrong: read in another way than Python's protobuf reads them, or maybe so.
+        ambiguous: more than one encoding has this length.
+        unread: they hold bytes that nobody has parsed yet.
+        unfit: a value is outside its range, or no UTF-8.
+    """
+
+    wrong: list[Rows] = field(default_factory=list)
+    ambiguous: list[Rows] = field(default_factory=list)
+    unread: list[Rows] = field(default_factory=list)
+    unfit: list[Rows] = field(default_factory=list)
+
+
+@dataclass
+class Reading:
+    """A batch as it is stored.
+
+    Attributes:
+        batch: one column for each field, in the order of the tree.
+        doubts: the rows to look at again.
+    """
+
+    batch: pa.RecordBatch
+    doubts: Doubts
+
+
+def read(nodes: Sequence[Node], batch: pa.RecordBatch, lengths: Rows) -> Reading:
+    """Convert a natively decoded batch.
+
+    Args:
+        nodes: the tree of the message type.
+        batch: columns of the native twin.
+        lengths: bytes of each payload, shape (n,).
+    """
+    reader = _Reader()
+    columns = {name: batch.column(index) for index, name in enumerate(batch.schema.names)}
+    arrays, sizes = reader.message(nodes, columns, len(lengths), lambda rows: rows)
+    different = lengths != sizes
+    if different.any():
+        reader.doubts.wrong.append(np.flatnonzero(different))
+    names = [str(index) for index in range(len(arrays))]
+    return Reading(pa.RecordBatch.from_arrays(arrays, names=names), reader.doubts)
+
+
+class _Reader:
+    """Goes through the tree once; values of singular fields and elements of lists alike."""
+
+    def __init__(self) -> None:
+        self.doubts = Doubts()
+
+    def message(
+        self, nodes: Sequence[Node], columns: dict[str, pa.Array], count: int, lift: Lift
+    ) -> tuple[list[pa.Array], npt.NDArray[np.int64]]:
+        """Stored arrays of a message's fields, and the canonical length of each message."""
+        constant = 0
+        total = np.zeros(count, dtype=np.int64)
+        arrays: list[pa.Array] = []
+        members: dict[str, list[Mask]] = {}
+        for node in nodes:
+            array = columns[f"f{node.native}"]
+            tag = varint_size(node.native << 3)
+            match node.label:
+                case Label.ONE:
+                    stored, sizes, present = self._one(node, array, lift)
+                    if present is None:
+                        constant += tag
+                    else:
+                        sizes = (sizes + tag) * present
+                    oneof = node.descriptor.containing_oneof
+                    # A oneof of one member is how proto3 writes `optional`: nothing to disagree about.
+                    if oneof is not None and len(oneof.fields) > 1:
+                        members.setdefault(oneof.name, []).append(np.ones(count, dtype=bool) if present is None else present)
+                case Label.LIST:
+                    stored, sizes = self._list(node, array, tag, lift)
+                case Label.MAP:
+                    stored, sizes = self._map(node, array, tag, lift)
+            if isinstance(sizes, int):
+                constant += sizes
+            else:
+                total += sizes
+            arrays.append(stored)
+        for masks in members.values():
+            self._add(self.doubts.wrong, np.greater(np.sum(masks, axis=0, dtype=np.int32), 1), lift)
+        return arrays, total + constant if constant else total
+
+    def _one(self, node: Node, array: pa.Array, lift: Lift) -> tuple[pa.Array, Sizes, Mask | None]:
+        """A singular field: stored array, sizes without tag, and which are written at all (None: each)."""
+        stored, sizes, is_set = self._values(node, array, lift)
+        # A message field has presence whatever the syntax.
+        if node.presence:
+            return stored, sizes, valid(array)
+        return stored, sizes, None if is_set.all() else is_set
+
+    def _list(self, node: Node, array: pa.Array, tag: int, lift: Lift) -> tuple[pa.Array, npt.NDArray[np.int64]]:
+        offsets = numbers_of(array, np.int32).astype(np.int64)
+        stored, sizes, _ = self._values(node, array.values, _through(offsets, lift))
+        counts, content = np.diff(offsets), sums(sizes, offsets)
+        if node.descriptor.is_packed:
+            total = np.where(counts > 0, tag + delimited(content), 0)
+            self._add(self.doubts.ambiguous, counts == 1, lift)
+        else:
+            total = counts * tag + content
+            if _is_packable(node):
+                self._add(self.doubts.ambiguous, (counts > 1) & (tag + delimited(content) < total), lift)
+        return pa.ListArray.from_arrays(array.offsets, stored, type=node.stored()), total
+
+    def _map(self, node: Node, array: pa.Array, tag: int, lift: Lift) -> tuple[pa.Array, npt.NDArray[np.int64]]:
+        key = cast(Node, node.key)
+        offsets = numbers_of(array, np.int32).astype(np.int64)
+        inner = _through(offsets, lift)
+        keys, key_sizes, key_set = self._values(key, array.keys, inner)
+        items, item_sizes, item_set = self._values(node, array.items, inner)
+        # Key and value are always written, but may be missing: then they are the default (natively NULL, if a message).
+        self._add(self.doubts.ambiguous, ~(key_set & item_set), inner)
+        if (np.diff(offsets) > 1).any():
+            codes = pc.dictionary_encode(array.keys)
+            rows = np.repeat(np.arange(len(array), dtype=np.int64), np.diff(offsets))
+            entries = np.sort(rows * len(codes.dictionary) + codes.indices.to_numpy())
+            twice = entries[1:][entries[1:] == entries[:-1]] // max(len(codes.dictionary), 1)
+            if len(twice):
+                self.doubts.wrong.append(lift(twice))
+        entry_sizes = np.broadcast_to(np.asarray(2 + key_sizes + item_sizes, dtype=np.int64), (len(keys),))
+        total = np.diff(offsets) * tag + sums(delimited(entry_sizes), offsets)
+        return pa.MapArray.from_arrays(array.offsets, keys, items, type=node.stored()), total
+
+    def _values(self, node: Node, array: pa.Array, lift: Lift) -> tuple[pa.Array, Sizes, Mask]:
+        """Stored values, their sizes (behind a length if they have one), and which are not the default."""
+        match node.role:
+            case Role.SCALAR:
+                return self._scalars(node, array, lift)
+            case Role.STRUCT | Role.TIME | Role.DURATION | Role.WRAPPER:
+                return self._messages(node, array, lift)
+        lengths = lengths_of(array)
+        present = valid(array)
+        set_ = np.ones(len(array), dtype=bool) if present is None else present
+        stored = array
+        if node.role is Role.EMPTY:
+            # Parquet has no struct without fields: its presence is kept. What may stand in it is unknown, so in doubt.
+            stored = pa.array(set_, pa.bool_(), mask=~set_) if len(array) else pa.array([], pa.bool_())
+            return stored, 1, np.zeros(len(array), dtype=bool)
+        self._add(self.doubts.unread, set_ & (lengths > 0), lift)
+        if node.role is Role.JSON:
+            stored, bad = json_texts(array, node.message)
+            if len(bad):
+                self.doubts.wrong.append(lift(bad))
+        return stored, delimited(lengths), lengths > 0
+
+    def _messages(self, node: Node, array: pa.Array, lift: Lift) -> tuple[pa.Array, Sizes, Mask]:
+        columns = {f.name: array.field(index) for index, f in enumerate(array.type)}
+        present = valid(array)
+        set_ = np.ones(len(array), dtype=bool) if present is None else present
+        arrays, sizes = self.message(node.children, columns, len(array), lift)
+        match node.role:
+            case Role.TIME | Role.DURATION:
+                stored, bad = microseconds(arrays[0], arrays[1], node.element())
+                self._add(self.doubts.unfit, bad, lift)
+                stored = with_validity(stored, array)
+            case Role.WRAPPER:
+                stored = with_validity(arrays[0], array)
+            case _:
+                mask = array.is_null() if array.null_count else None
+                stored = pa.StructArray.from_arrays(arrays, fields=list(node.element()), mask=mask)
+        return stored, delimited(sizes), set_
+
+    def _scalars(self, node: Node, array: pa.Array, lift: Lift) -> tuple[pa.Array, Sizes, Mask]:
+        kind = node.descriptor.type
+        if kind in (_F.TYPE_STRING, _F.TYPE_BYTES):
+            lengths = lengths_of(array)
+            stored = array
+            if kind == _F.TYPE_STRING and array.type != pa.string():
+                stored = pa.Array.from_buffers(pa.string(), len(array), array.buffers(), array.null_count)
+                bad = no_utf8(stored)
+                if len(bad):
+                    self.doubts.unfit.append(lift(bad))
+            return stored, delimited(lengths), lengths > 0
+        if kind == _F.TYPE_BOOL:
+            values = np.asarray(array.to_numpy(zero_copy_only=False) if not array.null_count else pc.fill_null(array, False))
+            return array, 1, values
+        if kind in _FIXED:
+            values = numbers_of(array, _FIXED_DTYPES[kind])[: len(array)]
+            return converted(array, node.element()), _FIXED[kind], values != 0
+        numbers = numbers_of(array, np.int64)[: len(array)]
+        if kind in (*_SIGNED_32, _F.TYPE_UINT32) and len(numbers):
+            low, high = (0, 2**32 - 1) if kind == _F.TYPE_UINT32 else (-(2**31), 2**31 - 1)
+            if numbers.min() < low or numbers.max() > high:
+                # Python's protobuf cuts off the upper bits.
+                self._add(self.doubts.wrong, (numbers < low) | (numbers > high), lift)
+        sizes = varint_sizes(zigzag(numbers) if kind in (_F.TYPE_SINT32, _F.TYPE_SINT64) else numbers)
+        if kind == _F.TYPE_ENUM:
+            enum = cast(EnumDescriptor, node.descriptor.enum_type)
+            stored, unknown = enum_names(array, enum)
+            if enum.is_closed and len(unknown):
+                # Python's protobuf counts the number as an unknown field.
+                self.doubts.wrong.append(lift(unknown))
+            return stored, sizes, numbers != 0
+        return converted(array, node.element()), sizes, numbers != 0
+
+    @staticmethod
+    def _add(to: list[Rows], mask: Mask, lift: Lift) -> None:
+        if mask.any():
+            to.append(lift(np.flatnonzero(mask)))
+
+
+def _through(offsets: Rows, lift: Lift) -> Lift:
+    """From elements of a list, by way of the list, to the row."""
+    return lambda elements: lift(np.searchsorted(offsets, elements, side="right") - 1)
+
+
+def _is_packable(node: Node) -> bool:
+    return node.role is Role.SCALAR and node.descriptor.type not in (_F.TYPE_STRING, _F.TYPE_BYTES)

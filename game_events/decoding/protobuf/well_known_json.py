@@ -1,0 +1,64 @@
+"""google.protobuf.Struct, Value and ListValue as JSON text: they hold what JSON holds, nested without end.
+
+Written as protobuf's own JSON mapping has it: whole numbers without a fraction, a Value without a kind as null. JSON has no NaN
+and no infinities; they are the strings "NaN", "Infinity" and "-Infinity", as in that mapping for ``double``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from google.protobuf import message_factory
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import DecodeError, Message
+
+from game_events.decoding.core.wire_format import Rows
+
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+#: Greatest whole number below which every whole number is a float: beyond, digits would claim what is not known.
+_EXACT = 2**53
+
+
+def json_texts(values: pa.Array, message: Descriptor) -> tuple[pa.Array, Rows]:
+    """Serialized messages as JSON; equal ones are converted once.
+
+    Args:
+        values: binary, shape (n,).
+        message: Struct, Value or ListValue.
+
+    Returns:
+        the texts, NULL where the bytes are damaged, and the positions where they are.
+    """
+    encoded = pc.dictionary_encode(values)
+    new: type[Message] = message_factory.GetMessageClass(message)
+    texts: list[str | None] = []
+    for value in encoded.dictionary.to_pylist():
+        try:
+            texts.append(json.dumps(_plain(new.FromString(value)), ensure_ascii=False, separators=(",", ":")))
+        except DecodeError:
+            texts.append(None)
+    stored = pa.array(texts, pa.string()).take(encoded.indices)
+    return stored, np.flatnonzero(np.asarray(stored.is_null()) & np.asarray(values.is_valid()))
+
+
+def _plain(message: Message) -> Json:
+    """A message as Python's own values."""
+    match message.DESCRIPTOR.name:
+        case "Struct":
+            return {str(name): _plain(value) for name, value in message.fields.items()}  # type: ignore[attr-defined]
+        case "ListValue":
+            return [_plain(value) for value in message.values]  # type: ignore[attr-defined]
+    kind = message.WhichOneof("kind")
+    if kind is None or kind == "null_value":
+        return None
+    value = getattr(message, kind)
+    if kind != "number_value":
+        return _plain(value) if isinstance(value, Message) else bool(value) if kind == "bool_value" else str(value)
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    whole = value.is_integer() and abs(value) <= _EXACT and (value != 0 or math.copysign(1, value) > 0)
+    return int(value) if whole else float(value)

@@ -1,0 +1,166 @@
+"""What one schema version changed against another, field by field, and what becomes of the columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from game_events.decoding.core.column_map import ColumnMap, Field, FieldId, field_key, path_inside
+from game_events.decoding.core.protocols import EnumValues
+
+#: Message full name -> its fields, in one schema version.
+Messages = Mapping[str, Sequence[Field]]
+Path = tuple[FieldId, ...]
+
+
+class Kind(StrEnum):
+    """What happened to a field, to a whole message type, or to a value of an enum."""
+
+    MESSAGE_ADDED = "message added"
+    MESSAGE_REMOVED = "message removed"
+    ADDED = "added"
+    REMOVED = "removed"
+    RENAMED = "renamed"
+    RETYPED = "type changed"
+    VALUE_ADDED = "enum value added"
+    VALUE_REMOVED = "enum value removed"
+    VALUE_RENAMED = "enum value renamed"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One difference.
+
+    Attributes:
+        kind: what happened.
+        message: full name of the message type, or of the enum.
+        field: path of names in the newer version that has it, or the value's name there; empty for a whole message.
+        before, after: declaration in each version; None where there is none.
+        effect: what becomes of the column and of older rows.
+    """
+
+    kind: Kind
+    message: str
+    field: str
+    before: str | None
+    after: str | None
+    effect: str
+
+    def to_dict(self) -> dict[str, str | None]:
+        """For `--json` and metadata."""
+        return {
+            "change": str(self.kind), "message": self.message, "field": self.field,
+            "before": self.before, "after": self.after, "effect": self.effect,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FieldColumn:
+    """A field and the column that it lands in."""
+
+    message: str
+    path: Path
+    names: str
+    field: Field
+    column: str
+
+    @property
+    def declaration(self) -> str:
+        """As the schema writes it, with the name."""
+        return f"{self.declared} {self.field.name}"
+
+    @property
+    def declared(self) -> str:
+        """The type as the schema writes it; for Avro and JSON as it is stored."""
+        return self.field.declared or self.field.kind
+
+
+def field_columns(messages: Messages, columns: ColumnMap) -> list[FieldColumn]:
+    """Every field of a version, nested ones after their parents, with its column in a map that knows the version."""
+
+    def walk(message: str, fields: Sequence[Field], around: FieldColumn | None, keys: Path) -> Iterator[FieldColumn]:
+        for item in fields:
+            key = (*keys, item.id)
+            column = columns.names[field_key(message, key, item.kind)]
+            found = FieldColumn(message, (item.id,), item.name, item, column)
+            if around is not None:
+                names, column = f"{around.names}.{item.name}", f"{around.column}.{column}"
+                found = replace(found, path=(*around.path, item.id), names=names, column=column)
+            yield found
+            yield from walk(message, item.children, found, path_inside(key, item))
+
+    return [found for message, fields in messages.items() for found in walk(message, fields, None, ())]
+
+
+def compare(old: Messages, new: Messages, columns: ColumnMap | None = None) -> list[Change]:
+    """What `new` changed.
+
+    Args:
+        old: the earlier version.
+        new: the later version.
+        columns: the map of the table as it is; None: of a table that begins with the earlier version.
+    """
+    known = columns if columns is not None else ColumnMap()
+    for version in (old, new):
+        for message, fields in version.items():
+            known = known.with_message(message, fields)
+    changes = []
+    for message in sorted(set(old) | set(new)):
+        if message not in old:
+            changes.append(
+                Change(Kind.MESSAGE_ADDED, message, "", None, message, "its columns are added; shared by name and type")
+            )
+        elif message not in new:
+            changes.append(Change(Kind.MESSAGE_REMOVED, message, "", message, None, "its columns stay"))
+        else:
+            before = {f.path: f for f in field_columns({message: old[message]}, known)}
+            after = {f.path: f for f in field_columns({message: new[message]}, known)}
+            changes += [c for path in _order(before, after) if (c := _change(before.get(path), after.get(path))) is not None]
+    return changes
+
+
+def compare_enums(old: Mapping[str, EnumValues], new: Mapping[str, EnumValues]) -> list[Change]:
+    """What `new` changed in the enums that both versions have. The column of an enum is the same, whatever its values are."""
+    changes = []
+    for enum in sorted(set(old) & set(new)):
+        before, after = old[enum], new[enum]
+        for known_by in {**before, **after}:
+            was, now = before.get(known_by), after.get(known_by)
+            number = f" = {known_by}" if isinstance(known_by, int) else ""
+            if was is None:
+                kind, effect = Kind.VALUE_ADDED, f"rows of this version may hold {now}"
+            elif now is None:
+                kind, effect = Kind.VALUE_REMOVED, f"older rows keep {was}"
+            elif was != now:
+                kind, effect = Kind.VALUE_RENAMED, f"rows of this version hold {now}, older rows keep {was}"
+            else:
+                continue
+            declared = [name and f"{name}{number}" for name in (was, now)]
+            changes.append(Change(kind, enum, now or was or "", declared[0], declared[1], effect))
+    return changes
+
+
+def _order(before: Mapping[Path, FieldColumn], after: Mapping[Path, FieldColumn]) -> list[Path]:
+    """Paths of both; what lies below an added or removed field is not told apart from it."""
+    both = sorted(set(before) | set(after), key=lambda path: [(isinstance(step, str), step) for step in path])
+    return [p for p in both if all((p[:n] in before) == (p[:n] in after) for n in range(1, len(p)))]
+
+
+def _change(before: FieldColumn | None, after: FieldColumn | None) -> Change | None:
+    if after is None:
+        assert before is not None  # noqa: S101 - a path is of one of them
+        effect = f"column {before.column} stays; NULL in rows of this version"
+        return Change(Kind.REMOVED, before.message, before.names, before.declaration, None, effect)
+    if before is None:
+        effect = f"column {after.column}; NULL in rows of older versions"
+        return Change(Kind.ADDED, after.message, after.names, None, after.declaration, effect)
+    if before.column != after.column:
+        effect = f"column {before.column} stays for older rows; rows of this version in {after.column}"
+    else:
+        effect = f"the same column {after.column}"
+    if before.field.declared != after.field.declared or before.field.kind != after.field.kind:
+        return Change(Kind.RETYPED, after.message, after.names, before.declaration, after.declaration, effect)
+    if before.field.name != after.field.name:
+        return Change(Kind.RENAMED, after.message, after.names, before.declaration, after.declaration, effect)
+    return None

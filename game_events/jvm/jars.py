@@ -1,0 +1,237 @@
+"""The JVM parts that ``ivy.xml`` names and ``jars.sha256`` pins, fetched once into cache folders.
+
+Ivy comes with PySpark, so nothing but Java has to be installed. A folder appears whole or not at all: it is filled
+under another name and renamed. Each file is compared with its pin after it was fetched and again whenever it is about to be
+run, so that neither a repository, nor a proxy, nor who can write the cache decides what runs.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from game_events.errors import ConfigurationError, GameEventsError, TransientError
+from game_events.jvm.java import find_java
+
+HERE = Path(__file__).parent
+IVY_FILE = HERE / "ivy.xml"
+#: SHA-256 of every file, as `sha256sum` writes it; made by scripts/pin_jars.py (`make lock-jars`).
+PINS = HERE / "jars.sha256"
+#: A cold resolution takes about 50 s; this is for slow lines.
+RESOLVE_TIMEOUT_S = 1800
+IVY_LINES_SHOWN = 15
+PATTERN = "[conf]/[artifact]-[revision](-[classifier]).[ext]"
+ARCHIVE = ".tar.gz"
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parts that are fetched together, as who needs one of them needs all.
+
+    Attributes:
+        name: of the group.
+        confs: configurations of the Ivy file.
+        what: in words, with the size.
+    """
+
+    name: str
+    confs: tuple[str, ...]
+    what: str
+
+
+SPARK = Group("spark", ("spark",), "Delta and Spark's Kafka source (about 22 MB, once per machine)")
+STACK = Group("stack", ("kafka", "registry"), "a Kafka broker and a Schema Registry (about 150 MB, once per machine)")
+S3 = Group("s3", ("s3",), "Spark's way to S3 (about 9 MB, once per machine)")
+GROUPS = {group.name: group for group in (SPARK, STACK, S3)}
+
+
+@dataclass(frozen=True)
+class StackParts:
+    """What the local stack is made of.
+
+    Attributes:
+        kafka: folder of jars, the broker's class path.
+        registry: folder of the unpacked registry distribution.
+    """
+
+    kafka: Path
+    registry: Path
+
+
+def cache_dir() -> Path:
+    """``$GAME_EVENTS_CACHE``, else ``game-events`` below ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    if own := os.environ.get("GAME_EVENTS_CACHE"):
+        return Path(own).expanduser().resolve()
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base).resolve() / "game-events"
+
+
+def for_spark(on_progress: Progress | None = None) -> tuple[Path, ...]:
+    """Jars for ``spark.jars``: the Kafka source and Delta; fetched at the first call on a machine.
+
+    Later calls take the time that hashing them takes. Processes that call it at once wait for one of them.
+
+    Args:
+        on_progress: called with one line before something takes long.
+
+    Raises:
+        ConfigurationError: no Java of version 17 or newer, the cache folder cannot be written, or a file is not what is pinned.
+        TransientError: Ivy could not fetch something; what it did fetch is kept for the next try.
+    """
+    return tuple(sorted((folder_of(SPARK, on_progress) / "spark").glob("*.jar")))
+
+
+def for_s3(on_progress: Progress | None = None) -> tuple[Path, ...]:
+    """Jars with which Spark reads an S3-compatible store: only for a lakehouse that is in one. Else as `for_spark`."""
+    return tuple(sorted((folder_of(S3, on_progress) / "s3").glob("*.jar")))
+
+
+def for_stack(on_progress: Progress | None = None) -> StackParts:
+    """Broker and registry: only for a local stack. Else as `for_spark`."""
+    folder = folder_of(STACK, on_progress)
+    return StackParts(folder / "kafka", folder / "registry")
+
+
+def folder_of(group: Group, on_progress: Progress | None = None) -> Path:
+    """The folder with a group's files, made if it is not there; every file is the one that is pinned."""
+    pins = pinned(group)
+    named = hashlib.sha256("".join(f"{digest}  {name}\n" for name, digest in pins.items()).encode()).hexdigest()[:12]
+    folder = cache_dir() / f"{group.name}-{named}"
+    if not folder.is_dir():
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with (folder.parent / "jars.lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not folder.is_dir():
+                    (on_progress or (lambda _line: None))(f"fetching {group.what}")
+                    _fill(folder, group, pins)
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot write the cache {folder.parent}: {error}; set GAME_EVENTS_CACHE to another folder"
+            ) from error
+    unpacked = {name: digest for name, digest in pins.items() if not name.endswith(ARCHIVE)}
+    refuse_others(folder, unpacked, f"it has changed since it was fetched: delete {folder}, and the next start fetches it anew")
+    return folder
+
+
+def pinned(group: Group) -> Mapping[str, str]:
+    """Path below a group's folder -> SHA-256 that the file there must have; of archives and of what they hold."""
+    lines = (line.split(maxsplit=1) for line in PINS.read_text().splitlines() if not line.startswith("#"))
+    return {name: digest for digest, name in lines if name.split("/")[0] in group.confs}
+
+
+def digests(folder: Path) -> Mapping[str, str]:
+    """Path below a folder -> SHA-256 of the file there."""
+    found = {}
+    for path in sorted(path for path in folder.rglob("*") if not path.is_dir()):
+        with path.open("rb") as source:
+            found[path.relative_to(folder).as_posix()] = hashlib.file_digest(source, "sha256").hexdigest()
+    return found
+
+
+def refuse_others(folder: Path, pins: Mapping[str, str], what_to_do: str) -> None:
+    """Check that a folder holds what is pinned, and nothing else.
+
+    Raises:
+        ConfigurationError: names the first file that is another one, is missing, or is too many.
+    """
+    found = digests(folder)
+    for name in sorted(pins.keys() | found.keys()):
+        if found.get(name) == pins.get(name):
+            continue
+        if name not in found:
+            problem = "is missing"
+        elif name not in pins:
+            problem = "is in no list of this version"
+        else:
+            problem = f"has the SHA-256 {found[name]}, not the pinned {pins[name]}"
+        raise ConfigurationError(f"the Java part {name} {problem}; nothing of it is run: {what_to_do}")
+
+
+def fetch(group: Group, target: Path, ivy_cache: Path) -> None:
+    """Have Ivy fetch a group's files into a folder that is not there yet, whatever they are."""
+    _run_ivy(find_java(), ivy_cache, target, group.confs)
+
+
+def unpack(folder: Path) -> None:
+    """Put what archives hold beside them, and delete them."""
+    for archive in folder.glob(f"*/*{ARCHIVE}"):
+        with tarfile.open(archive) as tar:
+            tar.extractall(archive.parent, filter="data")
+        archive.unlink()
+
+
+def _fill(folder: Path, group: Group, pins: Mapping[str, str]) -> None:
+    """Fetch into a temporary folder beside `folder`, compare, unpack, rename. Only the holder of the lock comes here."""
+    ivy_cache = folder.parent / "ivy"
+    # What archives hold has no pin of its own before they are unpacked.
+    archived = {str(Path(name).parent) for name in pins if name.endswith(ARCHIVE)}
+    as_fetched = {n: d for n, d in pins.items() if n.endswith(ARCHIVE) or n.split("/")[0] not in archived}
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="incomplete-") as temporary:
+        whole = Path(temporary) / folder.name
+        fetch(group, whole, ivy_cache)
+        refuse_others(
+            whole,
+            as_fetched,
+            "the repository, or a proxy before it, gives something else than was pinned. Ask whoever runs it; if "
+            "game_events/jvm/ivy.xml was changed on purpose, renew the pins (`make lock-jars`)",
+        )
+        unpack(whole)
+        whole.rename(folder)
+    shutil.rmtree(ivy_cache, ignore_errors=True)
+
+
+def _run_ivy(java: Path, ivy_cache: Path, target: Path, confs: Sequence[str]) -> None:
+    command = [
+        *(str(java), f"-Dcache.dir={ivy_cache}", "-jar", str(_ivy_jar())),
+        *("-settings", str(HERE / "ivysettings.xml"), "-ivy", str(IVY_FILE)),
+        *("-confs", *confs),
+        *("-retrieve", f"{target.name}/{PATTERN}"),
+    ]
+    try:
+        # Relative to the working directory: brackets in the path would be read as part of Ivy's pattern.
+        ivy = subprocess.run(command, capture_output=True, text=True, timeout=RESOLVE_TIMEOUT_S, check=False, cwd=target.parent)
+    except subprocess.TimeoutExpired:
+        raise TransientError(f"Ivy did not fetch the JVM parts in {RESOLVE_TIMEOUT_S} s: try again") from None
+    if ivy.returncode != 0:
+        lines = [line for line in (ivy.stdout + ivy.stderr).splitlines() if line.strip("\t :.")]
+        last = "\n".join(f"  {line.strip()[:300]}" for line in lines[-IVY_LINES_SHOWN:])
+        raise TransientError(f"Ivy could not fetch the JVM parts (is the network there?); its last lines:\n{last}")
+
+
+def _ivy_jar() -> Path:
+    spec = importlib.util.find_spec("pyspark")
+    places = spec.submodule_search_locations if spec else None
+    for place in places or ():
+        for jar in (Path(place) / "jars").glob("ivy-*.jar"):
+            return jar
+    raise ConfigurationError("PySpark's jars/ivy-*.jar is missing: install this project's requirements again")
+
+
+def main(names: Sequence[str] = ()) -> int:
+    """Fetch some groups (else Spark's and the local stack's), and print one line for each that says where it is."""
+    try:
+        unknown = sorted(set(names) - GROUPS.keys())
+        if unknown:
+            raise ConfigurationError(f"there are no Java parts {', '.join(unknown)}; there are {', '.join(GROUPS)}")
+        for name in names or (SPARK.name, STACK.name):
+            print(f"Java parts, {name}: {folder_of(GROUPS[name], on_progress=print)}")
+    except GameEventsError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,54 @@
+"""The Java that runs the broker, the registry, Spark and Ivy: where it is, and whether it is new enough."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from game_events.errors import ConfigurationError
+
+#: Spark 4, Kafka 4 and Apicurio 3 all need it.
+MIN_JAVA = 17
+HOW_TO_INSTALL = (
+    f"install Java {MIN_JAVA} or newer (Debian, Ubuntu: apt-get install openjdk-{MIN_JAVA}-jre-headless) "
+    "or set JAVA_HOME to where one is"
+)
+
+#: What stands before these on the command line; users set the others.
+DEFAULT_JAVA_OPTIONS = "spark.driver.defaultJavaOptions"
+
+
+def find_java() -> Path:
+    """The ``java`` of ``JAVA_HOME``, else the one on ``PATH``.
+
+    Raises:
+        ConfigurationError: there is none, it does not run, or it is older than `MIN_JAVA`.
+    """
+    home = os.environ.get("JAVA_HOME")
+    # As Spark's own scripts do it: JAVA_HOME decides alone where it is set.
+    found = shutil.which("java", path=str(Path(home) / "bin")) if home else shutil.which("java")
+    if found is None:
+        where = f"in JAVA_HOME={home}" if home else "on PATH, and JAVA_HOME is not set"
+        raise ConfigurationError(f"no java {where}: {HOW_TO_INSTALL}")
+    version = _major_version(found)
+    if version < MIN_JAVA:
+        raise ConfigurationError(f"{found} is Java {version}: {HOW_TO_INSTALL}")
+    return Path(found)
+
+
+@functools.lru_cache
+def _major_version(java: str) -> int:
+    """17 of ``openjdk version "17.0.15"``, 8 of ``java version "1.8.0_452"``."""
+    try:
+        answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigurationError(f"{java} does not run ({error}): {HOW_TO_INSTALL}") from None
+    match = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
+    if answer.returncode != 0 or match is None:
+        said = (answer.stderr or answer.stdout).strip()
+        raise ConfigurationError(f"{java} -version failed ({said[-300:] or answer.returncode}): {HOW_TO_INSTALL}")
+    return int(match.group(1))

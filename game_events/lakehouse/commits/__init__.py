@@ -1,0 +1,1 @@
+"""Commits to Delta tables: compare-and-set, schema evolution, history, restores."""

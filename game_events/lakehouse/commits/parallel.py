@@ -1,0 +1,80 @@
+"""One commit for each game, in parallel, each failing alone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TypeVar
+
+from deltalake.exceptions import DeltaError
+
+from game_events.config.masking import without_secrets
+from game_events.config.settings import Settings
+from game_events.errors import ConflictError, GameEventsError
+from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse.commits.commit import Commit, Landed, commit
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+#: delta-rs works outside Python's lock: a commit is waiting (object stores) or short (2-3 ms on a local disk).
+THREADS = 16
+
+
+@dataclass
+class Committed:
+    """Outcomes by game.
+
+    Attributes:
+        landed: visible now.
+        again: a rival was first, or the game is elsewhere than planned: plan it anew.
+        failed: why nothing was committed.
+    """
+
+    landed: dict[str, Landed] = field(default_factory=dict)
+    again: set[str] = field(default_factory=set)
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+def for_games(games: Iterable[str], look: Callable[[str], T]) -> dict[str, T]:
+    """Look at every game's tables, in parallel, in the order of the games."""
+    names = list(games)
+    with ThreadPoolExecutor(THREADS) as pool:
+        return dict(zip(names, pool.map(look, names), strict=True))
+
+
+def commit_games(
+    plans: Mapping[str, Callable[[], Commit | None]], crash_point: str, settings: Settings, of: str = ""
+) -> Committed:
+    """Commit every game's plan.
+
+    Args:
+        plans: game -> function that opens the table and makes the plan on that handle; None: to be planned anew.
+        crash_point: reached after each commit, with the number of games committed so far.
+        settings: their secrets are masked in what is said of a failure.
+        of: put before that number where a run comes to the point more than once.
+    """
+    outcome = Committed()
+    done = count(1)
+
+    def one(item: tuple[str, Callable[[], Commit | None]]) -> None:
+        game, make = item
+        try:
+            plan = make()
+            if plan is None:
+                outcome.again.add(game)
+                return
+            outcome.landed[game] = commit(plan)
+            crash_points.reach(crash_point, f"{of}{next(done)}")
+        except ConflictError as error:
+            log.info("game=%s conflict=%r planned_again=true", game, without_secrets(str(error), settings))
+            outcome.again.add(game)
+        except (GameEventsError, DeltaError, OSError) as error:
+            outcome.failed[game] = without_secrets(str(error), settings)
+            log.error("game=%s commit_failed=%r", game, outcome.failed[game])
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(one, plans.items()))
+    return outcome

@@ -1,0 +1,1 @@
+"""Parquet files of tables: writing, staging, reading."""

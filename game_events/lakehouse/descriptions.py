@@ -1,0 +1,150 @@
+"""Comments of columns, and whose a table is: in the metadata of its columns, where Spark, Unity and other readers look.
+
+A column's comment is the key `comment` of its metadata (Delta protocol, "Column Metadata"; what `DESCRIBE TABLE` shows). Owners
+and tags stand in the metadata of the first column, as the table's format does: delta-rs takes no table properties but Delta's.
+
+Guarantee: nothing here decides over rows. What cannot be written is a line in the log, and the commit of the rows goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+
+import pyarrow as pa
+from deltalake import DeltaTable, Field
+from deltalake.exceptions import DeltaError
+
+from game_events.lakehouse.system_columns import own_comments
+from game_events.lakehouse.tables import Table
+
+log = logging.getLogger(__name__)
+
+#: Key of a column's metadata with its comment; Spark's name for it.
+COMMENT = "comment"
+#: The schema id that a comment is of: an older schema's comment never takes the place of a newer one's.
+COMMENT_OF = "game_events.comment_of"
+OWNERS, TAGS = "game_events.owners", "game_events.tags"
+#: What describes and decides nothing.
+DESCRIBING = frozenset({COMMENT, COMMENT_OF, OWNERS, TAGS})
+#: Characters of all comments of one table: each commit that changes its columns repeats them.
+MAX_TABLE_CHARS = 200_000
+
+
+def with_comments(schema: pa.Schema, comments: Mapping[str, tuple[str, int]]) -> pa.Schema:
+    """A schema whose columns have these comments: column -> (comment, schema id that it is of)."""
+    fields, room = [], MAX_TABLE_CHARS
+    for item in schema:
+        text, of = comments.get(item.name, ("", 0))
+        room -= len(text)
+        new = {COMMENT: text, COMMENT_OF: str(of)} if text and room >= 0 else {}
+        fields.append(item.with_metadata((item.metadata or {}) | new) if new else item)
+    return pa.schema(fields, metadata=schema.metadata)
+
+
+def described(table: Table, schema: pa.Schema) -> pa.Schema:
+    """A table's schema with all that is known of its columns: comments it has, else those of this project; owners and tags."""
+    own = own_comments(table.key, table.person)
+    fields = []
+    for index, item in enumerate(schema):
+        # Owners and tags of the table that the columns come from are not this one's.
+        metadata = {k: v for k, v in (item.metadata or {}).items() if k.decode() not in (OWNERS, TAGS)}
+        if COMMENT.encode() not in metadata and item.name in own:
+            metadata[COMMENT.encode()] = own[item.name].encode()
+        if index == 0:
+            metadata |= {k.encode(): v.encode() for k, v in _labels(table).items()}
+        fields.append(item.with_metadata(metadata))
+    return pa.schema(fields, metadata=schema.metadata)
+
+
+def undescribed(schema: pa.Schema, known: frozenset[str]) -> pa.Schema:
+    """A schema whose known columns say nothing that only describes: what new columns say comes with them."""
+    fields = [
+        item.with_metadata({k: v for k, v in (item.metadata or {}).items() if k.decode() not in DESCRIBING})
+        if item.name in known
+        else item
+        for item in schema
+    ]
+    return pa.schema(fields, metadata=schema.metadata)
+
+
+def comments_of(schema: pa.Schema) -> dict[str, str]:
+    """Column -> comment, of those that have one."""
+    return {f.name: (f.metadata or {})[COMMENT.encode()].decode() for f in schema if COMMENT.encode() in (f.metadata or {})}
+
+
+def owners_of(handle: DeltaTable) -> list[str]:
+    """Who owns a table, as it says itself."""
+    fields = handle.schema().fields
+    return list(json.loads(str(fields[0].metadata.get(OWNERS, "[]")))) if fields else []
+
+
+def tags_of(handle: DeltaTable) -> dict[str, str]:
+    """A table's tags, as it says itself."""
+    fields = handle.schema().fields
+    return dict(json.loads(str(fields[0].metadata.get(TAGS, "{}")))) if fields else {}
+
+
+def describe(table: Table, handle: DeltaTable, wanted: pa.Schema, description: str | None = None) -> DeltaTable:
+    """Bring what describes a table up to date: nothing where nothing changed, one commit for what is new.
+
+    A changed comment is a commit of its own: delta-rs merges new keys of metadata, and refuses other values of old ones.
+
+    Args:
+        table: the table.
+        handle: its newest version.
+        wanted: its columns, from `described`.
+        description: what its own description becomes, if that is another one.
+
+    Returns:
+        a handle on the newest version.
+    """
+    held = {f.name: f for f in handle.schema().fields}
+    new, changed = _differences(held, wanted)
+    about = description if description is not None and description != handle.metadata().description else None
+    if not new and not changed and about is None:
+        return handle
+    try:
+        if new:
+            handle.alter.add_columns(new)
+        for column, values in changed.items():
+            handle.alter.set_column_metadata(column, values)
+        if about is not None:
+            handle.alter.set_table_description(about)
+    except (DeltaError, OSError) as error:  # a rival's commit among others: the next commit of rows looks again
+        log.info("table=%s comments_not_written=true cause=%s", table.name, type(error).__name__)
+    return table.open() or handle
+
+
+def _differences(held: Mapping[str, Field], wanted: pa.Schema) -> tuple[list[Field], dict[str, dict[str, str]]]:
+    """Columns with keys that they lack, and keys whose values change."""
+    new: list[Field] = []
+    changed: dict[str, dict[str, str]] = {}
+    for item in wanted:
+        have = held.get(item.name)
+        if have is None:
+            continue
+        wants = {k.decode(): v.decode() for k, v in (item.metadata or {}).items() if k.decode() in DESCRIBING}
+        known = {key: str(value) for key, value in have.metadata.items()}
+        if COMMENT in wants and COMMENT in known:
+            newer = COMMENT_OF in wants and int(wants[COMMENT_OF]) > int(known.get(COMMENT_OF, -1))
+            if not newer or wants[COMMENT] == known[COMMENT]:
+                wants = {k: v for k, v in wants.items() if k not in (COMMENT, COMMENT_OF)}
+        lacking = {k: v for k, v in wants.items() if k not in known}
+        if lacking:
+            new.append(Field(item.name, have.type, nullable=have.nullable, metadata=lacking))
+        other = {k: v for k, v in wants.items() if k in known and known[k] != v}
+        if other:
+            changed[item.name] = other
+    return new, changed
+
+
+def _labels(table: Table) -> dict[str, str]:
+    """What the settings say of a table's owners and tags; what they do not say stays as the table has it."""
+    found = {}
+    if table.owners:
+        found[OWNERS] = json.dumps(list(table.owners))
+    if table.tags:
+        found[TAGS] = json.dumps(dict(sorted(table.tags)))
+    return found

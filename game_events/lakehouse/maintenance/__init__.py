@@ -1,0 +1,1 @@
+"""Compaction, and removal of files that no version needs."""

@@ -1,0 +1,132 @@
+"""Small files of an append-only table, joined: same rows, fewer files, in one commit beside which appends go on.
+
+Batches stay as they are, so progress never notices. Files are joined by size classes, as in a log-structured merge tree: a row
+is written again once for each class, however long a loop goes on.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+
+from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse.commits.commit import Commit, Landed, commit
+from game_events.lakehouse.commits.restores import MAINTENANCE_INFO
+from game_events.lakehouse.data.staging import StagedWriter, file_system
+from game_events.lakehouse.tables import QUARANTINE, Table
+
+#: Bytes of the smallest class; each next one is so many times larger.
+SMALLEST, FACTOR = 64 * 1024, 8
+#: Rows that are in memory at a time, besides the writer's row group.
+BATCH_ROWS = 16_384
+
+
+@dataclass(frozen=True)
+class Goal:
+    """When files are worth joining.
+
+    Attributes:
+        files: join as soon as there are so many of one size class.
+        bytes: the joined file is about so large at most; larger files are left alone.
+    """
+
+    files: int
+    bytes: int
+
+
+#: In a loop: a few times a minute and table, each of them a fraction of a second.
+LOOP_GOAL = Goal(files=16, bytes=32 * 1024 * 1024)
+#: In maintenance: as few files as there can be.
+FULL_GOAL = Goal(files=2, bytes=256 * 1024 * 1024)
+
+
+#: Columns of a table by whose bounds its files are told apart all the time: files with other bounds are not joined.
+KEPT_APART: dict[str, tuple[str, ...]] = {QUARANTINE: ("layer", "game")}
+
+
+def small_files(table: Table, handle: DeltaTable, goal: Goal) -> list[list[str]]:
+    """Groups of paths that are worth joining, each into about one file, oldest batches first."""
+    actions = pa.table(handle.get_add_actions(flatten=True))
+    order = [("min._batch", "ascending")] if "min._batch" in actions.column_names else [("modification_time", "ascending")]
+    bounds = [f"{end}.{column}" for column in KEPT_APART.get(table.key, ()) for end in ("min", "max")]
+    bounds = [name for name in bounds if name in actions.column_names]
+    classes: dict[tuple[object, ...], list[tuple[str, int]]] = defaultdict(list)
+    for file in actions.sort_by(order).select(["path", "size_bytes", *bounds]).to_pylist():
+        if file["size_bytes"] * 2 <= goal.bytes:
+            key = (_size_class(file["size_bytes"], goal), *(file[name] for name in bounds))
+            classes[key].append((file["path"], file["size_bytes"]))
+    groups: list[list[str]] = []
+    for members in classes.values():
+        group: list[str] = []
+        size = 0
+        for path, length in [*members, ("", goal.bytes)]:
+            if size + length > goal.bytes:
+                if len(group) >= goal.files:
+                    groups.append(group)
+                group, size = [], 0
+            group.append(path)
+            size += length
+    return groups
+
+
+def _size_class(size: int, goal: Goal) -> int:
+    if goal.files <= FACTOR:
+        return 0  # once and for all: everything with everything
+    number = 0
+    while size >= SMALLEST * FACTOR**number:
+        number += 1
+    return number
+
+
+def join_files(table: Table, handle: DeltaTable, group: list[str]) -> Landed:
+    """Write a group of files as one, and put it in their place.
+
+    Raises:
+        ConflictError: somebody replaced one of them meanwhile; nothing is changed.
+        TransientError: the outcome of the commit is not known; the table is right either way.
+    """
+    schema = pa.schema(handle.schema())
+    writer = StagedWriter(table, schema)
+    try:
+        for rows in _rows(table, schema, group):
+            writer.write(rows)
+        files = writer.close()
+    except BaseException:
+        writer.abort()
+        raise
+    crash_points.reach("joined_staged", table.name)
+    landed = commit(
+        Commit(
+            table,
+            # No column comes with them, and the columns' metadata (bronze's column map) is not touched.
+            pa.schema([]),
+            files,
+            expected={},
+            advance={},
+            table_id=str(handle.metadata().id),
+            rewritten=frozenset(group),
+            same_rows=True,
+            info={MAINTENANCE_INFO: "compaction"},
+        )
+    )
+    crash_points.reach("joined_committed", table.name)
+    return landed
+
+
+def _rows(table: Table, schema: pa.Schema, group: list[str]) -> Iterator[pa.Table]:
+    """The files' rows in the table's columns, those that a file lacks as NULL."""
+    system, prefix = file_system(table)
+    for path in group:
+        with system.open_input_file(prefix + path) as source:
+            file = pq.ParquetFile(source)
+            held = [name for name in schema.names if name in file.schema_arrow.names]
+            for batch in file.iter_batches(BATCH_ROWS, columns=held):
+                columns = [
+                    batch.column(f.name).cast(f.type) if f.name in held else pa.nulls(batch.num_rows, f.type) for f in schema
+                ]
+                yield pa.Table.from_arrays(columns, schema=schema)

@@ -1,0 +1,205 @@
+"""SQL over the tables without Spark: each table of a root is a view, by its name, in an in-memory DuckDB.
+
+A view reads exactly the files of one Delta version, with the table's columns and types; columns that a file lacks are NULL. A
+table is opened when a query first names it: opening all of some thousands takes longer than most queries.
+
+Guarantee: nothing is written, and nothing outside of the root is read. Queries may come from others: only one SELECT at a time
+is run, file access is switched off but for the root's own folder, and settings are locked.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.dataset as pads
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from game_events.errors import ConfigurationError
+from game_events.lakehouse.data.staging import file_system
+from game_events.lakehouse.storage.errors import store_errors_named
+from game_events.lakehouse.tables import Lakehouse, Table, no_table
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+#: Rows that are fetched at once.
+FETCH_ROWS = 10_000
+_MISSING = re.compile(r"Table with name \"?(.+?)\"? does not exist")
+#: What lists tables instead of naming one.
+_LISTS = re.compile(r"\b(show|information_schema|duckdb_(tables|views|columns)|pg_\w+|sqlite_master)\b", re.IGNORECASE)
+_GONE = re.compile(r"No such file|does not exist|cannot open file|No files found|NoSuchKey|not found", re.IGNORECASE)
+
+
+class TablesSql:
+    """A connection in which the tables of a lakehouse can be queried."""
+
+    def __init__(self, lakehouse: Lakehouse, as_of: datetime | None = None) -> None:
+        """Lists the root; opens no table.
+
+        Args:
+            lakehouse: the tables.
+            as_of: as they were then; None: as they are.
+        """
+        self._lakehouse, self._as_of = lakehouse, as_of
+        self._tables = {table.name: table for table in map(lakehouse.table, lakehouse.names())}
+        self._opened: set[str] = set()
+        # Names in a query are tables, never variables of this program.
+        self._connection = duckdb.connect(config={"python_enable_replacements": False})
+        self._connection.execute("SET TimeZone = 'UTC'")
+        self._connection.execute("CREATE SCHEMA _columns")
+        self._spill = tempfile.TemporaryDirectory(prefix="game_events_sql")
+        self._connection.execute(f"SET temp_directory = {_text(self._spill.name)}")
+        if "://" not in lakehouse.root:
+            self._connection.execute(f"SET allowed_directories = [{_text(lakehouse.root + '/')}]")
+        self._connection.execute("SET enable_external_access = false")
+        self._connection.execute("SET lock_configuration = true")
+
+    def __enter__(self) -> TablesSql:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._connection.close()
+        self._spill.cleanup()
+
+    def query(self, sql: str) -> tuple[list[str], Iterator[tuple[Any, ...]]]:
+        """Names of a query's columns, and its rows, read as they are asked for.
+
+        Raises:
+            ConfigurationError: it is no single SELECT, it names what there is not, or it cannot be computed.
+        """
+        self._refuse_others(sql)
+        if _LISTS.search(sql):
+            for name in self._tables:
+                self._open(name)
+        while True:
+            try:
+                self._connection.execute(sql)
+                break
+            except duckdb.CatalogException as error:
+                found = _MISSING.search(str(error))
+                if found is None:
+                    raise self._failed(error) from None
+                named = found[1].lower()  # SQL's names know no upper case
+                if named not in self._tables or named in self._opened:
+                    raise self._unknown(found[1]) from None
+                self._open(named)
+            except (duckdb.Error, OSError) as error:
+                raise self._failed(error) from None
+        names = [column[0] for column in self._connection.description or []]
+        return names, self._rows()
+
+    def _rows(self) -> Iterator[tuple[Any, ...]]:
+        try:
+            while rows := self._connection.fetchmany(FETCH_ROWS):
+                yield from rows
+        except (duckdb.Error, OSError) as error:
+            raise self._failed(error) from None
+
+    def _refuse_others(self, sql: str) -> None:
+        try:
+            statements = duckdb.extract_statements(sql)
+        except duckdb.Error as error:
+            raise ConfigurationError(f"the query cannot be read: {error}") from None
+        if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+            raise ConfigurationError("only one SELECT (or DESCRIBE, SHOW TABLES) is run: the tables are only read here")
+
+    def _unknown(self, name: str) -> ConfigurationError:
+        if name.lower() in self._tables:
+            when = f"as of {self._as_of.isoformat()}: it was made later" if self._as_of is not None else "yet"
+            return ConfigurationError(f"there is no table {name!r} {when}")
+        return no_table(self._lakehouse, name, self._tables)
+
+    def _failed(self, error: Exception) -> ConfigurationError:
+        first = str(error).strip()
+        if isinstance(error, duckdb.IOException | OSError) and _GONE.search(first):
+            when = f" of {self._as_of.isoformat()}" if self._as_of is not None else ""
+            return ConfigurationError(
+                f"files of the tables{when} are gone: maintenance deletes replaced ones after GAME_EVENTS_RETENTION_H hours "
+                f"(docs/maintenance.md). Ask for a later time, or run the query again: {first.splitlines()[0]}"
+            )
+        return ConfigurationError(f"the query failed: {first}")
+
+    def _open(self, name: str) -> None:
+        """Make the view of a table; a table that was not there at the time is none."""
+        if name in self._opened:
+            return
+        self._opened.add(name)
+        table = self._tables[name]
+        handle = table.open()
+        if handle is None or (self._as_of is not None and not _travel(table, handle, self._as_of)):
+            return
+        schema = pa.schema(handle.schema())
+        # In a schema of its own, where nobody lists it among the tables.
+        empty, view = f"_columns.{_name(name)}", _name(name)
+        self._connection.register("_empty", schema.empty_table())
+        self._connection.execute(f"CREATE TABLE {empty} AS FROM _empty")
+        self._connection.unregister("_empty")
+        files = [str(path) for path in pa.table(handle.get_add_actions()).column("path").to_pylist()]
+        try:
+            if not files:
+                self._connection.execute(f"CREATE VIEW {view} AS FROM {empty}")
+            elif table.local_path is not None:
+                listed = ", ".join(_text(f"{table.uri}/{path}") for path in files)
+                read = f"read_parquet([{listed}], union_by_name = true)"
+                # The empty table brings columns that no file has, and every column's type.
+                self._connection.execute(f"CREATE VIEW {view} AS (FROM {empty}) UNION ALL BY NAME (FROM {read})")
+            else:
+                self._connection.register(name, _dataset(table, files, schema))
+        except (duckdb.Error, OSError) as error:
+            raise self._failed(error) from None
+
+
+def _travel(table: Table, handle: DeltaTable, then: datetime) -> bool:
+    """Bring a handle to the version of a time; False: there was no table yet, as far as its log reaches back.
+
+    Raises:
+        ConfigurationError: the log does not reach back so far.
+    """
+    # The commits' own times, as `history` shows them; delta-rs goes by the log files', which are written a little later.
+    history, moment = handle.history(), (then - EPOCH) // timedelta(milliseconds=1)
+    reached = [int(commit["version"]) for commit in history if int(commit.get("timestamp", 0)) <= moment]
+    if not reached:
+        if int(history[-1]["version"]) == 0:
+            return False
+        raise ConfigurationError(f"{table.name}: its log does not reach back to {then.isoformat()} any more")
+    try:
+        handle.load_as_version(max(reached))
+    except DeltaError as error:
+        raise ConfigurationError(f"{table.name} cannot be read as of {then.isoformat()}: {error}") from None
+    return True
+
+
+def _dataset(table: Table, files: list[str], schema: pa.Schema) -> pads.Dataset:
+    """A table in an object store, read by delta-rs' own client: it has the credentials."""
+    system, prefix = file_system(table)
+    with store_errors_named(table.uri):
+        return pads.dataset([prefix + path for path in files], schema=schema, format="parquet", filesystem=system)
+
+
+def _name(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _text(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def plain(row: Sequence[object]) -> list[object]:
+    """A row for JSON and CSV: bytes as hexadecimal digits, times in ISO's form, everything else as it is."""
+    return [_plain(value) for value in row]
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, bytes | bytearray):
+        return value.hex()
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,157 @@
+"""What an object store's errors mean: a person has to change something, or the same call may succeed later.
+
+delta-rs reports everything that goes wrong with a store as `OSError`, Spark as a failed job with pages of stack; what happened
+is in the words alone. Both repeat the request's address and the store's answer, never a credential.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from deltalake.exceptions import DeltaError
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+
+from game_events.errors import ConfigurationError, GameEventsError, TransientError
+from game_events.lakehouse.storage.options import is_remote
+
+#: Errors under which a store's hide.
+CARRIERS = (OSError, DeltaError, PySparkException, Py4JJavaError)
+#: Texts of a store's own errors, by delta-rs (object_store) and by Spark's S3A; others have nothing to do with a store.
+_STORE = re.compile(r"Generic \w+ error|lacked the necessary privileges|not authenticated|fs\.s3a\.|awssdk")
+_REFUSED = re.compile(
+    r"\b40[13] (Forbidden|Unauthorized)|lacked the necessary privileges|not authenticated|AccessDenied|InvalidAccessKeyId|"
+    r"SignatureDoesNotMatch|ExpiredToken|InvalidToken|Status Code: 40[13]"
+)
+#: The last place where clients look is the machine's own address for roles, which is nobody's where there are none.
+_NO_CREDENTIALS = re.compile(r"NoAuthWithAWSException|Unable to load credentials|NoCredentials|latest/api/token|169\.254\.\d+")
+_NO_BUCKET = re.compile(r"NoSuchBucket|UnknownStoreException|ContainerNotFound")
+_AWAY = re.compile(
+    r"error sending request|after \d+ retries|\b5\d\d [A-Z]|\b429 |SlowDown|Status Code: (5\d\d|429)|[Tt]imed? ?out|"
+    r"Connect(ion)?[ A-Z]|UnknownHost|AWSClientIOException|Throttl|connection"
+)
+#: A store's answer in XML, and the last link of a chain of causes.
+_ANSWER = re.compile(r"<Code>([^<]*)</Code>\s*(?:<Message>([^<]*)</Message>)?")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_LONGEST = 300
+
+#: As Linux and Rust's standard library (`os error N`) say it.
+FULL = ("No space left on device", "Disk quota exceeded", "os error 28", "os error 122")
+DENIED = (
+    "Read-only file system",
+    "Permission denied",
+    "Operation not permitted",
+    "os error 30",
+    "os error 13)",
+    "os error 1)",
+)
+#: What tables' files and Spark's jobs fail with.
+RAW = (OSError, DeltaError, PySparkException, Py4JJavaError)
+_STAYS = "What was committed stays, nothing else is visible, and the next run goes on from there"
+
+
+def explain(error: BaseException, root: str) -> GameEventsError | None:
+    """The project's error for a store's, or None if it is nothing of the store.
+
+    Args:
+        error: what was raised.
+        root: the lakehouse's root, or a table's address in it.
+    """
+    text = _COLOUR.sub("", str(error))
+    if not is_remote(root) or not _STORE.search(text):
+        return None
+    what = f"object store {root}"
+    if _NO_BUCKET.search(text):
+        return ConfigurationError(f"{what}: there is no such bucket: make it, or correct GAME_EVENTS_LAKEHOUSE")
+    if _NO_CREDENTIALS.search(text):
+        return ConfigurationError(
+            f"{what}: no credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, for this "
+            "process and Spark's workers (docs/object-store.md)"
+        )
+    if _REFUSED.search(text):
+        return ConfigurationError(
+            f"{what} refuses access ({_words(text)}): check the credentials of the environment (AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or the machine's role) and what they may do (docs/object-store.md)"
+        )
+    if _AWAY.search(text):
+        return TransientError(
+            f"{what} does not answer as it should ({_words(text)}): is it up, and is GAME_EVENTS_STORAGE_ENDPOINT right? What "
+            "was committed stays, the next run goes on from there"
+        )
+    return None
+
+
+def _words(text: str) -> str:
+    """The store's answer, or the last cause: one line."""
+    answer = _ANSWER.search(text)
+    if answer:
+        return ": ".join(part for part in answer.groups() if part)[:_LONGEST]
+    caused = [line for line in text.splitlines() if "Caused by:" in line]
+    lines = [line.strip(" \t↳-") for line in (caused or text.splitlines()) if line.strip(" \t↳-")]
+    return (lines[-1] if lines else "no words")[:_LONGEST]
+
+
+@contextmanager
+def store_errors_named(root: str) -> Iterator[None]:
+    """A store's errors inside become the project's; all others stay what they are.
+
+    Raises:
+        ConfigurationError: the store refuses us, or there is no such bucket.
+        TransientError: it is away, or asks us to come later.
+    """
+    try:
+        yield
+    except CARRIERS as error:
+        found = explain(error, root)
+        if found is None:
+            raise
+        raise found from error
+
+
+def storage_error(error: BaseException, root: str) -> GameEventsError | None:
+    """The project's error for one that storage caused; None for any other.
+
+    Args:
+        error: what was raised.
+        root: where the tables are.
+
+    Returns:
+        TransientError: it is full, and may have room again. ConfigurationError: only a person can give the right to write.
+    """
+    found = explain(error, root)
+    if found is not None:
+        return found
+    said = next((line.strip() for line in str(error).splitlines() if _has(line, FULL + DENIED)), "")[:300]
+    if _has(said, FULL):
+        return TransientError(
+            f"no space is left, below {root} or where Spark keeps what it spills (spark.local.dir): {said}. {_STAYS}. Free "
+            "some space: files that no version needs any more are removed by maintenance (vacuum)"
+        )
+    if _has(said, DENIED):
+        return ConfigurationError(
+            f"{root} cannot be read or written: {said}. {_STAYS}. Give this user the right to write "
+            "there, or mount it for writing"
+        )
+    return None
+
+
+@contextmanager
+def storage_named(root: str) -> Iterator[None]:
+    """Storage's errors inside become the project's own.
+
+    Raises:
+        TransientError, ConfigurationError: as `storage_error` says; every other error as it is.
+    """
+    try:
+        yield
+    except RAW as error:
+        known = storage_error(error, root)
+        if known is None:
+            raise
+        raise known from error
+
+
+def _has(text: str, words: tuple[str, ...]) -> bool:
+    return any(word in text for word in words)

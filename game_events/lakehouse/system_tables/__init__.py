@@ -1,0 +1,1 @@
+"""The project's own small tables: progress, event log, schema archive, suppressed players."""

@@ -1,0 +1,219 @@
+"""How far each layer has come, in one small table: a hint that saves work, never the truth.
+
+The truth is each table's own `txn`. A floor says "everything up to this bronze batch is in this layer, except the games
+listed as failed"; a lost or old floor costs a re-read, never a row. Layers: silver, gold, unified, and `gold:{name}` for each
+aggregate of one's own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, replace
+
+import pyarrow as pa
+
+from game_events.errors import ConflictError, without_quotes
+from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.data.snapshot import read_arrow
+from game_events.lakehouse.data.staging import StagedWriter
+from game_events.lakehouse.tables import PROGRESS, Lakehouse
+
+SILVER, GOLD, UNIFIED_LAYER = "silver", "gold", "unified"
+#: What the layers of one's own aggregates begin with.
+OWN_GOLD = f"{GOLD}:"
+APP = "progress"
+ATTEMPTS = 20
+
+
+def is_gold(layer: str) -> bool:
+    """Whether a layer is gold's: of the shipped aggregate or of one's own."""
+    return layer == GOLD or layer.startswith(OWN_GOLD)
+
+
+SCHEMA = pa.schema(
+    [
+        pa.field("bronze_id", pa.string()),
+        pa.field("layer", pa.string()),
+        pa.field("kind", pa.string()),  # floor | game | failed | unrouted | decided_anew
+        pa.field("game", pa.string()),
+        pa.field("batch", pa.int64()),
+        pa.field("detail", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What else is known of a layer's floor.
+
+    Attributes:
+        definition: the declaration that the layer came to its floor with; under another one the floor says nothing.
+        committed_at: when a table of the layer was last committed to, in seconds since 1970.
+    """
+
+    definition: str = ""
+    committed_at: float | None = None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One state of the table.
+
+    Attributes:
+        bronze_id: the bronze table it speaks of; a rebuilt bronze starts from nothing.
+        floors: layer -> bronze batch up to which it is complete, but for `failed`.
+        games: game -> highest bronze batch in its silver table: the games that are known.
+        failed: (layer, game) -> why it failed last time.
+        unrouted_batch: last batch with a valid name that was not let in; 0: there never was one.
+        decided_anew: how many of the decisions that quarantine made anew are known to be carried out in silver.
+        marks: layer -> what else is known of its floor; only of the layers of one's own aggregates.
+    """
+
+    bronze_id: str
+    floors: dict[str, int] = field(default_factory=dict)
+    games: dict[str, int] = field(default_factory=dict)
+    failed: dict[tuple[str, str], str] = field(default_factory=dict)
+    unrouted_batch: int = 0
+    decided_anew: int = 0
+    marks: dict[str, Mark] = field(default_factory=dict)
+
+    def floor(self, layer: str) -> int:
+        """Bronze batch up to which a layer is complete."""
+        return self.floors.get(layer, 0)
+
+    def failed_in(self, layer: str) -> set[str]:
+        """Games that the floor of a layer does not speak for."""
+        return {game for at, game in self.failed if at == layer}
+
+    def done(
+        self,
+        layer: str,
+        floor: int,
+        games: dict[str, int] | None = None,
+        failed: dict[str, str] | None = None,
+        seen: Progress | None = None,
+    ) -> Progress:
+        """This state after a layer has come to `floor`: its failures are exactly `failed`.
+
+        Unless a rival is further: then its failures stand too, as they are of batches that this run has not seen. So does what
+        was noted since the run looked (`seen`): a rival replaces tables that this run has read before.
+        """
+        known = dict(self.games)
+        for game, batch in (games or {}).items():
+            known[game] = max(batch, known.get(game, 0))
+        overtaken = self.floor(layer) > floor
+        since = {k for k, v in self.failed.items() if seen is not None and seen.failed.get(k) != v}
+        failures = {k: v for k, v in self.failed.items() if overtaken or k[0] != layer or k in since}
+        failures |= {(layer, game): why for game, why in (failed or {}).items()}
+        floors = self.floors | {layer: max(floor, self.floor(layer))}
+        return replace(self, floors=floors, games=known, failed=failures)
+
+    def pending(self, layer: str, games: Iterable[str], why: str) -> Progress:
+        """This state with games that a layer has to look at whatever its floor says."""
+        return replace(self, failed=self.failed | {(layer, game): why for game in games})
+
+    def pending_downstream(self, games: Iterable[str], why: str) -> Progress:
+        """This state with games that everything made from silver has to look at: aggregates no longer declared too."""
+        names, state = list(games), self
+        for layer in (GOLD, UNIFIED_LAYER, *(at for at in self.floors if at.startswith(OWN_GOLD))):
+            state = state.pending(layer, names, why)
+        return state
+
+    def marked(self, layer: str, mark: Mark) -> Progress:
+        """This state with a layer's mark; another definition's floor and failures are gone."""
+        state = self
+        if self.marks.get(layer, Mark()).definition != mark.definition:
+            floors = {at: batch for at, batch in self.floors.items() if at != layer}
+            state = replace(self, floors=floors, failed={k: v for k, v in self.failed.items() if k[0] != layer})
+        return replace(state, marks=self.marks | {layer: mark})
+
+
+class ProgressTable:
+    """Reads and replaces the state; rivals' changes are never overwritten."""
+
+    def __init__(self, lakehouse: Lakehouse) -> None:
+        self._table = lakehouse.table(PROGRESS)
+
+    def read(self, bronze_id: str) -> Progress:
+        """The state for this bronze table; an empty one if there is none."""
+        return self._read(bronze_id)[0]
+
+    def update(self, bronze_id: str, change: Callable[[Progress], Progress]) -> Progress:
+        """Apply a change to the newest state, again if a rival changed it meanwhile.
+
+        Raises:
+            ConflictError: rivals won every attempt; nothing is lost, the next run does the same work again.
+        """
+        for attempt in range(ATTEMPTS):
+            before, version, table_id, held = self._read(bronze_id)
+            after = change(before)
+            if after == before or _is_later(held, bronze_id):
+                return after
+            writer = StagedWriter(self._table, SCHEMA)
+            writer.write(_rows(after))
+            plan = Commit(
+                self._table,
+                SCHEMA,
+                writer.close(),
+                expected={APP: version},
+                advance={APP: (version or 0) + 1},
+                table_id=table_id,
+                replace=True,
+                description="How far each layer has come: a hint that saves work; each table's own txn is the truth",
+            )
+            try:
+                commit(plan)
+            except ConflictError:
+                if attempt == ATTEMPTS - 1:
+                    raise
+                continue
+            crash_points.reach("progress_moved")
+            return after
+        raise ConflictError(f"{PROGRESS}: rivals won {ATTEMPTS} times")
+
+    def _read(self, bronze_id: str) -> tuple[Progress, int | None, str | None, str]:
+        handle = self._table.open()
+        if handle is None:
+            return Progress(bronze_id), None, None, ""
+        every = read_arrow(self._table, handle).to_pylist()
+        rows = [r for r in every if r["bronze_id"] == bronze_id]
+        state = Progress(
+            bronze_id,
+            floors={r["layer"]: r["batch"] for r in rows if r["kind"] == "floor"},
+            games={r["game"]: r["batch"] for r in rows if r["kind"] == "game"},
+            failed={(r["layer"], r["game"]): r["detail"] for r in rows if r["kind"] == "failed"},
+            unrouted_batch=max((r["batch"] for r in rows if r["kind"] == "unrouted"), default=0),
+            decided_anew=max((r["batch"] for r in rows if r["kind"] == "decided_anew"), default=0),
+            marks={r["layer"]: Mark(**json.loads(r["detail"])) for r in rows if r["kind"] == "floor" and r["detail"]},
+        )
+        return state, handle.transaction_version(APP), str(handle.metadata().id), every[0]["bronze_id"] if every else ""
+
+
+def _is_later(held: str, bronze_id: str) -> bool:
+    """Whether the table speaks of a later content of the same bronze: of the older one nobody has to know any more."""
+    (table, _, later), (mine, _, earlier) = held.partition("@"), bronze_id.partition("@")
+    return table == mine and int(later or 0) > int(earlier or 0)
+
+
+def _rows(state: Progress) -> pa.Table:
+    rows: list[dict[str, object]] = []
+
+    def add(kind: str, layer: str | None, game: str | None, batch: int | None, detail: str | None = None) -> None:
+        rows.append(
+            {"bronze_id": state.bronze_id, "layer": layer, "kind": kind, "game": game, "batch": batch, "detail": detail}
+        )
+
+    for layer, batch in state.floors.items():
+        mark = state.marks.get(layer)
+        add("floor", layer, None, batch, json.dumps(asdict(mark)) if mark is not None else None)
+    for game, batch in state.games.items():
+        add("game", SILVER, game, batch)
+    for (layer, game), why in state.failed.items():
+        add("failed", layer, game, None, without_quotes(why))
+    if state.unrouted_batch:
+        add("unrouted", SILVER, None, state.unrouted_batch)
+    if state.decided_anew:
+        add("decided_anew", SILVER, None, state.decided_anew)
+    return pa.Table.from_pylist(rows, schema=SCHEMA)

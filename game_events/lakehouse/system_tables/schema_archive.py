@@ -1,0 +1,126 @@
+"""The table `schemas`: texts by id as the registry had them, so that rows can be decoded without it; append-only.
+
+Guarantee: each id is there once, with one meaning, however many runs meet it at the same time and wherever they crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+
+import pyarrow as pa
+
+from game_events.decoding.core.registry_schema import RegistrySchema
+from game_events.decoding.core.wire_format import SchemaId
+from game_events.errors import ConflictError, DataError
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.data.snapshot import read_arrow
+from game_events.lakehouse.data.staging import StagedWriter
+from game_events.lakehouse.tables import SCHEMAS, Lakehouse
+
+#: `txn` that counts the commits: whoever adds ids has seen all that are there.
+APP = "commits"
+ATTEMPTS = 50
+
+SCHEMA = pa.schema(
+    [
+        pa.field("registry", pa.string()),
+        pa.field("schema_id", pa.int64()),
+        pa.field("schema_guid", pa.string()),
+        pa.field("format", pa.string()),
+        pa.field("text", pa.string()),
+        pa.field("references", pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("text", pa.string())]))),
+        pa.field("digest", pa.string()),
+        pa.field("archived_at", pa.timestamp("us", tz="UTC")),
+    ]
+)
+
+
+class SchemaArchive:
+    """Reads and adds to the table."""
+
+    def __init__(self, lakehouse: Lakehouse) -> None:
+        self._table = lakehouse.table(SCHEMAS)
+
+    @property
+    def uri(self) -> str:
+        """Where the table is."""
+        return self._table.uri
+
+    def read(self) -> dict[SchemaId, RegistrySchema]:
+        """Every id with its schema."""
+        return self._read()[0]
+
+    def add(self, schemas: Sequence[RegistrySchema], registry: str) -> dict[SchemaId, RegistrySchema]:
+        """Add what is not there yet, in one commit.
+
+        Returns:
+            what was added; a rival that met the same ids may have added them before.
+
+        Raises:
+            DataError: REGISTRY_CHANGED, a rival has archived another meaning of one of these ids.
+            ConflictError: rivals won every attempt.
+        """
+        for attempt in range(ATTEMPTS):
+            held, before, table_id = self._read()
+            for schema in schemas:
+                require_same(held.get(schema.schema_id), schema, registry, self.uri)
+            new = {s.schema_id: s for s in schemas if s.schema_id not in held}
+            if not new:
+                return {}
+            writer = StagedWriter(self._table, SCHEMA)
+            writer.write(pa.Table.from_pylist([_row(s, registry) for s in new.values()], schema=SCHEMA))
+            plan = Commit(
+                self._table,
+                SCHEMA,
+                writer.close(),
+                expected={APP: before},
+                advance={APP: (before or 0) + 1},
+                table_id=table_id,
+                description="Schema texts by id, as the registry had them when their first record was read",
+            )
+            try:
+                commit(plan)
+                return new
+            except ConflictError:  # a rival met new schemas too: look again
+                if attempt == ATTEMPTS - 1:
+                    raise
+        raise ConflictError(f"{SCHEMAS}: rivals won {ATTEMPTS} times")
+
+    def _read(self) -> tuple[dict[SchemaId, RegistrySchema], int | None, str | None]:
+        handle = self._table.open()
+        if handle is None:
+            return {}, None, None
+        found: dict[SchemaId, RegistrySchema] = {}
+        for row in read_arrow(self._table, handle).to_pylist():
+            schema_id = row["schema_id"] if row["schema_id"] is not None else row["schema_guid"]
+            references = tuple((x["name"], x["text"]) for x in row["references"] or [])
+            found[schema_id] = RegistrySchema(schema_id, row["format"], row["text"], references)
+        return found, handle.transaction_version(APP), str(handle.metadata().id)
+
+
+def require_same(archived: RegistrySchema | None, found: RegistrySchema, registry: str, uri: str) -> None:
+    """Compare what a registry says of an id with what it said before.
+
+    Raises:
+        DataError: REGISTRY_CHANGED, it is another schema.
+    """
+    if archived is not None and found.digest != archived.digest:
+        raise DataError(
+            f"REGISTRY_CHANGED: {registry} gives schema id {found.schema_id} another meaning than the records "
+            f"already read with it (archive: {uri}). Point GAME_EVENTS_SCHEMA_REGISTRY_URL at the right "
+            "registry; if it was reset, restore it, or start a new lakehouse"
+        )
+
+
+def _row(schema: RegistrySchema, registry: str) -> Mapping[str, object]:
+    return {
+        "registry": registry,
+        "schema_id": schema.schema_id if isinstance(schema.schema_id, int) else None,
+        "schema_guid": schema.schema_id if isinstance(schema.schema_id, str) else None,
+        "format": schema.format,
+        "text": schema.text,
+        "references": [{"name": name, "text": text} for name, text in schema.references],
+        "digest": schema.digest,
+        "archived_at": datetime.now(UTC),
+    }

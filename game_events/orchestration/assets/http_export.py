@@ -1,0 +1,137 @@
+"""The asset `rest_export`: rows of silver or gold POSTed to an HTTP receiver; there is none unless the setting names one."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import dagster as dg
+
+from game_events.config.settings import Settings
+from game_events.orchestration.jobs.places import check_place
+from game_events.orchestration.keys import EXPORTS, OWNERS, REPORT, Keys
+from game_events.orchestration.resources import LakehouseResource
+from game_events.orchestration.runs.errors import errors_decide
+from game_events.orchestration.runs.tags import REASON
+from game_events.pipeline.observability.event_log import recorded
+from game_events.pipeline.reporting.export_result import Export
+from game_events.pipeline.reporting.report import RunReport
+from game_events.sinks.http.changes import Wishes
+from game_events.sinks.http.dead_letters import replay_letters
+from game_events.sinks.http.run import export_rows
+
+#: Not one name for both: no two nodes of Dagster may share one, and the job is a node, too.
+JOB, OP = "rest_export", "export_new_rows"
+
+
+class ExportConfig(dg.Config):
+    """What a person asks for besides."""
+
+    resend: list[str] = []  # noqa: RUF012 - pydantic copies it
+    go_on: list[str] = []  # noqa: RUF012 - pydantic copies it
+    files: str | None = None
+    replay: bool = False
+    replay_statuses: list[int] = []  # noqa: RUF012 - pydantic copies it
+
+
+@dataclass(frozen=True)
+class RestParts:
+    """What Dagster is told of; empty while the export is off."""
+
+    assets: list[dg.AssetsDefinition] = field(default_factory=list)
+    jobs: list[Any] = field(default_factory=list)
+    sensors: list[dg.AutomationConditionSensorDefinition] = field(default_factory=list)
+
+
+def build_rest(settings: Settings, keys: Keys) -> RestParts:
+    """Asset, job and sensor, if the setting names a receiver."""
+    if settings.rest_url is None:
+        return RestParts()
+    return RestParts([_asset(settings, keys)], [_job(keys)], [_sensor(keys)])
+
+
+def _asset(settings: Settings, keys: Keys) -> dg.AssetsDefinition:
+    """The asset, behind the layer that the setting names."""
+    upstream = keys.gold if settings.rest_source == "gold" else keys.silver
+
+    @dg.multi_asset(
+        name=OP,
+        specs=[
+            dg.AssetSpec(
+                keys.rest,
+                deps=[dg.AssetDep(upstream, partition_mapping=dg.AllPartitionMapping())],
+                automation_condition=_follows(upstream),
+                description=f"New rows of {settings.rest_source}, POSTed to an HTTP receiver by Spark's workers: at least "
+                "once, under idempotency keys that stay the same. What is refused becomes a dead letter.",
+                group_name=EXPORTS,
+                kinds={"spark", "deltalake", "rest"},
+                owners=OWNERS,
+            )
+        ],
+        pool="rest",
+    )
+    def rest_export(
+        context: dg.AssetExecutionContext, config: ExportConfig, lakehouse: LakehouseResource
+    ) -> Iterator[dg.MaterializeResult[None]]:
+        pipeline, report = lakehouse.pipeline(context.run.run_id), RunReport()
+        with errors_decide(context, pipeline.settings), recorded(pipeline, report, JOB, context.retry_number):
+            if config.files is not None:
+                check_place(pipeline.settings, config.files)
+            if config.replay:
+                replay_letters(pipeline, config.replay_statuses)
+            wishes = Wishes(pipeline.settings.rest_on_replaced, frozenset(config.resend), frozenset(config.go_on))
+            export_rows(pipeline, report, wishes, config.files)
+        yield dg.MaterializeResult(keys.rest, metadata=_metadata(report))
+        if report.errors:
+            why = "; ".join(f"{t.game}: {t.error}" for t in report.errors[:10])
+            what = f"{len(report.errors)} {pipeline.settings.words.entities}"
+            whole = {REPORT: dg.MetadataValue.json(report.to_dict())}
+            raise dg.Failure(f"nothing was sent of {what}: {why}", metadata=whole, allow_retries=False)
+
+    return rest_export
+
+
+def _job(keys: Keys) -> Any:  # noqa: ANN401 - Dagster's type of it is not public
+    """The job that the command line starts."""
+    return dg.define_asset_job(
+        JOB,
+        dg.AssetSelection.assets(keys.rest),
+        description="Sends what is new to the HTTP receiver. The same as `game-events rest run`.",
+        executor_def=dg.in_process_executor,
+    )
+
+
+def _sensor(keys: Keys) -> dg.AutomationConditionSensorDefinition:
+    """Starts the export when there is something new; in a run of its own, so that a slow receiver holds up no table."""
+    return dg.AutomationConditionSensorDefinition(
+        "rest_automation",
+        target=dg.AssetSelection.assets(keys.rest),
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        minimum_interval_seconds=15,
+        run_tags={REASON: "there are new rows to export"},
+        description="Exports rows over HTTP when the layer before has new ones, whoever brought them.",
+    )
+
+
+def _follows(upstream: dg.AssetKey) -> dg.AutomationCondition[Any]:
+    """True when the layer above was updated since the last export was asked for or made; one export at a time."""
+    condition = dg.AutomationCondition
+    blocked = condition.any_checks_match(condition.check_failed(), blocking_only=True)
+    news = condition.asset_matches(upstream, condition.newly_updated())
+    done = condition.newly_requested() | condition.newly_updated()
+    held_up = condition.in_progress() | condition.asset_matches(upstream, blocked)
+    return news.since(done) & ~held_up
+
+
+def _metadata(report: RunReport) -> dict[str, Any]:
+    done = report.export or Export()
+    latency = dict(zip(("latency_p50_s", "latency_p95_s"), done.latency_s or (), strict=False))
+    return {
+        "rows_delivered": done.delivered_rows,
+        "rows_dead": done.dead_rows,
+        "calls": done.calls,
+        "chunks_waiting": done.waiting_chunks,
+        "answers": dict(done.answers),
+        "tasks_at_once": done.at_once,
+        **{name: round(seconds, 4) for name, seconds in latency.items()},
+        REPORT: dg.MetadataValue.json(report.to_dict()),
+    }

@@ -1,0 +1,207 @@
+"""The assets: thin wrappers over the pipeline, for lineage and for materializing by hand."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import dagster as dg
+
+from game_events.config.settings import Settings
+from game_events.extending import GoldAggregate
+from game_events.orchestration.assets.per_game import game_asset
+from game_events.orchestration.checks.rules import rule_evaluations
+from game_events.orchestration.checks.tables import check_evaluation
+from game_events.orchestration.events.materializations import report_events
+from game_events.orchestration.events.metadata import table_metadata
+from game_events.orchestration.events.partitions import Event, fail_for
+from game_events.orchestration.jobs.config import RefreshConfig
+from game_events.orchestration.keys import BY_PATTERN, DEFAULT, OWNERS, Keys, schema_key, source_key
+from game_events.orchestration.resources import LakehouseResource
+from game_events.orchestration.runs.errors import errors_decide
+from game_events.orchestration.runs.tags import ALL_LAYERS, CARRIES
+from game_events.orchestration.sensors.automation import carry_condition
+from game_events.pipeline.bronze.load import load_bronze
+from game_events.pipeline.checks.registry import check_after_run
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.gold.aggregates import player_agg
+from game_events.pipeline.gold.refresh import refresh_gold
+from game_events.pipeline.gold.unified import refresh_unified
+from game_events.pipeline.observability.event_log import recorded
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.runs.refresh import refresh_downstream
+from game_events.pipeline.silver.refresh import new_games, refresh_silver
+from game_events.sources.kafka.source import subject_of
+
+
+def build_tables(
+    settings: Settings, own: Iterable[GoldAggregate] = (), keys: Keys = DEFAULT
+) -> list[dg.AssetsDefinition | dg.AssetSpec]:
+    """All assets for the source of the settings, external ones included, and those of the user's own aggregates."""
+    external = source_assets(settings)
+    return [
+        *external,
+        _bronze([asset.key for asset in external], keys),
+        _silver(settings, keys),
+        _gold(settings, keys),
+        _unified(settings, keys),
+        *build_own_gold(own, keys),
+    ]
+
+
+def _bronze(sources: Sequence[dg.AssetKey], keys: Keys) -> dg.AssetsDefinition:
+    @dg.multi_asset(
+        name=keys.bronze.path[-1],
+        specs=[
+            dg.AssetSpec(
+                keys.bronze,
+                deps=list(sources),
+                description="Every decodable record of the source, once: columns decoded by its writer's schema, Kafka "
+                "metadata, schema id, raw value. Append-only.",
+                group_name="bronze",
+                kinds={"spark", "deltalake", "bronze"},
+                owners=OWNERS,
+            ),
+            dg.AssetSpec(
+                keys.quarantine,
+                deps=list(sources),
+                description="Every other record, once, with the reason: written in the same pass as bronze.",
+                group_name="bronze",
+                kinds={"spark", "deltalake"},
+                owners=OWNERS,
+                skippable=True,
+            ),
+        ],
+        pool="bronze",
+    )
+    def bronze_events(context: dg.AssetExecutionContext, lakehouse: LakehouseResource) -> Iterator[dg.MaterializeResult[None]]:
+        pipeline = lakehouse.pipeline(context.run.run_id)
+        report = RunReport()
+        with errors_decide(context, pipeline.settings), recorded(pipeline, report, keys.bronze.path[-1], context.retry_number):
+            load_bronze(pipeline, report)
+            names = new_games(pipeline)
+        if names:
+            context.instance.add_dynamic_partitions(str(keys.partitions.name), names)
+        entries = {t.layer: t for t in report.tables}
+        if "quarantine" in entries:
+            yield dg.MaterializeResult(keys.quarantine, metadata=table_metadata(entries["quarantine"], report, keys))
+        metadata = table_metadata(entries["bronze"], report, keys) if "bronze" in entries else {"dagster/row_count": 0}
+        yield dg.MaterializeResult(keys.bronze, metadata=metadata)
+
+    return bronze_events
+
+
+def _silver(settings: Settings, keys: Keys) -> dg.AssetsDefinition:
+    words = settings.words
+    spec = dg.AssetSpec(
+        keys.silver,
+        deps=[keys.bronze],
+        description=f"One append-only table for each {words.entity} with its rows of bronze; all requested {words.entities} in "
+        "one Spark job.",
+        group_name="silver",
+        kinds={"spark", "deltalake", "silver"},
+        owners=OWNERS,
+    )
+    return game_asset(
+        spec, "silver", "silver", keys, lambda p, report, games, full: refresh_silver(p, report, games, full=full)
+    )
+
+
+def _gold(settings: Settings, keys: Keys) -> dg.AssetsDefinition:
+    spec = dg.AssetSpec(
+        keys.gold,
+        deps=[keys.silver],
+        description=f"One table for each {settings.words.entity}. {player_agg(settings).description}. Equal to a full "
+        "recompute, always.",
+        group_name="gold",
+        kinds={"spark", "deltalake", "gold"},
+        owners=OWNERS,
+    )
+    return game_asset(spec, "gold", "gold", keys, lambda p, report, games, full: refresh_gold(p, report, games, full=full))
+
+
+def _unified(settings: Settings, keys: Keys) -> dg.AssetsDefinition:
+    @dg.multi_asset(
+        name=keys.unified.path[-1],
+        specs=[
+            dg.AssetSpec(
+                keys.unified,
+                deps=[dg.AssetDep(keys.gold, partition_mapping=dg.AllPartitionMapping())],
+                automation_condition=carry_condition(keys),
+                description=f"All {settings.words.entities}' aggregates in one table, for dashboards. A run of it that "
+                "automation starts brings silver and gold up to date first.",
+                group_name="gold",
+                kinds={"spark", "deltalake", "gold"},
+                owners=OWNERS,
+            )
+        ],
+        pool="gold",
+    )
+    def gold_unified_player_agg(
+        context: dg.AssetExecutionContext, config: RefreshConfig, lakehouse: LakehouseResource
+    ) -> Iterator[Event]:
+        """Bring the unified table up to the games' gold tables."""
+        report, pipeline = RunReport(), lakehouse.pipeline(context.run.run_id)
+        with errors_decide(context, pipeline.settings), recorded(pipeline, report, keys.unified.path[-1], context.retry_number):
+            if context.run.tags.get(CARRIES) == ALL_LAYERS:
+                refresh_downstream(pipeline, report)
+                check_after_run(pipeline, report)
+            else:
+                refresh_unified(pipeline, report, full=config.full_refresh)
+        unified = [t for t in report.of("unified") if t.error is None]
+        # Its own materialization is the output; the layers above are told of game by game.
+        report.tables = [t for t in report.tables if t not in unified]
+        yield from report_events(context, report, keys)
+        yield from rule_evaluations(report, keys)
+        yield from (check_evaluation(found, keys) for found in report.checks)
+        metadata = table_metadata(unified[0], report, keys) if unified else {"note": "nothing has changed"}
+        yield dg.MaterializeResult(keys.unified, metadata=metadata)
+        fail_for(report.errors)
+
+    return gold_unified_player_agg
+
+
+def build_own_gold(aggregates: Iterable[GoldAggregate], keys: Keys = DEFAULT) -> list[dg.AssetsDefinition]:
+    """One asset for each."""
+    return [_asset(aggregate, keys) for aggregate in aggregates]
+
+
+def _asset(aggregate: GoldAggregate, keys: Keys) -> dg.AssetsDefinition:
+    only = f" Games: {', '.join(sorted(aggregate.games))}." if aggregate.games else ""
+    often = f" At most once in {aggregate.interval_s:g} s." if aggregate.interval_s else ""
+
+    spec = dg.AssetSpec(
+        keys.layer(aggregate.layer),
+        deps=[keys.silver],
+        description=f"{aggregate.description}\n\nDeclared in {aggregate.where}; {aggregate.mode}.{only}{often}",
+        metadata={"definition": aggregate.definition, "declared_in": aggregate.where},
+        group_name="gold",
+        kinds={"spark", "deltalake", "gold"},
+        owners=OWNERS,
+    )
+
+    def refresh(pipeline: Pipeline, report: RunReport, games: frozenset[str], full: bool) -> None:
+        refresh_gold(pipeline, report, games, full=full, aggregate=aggregate)
+
+    return game_asset(spec, "gold", aggregate.layer, keys, refresh)
+
+
+def source_assets(settings: Settings) -> list[dg.AssetSpec]:
+    """One asset for each topic and one for its subject; with a pattern one for all topics, and one for their subjects."""
+    if settings.source_table is not None:
+        said = f"Bronze of another pipeline, `{settings.source_table}`. External: that pipeline writes it."
+        return [_spec(source_key(settings, settings.source_table), said, "deltalake")]
+    pattern = settings.kafka_topic_pattern
+    if pattern is not None:
+        return [
+            _spec(source_key(settings, BY_PATTERN), f"The Kafka topics that match `{pattern}`, those made later too.", "kafka"),
+            _spec(schema_key(settings, BY_PATTERN), "The registry subjects of these topics' values. External."),
+        ]
+    specs = []
+    for topic in settings.kafka_topics:
+        said = "A Kafka topic that bronze is made from. External: producers write it."
+        specs.append(_spec(source_key(settings, topic), said, "kafka"))
+        said = "The registry subject with every schema version of the topic's values. External."
+        specs.append(_spec(schema_key(settings, subject_of(topic)), said))
+    return specs
+
+
+def _spec(key: dg.AssetKey, description: str, *kinds: str) -> dg.AssetSpec:
+    return dg.AssetSpec(key, description=description, group_name="sources", kinds={*kinds, "protobuf"}, owners=OWNERS)

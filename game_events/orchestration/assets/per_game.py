@@ -1,0 +1,54 @@
+"""What assets of games' tables have in common: a partition for each game, any set of them in one run and one Spark job."""
+
+import warnings
+from collections.abc import Callable, Iterator
+
+import dagster as dg
+
+from game_events.orchestration.checks.rules import rule_evaluations
+from game_events.orchestration.events.partitions import Event, partition_events
+from game_events.orchestration.jobs.config import RefreshConfig
+from game_events.orchestration.keys import Keys
+from game_events.orchestration.resources import LakehouseResource
+from game_events.orchestration.runs.errors import errors_decide
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.observability.event_log import recorded
+from game_events.pipeline.reporting.report import RunReport
+
+#: Brings the tables of some games up to date, or (the last argument) replaces them.
+Refresh = Callable[[Pipeline, RunReport, frozenset[str], bool], None]
+
+
+def game_asset(spec: dg.AssetSpec, pool: str, layer: str, keys: Keys, refresh: Refresh) -> dg.AssetsDefinition:
+    """An asset whose partitions are games.
+
+    Args:
+        spec: the asset.
+        pool: runs with the same pool wait for each other.
+        layer: the report's entries of its tables.
+        keys: what the assets are called.
+        refresh: what materializing some games means; the job `refresh` does all games that have news.
+    """
+    name = spec.key.path[-1]
+
+    with warnings.catch_warnings():
+        # Backfill policies are beta in Dagster 1.13.
+        warnings.simplefilter("ignore", dg.BetaWarning)
+
+        @dg.multi_asset(
+            name=name,
+            specs=[spec],
+            partitions_def=keys.partitions,
+            backfill_policy=dg.BackfillPolicy.single_run(),
+            pool=pool,
+        )
+        def tables_of_games(
+            context: dg.AssetExecutionContext, config: RefreshConfig, lakehouse: LakehouseResource
+        ) -> Iterator[Event]:
+            report, pipeline = RunReport(), lakehouse.pipeline(context.run.run_id)
+            with errors_decide(context, pipeline.settings), recorded(pipeline, report, name, context.retry_number):
+                refresh(pipeline, report, frozenset(context.partition_keys), config.full_refresh)
+            yield from rule_evaluations(report, keys)
+            yield from partition_events(context, report, spec.key, layer, keys)
+
+    return tables_of_games

@@ -1,0 +1,89 @@
+"""One asset check for each rule: reported by every run that looked at rows, or counted anew by itself."""
+
+from collections.abc import Iterable, Iterator
+
+import dagster as dg
+
+from game_events.config.settings import Settings
+from game_events.orchestration.keys import DEFAULT, Keys
+from game_events.orchestration.resources import LakehouseResource
+from game_events.pipeline.checks.rule_audit import audit_rules
+from game_events.pipeline.context import Pipeline, no_spark
+from game_events.pipeline.reporting.report import RuleReport, RunReport
+from game_events.rules import Rule
+
+#: Games that a check's metadata names, those with most violations first.
+GAMES_SHOWN = 50
+
+
+def check_name(rule: str) -> str:
+    """The check of a rule: its name is apart from those of checks that are no rules."""
+    return f"rule_{rule}"
+
+
+def declared_rules(settings: Settings) -> tuple[Rule, ...]:
+    """The rules that the pipeline evaluates."""
+    return Pipeline(settings, no_spark).rules
+
+
+def build_rule_checks(rules: Iterable[Rule], keys: Keys = DEFAULT) -> list[dg.AssetChecksDefinition]:
+    """The checks of these rules, to be run by themselves: any of them, in one Spark job for each layer."""
+    by_name = {(keys.by_layer[rule.layer], check_name(rule.name)): rule for rule in rules}
+    if not by_name:
+        return []
+    specs = [
+        dg.AssetCheckSpec(
+            name,
+            asset=asset,
+            description=rule.description or f"{rule.sql} ({rule.action})",
+            blocking=rule.action == "fail",
+            metadata={"sql": rule.sql, "action": rule.action, "games": ", ".join(rule.games) or "all"},
+        )
+        for (asset, name), rule in by_name.items()
+    ]
+
+    @dg.multi_asset_check(name="rules", specs=specs, can_subset=True)
+    def rules_hold(context: dg.AssetCheckExecutionContext, lakehouse: LakehouseResource) -> Iterable[dg.AssetCheckResult]:
+        chosen = [by_name[(key.asset_key, key.name)] for key in context.selected_asset_check_keys]
+        report = RunReport(rules=audit_rules(lakehouse.pipeline(context.run.run_id), chosen))
+        for found in rule_evaluations(report, keys):
+            yield dg.AssetCheckResult(
+                passed=found.passed,
+                asset_key=found.asset_key,
+                check_name=found.check_name,
+                metadata=found.metadata,
+                severity=found.severity,
+                description=found.description,
+            )
+
+    return [rules_hold]
+
+
+def rule_evaluations(report: RunReport, keys: Keys = DEFAULT) -> Iterator[dg.AssetCheckEvaluation]:
+    """A check result for each rule that the report speaks of, over all games."""
+    by_rule: dict[tuple[str, str], list[RuleReport]] = {}
+    for entry in report.rules.values():
+        by_rule.setdefault((entry.layer, entry.rule), []).append(entry)
+    for found in by_rule.values():
+        yield _evaluation(found[0], found, keys)
+
+
+def _evaluation(rule: RuleReport, found: list[RuleReport], keys: Keys) -> dg.AssetCheckEvaluation:
+    rows, violated = sum(r.rows for r in found), sum(r.violated for r in found)
+    worst = sorted((r for r in found if r.violated), key=lambda r: (-r.violated, r.game))
+    return dg.AssetCheckEvaluation(
+        asset_key=keys.by_layer[rule.layer],
+        check_name=check_name(rule.rule),
+        passed=not violated,
+        metadata={
+            "rows": rows,
+            "violated": violated,
+            "violated_by_game": {r.game: r.violated for r in worst[:GAMES_SHOWN]},
+            "games": len(found),
+            "sql": rule.sql,
+            "action": rule.action,
+        },
+        severity=dg.AssetCheckSeverity.ERROR if rule.action == "fail" else dg.AssetCheckSeverity.WARN,
+        description=f"{violated:,} of {rows:,} rows violate: {rule.sql} ({rule.action})",
+        blocking=rule.action == "fail",
+    )

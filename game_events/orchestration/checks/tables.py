@@ -1,0 +1,82 @@
+"""Checks on the whole as Dagster asset checks.
+
+Run by themselves from the UI and by the job `checks`; the cheap ones by every run that changed something.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import dagster as dg
+
+from game_events.orchestration.keys import DEFAULT, FAILED_GAMES, Keys
+from game_events.orchestration.resources import LakehouseResource
+from game_events.orchestration.runs.errors import errors_decide
+from game_events.pipeline.checks.registry import CHECKS, WholeCheck
+from game_events.pipeline.observability.event_log import recorded
+from game_events.pipeline.reporting.check_result import CheckResult
+from game_events.pipeline.reporting.report import RunReport
+
+
+def build_checks(keys: Keys = DEFAULT) -> list[dg.AssetChecksDefinition]:
+    """One asset check for each of `pipeline.whole_checks.CHECKS`."""
+    return [_asset_check(check, keys) for check in CHECKS]
+
+
+def build_check_schedule(checks: Sequence[dg.AssetChecksDefinition]) -> dg.ScheduleDefinition:
+    """The job `checks`, which makes every check in full, by its schedule: once a day, at night."""
+    job = dg.define_asset_job(
+        "checks",
+        selection=dg.AssetSelection.checks(*checks),
+        description="Every check on the whole, in full: it reads all of bronze's coordinates, and gold of a sample of games.",
+        executor_def=dg.in_process_executor,
+    )
+    return dg.ScheduleDefinition(
+        name="daily_checks",
+        job=job,
+        cron_schedule="17 3 * * *",
+        execution_timezone="UTC",
+        description="Makes every check on the whole once a day; what only shows from afar (volume, doubled rows) shows here.",
+        default_status=dg.DefaultScheduleStatus.RUNNING,
+    )
+
+
+def _asset_check(check: WholeCheck, keys: Keys) -> dg.AssetChecksDefinition:
+    @dg.asset_check(
+        asset=keys.by_layer[check.layer],
+        name=check.name,
+        description=check.description,
+        blocking=check.blocking,
+    )
+    def look(context: dg.AssetCheckExecutionContext, lakehouse: LakehouseResource) -> dg.AssetCheckResult:
+        pipeline, report = lakehouse.pipeline(context.run.run_id), RunReport()
+        name = f"check {check.name}"
+        with errors_decide(context, pipeline.settings), recorded(pipeline, report, name, context.retry_number, lineage=False):
+            found = check.run(pipeline)
+            report.checks.append(found)
+        return dg.AssetCheckResult(
+            passed=found.passed, metadata=metadata(found), severity=severity(found), description=found.summary
+        )
+
+    return look
+
+
+def check_evaluation(found: CheckResult, keys: Keys = DEFAULT) -> dg.AssetCheckEvaluation:
+    """A result as an event of a run that is not the check's own."""
+    return dg.AssetCheckEvaluation(
+        asset_key=keys.by_layer[found.layer],
+        check_name=found.name,
+        passed=found.passed,
+        metadata=metadata(found),
+        severity=severity(found),
+        description=found.summary,
+    )
+
+
+def metadata(found: CheckResult) -> Mapping[str, Any]:
+    """The counts, numbers as numbers: the UI plots them; and the games that it failed for."""
+    return dict(found.counts) | ({FAILED_GAMES: list(found.games)} if found.games else {})
+
+
+def severity(found: CheckResult) -> dg.AssetCheckSeverity:
+    """ERROR where rows are wrong, missing or doubled; WARN where somebody should look."""
+    return dg.AssetCheckSeverity.ERROR if found.wrong_rows else dg.AssetCheckSeverity.WARN

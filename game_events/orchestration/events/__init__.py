@@ -1,0 +1,1 @@
+"""What is told to Dagster: materializations, partitions, metadata."""

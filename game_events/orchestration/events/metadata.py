@@ -1,0 +1,105 @@
+"""A run's report as Dagster metadata; nothing is computed here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import dagster as dg
+
+from game_events.decoding.core.wire_format import ordered
+from game_events.orchestration.keys import DEFAULT, LAYER_KEYS, Keys
+from game_events.pipeline.reporting.latency import Histogram
+from game_events.pipeline.reporting.report import RunReport, TableReport
+
+
+def table_metadata(entry: TableReport, report: RunReport, keys: Keys = DEFAULT) -> dict[str, Any]:
+    """Metadata of one table's materialization: Dagster's standard keys, then this pipeline's own."""
+    metadata: dict[str, Any] = {
+        "dagster/row_count": entry.table_rows,
+        "rows_committed": entry.rows,
+        "dagster/uri": dg.MetadataValue.path(entry.location),
+        "dagster/table_name": keys.table_name(entry.table),
+        "dagster/column_schema": dg.TableSchema(
+            [dg.TableColumn(name, type=kind, description=entry.comments.get(name)) for name, kind in entry.columns]
+        ),
+        "table_bytes": entry.table_bytes,
+        "delta_version": entry.version,
+    }
+    if entry.batch is not None:
+        metadata["bronze_batch"] = entry.batch
+    if entry.new_columns:
+        metadata["new_columns"] = ", ".join(entry.new_columns)
+    if entry.violations is not None:
+        metadata["violations"] = dict(entry.violations)
+        if entry.layer == "silver":
+            metadata |= {"rows_dropped": entry.dropped, "rows_quarantined": entry.quarantined}
+    if entry.layer == "bronze":
+        metadata |= read_metadata(report)
+        if report.other_types:
+            metadata["other_types"] = dict(report.other_types)
+        if report.suppressed:
+            metadata["suppressed_records"] = report.suppressed
+        if report.gaps:
+            metadata["offsets_lost"] = "; ".join(str(gap) for gap in report.gaps)
+        if report.expired:
+            metadata["expired_rows_lost"] = report.expired
+    if entry.layer == "quarantine":
+        metadata["reasons"] = dict(report.rejected)
+        metadata["rejected_rows"] = sum(report.rejected.values())
+    if entry.layer in report.seconds:
+        seconds = report.seconds[entry.layer]
+        metadata["layer_seconds"] = round(seconds, 3)
+        metadata["layer_rows_per_second"] = round(report.rows(entry.layer) / seconds, 1) if seconds else None
+    return {key: value for key, value in metadata.items() if value is not None}
+
+
+def read_metadata(report: RunReport) -> Mapping[str, Any]:
+    """What was read from Kafka."""
+    offsets = [
+        dg.TableRecord({"topic": p.topic, "partition": p.partition, "from": start, "to": end, "lag": report.lag.get(p, 0)})
+        for p, (start, end) in sorted(report.offsets.items())
+    ]
+    columns = [dg.TableColumn("topic", type="string")]
+    columns += [dg.TableColumn(c, type="int") for c in ("partition", "from", "to", "lag")]
+    return {
+        "offsets": dg.MetadataValue.table(offsets, schema=dg.TableSchema(columns)),
+        "lag": sum(report.lag.values()),
+        "rejected_rows": sum(report.rejected.values()),
+        "schema_ids": sorted(report.schema_ids, key=ordered),
+        "batches": report.batches,
+        **latency_metadata(report.latency),
+    }
+
+
+def latency_metadata(latency: Mapping[str, Histogram]) -> Mapping[str, float]:
+    """How long records took from Kafka's timestamp to each layer: one number each, so that Dagster plots them."""
+    found = {}
+    for layer, times in latency.items():
+        for share, name in ((0.5, "p50"), (0.95, "p95")):
+            seconds = times.percentile(share)
+            if seconds is not None:
+                found[f"produce_to_{layer}_{name}_s"] = round(seconds, 2)
+    return found
+
+
+def latency_table(latency: Mapping[str, Histogram]) -> str:
+    """The histograms as Markdown: rows that became visible within so many seconds."""
+    bounds = (0.5, 1, 1.5, 2, 3, 4, 5, 6, 8, 10, 15, 30, 60, 300, float("inf"))
+    layers = [layer for layer in LAYER_KEYS if layer in latency and latency[layer].total]
+    if not layers:
+        return "no rows"
+    lines = [f"| seconds | {' | '.join(layers)} |", "|---" * (len(layers) + 1) + "|"]
+    for name, share in (("p50", 0.5), ("p95", 0.95)):
+        lines.append(f"| {name} | " + " | ".join(f"{latency[layer].percentile(share):.1f}" for layer in layers) + " |")
+    below = 0.0
+    for bound in bounds:
+        cells = []
+        for layer in layers:
+            rows = sum(n for upper, n in latency[layer].buckets() if below < upper <= bound)
+            share = rows / latency[layer].total
+            cells.append(f"{'█' * round(20 * share)} {share:.1%}" if rows else "")
+        if any(cells):
+            lines.append(f"| {below:g} to {bound:g} | " + " | ".join(cells) + " |")
+        below = bound
+    return "\n".join(lines)

@@ -1,0 +1,54 @@
+"""The job `archive`: raw records of bronze and quarantine to a folder or prefix outside of the lakehouse."""
+
+from collections.abc import Iterator
+
+import dagster as dg
+
+from game_events.orchestration.jobs.places import check_place
+from game_events.orchestration.keys import REPORT
+from game_events.orchestration.resources import LakehouseResource
+from game_events.orchestration.runs.errors import errors_decide
+from game_events.pipeline.observability.event_log import recorded
+from game_events.pipeline.record_archive import archive as write_archive
+from game_events.pipeline.reporting.report import RunReport
+
+OP = "archive_raw_records"
+
+
+class ArchiveConfig(dg.Config):
+    """Where to."""
+
+    to: str
+
+
+@dg.op(
+    name=OP,
+    description="Adds the raw records that came since the last time to an archive of Parquet files, each once. Nothing of the "
+    "lakehouse changes.",
+    out=dg.Out(dg.Nothing),
+    pool="bronze",
+)
+def archive_raw_records(
+    context: dg.OpExecutionContext, config: ArchiveConfig, lakehouse: LakehouseResource
+) -> Iterator[dg.Output[None]]:
+    """What the files source reads back, without broker and registry."""
+    pipeline, report = lakehouse.pipeline(context.run_id), RunReport()
+    with errors_decide(context, pipeline.settings), recorded(pipeline, report, "archive", context.retry_number):
+        check_place(pipeline.settings, config.to)
+        write_archive(pipeline, report, config.to)
+    metadata: dict[str, dg.MetadataValue] = {REPORT: dg.MetadataValue.json(report.to_dict())}
+    if report.archive is not None:
+        metadata["records"] = dg.MetadataValue.int(report.archive.rows)
+        metadata["place"] = dg.MetadataValue.text(report.archive.to)
+    yield dg.Output(None, metadata=metadata)
+
+
+@dg.job(
+    name="archive",
+    description="Raw records of bronze and quarantine to an archive that the files source reads back. The same as `game-events "
+    "archive`.",
+    executor_def=dg.in_process_executor,
+)
+def archive() -> None:
+    """See the description."""
+    archive_raw_records()

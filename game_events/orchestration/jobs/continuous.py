@@ -1,0 +1,246 @@
+"""The job `continuous`: one long run of the loop, which tells Dagster what happens while it happens.
+
+The loop works in a thread of its own. The main thread yields events and waits; Dagster interrupts it there when somebody
+presses "Terminate", never in the middle of a call into Spark's JVM.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import dagster as dg
+from dagster import DagsterExecutionInterruptedError, DagsterRunStatus, RunsFilter
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
+from game_events.orchestration.checks.rules import rule_evaluations
+from game_events.orchestration.checks.tables import check_evaluation
+from game_events.orchestration.events.materializations import report_events
+from game_events.orchestration.events.metadata import latency_metadata, latency_table
+from game_events.orchestration.jobs.event_throttle import EventPacing
+from game_events.orchestration.keys import DEFAULT, JOB, REPORT, Event, Keys
+from game_events.orchestration.resources import LakehouseResource
+from game_events.orchestration.runs.process_tag import PROCESS_TAG, this_process, worker_is_gone
+from game_events.orchestration.runs.tags import ENDED_BY_ITSELF, HANDED_OVER, ROW_CHANGING_TAG
+from game_events.pipeline.checks.registry import check_after_run
+from game_events.pipeline.continuous.loop import Loop, first_line
+from game_events.pipeline.continuous.loop_report import PAUSED, WAITING, LoopReport
+from game_events.pipeline.observability.event_log import RunLog
+from game_events.pipeline.reporting.merge import report_sum
+from game_events.pipeline.reporting.report import RunReport
+
+log = logging.getLogger(__name__)
+
+OP = "run_continuously"
+#: How often the main thread looks whether there is something to tell.
+LOOK_S = 0.5
+#: After "stop": seconds for the step under way to end by itself, then for its Spark job to be ended.
+GRACE_S, ABANDON_S = 8.0, 10.0
+#: A state that keeps the loop from working is told again after so long.
+STATE_S = 60.0
+#: Jobs that change rows of tables, which a live writer would make fail again and again: they go first. A run of any other
+#: job goes first too if it has this tag.
+ROW_CHANGING_JOBS = frozenset({"replay", "redecode"})
+UNDER_WAY = [DagsterRunStatus.QUEUED, DagsterRunStatus.STARTING, DagsterRunStatus.STARTED]
+
+#: The switches of the loops of this process, for who is not Dagster (the command line's Ctrl-C).
+_switches: set[threading.Event] = set()
+
+
+def stop_loops_of_this_process() -> None:
+    """End them as a success; to be called again until they have ended, as one may be about to begin."""
+    for switch in list(_switches):
+        switch.set()
+
+
+def run_under_way(instance: dg.DagsterInstance) -> dg.DagsterRun | None:
+    """The continuous run that is under way, if there is one whose process still lives."""
+    runs = instance.get_runs(RunsFilter(job_name=JOB, statuses=UNDER_WAY), limit=10)
+    return next((run for run in runs if not worker_is_gone(instance, run)), None)
+
+
+class ContinuousConfig(dg.Config):
+    """Options of a continuous run."""
+
+    duration_s: float | None = None
+
+
+def what_goes_first(instance: dg.DagsterInstance) -> str | None:
+    """The run that changes rows and is queued or under way, in words; one that was killed changes nothing any more."""
+    for run in instance.get_runs(RunsFilter(statuses=UNDER_WAY), limit=100):
+        changes_rows = run.job_name in ROW_CHANGING_JOBS or run.tags.get(ROW_CHANGING_TAG) == "true"
+        if changes_rows and not worker_is_gone(instance, run):
+            return f"run {run.run_id} of {run.job_name} goes first"
+    return None
+
+
+class LoopThread(threading.Thread):
+    """The loop at work, and what ended it.
+
+    Wait for `done`, never with `join`: an exception that a signal raises in `join` makes Python 3.11 take a thread that still
+    works for one that has ended.
+    """
+
+    def __init__(self, loop: Loop) -> None:
+        super().__init__(name="continuous", daemon=True)
+        self.loop = loop
+        self.done = threading.Event()
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        """The thread's body."""
+        try:
+            self.loop.run()
+        except BaseException as error:  # noqa: BLE001 - raised again by the main thread
+            self.error = error
+        finally:
+            self.done.set()
+
+    def end(self) -> bool:
+        """Stop within seconds; whether it did."""
+        self.loop.stop.set()
+        if not self.done.wait(GRACE_S):
+            with suppress(PySparkException, Py4JError, OSError):
+                self.loop.abandon()
+            self.done.wait(ABANDON_S)
+        return self.done.is_set()
+
+
+@dg.op(
+    name=OP,
+    description="Reads the topic, brings silver up to it, and gold at its own interval, until it is terminated.",
+    out=dg.Out(dg.Nothing),
+    pool="continuous",
+)
+def run_continuously(context: dg.OpExecutionContext, config: ContinuousConfig, lakehouse: LakehouseResource) -> Iterator[Event]:
+    """The loop in a thread, its events as they become due; each table's rows are told once."""
+    instance = context.instance
+    instance.add_run_tags(context.run_id, {PROCESS_TAG: this_process(), ENDED_BY_ITSELF: "false", HANDED_OVER: "false"})
+    pacing = EventPacing()
+    pipeline = replace(lakehouse.pipeline(context.run_id), quiet=True)
+    keys = Keys.of(pipeline.settings)
+    run_log = RunLog(pipeline, JOB, context.retry_number)
+
+    def note(report: RunReport) -> None:
+        pacing.add(report)
+        run_log.add(report)
+
+    loop = Loop(
+        pipeline,
+        wait_for=lambda: what_goes_first(instance),
+        on_cycle=note,
+        duration_s=config.duration_s,
+        # Dagster keeps a run's events as long as the run is there, so a run that never ends would fill its storage.
+        hand_over_s=3600 * pipeline.settings.continuous_run_h,
+    )
+    worker = LoopThread(loop)
+    interrupted: BaseException | None = None
+    by_itself = False
+    _switches.add(loop.stop)
+    worker.start()
+    try:
+        yield from _tell_while(context, worker, pacing, keys)
+        by_itself = worker.error is None
+        if by_itself:
+            tags = {ENDED_BY_ITSELF: "true"} | ({HANDED_OVER: "true"} if loop.report.handed_over else {})
+            instance.add_run_tags(context.run_id, tags)
+    except (DagsterExecutionInterruptedError, KeyboardInterrupt) as interrupt:
+        interrupted = interrupt
+    finally:
+        # Also when Dagster closes this generator, which may then yield nothing more.
+        _switches.discard(loop.stop)
+        ended = worker.end()
+        if by_itself:
+            check_after_run(pipeline, loop.report.total)
+            run_log.add(RunReport(checks=loop.report.total.checks))
+        if ended:
+            run_log.close(worker.error or interrupted)
+            loop.report.total = report_sum([loop.report.total, run_log.told])
+    yield from _tell(context, pacing, keys, everything=True)
+    context.log.info(f"continuous: {loop.report.summary()}")
+    if not ended:
+        context.log.warning("continuous=abandoned: a step did not end in time; nothing of it is committed half")
+    if interrupted is not None:
+        yield _observation(loop.report, keys)
+        raise interrupted
+    yield from _result(loop, worker, keys)
+
+
+def _tell_while(
+    context: dg.OpExecutionContext, worker: LoopThread, pacing: EventPacing, keys: Keys = DEFAULT
+) -> Iterator[Event]:
+    """What becomes due while the loop works; and its state, while that keeps it from working."""
+    report, told_at = worker.loop.report, float("-inf")
+    while not worker.done.wait(LOOK_S):
+        events = list(_tell(context, pacing, keys))
+        yield from events
+        stuck = report.state in (PAUSED, WAITING) and time.monotonic() - told_at >= STATE_S
+        if stuck or any(_is_bronze(event, keys) for event in events):
+            told_at = time.monotonic()
+            yield _observation(report, keys)
+
+
+def _is_bronze(event: Event, keys: Keys) -> bool:
+    return isinstance(event, dg.AssetMaterialization) and event.asset_key == keys.bronze
+
+
+def _tell(context: dg.OpExecutionContext, pacing: EventPacing, keys: Keys, *, everything: bool = False) -> Iterator[Event]:
+    report = pacing.due(everything=everything)
+    if report is None:
+        return
+    try:
+        events: list[Event] = [*report_events(context, report, keys), *rule_evaluations(report, keys)]
+    except BaseException:  # an interrupt among others: what ends the run tells it
+        pacing.give_back(report)
+        raise
+    yield from events
+
+
+def _observation(report: LoopReport, keys: Keys) -> dg.AssetObservation:
+    """How the loop fares, on bronze's page."""
+    metadata: dict[str, Any] = {
+        "continuous": dg.MetadataValue.json(report.loop_dict()),
+        "state": f"{report.state}: {report.why}" if report.why else report.state,
+        "latency": dg.MetadataValue.md(latency_table(report.total.latency)),
+        "lag": sum(report.total.lag.values()),
+        **latency_metadata(report.total.latency),
+    }
+    if report.recent_cycle_s is not None:
+        metadata["cycle_s"] = round(report.recent_cycle_s, 2)
+    metadata |= {f"{part}_mib": mib for part, mib in report.memory.items()}
+    return dg.AssetObservation(keys.bronze, metadata=metadata)
+
+
+def _result(loop: Loop, worker: LoopThread, keys: Keys) -> Iterator[Event]:
+    """The books and the whole report of a loop that ended by itself or by the command line's Ctrl-C."""
+    report = loop.report
+    whole: dict[str, Any] = {
+        REPORT: dg.MetadataValue.json(report.to_dict()),
+        "latency": dg.MetadataValue.md(latency_table(report.total.latency)),
+        **latency_metadata(report.total.latency),
+    }
+    if worker.error is not None:
+        raise dg.Failure(f"{type(worker.error).__name__}: {first_line(worker.error)}", metadata=whole) from worker.error
+    yield from (check_evaluation(found, keys) for found in report.total.checks)
+    if report.total.errors:
+        failed = "; ".join(f"{t.table}: {t.error}" for t in report.total.errors[:10])
+        raise dg.Failure(f"{len(report.total.errors)} tables failed: {failed}", metadata=whole)
+    yield dg.Output(None, metadata=whole)
+
+
+@dg.job(
+    name=JOB,
+    description="Continuous mode: one long run that keeps every table up to the topic. Terminate it to switch continuous mode "
+    "off; if it dies, the sensor `continuous_mode` starts it again.",
+    executor_def=dg.in_process_executor,
+    # The sensor starts it again, with pauses that grow; Dagster's own retries would start a second one. And it brings every
+    # layer up to date by itself: automation has nothing to add to what it logs.
+    tags={"dagster/max_retries": "0", "game_events/carries": "all"},
+)
+def continuous() -> None:
+    """See the description."""
+    run_continuously()

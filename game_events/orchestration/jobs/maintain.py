@@ -1,0 +1,83 @@
+"""The job `maintain` and its schedule: small files joined, old ones deleted, logs shortened."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import dagster as dg
+
+from game_events.orchestration.keys import REPORT
+from game_events.orchestration.resources import LakehouseResource
+from game_events.orchestration.runs.errors import errors_decide
+from game_events.pipeline.maintenance.run import maintain as maintain_tables
+from game_events.pipeline.observability.event_log import recorded
+from game_events.pipeline.reporting.report import RunReport
+
+OP = "look_after_tables"
+
+
+class MaintenanceConfig(dg.Config):
+    """Which tables, and whether to count only."""
+
+    tables: list[str] = []  # noqa: RUF012 - pydantic copies it
+    dry_run: bool = False
+
+
+@dg.op(
+    name=OP,
+    description="Joins small files of append-only tables, deletes files that were replaced long enough ago or left by crashes, "
+    "shortens the tables' logs. No row and no progress changes; starts no Spark.",
+    out=dg.Out(dg.Nothing),
+    # Work that rewrites rows would lose its last commit to a compaction; the continuous run has a pool of its own, and takes
+    # a compaction beside it calmly.
+    pool="bronze",
+)
+def look_after_tables(
+    context: dg.OpExecutionContext, config: MaintenanceConfig, lakehouse: LakehouseResource
+) -> Iterator[dg.Output[None]]:
+    """All tables, or some; a table that fails alone fails the run after the others are done."""
+    pipeline, report = lakehouse.pipeline(context.run_id), RunReport()
+    with errors_decide(context, pipeline.settings), recorded(pipeline, report, "maintain", context.retry_number):
+        maintain_tables(pipeline, report, config.tables, dry_run=config.dry_run)
+    failed = [entry for entry in report.upkeep.values() if entry.error]
+    metadata: dict[str, Any] = {
+        REPORT: dg.MetadataValue.json(report.to_dict()),
+        "tables": dg.MetadataValue.md(_table(report)),
+        "files_joined": sum(entry.joined for entry in report.upkeep.values()),
+        "files_deleted": sum(entry.replaced + entry.orphans for entry in report.upkeep.values()),
+    }
+    if failed:
+        words = "; ".join(f"{entry.table}: {entry.error}" for entry in failed[:10])
+        raise dg.Failure(f"{len(failed)} tables failed: {words}", metadata=metadata, allow_retries=False)
+    yield dg.Output(None, metadata=metadata)
+
+
+def _table(report: RunReport) -> str:
+    """Markdown: tables to which something was done."""
+    lines = ["| table | joined | into | deleted | orphans | waiting | |", "|---|---|---|---|---|---|---|"]
+    lines += [
+        f"| {e.table} | {e.joined} | {e.into} | {e.replaced} | {e.orphans} | {e.waiting} | {e.error or e.skipped or ''} |"
+        for e in report.upkeep.values()
+        if e.anything
+    ]
+    return "\n".join(lines)
+
+
+@dg.job(
+    name="maintain",
+    description="Maintenance of the tables, safe beside any run and reader. The same as `game-events maintain`.",
+    executor_def=dg.in_process_executor,
+)
+def maintain() -> None:
+    """See the description."""
+    look_after_tables()
+
+
+hourly_maintenance = dg.ScheduleDefinition(
+    name="hourly_maintenance",
+    job=maintain,
+    cron_schedule="41 * * * *",
+    execution_timezone="UTC",
+    description="Maintains the tables each hour, so that runs in triggered mode leave no small files behind; continuous mode "
+    "does it by itself meanwhile.",
+    default_status=dg.DefaultScheduleStatus.RUNNING,
+)

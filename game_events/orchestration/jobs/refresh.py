@@ -1,0 +1,167 @@
+"""The jobs: `refresh` drives everything, `replay` and `redecode` repair; each logs the tables that changed."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import dagster as dg
+
+from game_events.orchestration.checks.rules import rule_evaluations
+from game_events.orchestration.checks.tables import check_evaluation
+from game_events.orchestration.events.materializations import report_events
+from game_events.orchestration.jobs.config import RunConfig
+from game_events.orchestration.keys import REPORT, Event, Keys
+from game_events.orchestration.resources import LakehouseResource
+from game_events.orchestration.runs.errors import errors_decide
+from game_events.orchestration.runs.tags import CARRIES_ALL, ROW_CHANGING_TAG
+from game_events.pipeline.checks.registry import check_after_run
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.observability.event_log import recorded
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reprocessing.redecode import redecode as redecode_bronze
+from game_events.pipeline.reprocessing.replay import selection_of
+from game_events.pipeline.runs.refresh import refresh as refresh_all
+from game_events.pipeline.runs.refresh import refresh_downstream
+from game_events.pipeline.runs.replay import replay_and_refresh
+
+
+class ReplayConfig(dg.Config):
+    """Which rows of `quarantine_events` to try again; empty lists: all of them."""
+
+    reasons: list[str] = []  # noqa: RUF012 - pydantic copies it
+    schema_ids: list[str] = []  # noqa: RUF012 - pydantic copies it
+
+
+class RedecodeConfig(dg.Config):
+    """What else follows when bronze's columns were rebuilt."""
+
+    refresh_silver_and_gold: bool = False
+
+
+@dg.op(
+    name="refresh_all_layers",
+    description="Reads the topic up to the offsets seen now, then brings silver, gold and the unified table up to date; or "
+    "only what its configuration selects.",
+    out=dg.Out(dg.Nothing),
+    pool="bronze",
+)
+def refresh_all_layers(context: dg.OpExecutionContext, config: RunConfig, lakehouse: LakehouseResource) -> Iterator[Event]:
+    """One run of the whole pipeline; a game that fails alone fails the run after the others' results are kept."""
+    pipeline, report = lakehouse.pipeline(context.run_id), RunReport()
+    if config.full_refresh:
+        context.instance.add_run_tags(context.run_id, {ROW_CHANGING_TAG: "true"})
+
+    def work() -> Mapping[str, object]:
+        with recorded(pipeline, report, "refresh", context.retry_number):
+            refresh_all(pipeline, report, config.selection(pipeline), ignore_intervals=config.ignore_intervals)
+            check_after_run(pipeline, report)
+        return {}
+
+    yield from _run(context, pipeline, report, work)
+
+
+@dg.op(
+    name="replay_quarantined_rows",
+    description="Tries rows of quarantine_events again; those that decode now, or that the rules let in, reach silver and gold "
+    "once.",
+    out=dg.Out(dg.Nothing),
+    pool="bronze",
+)
+def replay_quarantined_rows(
+    context: dg.OpExecutionContext, config: ReplayConfig, lakehouse: LakehouseResource
+) -> Iterator[Event]:
+    """After a schema was registered, decoding learned something new, or a rule changed."""
+    pipeline, report = lakehouse.pipeline(context.run_id), RunReport()
+
+    def work() -> Mapping[str, object]:
+        with recorded(pipeline, report, "replay", context.retry_number):
+            done = replay_and_refresh(pipeline, report, selection_of(config.reasons, config.schema_ids))
+            check_after_run(pipeline, report)
+        return {"replayed_rows": done.rows, "left_by_reason": dict(done.left)}
+
+    yield from _run(context, pipeline, report, work)
+
+
+@dg.op(
+    name="redecode_bronze",
+    description="Rebuilds bronze's decoded columns from its raw values, without Kafka, in one atomic commit.",
+    out=dg.Out(dg.Nothing),
+    pool="bronze",
+)
+def redecode_bronze_events(
+    context: dg.OpExecutionContext, config: RedecodeConfig, lakehouse: LakehouseResource
+) -> Iterator[Event]:
+    """After decoding learned something new."""
+    pipeline, report = lakehouse.pipeline(context.run_id), RunReport()
+
+    def work() -> Mapping[str, object]:
+        with recorded(pipeline, report, "redecode", context.retry_number):
+            done = redecode_bronze(pipeline, report)
+            if config.refresh_silver_and_gold:
+                refresh_downstream(pipeline, report, full=True)
+            check_after_run(pipeline, report)
+        return {
+            "redecoded_rows": done.rows,
+            "kept_by_reason": dict(done.kept),
+            "new_columns": done.new_columns,
+            "undecoded_by_type": dict(done.other_types),
+        }
+
+    yield from _run(context, pipeline, report, work)
+
+
+def _run(
+    context: dg.OpExecutionContext, pipeline: Pipeline, report: RunReport, work: Callable[[], Mapping[str, object]]
+) -> Iterator[Event]:
+    """Do the work and tell what came of it; then its failure, if it stopped or a table failed."""
+    keys = Keys.of(pipeline.settings)
+    with errors_decide(context, pipeline.settings):
+        try:
+            more = work()
+        except Exception:
+            # What was committed before the error stays, so it is told; a retry reports only what it adds.
+            yield from report_events(context, report, keys)
+            yield from rule_evaluations(report, keys)
+            raise
+    yield from report_events(context, report, keys)
+    yield from rule_evaluations(report, keys)
+    yield from (check_evaluation(found, keys) for found in report.checks)
+    whole = {REPORT: dg.MetadataValue.json(report.to_dict() | dict(more))}
+    if report.errors:
+        # Not retried here: one game's failure would hold up everybody's next run. The sensor `kafka_lag` tries it again.
+        failed = "; ".join(f"{t.table}: {t.error}" for t in report.errors[:10])
+        raise dg.Failure(f"{len(report.errors)} tables failed: {failed}", metadata=whole, allow_retries=False)
+    yield dg.Output(None, metadata=whole)
+
+
+@dg.job(
+    name="refresh",
+    description="Triggered mode: all layers, all games, one Spark job for each layer. Sensors, schedules and the command line "
+    "start this job; it logs a materialization for each table that changed.",
+    # One process: the default executor would start a JVM for each step.
+    executor_def=dg.in_process_executor,
+    tags=CARRIES_ALL,
+)
+def refresh() -> None:
+    """See the description."""
+    refresh_all_layers()
+
+
+@dg.job(
+    name="replay",
+    description="Rows of quarantine_events that can be decoded after all, or satisfy the rules now, reach silver and gold. The "
+    "same as `game-events quarantine replay`.",
+    executor_def=dg.in_process_executor,
+    tags=CARRIES_ALL,
+)
+def replay() -> None:
+    """See the description."""
+    replay_quarantined_rows()
+
+
+@dg.job(
+    name="redecode",
+    description="Bronze's decoded columns are rebuilt from its raw values. The same as `game-events redecode`.",
+    executor_def=dg.in_process_executor,
+)
+def redecode() -> None:
+    """See the description."""
+    redecode_bronze_events()

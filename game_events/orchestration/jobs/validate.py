@@ -1,0 +1,77 @@
+"""The dry run: all checks, those of the graph among them; and the job `validate` that makes them in the UI."""
+
+from collections.abc import Callable, Collection, Iterator
+
+import dagster as dg
+
+from game_events.orchestration.jobs.config import RunConfig
+from game_events.orchestration.resources import LakehouseResource
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.runs.preflight import CheckResult, environment_checks, run_checks, run_plan_checks
+from game_events.pipeline.runs.preflight_sql import sql_checks
+from game_events.pipeline.runs.selection import selection_of
+
+
+def validation(
+    pipeline: Pipeline,
+    load: Callable[[], dg.Definitions],
+    select: Collection[str] = (),
+    games: Collection[str] = (),
+    full_refresh: Collection[str] = (),
+) -> list[CheckResult]:
+    """Everything a run needs, and what it would do; nothing is changed.
+
+    Args:
+        pipeline: the parts; Spark is used only if there are rules.
+        load: gives the definitions that Dagster loads.
+        select: what the run would be asked to bring up to date (`selection_of`).
+        games: of which games.
+        full_refresh: what it would be asked to replace.
+    """
+
+    def graph() -> str:
+        definitions = load()
+        dg.Definitions.validate_loadable(definitions)
+        found = definitions.resolve_asset_graph()
+        return f"{len(found.get_all_asset_keys())} assets, {len(found.asset_check_keys)} checks"
+
+    # Spark starts only if there are rules to analyze.
+    checks = environment_checks(pipeline.settings) | sql_checks(pipeline) | {"graph": graph}
+    checks |= run_plan_checks(pipeline, lambda: selection_of(pipeline, select, games, full_refresh))
+    return run_checks(checks, pipeline.settings, {"plan": ("kafka", "tables")})
+
+
+def build_validate(load: Callable[[], dg.Definitions]) -> dg.JobDefinition:
+    """The job `validate`.
+
+    Args:
+        load: gives the definitions; called by the run, as the job is one of their parts.
+    """
+
+    @dg.op(
+        name="check_everything",
+        description="Settings, connections, tables, graph, and what a run would do. Changes nothing.",
+        out=dg.Out(dg.Nothing),
+    )
+    def check_everything(
+        context: dg.OpExecutionContext, config: RunConfig, lakehouse: LakehouseResource
+    ) -> Iterator[dg.Output[None]]:
+        pipeline = lakehouse.pipeline(context.run_id)
+        found = validation(pipeline, load, config.select, config.games, config.full_refresh)
+        whole = {"checks": dg.MetadataValue.json([c.to_dict() for c in found])}
+        failed = [c for c in found if not c.ok]
+        if failed:
+            said = "; ".join(f"{c.check}: {c.detail}" for c in failed)
+            # Nothing is different a second later.
+            raise dg.Failure(f"{len(failed)} checks failed: {said}", metadata=whole, allow_retries=False)
+        yield dg.Output(None, metadata=whole | {c.check.replace(" ", "_"): c.detail for c in found})
+
+    @dg.job(
+        name="validate",
+        description="Dry run: checks all that a run needs and says what it would do. The same as `game-events run --dry-run`.",
+        executor_def=dg.in_process_executor,
+    )
+    def validate() -> None:
+        check_everything()
+
+    return validate

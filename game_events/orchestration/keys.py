@@ -1,0 +1,150 @@
+"""Asset keys, the partitions and what all assets share.
+
+The keys are made from the setting `names`; the constants are those of its defaults.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import dagster as dg
+
+from game_events.config.naming import Names
+from game_events.config.settings import Settings
+
+#: Metadata key of the run's whole report.
+REPORT = "report"
+Event = dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation | dg.Output[None]
+
+JOB = "continuous"
+
+#: Metadata key of the games that a check failed for.
+FAILED_GAMES = "failed_games"
+
+
+@dataclass(frozen=True)
+class Keys:
+    """What the assets of some settings are called.
+
+    Attributes:
+        names: the templates.
+        catalog: the catalog's database that tables are registered in, if they are.
+    """
+
+    names: Names
+    catalog: str | None = None
+
+    @classmethod
+    def of(cls, settings: Settings) -> Keys:
+        """The keys of some settings."""
+        return cls(settings.names, settings.catalog)
+
+    @property
+    def bronze(self) -> dg.AssetKey:
+        """`bronze_events`."""
+        return self._key(self.names.bronze)
+
+    @property
+    def quarantine(self) -> dg.AssetKey:
+        """`quarantine_events`."""
+        return self._key(self.names.quarantine)
+
+    @property
+    def silver(self) -> dg.AssetKey:
+        """`silver_events`, partitioned."""
+        return self._key(self.names.silver_asset)
+
+    @property
+    def gold(self) -> dg.AssetKey:
+        """`gold_player_agg`, partitioned."""
+        return self._key(self.names.gold_asset)
+
+    @property
+    def unified(self) -> dg.AssetKey:
+        """`gold_unified_player_agg`."""
+        return self._key(self.names.unified)
+
+    @property
+    def rest(self) -> dg.AssetKey:
+        """`rest_export`: rows sent to an HTTP receiver."""
+        return self._key("rest_export")
+
+    @property
+    def partitions(self) -> dg.DynamicPartitionsDefinition:
+        """One partition for each game; grows with the data, nobody lists them."""
+        return dg.DynamicPartitionsDefinition(name=self.names.asset(self.names.partitions))
+
+    @property
+    def by_layer(self) -> dict[str, dg.AssetKey]:
+        """Layer of a report's entry -> the asset that it materializes."""
+        return {
+            "bronze": self.bronze,
+            "quarantine": self.quarantine,
+            "silver": self.silver,
+            "gold": self.gold,
+            "unified": self.unified,
+        }
+
+    def layer(self, layer: str) -> dg.AssetKey:
+        """The asset of a report's entry: an aggregate of one's own has `gold:{name}` for a layer."""
+        found = self.by_layer.get(layer)
+        if found is None:
+            kind, _, aggregate = layer.partition(":")
+            name = self.names.own_gold_asset.replace("{aggregate}", aggregate) if kind == "gold" else layer.replace(":", "_")
+            found = self._key(name)
+        return found
+
+    def table_name(self, table: str) -> str:
+        """A table's name as its readers know it: with the catalog's database, where it is registered in one."""
+        return f"{self.catalog}.{table}" if self.catalog else table
+
+    def _key(self, name: str) -> dg.AssetKey:
+        return dg.AssetKey([self.names.asset(name)])
+
+
+DEFAULT = Keys(Names())
+GAMES = DEFAULT.partitions
+BRONZE_KEY = DEFAULT.bronze
+QUARANTINE_KEY = DEFAULT.quarantine
+SILVER_KEY = DEFAULT.silver
+GOLD_KEY = DEFAULT.gold
+UNIFIED_KEY = DEFAULT.unified
+REST_KEY = DEFAULT.rest
+LAYER_KEYS = DEFAULT.by_layer
+
+#: The group of what is sent elsewhere.
+EXPORTS = "exports"
+OWNERS = ["team:data-engineering"]
+
+
+#: Names of the one asset, and the one of its subjects, that stands for all topics of a pattern: which there are, and when one
+#: joins, the broker alone knows, and a graph that has to ask it cannot be loaded while it is down.
+BY_PATTERN = "topics_by_pattern"
+SUBJECTS_BY_PATTERN = "subjects_by_pattern"
+
+
+def source_key(settings: Settings, topic: str) -> dg.AssetKey:
+    """The external asset of a topic that the settings name, or of all that a pattern does; of the table they name."""
+    if settings.source_table is not None:
+        return table_key(settings.source_table)
+    return topic_key(topic if settings.kafka_topic_pattern is None else BY_PATTERN)
+
+
+def schema_key(settings: Settings, subject: str) -> dg.AssetKey:
+    """The external asset of a subject; of all subjects of a pattern's topics."""
+    return dg.AssetKey(["schema_registry", subject if settings.kafka_topic_pattern is None else SUBJECTS_BY_PATTERN])
+
+
+def table_key(address: str) -> dg.AssetKey:
+    """The external asset of another pipeline's table: its lakehouse's name and its own."""
+    return dg.AssetKey(["delta", *[part for part in address.split("/") if part][-2:]])
+
+
+def topic_key(topic: str) -> dg.AssetKey:
+    """The external asset of a Kafka topic."""
+    return dg.AssetKey(["kafka", topic])
+
+
+def subject_key(topic: str) -> dg.AssetKey:
+    """The external asset of the registry subject that describes a topic's values."""
+    return dg.AssetKey(["schema_registry", f"{topic}-value"])

@@ -1,0 +1,1 @@
+"""Runs: tags, retention, alerts, runs without a process."""

@@ -1,0 +1,76 @@
+"""Runs whose process is gone: marked as failed, their pool slots freed.
+
+Dagster itself only notices a dead worker while the code server that started it lives: a run of the command line that was
+killed, or one whose whole `game-events up` was, would stay "started" and keep its pool's slot for ever (1.13: `run_monitoring`
+asks the launcher, and the default one cannot tell how a started run's worker is).
+"""
+
+from __future__ import annotations
+
+import logging
+
+import dagster as dg
+from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
+
+from game_events.orchestration.runs.process_tag import PROCESS_TAG, this_process, worker_is_gone
+from game_events.orchestration.runs.tags import OWN_ALERTS
+
+log = logging.getLogger(__name__)
+#: A run in one of these has (or had) a process that works on it.
+WORKING = [
+    DagsterRunStatus.NOT_STARTED,
+    DagsterRunStatus.STARTING,
+    DagsterRunStatus.STARTED,
+    DagsterRunStatus.CANCELING,
+]
+#: Those, and runs that wait for one.
+UNFINISHED = [*WORKING, DagsterRunStatus.QUEUED]
+#: Unfinished runs looked at: a tick has to stay short.
+LIMIT = 200
+
+
+def is_dead(instance: DagsterInstance, run: DagsterRun) -> bool:
+    """Whether a run is unfinished although its process has ended."""
+    return run.status in WORKING and worker_is_gone(instance, run)
+
+
+def end_dead_runs(instance: DagsterInstance) -> list[DagsterRun]:
+    """Mark runs of this machine that nobody works on any more as failed (those being canceled: as canceled).
+
+    Returns:
+        the runs, as they were before.
+    """
+    dead = [run for run in instance.get_runs(RunsFilter(statuses=WORKING), limit=LIMIT) if is_dead(instance, run)]
+    for run in dead:
+        now = instance.get_run_by_id(run.run_id)
+        if now is None or now.is_finished:
+            continue  # it ended between the two looks
+        why = f"its process ({run.tags[PROCESS_TAG]}) is gone: killed, or the machine restarted; the next run finishes its work"
+        # It cannot tell of its own failure any more.
+        instance.add_run_tags(run.run_id, {OWN_ALERTS: "false"})
+        if run.status == DagsterRunStatus.CANCELING:
+            instance.report_run_canceled(run, f"The run was being canceled; {why}")
+        else:
+            instance.report_run_failed(run, f"The run cannot go on: {why}")
+        free_slots(instance, run.run_id)
+        log.warning("run_id=%s job=%s dead=true process=%s", run.run_id, run.job_name, run.tags[PROCESS_TAG])
+    return dead
+
+
+def free_slots(instance: DagsterInstance, run_id: str) -> None:
+    """Give back the pool slots of a run that has ended; the daemon would do so half a minute later."""
+    storage = instance.event_log_storage
+    if storage.supports_global_concurrency_limits:
+        storage.free_concurrency_slots_for_run(run_id)
+
+
+def unfinished_runs(instance: DagsterInstance) -> list[DagsterRun]:
+    """Runs that wait or work, newest first; ends dead ones before it looks."""
+    end_dead_runs(instance)
+    return list(instance.get_runs(RunsFilter(statuses=UNFINISHED), limit=LIMIT))
+
+
+def mark_process(context: dg.InitResourceContext) -> None:
+    """Note which process works on the run."""
+    if context.instance is not None and context.run is not None:
+        context.instance.add_run_tags(context.run.run_id, {PROCESS_TAG: this_process()})

@@ -1,0 +1,36 @@
+"""Tags of runs: what a run does by itself, why it was started, who tells of its failure (its process: `process_tag.py`)."""
+
+from __future__ import annotations
+
+from itertools import count
+
+from dagster import DagsterInstance, RunsFilter
+
+#: The run brings every layer up to date by itself: automation has nothing to add to what it logs.
+CARRIES = "game_events/carries"
+ALL_LAYERS = "all"
+CARRIES_ALL = {CARRIES: ALL_LAYERS}
+#: A run that replaces rows of tables: continuous mode waits for it.
+ROW_CHANGING_TAG = "game_events/changes_rows"
+#: A continuous run that came to its end as it was told to, whatever failed on its way: nobody wants it started again.
+ENDED_BY_ITSELF = "game_events/ended_by_itself"
+#: A continuous run that ended because it had lasted long enough: the next one takes its place.
+HANDED_OVER = "game_events/handed_over"
+#: Why the run was started.
+REASON = "game_events/reason"
+#: The run's own process sends its alerts (the command line, where no daemon may be running).
+OWN_ALERTS = "game_events/own_alerts"
+
+RUN_KEY_TAG = "dagster/run_key"
+
+
+def unused_run_key(instance: DagsterInstance, wanted: str) -> str:
+    """The wanted key, or the first of `wanted~2`, `wanted~3`, ... that no run has.
+
+    A registry or topic that was made anew, a sensor whose cursor was cleared: each gives things seen before their old keys.
+    """
+    for number in count(1):
+        key = wanted if number == 1 else f"{wanted}~{number}"
+        if not instance.get_runs_count(RunsFilter(tags={RUN_KEY_TAG: key})):
+            return key
+    raise AssertionError("unreachable")

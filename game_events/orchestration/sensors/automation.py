@@ -1,0 +1,51 @@
+"""Declarative automation: what is materialized by hand is carried down to the unified table with no further click.
+
+One condition, on the last table. Its run brings silver, gold and the unified table up to date for every game that has news, and
+logs those games only. Conditions on the partitioned assets themselves would start a run for each contiguous range of changed
+games and layer, mark every game of a range as materialized, and let one failed game hold up the others of its range.
+"""
+
+from typing import Any
+
+import dagster as dg
+
+from game_events.orchestration.keys import DEFAULT, EXPORTS, Keys
+from game_events.orchestration.runs.tags import CARRIES_ALL, REASON
+
+Condition = dg.AutomationCondition[Any]
+
+
+def carry_condition(keys: Keys = DEFAULT) -> Condition:
+    """True when a layer above was updated by a run that did not itself carry on, until a run that does is requested.
+
+    Held back while a layer is being written, and while a blocking check of one fails.
+    """
+    condition = dg.AutomationCondition
+    # Of the newest run that updated it: whatever came before that one, it has carried on too. (`all_new_updates_have_run_tags`
+    # is never true on the first tick after an empty event log: a fresh `make up` would start a run too many.)
+    by_carrier = condition.executed_with_tags(tag_values=CARRIES_ALL)
+    by_hand = condition.newly_updated() & ~by_carrier
+
+    def any_of(wanted: Condition) -> Condition:
+        return _any_of(wanted, keys)
+
+    blocked = condition.any_checks_match(condition.check_failed(), blocking_only=True)
+    carried = condition.newly_requested() | (condition.newly_updated() & by_carrier)
+    return any_of(by_hand).since(carried) & ~any_of(condition.in_progress()) & ~condition.in_progress() & ~any_of(blocked)
+
+
+def _any_of(wanted: Condition, keys: Keys) -> Condition:
+    """True if it is for any layer above."""
+    bronze, silver, gold = (dg.AutomationCondition.asset_matches(key, wanted) for key in (keys.bronze, keys.silver, keys.gold))
+    return bronze | silver | gold
+
+
+automation = dg.AutomationConditionSensorDefinition(
+    "automation",
+    # The export is asked for by a sensor of its own; a group may be empty.
+    target=dg.AssetSelection.all() - dg.AssetSelection.groups(EXPORTS),
+    default_status=dg.DefaultSensorStatus.RUNNING,
+    minimum_interval_seconds=15,
+    run_tags={**CARRIES_ALL, REASON: "a layer was materialized by hand"},
+    description="Carries what was materialized by hand down to the unified table, in one run.",
+)

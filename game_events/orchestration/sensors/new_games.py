@@ -1,0 +1,63 @@
+"""The sensor that makes partitions of games which the lakehouse knows and this Dagster instance does not."""
+
+import dagster as dg
+from dagster import DagsterInstance
+from deltalake.exceptions import DeltaError
+
+from game_events.config.settings import Settings, load_settings
+from game_events.errors import GameEventsError
+from game_events.lakehouse.commits.generations import BronzeIdentity
+from game_events.lakehouse.system_tables.progress import ProgressTable
+from game_events.lakehouse.tables import BRONZE, Lakehouse, is_game
+from game_events.orchestration.keys import DEFAULT, Keys
+from game_events.orchestration.sensors.masked import masked
+
+
+def games_of(settings: Settings) -> tuple[set[str], set[str]]:
+    """Games that the pipeline has let in, and all names with a silver table.
+
+    Raises:
+        GameEventsError: a table cannot be read.
+    """
+    lakehouse = Lakehouse.of(settings)
+    bronze = lakehouse.table(BRONZE).open()
+    admitted = set(ProgressTable(lakehouse).read(BronzeIdentity.of(bronze).key).games) if bronze is not None else set()
+    return admitted, set(lakehouse.games())
+
+
+def to_add(settings: Settings, known: set[str], admitted: set[str], tables: set[str]) -> list[str]:
+    """Names that become partitions: valid, allowed, and of those with no more than a folder only `max_games` in all."""
+
+    def allowed(game: str) -> bool:
+        return is_game(game) and (not settings.games or game in settings.games)
+
+    sure = {g for g in admitted - known if allowed(g)}
+    room = max(0, settings.max_games - len(known | sure))
+    return sorted(sure) + sorted(g for g in tables - known - sure if allowed(g))[:room]
+
+
+def partitions(instance: DagsterInstance, keys: Keys = DEFAULT) -> set[str]:
+    """The games that are partitions."""
+    return set(instance.get_dynamic_partitions(str(keys.partitions.name)))
+
+
+@dg.sensor(
+    name="new_games",
+    description="Games whose tables were made elsewhere (another Dagster instance, a restored lakehouse) become partitions.",
+    minimum_interval_seconds=60,
+    default_status=dg.DefaultSensorStatus.RUNNING,
+)
+@masked
+def new_games(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+    """Compare the lakehouse with the partitions; nothing is ever removed."""
+    try:
+        settings = load_settings()
+        admitted, tables = games_of(settings)
+    except (GameEventsError, DeltaError, OSError) as error:
+        return dg.SkipReason(str(error))
+    keys = Keys.of(settings)
+    names = to_add(settings, partitions(context.instance, keys), admitted, tables)
+    if not names:
+        return dg.SkipReason("every game of the lakehouse is a partition")
+    context.log.info("new_games=%s", ",".join(names))
+    return dg.SensorResult(dynamic_partitions_requests=[keys.partitions.build_add_request(names)])

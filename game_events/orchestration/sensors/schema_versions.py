@@ -1,0 +1,113 @@
+"""The sensor that tells of new schema versions, and starts a run for them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import dagster as dg
+from deltalake.exceptions import DeltaError
+
+from game_events.config.settings import load_settings
+from game_events.decoding.core.kept_columns import kept_columns
+from game_events.errors import DataError, GameEventsError
+from game_events.lakehouse.tables import Lakehouse
+from game_events.orchestration.keys import schema_key
+from game_events.orchestration.runs.tags import REASON, unused_run_key
+from game_events.orchestration.sensors.masked import masked
+from game_events.pipeline.schemas.history import SchemaHistory, as_markdown
+from game_events.schema_registry import SchemaRegistry, SubjectVersion
+from game_events.sources.factory import subjects
+
+#: Versions whose changes one event shows: a tick has to stay short.
+MAX_DIFFS = 10
+#: Longest wait for one answer of the broker, which is asked if a pattern names the topics.
+TIMEOUT_S = 5.0
+
+
+#: Subject -> version number -> schema id.
+Cursor = dict[str, dict[int, int]]
+
+
+def read_cursor(cursor: str | None, subjects: Sequence[str]) -> Cursor:
+    """What was seen. A cursor of when there was one subject only had its versions."""
+    found = json.loads(cursor) if cursor else {}
+    if not isinstance(found, dict):
+        return {}
+    if found and not any(isinstance(versions, dict) for versions in found.values()):
+        found = {subjects[0]: found} if subjects else {}
+    return {name: {int(number): i for number, i in versions.items()} for name, versions in found.items()}
+
+
+def new_versions(seen: Mapping[int, int], versions: list[SubjectVersion]) -> list[SubjectVersion]:
+    """Those of a subject that were not seen; a number with another schema (a registry made anew) is new."""
+    return [v for v in versions if seen.get(v.version) != v.schema_id]
+
+
+def changes_by_version(history: SchemaHistory, versions: list[SubjectVersion], new: list[SubjectVersion]) -> dict[int, str]:
+    """Version -> what it changed against the one before it, as a Markdown table; of a flood of versions the newest."""
+    texts = {}
+    before = {later.version: earlier for earlier, later in pairwise(versions)}
+    for version in new[-MAX_DIFFS:]:
+        if version.version in before:
+            try:
+                compared = before[version.version], version
+                said = (as_markdown(history.changes(*compared)), history.left_out(*compared))
+                texts[version.version] = "\n\n".join(filter(None, said))
+            except DataError as error:
+                texts[version.version] = f"not comparable: {error}"
+    return texts
+
+
+@dg.sensor(
+    name="schema_versions",
+    description="A new version of a topic's subject becomes an event of its asset, and starts the job `refresh`.",
+    job_name="refresh",
+    minimum_interval_seconds=30,
+    default_status=dg.DefaultSensorStatus.RUNNING,
+)
+@masked
+def schema_versions(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+    """Ask the registry once for each subject."""
+    events, told, keys = [], [], []
+    try:
+        settings = load_settings()
+        names = subjects(settings, TIMEOUT_S)
+        seen = read_cursor(context.cursor, names)
+        registry = SchemaRegistry(settings)
+        for subject in names:
+            if subject in seen and registry.newest(subject) == max(seen[subject].items(), default=None):
+                continue
+            versions = registry.versions(subject)
+            new = new_versions(seen.get(subject, {}), versions)
+            seen[subject] = {v.version: v.schema_id for v in versions}
+            if new:
+                changes = changes_by_version(
+                    SchemaHistory(registry, Lakehouse.of(settings), subject, kept_columns(settings)), versions, new
+                )
+                events.append(_event(schema_key(settings, subject), new, changes, registry.url))
+                told.append(f"{subject} version {new[-1].version}")
+                keys.append(f"{subject}-{'-'.join(str(v.schema_id) for v in new)}-{new[-1].version}")
+    except (GameEventsError, DeltaError, OSError) as error:
+        return dg.SkipReason(str(error))
+    cursor = json.dumps({subject: seen[subject] for subject in names})
+    if not events:
+        context.update_cursor(cursor)
+        return dg.SkipReason(f"no new version: {', '.join(f'subject {s} still has {len(seen[s])} versions' for s in names)}")
+    key = "+".join(keys)
+    request = dg.RunRequest(run_key=unused_run_key(context.instance, key), tags={REASON: f"schema: {', '.join(told)}"[:200]})
+    return dg.SensorResult(asset_events=events, run_requests=[request], cursor=cursor)
+
+
+def _event(key: dg.AssetKey, new: list[SubjectVersion], changes: Mapping[int, str], registry: str) -> dg.AssetMaterialization:
+    newest = new[-1]
+    metadata: dict[str, Any] = {
+        "subject": newest.subject,
+        "versions": [v.version for v in new],
+        "schema_ids": [v.schema_id for v in new],
+        "registry": registry,
+    }
+    metadata |= {f"changes_in_version_{number}": dg.MetadataValue.md(text) for number, text in changes.items()}
+    return dg.AssetMaterialization(
+        key, metadata=metadata, tags={"dagster/data_version": f"{newest.version}-{newest.schema_id}"}
+    )

@@ -1,0 +1,200 @@
+"""Full refresh of bronze: all that the source still has is read and decoded anew, and replaces what bronze holds.
+
+Guarantee: readers see the old bronze or the new, nothing between; a crash before the one commit changes nothing, one behind it
+is finished by the next run. The table's id stays and batch numbers go on, `generation` says from which on these are other rows.
+Records that the source has lost are lost by it: it is refused until a setting allows it. Rows of topics that the settings do
+not name just now stay: their progress stays, too, so nothing would read them again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from pyspark.sql import functions as F
+
+from game_events.decoding.batch_decoder import TypeKey
+from game_events.decoding.core.column_map import ColumnMap
+from game_events.errors import ConflictError, DataError
+from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse.commits.commit import Commit, Landed, commit
+from game_events.lakehouse.commits.transactions import BATCH_APP, ERASED_APP, GENERATION_APP, REPLAY_APP, RESET_APP
+from game_events.lakehouse.data.snapshot import read_files, spark_schema
+from game_events.lakehouse.data.staging import REPORT_SCHEMA, StagedFile, discard
+from game_events.lakehouse.data.table_writer import FileStage, staged_files
+from game_events.lakehouse.event_columns import HEADERS, bronze_schema, column_map, travelling
+from game_events.pipeline.bronze.file_worker import ends_of_origins
+from game_events.pipeline.bronze.full_refresh_guard import Expired, count_expired, refuse_unless_allowed, source_to_read
+from game_events.pipeline.bronze.load import archive_schemas, stage_slice
+from game_events.pipeline.bronze.truncated_log import epochs_noted, epochs_unknown
+from game_events.pipeline.column_comments import documented
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.quarantine.full_refresh import ResetList, finish_reset, forget, is_finished, keep, not_read, sweep
+from game_events.pipeline.quarantine.lost import QUARANTINED_APP
+from game_events.pipeline.quarantine.replay_marks import is_noted, note_replay
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.state.archive_origin import archive_noted
+from game_events.pipeline.state.commit_info import kept_info, slice_info
+from game_events.pipeline.state.offsets import identity
+from game_events.sources.core.slices import plan_slice
+from game_events.sources.core.source import FILES, Positions, Seen
+
+
+@dataclass
+class _Staged:
+    """All slices together: files and counts, never rows."""
+
+    columns: ColumnMap
+    bronze: list[StagedFile] = field(default_factory=list)
+    quarantine: list[StagedFile] = field(default_factory=list)
+    start: Positions = field(default_factory=dict)
+    end: Positions = field(default_factory=dict)
+    types: set[TypeKey] = field(default_factory=set)
+    reasons: Counter[str] = field(default_factory=Counter)
+    undecoded: Counter[TypeKey] = field(default_factory=Counter)
+    suppressed: int = 0
+    origins: Positions = field(default_factory=dict)
+    #: rows among those of `bronze` that were not read anew
+    kept: int = 0
+
+
+def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
+    """Replace bronze, and the undecodable rows of quarantine, by what the source has now.
+
+    Slices are decoded and written one by one; then one commit takes the old files out and the new ones in.
+
+    Raises:
+        ConfigurationError: the setting does not allow it.
+        ConflictError: a run committed to bronze meanwhile: nothing has changed.
+    """
+    refuse_unless_allowed(pipeline)
+    began = time.monotonic()
+    finish_reset(pipeline, report)
+    note_replay(pipeline)
+    bronze, quarantine = pipeline.bronze.open(), pipeline.quarantine.open()
+    if bronze is None:
+        return  # the first run reads all of the topic by itself
+    if quarantine is not None and not (is_noted(bronze, quarantine) and is_finished(bronze, quarantine)):
+        raise ConflictError(f"{pipeline.bronze.name}: a rival run is at work on it. Nothing was changed: run again")
+    now = source_to_read(pipeline)
+    expired = count_expired(pipeline, now)
+    staged = _Staged(column_map(bronze))
+    # Names the list of quarantine's files: of two full refreshes at once, each has a list of its own.
+    ticket = max(int(bronze.transaction_version(RESET_APP) or 0) + 1, time.time_ns() // 1000)
+    try:
+        # All slices are one batch, as they are one commit.
+        batch = int(bronze.transaction_version(BATCH_APP) or 0) + 1
+        _stage_all(pipeline, bronze, now, batch, staged)
+        if expired.staying:
+            _keep_others(pipeline, bronze, now, batch, staged)
+        keep(pipeline.quarantine, ticket, ResetList(batch, staged.end, staged.quarantine))
+        archive_schemas(pipeline, report, {*staged.types, *staged.undecoded})
+    except Exception:
+        _drop(pipeline, staged, ticket)
+        raise
+    crash_points.reach("reset_staged")
+    try:
+        landed = _commit(pipeline, bronze, staged, batch, ticket, now, undecodable_kept=expired.undecodable_staying)
+    except DataError:
+        _drop(pipeline, staged, ticket)
+        raise
+    except ConflictError as error:  # of any other failure the outcome may be unknown: then the files are needed
+        _drop(pipeline, staged, ticket)
+        raise ConflictError(f"{error}. Nothing was changed: run again while no other run is at work") from None
+    crash_points.reach("reset_committed")
+    finish_reset(pipeline, report)
+    sweep(pipeline)
+    _record(pipeline, bronze, staged, batch, landed, expired, report)
+    report.add_read(staged.start, staged.end, now.unit)
+    report.seconds["bronze"] = report.seconds.get("bronze", 0.0) + time.monotonic() - began
+
+
+def _stage_all(pipeline: Pipeline, bronze: DeltaTable, now: Seen, batch: int, staged: _Staged) -> None:
+    """Decode and write the whole source, slice by slice; fields keep the columns they have."""
+    staged.start, staged.end = dict(now.earliest), dict(now.earliest)
+    for subject in pipeline.source.subjects(now.latest):
+        pipeline.catalog.ids_of(subject)
+    while part := plan_slice(now, staged.end, now.latest, pipeline.source.room(staged.end)):
+        part = replace(part, gaps=(*part.gaps, *pipeline.files_gone(part)))  # counted as expired
+        pipeline.on_progress(f"bronze is read anew: {part.records:,} {pipeline.things}, {sum(part.lag.values()):,} behind them")
+        found = stage_slice(pipeline, bronze, staged.columns, part, batch, {})
+        staged.bronze += found.bronze
+        staged.quarantine += found.quarantine
+        staged.columns = pipeline.catalog.message_columns(staged.columns, found.types)
+        staged.end |= part.end
+        staged.types |= found.types
+        staged.reasons += found.reasons
+        staged.undecoded += found.undecoded
+        staged.suppressed += found.suppressed
+        staged.origins |= {lane: max(end, staged.origins.get(lane, 0)) for lane, end in found.origins.items()}
+
+
+def _keep_others(pipeline: Pipeline, bronze: DeltaTable, now: Seen, batch: int, staged: _Staged) -> None:
+    """Rows of what is not read just now, as rows of the new batch: those behind bronze take them again with it."""
+    schema = pa.schema(bronze.schema())
+    rows = read_files(pipeline.spark, bronze.file_uris(), spark_schema(bronze.schema())).where(not_read(now.latest))
+    rows = rows.withColumn("_batch", F.lit(batch).cast("long")).select(travelling(schema.names))
+    files = staged_files(rows.mapInArrow(FileStage(pipeline.bronze, schema, HEADERS), REPORT_SCHEMA).collect())
+    staged.bronze += files
+    staged.kept = sum(f.rows for f in files)
+
+
+def _commit(
+    pipeline: Pipeline, bronze: DeltaTable, staged: _Staged, batch: int, ticket: int, now: Seen, *, undecodable_kept: int
+) -> Landed:
+    # A run that reads an archive's topics goes on where that ends, also if bronze had more of them: those rows go.
+    to = staged.end | ends_of_origins(staged.origins)
+    compared = (BATCH_APP, GENERATION_APP, RESET_APP, REPLAY_APP, ERASED_APP, *(p.app for p in to))
+    read = {p: (staged.start[p], end) for p, end in staged.end.items()}
+    rows, undecodable = sum(f.rows for f in staged.bronze), sum(f.rows for f in staged.quarantine)
+    note = slice_info(batch, rows, undecodable, read, (), staged.suppressed) | kept_info(staged.kept)
+    return commit(
+        Commit(
+            pipeline.bronze,
+            documented(pipeline, bronze_schema(staged.columns), staged.columns, staged.types),
+            staged.bronze,
+            expected={app: bronze.transaction_version(app) for app in compared},
+            advance={p.app: at for p, at in to.items()}
+            | identity(to)
+            | epochs_unknown(lane for lane in to if lane not in staged.end)
+            | epochs_noted(now, staged.end)
+            | archive_noted(bronze, pipeline.source)
+            | {QUARANTINED_APP: undecodable + undecodable_kept}
+            | {BATCH_APP: batch, GENERATION_APP: batch, RESET_APP: ticket},
+            table_id=str(bronze.metadata().id),
+            replace=True,
+            owns_map=True,
+            info=note | {"full_refresh": "rows of batches before this one are gone", "run_id": pipeline.run_id},
+        )
+    )
+
+
+def _drop(pipeline: Pipeline, staged: _Staged, ticket: int) -> None:
+    """Remove what was staged for a commit that is known not to have happened."""
+    with suppress(OSError):
+        discard(pipeline.bronze, staged.bronze)
+        forget(pipeline.quarantine, ticket, staged.quarantine)
+
+
+def _record(
+    pipeline: Pipeline, before: DeltaTable, staged: _Staged, batch: int, landed: Landed, expired: Expired, report: RunReport
+) -> None:
+    schema = bronze_schema(staged.columns)
+    known = {f.name for f in before.schema().fields}
+    entry = report.add_landed("bronze", pipeline.bronze, landed, schema, batch)
+    entry.new_columns += [f.name for f in schema if f.name not in known]
+    report.batches.append(batch)
+    report.schema_ids.update(i for i, _ in (*staged.types, *staged.undecoded))
+    report.other_types += pipeline.catalog.other_types(staged.undecoded)
+    report.add_rejected(staged.reasons)
+    report.suppressed += staged.suppressed
+    report.expired = expired.expired + expired.undecodable_expired
+    holder = pipeline.settings.source_holder
+    gone = "is gone from there" if pipeline.settings.source == FILES else "has expired there"
+    if staged.kept:
+        report.notices.append(f"{staged.kept:,} rows of {pipeline.bronze.name} stay: of topics that are not read just now")
+    report.notices.append(f"{pipeline.bronze.name} was replaced by what {holder} has; lost with it, as it {gone}: {expired}")

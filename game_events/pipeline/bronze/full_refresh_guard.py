@@ -1,0 +1,130 @@
+"""What protects bronze from a full refresh: it is refused until a setting allows it, with what would be lost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pyspark.sql import functions as F
+
+from game_events.errors import ConfigurationError, TransientError
+from game_events.lakehouse.commits.transactions import LAYER
+from game_events.lakehouse.data.snapshot import read_files, row_count, spark_schema
+from game_events.lakehouse.event_columns import COORDINATES
+from game_events.lakehouse.tables import BRONZE, QUARANTINE
+from game_events.pipeline.bronze.starting_offsets import all_there_is
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.quarantine.full_refresh import not_read, since
+from game_events.sources.core.source import FILES, KAFKA, Seen, Slice
+from game_events.sources.files.source import FileSource
+
+ALLOW = "GAME_EVENTS_ALLOW_BRONZE_FULL_REFRESH"
+#: Partitions that a message names one by one.
+PARTITIONS_NAMED = 8
+
+
+@dataclass(frozen=True)
+class Expired:
+    """What a full refresh of bronze cannot bring back.
+
+    Attributes:
+        rows: decoded rows that bronze holds.
+        expired: those of them whose records Kafka does not have any more.
+        undecodable: undecodable rows that quarantine holds.
+        undecodable_expired: those of them whose records Kafka does not have any more.
+        staying, undecodable_staying: rows of either of topics that are not read just now: they stay as they are.
+        bronze, quarantine: what the tables are called.
+    """
+
+    rows: int = 0
+    expired: int = 0
+    undecodable: int = 0
+    undecodable_expired: int = 0
+    staying: int = 0
+    undecodable_staying: int = 0
+    bronze: str = BRONZE
+    quarantine: str = QUARANTINE
+
+    def __str__(self) -> str:
+        """For messages."""
+        return (
+            f"{self.expired:,} of the {self.rows:,} rows of {self.bronze} and {self.undecodable_expired:,} of the "
+            f"{self.undecodable:,} undecodable rows of {self.quarantine}"
+        )
+
+
+def refuse_unless_allowed(pipeline: Pipeline) -> None:
+    """Keep bronze from being replaced by mistake.
+
+    Raises:
+        ConfigurationError: the setting does not allow it; the message names the setting and says what would be lost.
+    """
+    if pipeline.settings.allow_bronze_full_refresh or pipeline.bronze.open() is None:
+        return
+    gone = "are gone from there" if pipeline.settings.source == FILES else "have expired there"
+    try:
+        now = source_to_read(pipeline)
+        lost = f"{count_expired(pipeline, now)} {gone} and would be lost"
+        lost = f"The source has {_begins(now)}: {lost}"
+    except TransientError as error:
+        holder = pipeline.settings.source_holder
+        lost = f"What {holder} does not have any more would be lost, and {holder} does not say what that is ({error})"
+    raise ConfigurationError(
+        f"{pipeline.bronze.name} is protected from a full refresh. {lost}. Nothing was changed. To replace it all the same, "
+        f"set {ALLOW}=true"
+    )
+
+
+def count_expired(pipeline: Pipeline, now: Seen) -> Expired:
+    """Count what Kafka does not have any more; one Spark job over three columns of each table."""
+    counts: list[tuple[int, int, int]] = []
+    for table in (pipeline.bronze, pipeline.quarantine):
+        handle = table.open()
+        if handle is None or not row_count(handle):
+            counts.append((0, 0, 0))
+            continue
+        rows = read_files(pipeline.spark, handle.file_uris(), spark_schema(handle.schema()))
+        if table is pipeline.quarantine:
+            rows = rows.where(F.col("layer") == LAYER)
+        stays = not_read(now.latest)
+        if isinstance(pipeline.source, FileSource):
+            # By the file: records of an archive have Kafka's coordinates.
+            path = F.col("_file_path")
+            gone = path.isNull() | path.isin(pipeline.source.lost())
+        elif all(lane.kind == KAFKA for lane in now.latest):
+            gone = ~since(now.earliest) & ~stays
+        else:
+            there = pipeline.source.read(pipeline.spark, Slice(now.earliest, now.latest))
+            there = there.select(
+                *(F.col(c.removeprefix("_kafka_")).alias(c) for c in COORDINATES), F.lit(False).alias("_there")
+            )
+            rows, gone = rows.join(there, list(COORDINATES), "left"), F.col("_there").isNull()
+        columns = (F.lit(1), F.when(gone, 1), F.when(stays, 1))
+        found = rows.agg(*(F.count(c).alias(n) for c, n in zip(columns, ("rows", "gone", "stays"), strict=True))).collect()[0]
+        counts.append((int(found["rows"]), int(found["gone"]), int(found["stays"])))
+    (held, expired, staying), (undecodable, undecodable_expired, undecodable_staying) = counts
+    return Expired(
+        held,
+        expired,
+        undecodable,
+        undecodable_expired,
+        staying,
+        undecodable_staying,
+        pipeline.bronze.name,
+        pipeline.quarantine.name,
+    )
+
+
+def source_to_read(pipeline: Pipeline) -> Seen:
+    """The source as it will be read: what is older than the starting time counts as gone."""
+    source = pipeline.source
+    now = source.look(anew=True) if isinstance(source, FileSource) else source.look()
+    return replace(now, earliest=all_there_is(pipeline, now))
+
+
+def _begins(now: Seen) -> str:
+    """From where on it has its lanes."""
+    if now.unit > 1:
+        return f"{sum(now.latest.values()) // now.unit:,} files"
+    named = [f"{p} from {'offset' if p.kind == KAFKA else 'batch'} {o:,}" for p, o in sorted(now.earliest.items())]
+    rest = f" and {len(named) - PARTITIONS_NAMED} partitions more" if len(named) > PARTITIONS_NAMED else ""
+    return ", ".join(named[:PARTITIONS_NAMED]) + rest

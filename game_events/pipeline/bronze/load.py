@@ -1,0 +1,321 @@
+"""The source -> `bronze_events` and `quarantine_events`, slice by slice, all of its topics together.
+
+Guarantee: every record of a committed slice is in exactly one of the two tables, once, through any crash and beside any
+rival; those of forgotten gamers are in neither, and counted. Each commit carries the next position of every lane it read
+(the next offset of a partition) and lands only if these still are the slice's start.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+
+from deltalake import DeltaTable
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+
+from game_events.decoding.batch_decoder import DecodePlan, TypeKey
+from game_events.decoding.core.column_map import ColumnMap
+from game_events.errors import ConflictError, GameEventsError
+from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.transactions import BATCH_APP, RIVAL_ATTEMPTS, TASK_RECORDS
+from game_events.lakehouse.data.staging import discard
+from game_events.lakehouse.event_columns import (
+    FIRST_MESSAGE,
+    OWN_COLUMNS,
+    QUARANTINE_COLUMNS,
+    bronze_schema,
+    column_map,
+    source_columns,
+)
+from game_events.lakehouse.store_probe import refuse_unsafe_store
+from game_events.pipeline.bronze.data_loss import next_slice, told, went_meanwhile
+from game_events.pipeline.bronze.decode_job import run_decode_job
+from game_events.pipeline.bronze.file_worker import FileBronzeTask, behind_origins
+from game_events.pipeline.bronze.quarantine import (
+    BEGUN_APP,
+    DONE_APP,
+    Decided,
+    announce,
+    commit_undecodable,
+    decided_on,
+    is_under_way,
+)
+from game_events.pipeline.bronze.record_size import WHY, cut
+from game_events.pipeline.bronze.restored import mend_restored_bronze
+from game_events.pipeline.bronze.starting_offsets import all_there_is, is_gone, not_there_any_more, starting_point
+from game_events.pipeline.bronze.truncated_log import epochs_noted, epochs_unknown, refuse_cut_log
+from game_events.pipeline.bronze.worker import BronzeTask, StageTask
+from game_events.pipeline.bronze.worker_result import StageResult
+from game_events.pipeline.column_comments import BRONZE_DESCRIPTION, about_bronze, documented
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.quarantine.full_refresh import finish_reset
+from game_events.pipeline.quarantine.lost import QUARANTINED_APP, refuse_lost_quarantine
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.state.archive_origin import archive_noted
+from game_events.pipeline.state.commit_info import slice_info
+from game_events.pipeline.state.offsets import identity, next_offsets
+from game_events.pipeline.suppression.driver import suppression, unfenced
+from game_events.sources.core.source import Gap, Positions, Seen, Slice
+from game_events.sources.files.offsets import FileGap
+from game_events.sources.files.source import FileSource
+from game_events.sources.kafka.source import KafkaSource
+from game_events.spark.config import kafka_batches
+from game_events.spark.crashed_workers import crashes_named, named
+
+
+def load_bronze(pipeline: Pipeline, report: RunReport, until: Seen | None = None, slices: int | None = None) -> int:
+    """Read the source up to the offsets seen now (or given) into bronze, slice by slice.
+
+    Args:
+        pipeline: the parts.
+        report: gets what was read.
+        until: the source as it was seen just now; None: it is asked.
+        slices: stop after so many commits; what is left is the report's lag.
+
+    Returns:
+        the highest batch of bronze afterwards; 0 if it is empty.
+    """
+    began = time.monotonic()
+    target = until or pipeline.source.look()
+    handle = _open_or_create(pipeline, target, report)
+    handle = mend_restored_bronze(pipeline, report, handle) or handle
+    refuse_lost_quarantine(pipeline, handle, report)
+    finish_reset(pipeline, report)
+    for subject in pipeline.source.subjects(target.latest):
+        pipeline.catalog.ids_of(subject)
+    rivals = 0
+    while True:
+        # Each time: what is planned from a version that was restored meanwhile would cover the restore up for ever.
+        handle = mend_restored_bronze(pipeline, report) or handle
+        quarantine = refuse_lost_quarantine(pipeline, handle, report)
+        now = target if not report.batches and rivals == 0 else pipeline.source.look()
+        reached = next_offsets(handle, now.latest)
+        if any(offset > now.latest[p] for p, offset in reached.items()):
+            now = pipeline.source.look()  # bronze was opened later: a rival has read what came in between
+            reached = next_offsets(handle, now.latest)
+        # Of a topic that joined, or was made anew while this run reads, the ends seen before say nothing.
+        target = replace(target, latest=now.latest | {p: end for p, end in target.latest.items() if p in now.latest})
+        refuse_cut_log(pipeline, handle, now, reached)
+        part = next_slice(pipeline.settings, handle, now, target.latest, pipeline.source.room(reached), pipeline.files_gone)
+        if part is None:
+            report.lag = {p: max(0, now.latest[p] - o) // now.unit for p, o in reached.items()}
+            tell_group(pipeline, reached, report)
+            break
+        pipeline.on_progress(f"bronze: {part.records:,} {pipeline.things}, {sum(part.lag.values()):,} behind them")
+        try:
+            _load_slice(pipeline, handle, quarantine, now, part, report)
+            if slices is not None and len(report.batches) >= slices:
+                report.lag = part.lag
+                tell_group(pipeline, reached | part.end, report)
+                break
+        except ConflictError:
+            rivals += 1
+            if rivals >= RIVAL_ATTEMPTS:
+                raise
+        except (PySparkException, Py4JJavaError):
+            # Spark refuses to read less than it was told to: then what is left is planned anew, or refused.
+            rivals += 1
+            if rivals >= RIVAL_ATTEMPTS or not went_meanwhile(pipeline, part):
+                raise
+    if isinstance(pipeline.source, FileSource):
+        report.add_files(pipeline.source.counts)
+    report.seconds["bronze"] = report.seconds.get("bronze", 0.0) + time.monotonic() - began
+    return max([int(handle.transaction_version(BATCH_APP) or 0), *report.batches])
+
+
+def _open_or_create(pipeline: Pipeline, now: Seen, report: RunReport) -> DeltaTable:
+    """Bronze's handle; a new table is made with the offsets it starts from."""
+    handle = pipeline.bronze.open()
+    if handle is not None:
+        return handle
+    refuse_unsafe_store(pipeline.lakehouse)
+    start = starting_point(pipeline, now)
+    gaps: tuple[Gap, ...] = ()
+    if is_gone(pipeline):
+        start, gaps = all_there_is(pipeline, now), not_there_any_more(pipeline, now)
+        report.gaps += gaps
+        report.notices += [
+            f"{pipeline.bronze.name} is gone: it is made again from what {pipeline.settings.source_holder} has",
+            *told(gaps),
+        ]
+    plan = Commit(
+        pipeline.bronze,
+        OWN_COLUMNS,
+        [],
+        expected={},
+        advance={p.app: at for p, at in start.items()} | identity(start) | epochs_noted(now, start) | {BATCH_APP: 0},
+        table_id=None,
+        info=slice_info(0, 0, 0, {p: (at, at) for p, at in start.items()}, gaps),
+        description=BRONZE_DESCRIPTION,
+    )
+    with suppress(ConflictError):  # a rival made it: its start offsets hold for us too
+        commit(plan)
+    made = pipeline.bronze.open()
+    if made is None:
+        raise ConflictError(f"{pipeline.bronze.name} was removed right after it was made")
+    return made
+
+
+def _load_slice(
+    pipeline: Pipeline, handle: DeltaTable, quarantine: DeltaTable | None, now: Seen, part: Slice, report: RunReport
+) -> None:
+    """Stage one slice in the workers, then commit quarantine, then bronze: both as they were when restores were looked for."""
+    batch = int(handle.transaction_version(BATCH_APP) or 0) + 1
+    decided = decided_on(pipeline.quarantine, quarantine, part)
+    staged = stage_slice(pipeline, handle, column_map(handle), part, batch, decided)
+    crash_points.reach("bronze_staged")
+
+    seen = pipeline.catalog.message_columns(column_map(handle), staged.types)
+    archive_schemas(pipeline, report, {*staged.types, *staged.undecoded})
+    crash_points.reach("schemas_archived")
+    begun = handle.transaction_version(BEGUN_APP)
+    if staged.quarantine or is_under_way(handle):
+        begun = announce(pipeline, handle, part, staged)
+        crash_points.reach("quarantine_announced")
+        held = commit_undecodable(pipeline, quarantine, part, staged)
+        if staged.quarantine:
+            report.add_landed("quarantine", pipeline.quarantine, held, QUARANTINE_COLUMNS, batch)
+        crash_points.reach("quarantine_committed")
+    schema = documented(pipeline, bronze_schema(seen), seen, staged.types)
+    behind = behind_origins(handle, staged.origins)
+    known = {f.name for f in handle.schema().fields}
+    # Every lane has a place from the start: behind one without, nobody would look for those of a topic that is gone.
+    placeless = now.latest.keys() - next_offsets(handle, now.latest).keys() - part.end.keys()
+    placed = {p: part.reached[p] for p in placeless}
+    plan = Commit(
+        pipeline.bronze,
+        schema,
+        staged.bronze,
+        expected={p.app: handle.transaction_version(p.app) for p in (*part.end, *placed, *behind)}
+        | {BATCH_APP: batch - 1, BEGUN_APP: begun}
+        | unfenced(handle),
+        advance={p.app: at for p, at in (placed | part.end | behind).items()}
+        | identity([*part.end, *placed, *behind])
+        | epochs_noted(now, part.end)
+        | epochs_unknown(behind)
+        | archive_noted(handle, pipeline.source)
+        | {BATCH_APP: batch, BEGUN_APP: begun or 0, DONE_APP: begun or 0},
+        table_id=str(handle.metadata().id),
+        seen=handle.version(),
+        owns_map=True,
+        info=slice_info(
+            batch,
+            sum(f.rows for f in staged.bronze),
+            sum(f.rows for f in staged.quarantine),
+            {p: (part.start[p], part.end[p]) for p in part.end},
+            part.gaps,
+            staged.suppressed,
+            now.latest,
+        )
+        | {"run_id": pipeline.run_id},
+        about=about_bronze(pipeline, handle, staged.types),
+    )
+    if staged.quarantine:
+        before = int(handle.transaction_version(QUARANTINED_APP) or 0)
+        plan = replace(plan, advance={**plan.advance, QUARANTINED_APP: before + sum(f.rows for f in staged.quarantine)})
+    landed = commit(plan)
+    crash_points.reach("bronze_committed")
+    entry = report.add_landed("bronze", pipeline.bronze, landed, schema, batch)
+    entry.new_columns += [f.name for f in schema if f.name not in known]
+    report.add_read(part.start, part.end, part.unit)
+    report.gaps += part.gaps
+    report.notices += [*told(part.gaps), *(f"topic {topic} joins: all that it has is read" for topic in part.joined)]
+    report.batches.append(batch)
+    report.schema_ids.update(i for i, _ in (*staged.types, *staged.undecoded))
+    report.other_types += pipeline.catalog.other_types(staged.undecoded)
+    report.add_rejected(staged.reasons)
+    report.suppressed += staged.suppressed
+    report.arrived(staged.arrivals)
+
+
+def archive_schemas(pipeline: Pipeline, report: RunReport, types: Iterable[TypeKey]) -> None:
+    """Keep the texts of the schemas that occurred, and note those that are new."""
+    for schema_id in pipeline.catalog.archive(i for i, _ in types):
+        report.new_schemas[schema_id] = pipeline.catalog.version_of(schema_id)
+
+
+def stage_slice(
+    pipeline: Pipeline,
+    bronze: DeltaTable,
+    columns: ColumnMap,
+    part: Slice,
+    batch: int,
+    decided: Decided,
+) -> StageResult:
+    """Run a slice through the workers; nothing is committed.
+
+    Args:
+        pipeline: the parts.
+        bronze: the handle whose `erasures` the slice's commit compares: whom to keep out is looked up here, behind it.
+        columns: where fields land so far.
+        part: the slice.
+        batch: the number its rows get.
+        decided: records that are left out, as quarantine holds them.
+
+    Raises:
+        ConflictError: a topic was made anew meanwhile; the files are deleted.
+    """
+    source = pipeline.source
+
+    def task(plan: DecodePlan) -> StageTask:
+        keep_raw = pipeline.settings.keep_raw == "all"
+        made = BronzeTask(
+            pipeline.bronze,
+            pipeline.quarantine,
+            plan,
+            constants,
+            batch,
+            pipeline.run_id,
+            keep_raw,
+            decided,
+            whom,
+        )
+        return FileBronzeTask(source.reading(), made) if isinstance(source, FileSource) else made
+
+    def read() -> DataFrame:
+        if isinstance(source, FileSource):
+            return source.read(pipeline.spark, part)
+        records = cut(source.read(pipeline.spark, part), pipeline.settings.max_record_bytes)
+        records = records.select(*source_columns(constants), *WHY)
+        return records.coalesce(max(1, -(-source.records(part) // TASK_RECORDS)))
+
+    if part.records <= sum(isinstance(gap, FileGap) for gap in part.gaps):  # it only passes over a gap
+        return StageResult([], [], set(), set(), Counter())
+    constants = source.constants(part)
+    wanted: list[TypeKey] = []
+    for subject in source.subjects(part.end):
+        wanted += [(i, FIRST_MESSAGE) for i in pipeline.catalog.expected_ids(subject)]
+    if isinstance(source, FileSource):
+        pipeline.catalog.offer(source.schemas())
+        wanted += source.wanted()
+    whom = suppression(pipeline, bronze)
+    ranges = named([f"{lane} {part.start[lane]} to {end - 1}" for lane, end in sorted(part.end.items())])
+    with kafka_batches(pipeline.spark), crashes_named(f" over {ranges}"):
+        staged = run_decode_job(pipeline, columns, wanted, read, task)
+    other = source.changed(part)
+    if other is not None:
+        discard(pipeline.bronze, staged.bronze)
+        discard(pipeline.quarantine, staged.quarantine)
+        raise ConflictError(f"{other}. Nothing of it was kept")
+    return staged
+
+
+def tell_group(pipeline: Pipeline, positions: Positions, report: RunReport) -> None:
+    """Commit bronze's next offsets for the group of the setting `consumer_group`, if there is one.
+
+    After bronze's own commit: the group is behind it by a moment, never ahead. If the broker refuses, that is a notice, and the
+    run goes on.
+    """
+    group, source = pipeline.settings.consumer_group, pipeline.source
+    if group is None or not positions or not isinstance(source, KafkaSource):
+        return
+    try:
+        source.tell(group, positions)
+    except GameEventsError as error:
+        report.notices.append(f"consumer group {group} was not told where bronze stands: {error}")

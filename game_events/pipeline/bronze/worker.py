@@ -1,0 +1,247 @@
+"""What Spark's workers do for bronze: Kafka records -> decoded Parquet files, and quarantine files beside them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from game_events.decoding.batch_decoder import BatchDecoder, DecodedBatch, DecodePlan, Rejected, TypeKey
+from game_events.decoding.core.reasons import Reason
+from game_events.decoding.core.wire_format import Rows, SchemaId
+from game_events.lakehouse.data.staging import StagedWriter, report
+from game_events.lakehouse.event_columns import (
+    FILE_COLUMNS,
+    QUARANTINE_COLUMNS,
+    TIME,
+    arranged,
+    bronze_schema,
+    identity_columns,
+    none_if_empty,
+)
+from game_events.lakehouse.tables import Table
+from game_events.pipeline.reporting.latency import Arrivals, count_arrivals
+from game_events.pipeline.suppression.worker import Suppression, Suppressor
+from game_events.sources.core.source import FILES, Lane, Positions
+
+
+@dataclass(frozen=True)
+class BronzeTask:
+    """What a worker needs for its part of a slice; picklable.
+
+    Attributes:
+        bronze, quarantine: where files go.
+        plan: how to decode.
+        constants: columns of the source that are the same in all rows, and do not travel with them.
+        batch, run_id: the slice's batch; who reads it.
+        keep_raw: whether bronze keeps the raw values of what is decoded.
+        decided: (topic id, partition) -> offsets that quarantine holds already (a crash came between its commit and bronze's).
+        suppression: whose records are in neither table, but counted; None: nobody was forgotten.
+    """
+
+    bronze: Table
+    quarantine: Table
+    plan: DecodePlan
+    constants: Mapping[str, str]
+    batch: int
+    run_id: str
+    keep_raw: bool
+    decided: Mapping[tuple[str, int], frozenset[int]] = field(default_factory=dict)
+    suppression: Suppression | None = None
+
+    @property
+    def tables(self) -> tuple[Table, Table | None]:
+        """Where it writes."""
+        return self.bronze, self.quarantine
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """For `mapInArrow`: consumes the records, yields the report (`REPORT_SCHEMA`)."""
+        yield report(iter(self.stage(batches)))
+
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> list[tuple[str, str]]:
+        """Consumes the records; gives the report's rows."""
+        return _Stage(self).run(batches)
+
+
+class StageTask(Protocol):
+    """What `run_decode_job` runs: a function for `mapInArrow` that writes files of bronze and, perhaps, of quarantine."""
+
+    @property
+    def plan(self) -> DecodePlan:
+        """How it decodes, and where fields land."""
+
+    @property
+    def tables(self) -> tuple[Table, Table | None]:
+        """Where it writes."""
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Consumes rows, yields the report (`REPORT_SCHEMA`)."""
+
+
+class _Stage:
+    """One worker's pass over its part."""
+
+    def __init__(self, task: BronzeTask) -> None:
+        self._task = task
+        self._schema = bronze_schema(task.plan.columns)
+        self._decoder = BatchDecoder(task.plan)
+        self._good = StagedWriter(task.bronze, self._schema)
+        self._bad = StagedWriter(task.quarantine, QUARANTINE_COLUMNS)
+        self._types: set[TypeKey] = set()
+        self._undecoded: Counter[TypeKey] = Counter()
+        self._unknown: set[TypeKey] = set()
+        self._reasons: Counter[str] = Counter()
+        self._arrivals: Arrivals = Counter()
+        self._now = datetime.now(UTC)
+        self._suppressor = Suppressor(task.suppression) if task.suppression is not None else None
+        self._suppressed = 0
+        self._origins: Positions = {}
+
+    def run(self, batches: Iterable[pa.RecordBatch]) -> list[tuple[str, str]]:
+        for batch in batches:
+            self._note_origins(batch)
+            rows = self._readable(self._undecided(batch))
+            decoded = self._decode(rows)
+            self._types |= decoded.types
+            self._unknown |= decoded.unknown
+            # With an unknown type the driver plans again: go on only to find all of them.
+            if not self._unknown:
+                self._write(rows, decoded)
+                self._arrivals.update(count_arrivals(rows.column("timestamp")))
+        if self._unknown:
+            self._good.abort()
+            self._bad.abort()
+        files = [("bronze", f.to_json()) for f in self._good.close()]
+        files += [("quarantine", f.to_json()) for f in self._bad.close()]
+        seen = {
+            "types": list(self._types),
+            "unknown": list(self._unknown),
+            "reasons": self._reasons,
+            "undecoded": [[*key, rows] for key, rows in self._undecoded.items()],
+            "arrivals": list(self._arrivals.items()),
+            "suppressed": self._suppressed,
+            "origins": [[lane.topic, lane.topic_id, lane.partition, end] for lane, end in self._origins.items()],
+        }
+        return [*files, ("seen", json.dumps(seen))]
+
+    def _undecided(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Without the rows that quarantine has decided on in an earlier attempt."""
+        if not self._task.decided:
+            return batch
+        partitions, offsets = batch.column("partition").to_numpy(), batch.column("offset").to_numpy()
+        ids = self._column(batch, "topic_id", len(batch))
+        keep = np.ones(len(batch), dtype=bool)
+        for (topic_id, partition), held in self._task.decided.items():
+            mine = pc.fill_null(pc.equal(ids, topic_id), False).to_numpy(zero_copy_only=False) & (partitions == partition)
+            keep &= ~(mine & np.isin(offsets, np.fromiter(held, dtype=np.int64)))
+        return batch.filter(pa.array(keep))
+
+    def _note_origins(self, batch: pa.RecordBatch) -> None:
+        """Of records from an archive, how far their topics have come: those that quarantine has decided on included."""
+        if "file_path" not in batch.schema.names:
+            return
+        rows = pa.Table.from_batches([batch.select(["topic", "topic_id", "partition", "offset"])])
+        rows = rows.filter(pc.not_equal(batch.column("topic"), FILES))
+        for row in rows.group_by(["topic", "topic_id", "partition"]).aggregate([("offset", "max")]).to_pylist():
+            lane = Lane(row["topic"], row["topic_id"], row["partition"])
+            self._origins[lane] = max(row["offset_max"] + 1, self._origins.get(lane, 0))
+
+    def _readable(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Without the rows that stand for what could not be read as records at all (of files); those go to quarantine."""
+        if "reason" not in batch.schema.names or batch.column("reason").null_count == len(batch):
+            return batch
+        refused = batch.filter(batch.column("reason").is_valid())
+        said = zip(refused.column("reason").to_pylist(), refused.column("detail").to_pylist(), strict=True)
+        if not self._unknown:
+            rejected = [Rejected(Reason(why), detail, np.array([row]), None) for row, (why, detail) in enumerate(said)]
+            self._write(refused, DecodedBatch(rejected=rejected))
+        return batch.filter(batch.column("reason").is_null())
+
+    def _decode(self, rows: pa.RecordBatch) -> DecodedBatch:
+        if "columns" in rows.schema.names and len(rows):
+            return self._decoder.decode_columns(rows.column("schema_guid")[0].as_py(), rows.column("columns"))
+        return self._decoder.decode(rows.column("value"), rows.column("headers"))
+
+    def _write(self, batch: pa.RecordBatch, decoded: DecodedBatch) -> None:
+        decoded = decoded if self._suppressor is None else self._without_forgotten(batch, decoded, self._suppressor)
+        for rows, schema_id, columns in decoded.good:
+            own = self._own(batch, rows, schema_id, raw=self._task.keep_raw)
+            by_name = own | {name: columns.column(name) for name in columns.column_names}
+            self._good.write(arranged(by_name, self._schema, len(rows)))
+        for rows, key in decoded.undecoded:
+            # Whatever the setting says: nothing else of these records is kept, and they may be decoded one day.
+            self._good.write(arranged(self._own(batch, rows, key[0], raw=True), self._schema, len(rows)))
+            self._undecoded[key] += len(rows)
+        for rejected in decoded.rejected:
+            self._bad.write(self._quarantined(batch, rejected))
+            self._reasons[rejected.reason] += len(rejected.rows)
+
+    def _without_forgotten(self, batch: pa.RecordBatch, decoded: DecodedBatch, suppressor: Suppressor) -> DecodedBatch:
+        """Rows of forgotten gamers are counted and go nowhere; of those that do not decode, key or coordinates may tell."""
+        kept = DecodedBatch()
+        for rows, schema_id, columns in decoded.good:
+            gone = suppressor.decoded(columns)
+            self._suppressed += int(gone.sum())
+            if not gone.all():
+                kept.good.append(
+                    (rows[~gone], schema_id, columns.filter(pa.array(~gone))) if gone.any() else (rows, schema_id, columns)
+                )
+        count = len(batch)
+        without_columns = decoded.rejected or decoded.undecoded
+        theirs = suppressor.undecodable(batch, self._column(batch, "topic_id", count)) if without_columns else np.zeros(0, bool)
+        for item in decoded.rejected:
+            gone = theirs[item.rows]
+            self._suppressed += int(gone.sum())
+            if not gone.all():
+                kept.rejected.append(replace(item, rows=item.rows[~gone]))
+        for rows, key in decoded.undecoded:
+            gone = theirs[rows]
+            self._suppressed += int(gone.sum())
+            if not gone.all():
+                kept.undecoded.append((rows[~gone], key))
+        return kept
+
+    def _own(self, batch: pa.RecordBatch, rows: Rows, schema_id: SchemaId | None, *, raw: bool) -> dict[str, pa.Array]:
+        count = len(rows)
+        taken = batch if count == len(batch) and _ascending(rows) else batch.take(pa.array(rows))
+        own = {
+            "_kafka_topic": self._column(taken, "topic", count),
+            "_kafka_topic_id": self._column(taken, "topic_id", count),
+            "_kafka_partition": taken.column("partition"),
+            "_kafka_offset": taken.column("offset"),
+            "_kafka_timestamp": taken.column("timestamp"),
+            "_kafka_key": taken.column("key"),
+            "_kafka_headers": none_if_empty(taken.column("headers")),
+            "_batch": pa.repeat(pa.scalar(self._task.batch, pa.int64()), count),
+        }
+        own |= {own_name: taken.column(name) for name, own_name in FILE_COLUMNS.items() if name in taken.schema.names}
+        own |= identity_columns(schema_id, count)
+        return own | {"_raw_value": taken.column("value")} if raw else own
+
+    def _column(self, rows: pa.RecordBatch, name: str, count: int) -> pa.Array:
+        """A column of the source, whether it travelled with the rows or not."""
+        constant = self._task.constants.get(name)
+        return rows.column(name) if constant is None else pa.repeat(pa.scalar(constant), count)
+
+    def _quarantined(self, batch: pa.RecordBatch, rejected: Rejected) -> pa.Table:
+        count = len(rejected.rows)
+        own = self._own(batch, rejected.rows, rejected.schema_id, raw=True)
+        own |= {
+            "layer": pa.repeat(pa.scalar("bronze"), count),
+            "reason": pa.repeat(pa.scalar(str(rejected.reason)), count),
+            "detail": pa.repeat(pa.scalar(rejected.detail), count),
+            "quarantined_at": pa.repeat(pa.scalar(self._now, TIME), count),
+            "run_id": pa.repeat(pa.scalar(self._task.run_id), count),
+        }
+        return arranged(own, QUARANTINE_COLUMNS, count)
+
+
+def _ascending(rows: Rows) -> bool:
+    return bool((np.diff(rows) > 0).all())

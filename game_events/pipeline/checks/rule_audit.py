@@ -1,0 +1,100 @@
+"""What rules say of all rows there are, counted anew: one Spark job for each layer, nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from game_events.extending import PLAYER_AGG
+from game_events.lakehouse.commits.parallel import for_games
+from game_events.lakehouse.data.snapshot import files_with, path_column, read_files, row_count, spark_schema
+from game_events.lakehouse.event_columns import has_decoded_columns
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.gold.aggregates import player_agg_columns
+from game_events.pipeline.gold.plan import game_in_path
+from game_events.pipeline.quality.expressions import RuleColumns
+from game_events.pipeline.quality.validation import require_valid
+from game_events.pipeline.reporting.report import RuleReport
+from game_events.pipeline.silver.stage import Source
+from game_events.rules import Rule
+from game_events.spark.config import forgiving
+
+Found = dict[tuple[str, str, str], RuleReport]
+
+
+def audit_rules(pipeline: Pipeline, rules: Iterable[Rule]) -> Found:
+    """Count the rows of every game, and those that violate each rule, as runs do.
+
+    Rules of silver judge the rows of bronze that a game's table was made from, before transformations and whatever the rules
+    made of them: the rules in force, asked of all rows that were ever judged. Rules of gold judge the tables' rows.
+
+    Returns:
+        (layer, game, rule) -> counts.
+
+    Raises:
+        ConfigurationError: a rule cannot be evaluated.
+    """
+    chosen = list(rules)
+    bronze = pipeline.bronze.open()
+    if bronze is None or not row_count(bronze) or not has_decoded_columns(bronze):
+        return {}
+    source = Source.of(pipeline, bronze)
+    games = sorted(pipeline.progress.read(source.bronze.key).games)
+    found: Found = {}
+    silver = [r for r in chosen if r.layer == "silver"]
+    if silver:
+        tables = _tables(for_games(games, lambda game: pipeline.lakehouse.silver(game).open()))
+        if tables:
+            rows, entity = _rows_taken(source, tables), pipeline.settings.entity_column
+            found |= _count(pipeline, silver, rows, source.columns, entity, tables)
+    gold = [r for r in chosen if r.layer == "gold"]
+    if gold:
+        tables = _tables(for_games(games, lambda game: pipeline.lakehouse.gold(game).open()))
+        columns = player_agg_columns(pipeline.spark, pipeline.settings, source.columns)
+        uris = _files(tables)
+        game = F.regexp_extract(path_column(uris), game_in_path(pipeline.lakehouse.called, PLAYER_AGG), 1)
+        rows = read_files(pipeline.spark, uris, columns).withColumn("_game", game)
+        found |= _count(pipeline, gold, rows, columns, "_game", tables)
+    return found
+
+
+def _rows_taken(source: Source, tables: Mapping[str, DeltaTable]) -> DataFrame:
+    """Bronze's rows of each game, up to the batch that its silver table has taken of this bronze."""
+    taken = {game: int(handle.transaction_version(source.app) or 0) for game, handle in tables.items()}
+    bounds = pa.table({"_game": pa.array(taken, pa.string()), "_to": pa.array(taken.values(), pa.int64())})
+    spark = source.pipeline.spark
+    rows = read_files(spark, files_with(source.handle), spark_schema(source.handle.schema()))
+    of_game = F.col(source.pipeline.settings.entity_column) == F.col("_game")
+    return rows.join(F.broadcast(spark.createDataFrame(bounds)), of_game).where(F.col("_batch") <= F.col("_to"))
+
+
+def _tables(opened: Mapping[str, DeltaTable | None]) -> dict[str, DeltaTable]:
+    return {game: table for game, table in opened.items() if table is not None}
+
+
+def _files(tables: Mapping[str, DeltaTable]) -> list[str]:
+    return [uri for uris in for_games(tables, lambda game: files_with(tables[game])).values() for uri in uris]
+
+
+def _count(
+    pipeline: Pipeline, rules: list[Rule], rows: DataFrame, columns: StructType, game: str, tables: Mapping[str, DeltaTable]
+) -> Found:
+    judged = RuleColumns.of(rules, rules[0].layer, game)
+    require_valid(pipeline.spark, rules, columns)
+    found: Found = {
+        (r.layer, g, r.name): RuleReport(r.layer, g, r.name, r.action, r.sql) for g in tables for r in rules if r.applies_to(g)
+    }
+    with forgiving(pipeline.spark):
+        counts = [F.count(F.when(judged.breaks(n), 1)).alias(f"_rule_{n}") for n in range(len(rules))]
+        masks = rows.select(F.col(game).alias("_of"), *judged.violated())
+        for row in masks.groupBy("_of").agg(F.count(F.lit(1)).alias("_rows"), *counts).collect():
+            for number, rule in enumerate(rules):
+                entry = found.get((rule.layer, row["_of"], rule.name))
+                if entry is not None:
+                    entry.rows, entry.violated = int(row["_rows"]), int(row[f"_rule_{number}"])
+    return found

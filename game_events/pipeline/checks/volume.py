@@ -1,0 +1,113 @@
+"""Whether the games send as much as they use to: the last day against the days before, from the event log alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from statistics import median
+
+import duckdb
+
+from game_events.lakehouse.system_tables.event_log import read_events
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.reporting.check_result import CheckResult
+
+VOLUME = "volume"
+#: Days of 24 hours, counted back from now; the last one is compared with the others.
+HISTORY_DAYS = 28
+#: Fewer days than this say nothing about what is usual.
+MIN_DAYS = 7
+#: How far from the median is unusual: in deviations (MAD times 1.4826 is a normal distribution's standard deviation), and at
+#: least as a share of the median, as a game that sends the same every day has a deviation of zero.
+DEVIATIONS, SHARE = 5.0, 0.5
+_MAD_TO_SIGMA = 1.4826
+SHOWN = 10
+
+#: What of the event log is read.
+_READ = ("time", "kind", "layer", "game", "table_rows")
+#: Rows that a game's table had at the end of each day, so that a full refresh, which writes all rows anew, adds nothing.
+_DAYS = """
+WITH day AS (
+  SELECT game, (date_diff('second', time, $now) // 86400)::BIGINT AS back, arg_max(table_rows, time) AS total
+  FROM events WHERE kind = 'table' AND layer = 'silver' AND game IS NOT NULL AND table_rows IS NOT NULL AND time <= $now
+  GROUP BY ALL
+)
+SELECT game, back, total FROM day ORDER BY game, back DESC
+"""
+
+
+@dataclass(frozen=True)
+class Unusual:
+    """A game whose last day is unlike its days before."""
+
+    game: str
+    rows: int
+    usual: float
+
+    def __str__(self) -> str:
+        what = "fell silent" if not self.rows else f"{self.rows:,} rows"
+        return f"{self.game}: {what} (usual: {self.usual:,.0f} a day)"
+
+
+def volume(pipeline: Pipeline, now: datetime | None = None) -> CheckResult:
+    """Each game's rows of the last 24 hours against its own median of the days before; a game that fell silent too.
+
+    Args:
+        pipeline: the parts.
+        now: end of the last day.
+    """
+    now = now or datetime.now(UTC)
+    events = read_events(pipeline.lakehouse, now - timedelta(days=HISTORY_DAYS + 1), columns=_READ)
+    with duckdb.connect() as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        connection.register("events", events)
+        found = connection.execute(_DAYS, {"now": now}).fetchall()
+    totals: dict[str, dict[int, int]] = {}
+    for game, back, total in found:
+        totals.setdefault(game, {})[back] = total
+    compared, unusual = 0, []
+    for game, by_day in totals.items():
+        last, history = daily_rows(by_day)
+        if len(history) < MIN_DAYS:
+            continue
+        compared += 1
+        if is_unusual(last, history):
+            unusual.append(Unusual(game, last, median(history)))
+    unusual.sort(key=lambda u: (u.rows > 0, -u.usual))
+    counts = {
+        "games_compared": compared,
+        "games_with_too_short_a_history": len(totals) - compared,
+        "unusual_games": len(unusual),
+        "silent_games": sum(not u.rows for u in unusual),
+    }
+    if unusual:
+        more = f"; and {len(unusual) - SHOWN} more" if len(unusual) > SHOWN else ""
+        summary = "the last 24 hours are unusual for " + "; ".join(map(str, unusual[:SHOWN])) + more
+    elif compared:
+        summary = f"{compared:,} games sent as much as they use to"
+    else:
+        summary = f"no game has a history of {MIN_DAYS} days yet"
+    return CheckResult(VOLUME, "silver", not unusual, summary, counts, games=tuple(u.game for u in unusual))
+
+
+def daily_rows(totals: dict[int, int]) -> tuple[int, list[int]]:
+    """Rows of the last day, and of the days before it, from the totals at the end of some days.
+
+    Args:
+        totals: days back -> rows of the table at the end of that day. The oldest one is only where counting starts: what was
+            there before it is nobody's day.
+    """
+    oldest = max(totals)
+    rows, before = [], totals[oldest]
+    for back in range(oldest - 1, -1, -1):
+        now = totals.get(back, before)
+        rows.append(max(0, now - before))
+        before = now
+    return (rows[-1], rows[:-1]) if rows else (0, [])
+
+
+def is_unusual(last: int, history: list[int]) -> bool:
+    """Far from the median of the history, by its own spread and by the median itself."""
+    usual = median(history)
+    spread = _MAD_TO_SIGMA * median(abs(rows - usual) for rows in history)
+    return abs(last - usual) > max(DEVIATIONS * spread, SHARE * usual)

@@ -1,0 +1,1 @@
+"""One Spark job that writes many tables."""

@@ -1,0 +1,74 @@
+"""Which rows belong to which game, and which names may become one at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from game_events.config.settings import Settings
+from game_events.lakehouse.tables import is_game
+
+#: Why a row is in no game's table.
+INVALID, NOT_ALLOWED, OVER_LIMIT = "invalid", "not_allowed", "over_limit"
+#: Where not every message type is decoded, rows without a name are as they should be, and are told apart from bad names.
+NO_NAME = "no_name"
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Decides name by name; picklable.
+
+    Attributes:
+        allowed: the allow list; empty: every valid name.
+        only: if not None, rows of other games are skipped, neither routed nor counted.
+        unnamed: what a row without a name is refused for.
+        known: names that are games already.
+        room: so many other names may get files in one pass; None: any number.
+    """
+
+    allowed: frozenset[str] = frozenset()
+    only: frozenset[str] | None = None
+    unnamed: str = INVALID
+    known: frozenset[str] = frozenset()
+    room: int | None = None
+
+    def refusal(self, name: object) -> str | None:
+        """Why a name gets no table; None if it may."""
+        if name is None:
+            return self.unnamed
+        if not is_game(name):
+            return INVALID
+        return NOT_ALLOWED if self.allowed and name not in self.allowed else None
+
+    def counted_as(self, name: object, why: str) -> str:
+        """What its rows are counted under: invalid names together, as their number has no bound."""
+        return "" if why in (INVALID, NO_NAME) else str(name)
+
+    def skips(self, name: object) -> bool:
+        """Whether rows of this name are somebody else's business in this pass."""
+        return self.only is not None and name not in self.only
+
+
+def most_games(settings: Settings) -> int:
+    """Games that there may be at most, whatever rows a name has."""
+    return max(settings.max_games, settings.max_games_ever)
+
+
+def admit(settings: Settings, known: set[str], rows_by_new_game: dict[str, int]) -> tuple[set[str], dict[str, int]]:
+    """Let new names in: the allow list always, others while there is room, past it those with enough rows, up to a last bound.
+
+    A flood of invented names with few rows each can so fill the room once, but not lock a real game out; one with many rows
+    each ends at the bound, past which only the allow list lets in.
+
+    Returns:
+        the new games, and name -> rows of those that stay out.
+    """
+    admitted: set[str] = set()
+    refused: dict[str, int] = {}
+    for name, rows in sorted(rows_by_new_game.items(), key=lambda item: (-item[1], item[0])):
+        games = len(known) + len(admitted)
+        enough = rows >= settings.new_game_min_rows and games < most_games(settings)
+        if name in settings.games or games < settings.max_games or enough:
+            admitted.add(name)
+        else:
+            refused[name] = rows
+    return admitted, refused

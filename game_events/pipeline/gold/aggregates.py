@@ -1,0 +1,146 @@
+"""Which gold aggregates there are: the one that is shipped, and the user's own, each with its own progress and interval."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from game_events.config.gold_columns import expression, measures
+from game_events.config.settings import Settings
+from game_events.errors import ConfigurationError, first_line
+from game_events.extending import PLAYER_AGG, SHIPPED, GoldAggregate, count, max_of, min_of
+from game_events.lakehouse.descriptions import COMMENT
+from game_events.lakehouse.system_columns import AGGREGATE
+from game_events.lakehouse.system_tables.progress import Mark, Progress
+from game_events.spark.schemas import quoted
+
+#: The definition of a table that has the default columns again; others are hashes.
+DEFAULT_DEFINITION = 0
+COUNT, FIRST, LAST = "session_count", "min_timestamp", "max_timestamp"
+
+
+def player_agg(settings: Settings) -> GoldAggregate:
+    """`gold_{game}_player_agg`: sessions, first and last event of each player, or what `GOLD_COLUMNS` says of each key."""
+    keys = (settings.key_column,)
+    if not settings.gold_columns:
+        when = quoted(settings.time_column)
+        # Keys or times of another column are other values: they are not merged into those that a table has. Tables with those
+        # of the usual columns say nothing, as all did before.
+        usual = all(getattr(settings, name) == Settings.model_fields[name].default for name in ("key_column", "time_column"))
+        return GoldAggregate(
+            PLAYER_AGG,
+            "merge",
+            keys=keys,
+            measures={COUNT: count(), FIRST: min_of(when), LAST: max_of(when)},
+            description=f"One row per {settings.words.key}: sessions, first and last event",
+            definition="" if usual else _hash([*keys, settings.time_column]),
+            asset_name=settings.names.asset(settings.names.gold_asset),
+        )
+    columns = expressions(settings)
+    merging = measures(settings.gold_columns)
+    parts = ["merge" if merging else "recompute", keys, list(columns.items())]
+    return GoldAggregate(
+        PLAYER_AGG,
+        "merge" if merging else "recompute",
+        keys=keys,
+        measures=merging or {},
+        function=None if merging else lambda silver: _aggregated(silver, ("_game", *keys), columns),
+        description=f"One row per {settings.words.key}: {', '.join(settings.gold_columns)}",
+        definition=_hash(parts),
+        where="GAME_EVENTS_GOLD_COLUMNS",
+        asset_name=settings.names.asset(settings.names.gold_asset),
+    )
+
+
+def _hash(parts: Sequence[object]) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def has_shipped_columns(aggregate: GoldAggregate) -> bool:
+    """Whether it is the shipped aggregate with its own columns, whatever the key and time columns are called."""
+    return aggregate.name == PLAYER_AGG and aggregate.measures.keys() == {COUNT, FIRST, LAST} and aggregate.where == SHIPPED
+
+
+def commented(aggregate: GoldAggregate, schema: pa.Schema) -> pa.Schema:
+    """Its columns with what they mean, where that is known: a name that settings or a declaration use may mean anything."""
+    if not has_shipped_columns(aggregate):
+        return schema
+    return pa.schema([f.with_metadata({COMMENT: AGGREGATE[f.name]}) if f.name in AGGREGATE else f for f in schema])
+
+
+def expressions(settings: Settings) -> dict[str, str]:
+    """The shipped aggregate's columns beside the key: name -> SQL aggregate over silver's rows."""
+    if not settings.gold_columns:
+        return {column: measure.sql for column, measure in player_agg(settings).measures.items()}
+    return {column: expression(sql, settings.time_column) for column, sql in settings.gold_columns.items()}
+
+
+def player_agg_columns(spark: SparkSession, settings: Settings, silver: StructType) -> StructType:
+    """Its columns, where silver has these; one's own expressions are analyzed, not run.
+
+    Raises:
+        ConfigurationError: an expression does not fit silver's columns.
+    """
+    empty = spark.createDataFrame([], silver)
+    try:
+        return _aggregated(empty, (settings.key_column,), expressions(settings)).schema
+    except AnalysisException as error:
+        reason = first_line(error).partition(" SQLSTATE")[0]
+        names = ", ".join(name for name in silver.names if not name.startswith("_"))
+        raise ConfigurationError(f"GAME_EVENTS_GOLD_COLUMNS: {reason} Silver has: {names}") from error
+
+
+def _aggregated(silver: DataFrame, keys: tuple[str, ...], columns: Mapping[str, str]) -> DataFrame:
+    return silver.groupBy(*(F.col(quoted(k)) for k in keys)).agg(*(F.expr(sql).alias(c) for c, sql in columns.items()))
+
+
+def is_due(committed_at: float | None, interval_s: float | None, now: float) -> bool:
+    """Whether a layer that has its own interval may be refreshed; times in seconds since 1970."""
+    return interval_s is None or committed_at is None or not committed_at <= now < committed_at + interval_s
+
+
+def due(aggregate: GoldAggregate, state: Progress) -> bool:
+    """Whether an aggregate's interval has passed since its last commit; a changed declaration is due at once."""
+    mark = state.marks.get(aggregate.layer, Mark())
+    return mark.definition != scope(aggregate) or is_due(mark.committed_at, aggregate.interval_s, time.time())
+
+
+def scope(aggregate: GoldAggregate) -> str:
+    """What an aggregate's floor speaks of: its definition and its games; none for the shipped one as it is by default."""
+    if not aggregate.definition:
+        return ""
+    return f"{aggregate.definition[:16]}:{','.join(sorted(aggregate.games))}"
+
+
+def definition_app(aggregate: str) -> str:
+    """Name of the `txn` that holds the definition which an aggregate's table was made with."""
+    return f"aggregate:{aggregate}"
+
+
+def declared_in(table: DeltaTable | None, aggregate: GoldAggregate) -> int | None:
+    """The definition that a table says it was made with; None: the shipped one as it is by default."""
+    return table.transaction_version(definition_app(aggregate.name)) if table is not None else None
+
+
+def definition_for(table: DeltaTable | None, aggregate: GoldAggregate) -> int | None:
+    """What a table made with this definition says; None: nothing, as always for the shipped one by default.
+
+    A table that had other columns for a time, and has those of the default again, says so: a `txn` cannot be taken back.
+    """
+    if aggregate.definition:
+        return int(aggregate.definition[:15], 16)
+    return None if declared_in(table, aggregate) is None else DEFAULT_DEFINITION
+
+
+def is_current(table: DeltaTable, aggregate: GoldAggregate) -> bool:
+    """Whether a table's rows were made with this definition."""
+    return declared_in(table, aggregate) == definition_for(table, aggregate)

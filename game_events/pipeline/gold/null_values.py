@@ -1,0 +1,113 @@
+"""Games of whose rows nobody can say whose they are, or when they happened: told, never NULL in silence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+from pyspark.sql.types import DataType, StringType, StructField, StructType, TimestampType
+
+from game_events.config.settings import Settings
+from game_events.decoding.core.column_map import kind_of
+from game_events.decoding.core.kept_columns import Kept, is_of_any_kind, kept_columns
+from game_events.lakehouse.commits.generations import BronzeIdentity
+from game_events.lakehouse.commits.parallel import for_games
+from game_events.lakehouse.data.staging import StagedFile
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.gold.aggregates import FIRST, has_shipped_columns, player_agg
+from game_events.pipeline.reporting.check_result import CheckResult
+
+KNOWN = "keys_and_times_known"
+_TYPES: dict[str, DataType] = {"string": StringType(), "timestamp": TimestampType()}
+#: Games that the check names.
+SHOWN = 20
+
+
+def looked_at(settings: Settings) -> dict[str, str]:
+    """Gold's columns that are NULL where silver's are -> the setting that names silver's."""
+    found = {settings.key_column: "GAME_EVENTS_KEY_COLUMN"}
+    return found | ({FIRST: "GAME_EVENTS_TIME_COLUMN"} if has_shipped_columns(player_agg(settings)) else {})
+
+
+def all_null(files: Iterable[StagedFile], columns: Collection[str]) -> list[str]:
+    """Which of these columns have no value in any row of some files; none if there are no rows."""
+    stats = [json.loads(f.stats) for f in files if f.rows]
+    return [c for c in columns if stats and all(s["nullCount"].get(c) == s["numRecords"] for s in stats)]
+
+
+def null_notices(settings: Settings, game: str, columns: Collection[str], silver: Collection[str]) -> list[str]:
+    """What to say of a game whose gold has no value in these columns.
+
+    Args:
+        settings: the settings.
+        game: the game.
+        columns: gold's columns.
+        silver: names of its silver table's columns.
+    """
+    sentences = []
+    for column in columns:
+        setting = looked_at(settings)[column]
+        wanted = settings.key_column if column == settings.key_column else settings.time_column
+        others = ", ".join(sorted(c for c in silver if c != wanted and is_of_any_kind(c, wanted)))
+        elsewhere = f" There are columns of other kinds: {others} (docs/decoding.md)." if others else ""
+        sentences.append(
+            f"gold of {game}: {column} is NULL in every row, as no row of its silver table has a value in {wanted}.{elsewhere} "
+            f"If its producers call it something else: {setting}"
+        )
+    return sentences
+
+
+def known_or_meant(settings: Settings, bronze: StructType) -> StructType:
+    """The key and time columns as bronze has them; of one that it has in other kinds only, the kind that it is kept for."""
+    found = []
+    for kept in _settings_of(settings).values():
+        if kept.column in bronze.names:
+            found.append(bronze[kept.column])
+        elif kept.kind in _TYPES and any(is_of_any_kind(name, kept.column) for name in bronze.names):
+            found.append(StructField(kept.column, _TYPES[kept.kind]))
+    return StructType(found)
+
+
+def of_another_kind(settings: Settings, columns: Mapping[str, pa.DataType]) -> list[str]:
+    """What to say of columns that another kind had taken before settings kept them, while values of theirs stand elsewhere."""
+    return [
+        f"bronze's column {kept.column} is {kind_of(columns[kept.column])}, as its first records had it; "
+        f"{kept.kind} is in {other}: set {setting} to {other}, or begin a new lakehouse"
+        for setting, kept in _settings_of(settings).items()
+        if kept.column in columns
+        and kind_of(columns[kept.column]) != kept.kind
+        and (other := f"{kept.field}__{kept.kind}") in columns
+    ]
+
+
+def keys_and_times_known(pipeline: Pipeline) -> CheckResult:
+    """Games whose gold has no key, or no time, in any of its rows; from the tables' logs alone."""
+    bronze = pipeline.bronze.open()
+    known = pipeline.progress.read(BronzeIdentity.of(bronze).key).games if bronze is not None else {}
+    wrong = of_another_kind(pipeline.settings, {f.name: f.type for f in pa.schema(bronze.schema())}) if bronze else []
+    columns = list(looked_at(pipeline.settings))
+    unknown = {
+        game: missing
+        for game, handle in for_games(sorted(known), lambda game: pipeline.lakehouse.gold(game).open()).items()
+        if handle is not None and (missing := _all_null(handle, columns))
+    }
+    wrong += [f"{game}: {', '.join(missing)} NULL in every row" for game, missing in list(unknown.items())[:SHOWN]]
+    wrong += [f"and {len(unknown) - SHOWN} more"] if len(unknown) > SHOWN else []
+    summary = "; ".join(wrong) or f"{len(known)} {pipeline.settings.words.entities} have keys and times"
+    return CheckResult(KNOWN, "gold", not wrong, summary, {"games": len(known), "games_without": len(unknown)})
+
+
+def _all_null(handle: DeltaTable, columns: Collection[str]) -> list[str]:
+    actions = pa.table(handle.get_add_actions(flatten=True))
+    rows = pc.sum(actions.column("num_records")).as_py() or 0
+    nulls = {c: f"null_count.{c}" for c in columns if f"null_count.{c}" in actions.column_names}
+    return [c for c, name in nulls.items() if rows and pc.sum(actions.column(name)).as_py() == rows]
+
+
+def _settings_of(settings: Settings) -> dict[str, Kept]:
+    kept = kept_columns(settings)
+    names = {"GAME_EVENTS_KEY_COLUMN": settings.key_column, "GAME_EVENTS_TIME_COLUMN": settings.time_column}
+    return {setting: kept[name.lower()] for setting, name in names.items()}

@@ -1,0 +1,151 @@
+"""A run's report as OpenLineage run events: one run for the whole, one below it for each table that changed or failed.
+
+Nothing is computed here that the report does not have. The run of the whole is the run's own id; a table's job has the table's
+name, so that whatever brings a table up to date (a run, an asset by hand, the loop) is one job to who looks at lineage.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.metadata import version
+
+import pyspark
+from openlineage.client.event_v2 import Job, Run, RunEvent, RunState
+from openlineage.client.facet_v2 import (
+    JobFacet,
+    RunFacet,
+    documentation_job,
+    error_message_run,
+    job_type_job,
+    ownership_job,
+    parent_run,
+    processing_engine_run,
+    set_producer,
+)
+
+from game_events.config.masking import without_secrets
+from game_events.errors import without_quotes
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.lineage.facets import inputs_of, output
+from game_events.pipeline.reporting.redaction import words_to_keep
+from game_events.pipeline.reporting.report import RunReport, TableReport
+
+#: Who says it: this package, in its version.
+PRODUCER = f"urn:game-events:{version('game-events')}"
+set_producer(PRODUCER)
+_NAMES = uuid.UUID("5d5b3c55-2f3a-5d0c-9a57-6f0b7a3e9a11")
+
+
+@dataclass(frozen=True)
+class LineageRun:
+    """One run, as others are told of it.
+
+    Attributes:
+        pipeline: the parts; its run id is the run's.
+        job: what was started.
+        began: when.
+        streaming: it goes on until somebody stops it.
+    """
+
+    pipeline: Pipeline
+    job: str
+    began: datetime
+    streaming: bool = False
+
+    @property
+    def run_id(self) -> str:
+        """The run's id as the specification wants it: a UUID."""
+        return _as_uuid(self.pipeline.run_id)
+
+    def started(self) -> RunEvent:
+        """The run began."""
+        return self._whole(RunState.START, self.began, {})
+
+    def running(self, at: datetime) -> RunEvent:
+        """The run goes on."""
+        return self._whole(RunState.RUNNING, at, {})
+
+    def ended(self, at: datetime, report: RunReport, error: BaseException | None, *, stopped: bool = False) -> RunEvent:
+        """The run came to its end, failed, or was stopped."""
+        text = f"{type(error).__name__}: {words_to_keep(error)}" if error is not None and not stopped else None
+        if text is None and report.errors:
+            text = f"{len(report.errors)} tables failed: {', '.join(t.table for t in report.errors[:10])}"
+        state = RunState.FAIL if text is not None else RunState.ABORT if stopped else RunState.COMPLETE
+        return self._whole(state, at, self._error(text))
+
+    def tables(self, report: RunReport, since: datetime, at: datetime, part: str = "0") -> Iterator[RunEvent]:
+        """Beginning and end of each table's run.
+
+        Args:
+            report: what was done.
+            since: when this part of the run began.
+            at: when it ended.
+            part: tells several parts of one run apart: the same one has the same ids, however often it is told.
+        """
+        for entry in report.tables:
+            inputs = inputs_of(self.pipeline, entry, report)
+            run_id = str(uuid.uuid5(_NAMES, f"{self.run_id}/{entry.table}/{part}"))
+            job = self._table_job(entry)
+            outputs = [output(self.pipeline, entry, inputs)] if entry.error is None else []
+            state = RunState.COMPLETE if entry.error is None else RunState.FAIL
+            parent: dict[str, RunFacet] = {
+                "parent": parent_run.ParentRunFacet(
+                    parent_run.Run(self.run_id), parent_run.Job(self.pipeline.settings.openlineage_namespace, self.job)
+                )
+            }
+            for kind, time, facets, made in (
+                (RunState.START, since, parent, []),
+                (state, at, parent | self._error(entry.error and without_quotes(entry.error)), outputs),
+            ):
+                yield RunEvent(
+                    eventType=kind,
+                    eventTime=time.isoformat(),
+                    run=Run(run_id, facets=dict(facets)),
+                    job=job,
+                    inputs=inputs,
+                    outputs=made,
+                    producer=PRODUCER,
+                )
+
+    def _whole(self, state: RunState, at: datetime, facets: dict[str, RunFacet]) -> RunEvent:
+        engine = processing_engine_run.ProcessingEngineRunFacet(pyspark.__version__, "Spark", version("game-events"))
+        kind = "STREAMING" if self.streaming else "BATCH"
+        about = f"Brings the tables below {self.pipeline.lakehouse.root} up to their source"
+        job_facets = self._job_facets(kind, "JOB", about)
+        return RunEvent(
+            eventType=state,
+            eventTime=at.isoformat(),
+            run=Run(self.run_id, facets={"processing_engine": engine, **facets}),
+            job=Job(self.pipeline.settings.openlineage_namespace, self.job, facets=job_facets),
+            producer=PRODUCER,
+        )
+
+    def _table_job(self, entry: TableReport) -> Job:
+        about = f"Brings the table {entry.table} up to what it is made from (layer {entry.layer})"
+        facets = self._job_facets("BATCH", "TASK", about)
+        return Job(self.pipeline.settings.openlineage_namespace, entry.table, facets=facets)
+
+    def _job_facets(self, processing: str, kind: str, about: str) -> dict[str, JobFacet]:
+        facets: dict[str, JobFacet] = {
+            "jobType": job_type_job.JobTypeJobFacet(processing, "GAME_EVENTS", kind),
+            "documentation": documentation_job.DocumentationJobFacet(about),
+        }
+        owners = self.pipeline.settings.owners
+        if owners:
+            facets["ownership"] = ownership_job.OwnershipJobFacet([ownership_job.Owner(owner) for owner in owners])
+        return facets
+
+    def _error(self, text: str | None) -> dict[str, RunFacet]:
+        if text is None:
+            return {}
+        return {"errorMessage": error_message_run.ErrorMessageRunFacet(without_secrets(text, self.pipeline.settings), "python")}
+
+
+def _as_uuid(run_id: str) -> str:
+    try:
+        return str(uuid.UUID(run_id))
+    except ValueError:
+        return str(uuid.uuid5(_NAMES, run_id))

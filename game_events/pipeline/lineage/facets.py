@@ -1,0 +1,160 @@
+"""What is known of a table, as OpenLineage facets; where datasets are, by the specification's naming conventions.
+
+Source: OpenLineage 2-0-2 and its facets; "Naming Conventions" for datasets.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+from openlineage.client.event_v2 import InputDataset, OutputDataset
+from openlineage.client.facet_v2 import (
+    DatasetFacet,
+    column_lineage_dataset,
+    dataset_version_dataset,
+    datasource_dataset,
+    input_statistics_input_dataset,
+    lifecycle_state_change_dataset,
+    output_statistics_output_dataset,
+    ownership_dataset,
+    schema_dataset,
+    storage_dataset,
+    tags_dataset,
+)
+from openlineage.client.naming.dataset import Kafka, LocalFileSystem
+
+from game_events.config.gold_columns import simple_call
+from game_events.config.settings import Settings
+from game_events.lakehouse.system_tables.progress import GOLD, SILVER, UNIFIED_LAYER
+from game_events.lakehouse.tables import BRONZE, Lakehouse, gold_name, silver_name
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.gold.aggregates import expressions
+from game_events.pipeline.reporting.report import RunReport, TableReport
+from game_events.sources.core.source import FILES
+
+#: Games whose tables the unified table's column lineage names: with thousands the event would be megabytes.
+COLUMN_INPUTS = 50
+_PORT = "9092"
+
+
+def place(uri: str) -> tuple[str, str]:
+    """Namespace and name of a table's files: `file` and the path, or the store's bucket and the path in it."""
+    parts = urlsplit(uri)
+    if "://" not in uri:
+        local = LocalFileSystem(uri)
+        return local.get_namespace(), local.get_name()
+    return f"{parts.scheme}://{parts.netloc}", parts.path.strip("/")
+
+
+def source_inputs(settings: Settings, report: RunReport) -> list[InputDataset]:
+    """What was read, with its records: topics, folders of files, or another pipeline's table."""
+    found = []
+    for topic in report.topics:
+        namespace, name = _source(settings, topic)
+        rows = sum(end - start for lane, (start, end) in report.offsets.items() if lane.topic == topic)
+        found.append(
+            InputDataset(
+                namespace,
+                name,
+                facets={"dataSource": datasource_dataset.DatasourceDatasetFacet(namespace, namespace)},
+                inputFacets={"inputStatistics": input_statistics_input_dataset.InputStatisticsInputDatasetFacet(rowCount=rows)},
+            )
+        )
+    return found
+
+
+def _source(settings: Settings, topic: str) -> tuple[str, str]:
+    if settings.source == FILES or settings.source_table is not None:
+        return place(topic)
+    host, _, port = settings.kafka_bootstrap_servers.split(",")[0].strip().rpartition("://")[2].rpartition(":")
+    named = Kafka(host or port, port if host else _PORT, topic)
+    return named.get_namespace(), named.get_name()
+
+
+def table_input(lakehouse: Lakehouse, name: str) -> InputDataset:
+    """A table that others are made from."""
+    return InputDataset(*place(lakehouse.table(name).uri), facets={"storage": _storage()})
+
+
+def output(pipeline: Pipeline, entry: TableReport, inputs: list[InputDataset]) -> OutputDataset:
+    """A table that changed."""
+    table = pipeline.lakehouse.table(pipeline.lakehouse.key(entry.table))
+    namespace, name = place(table.uri)
+    root = pipeline.lakehouse.root
+    facets: dict[str, DatasetFacet] = {
+        "schema": schema_dataset.SchemaDatasetFacet(
+            [
+                schema_dataset.SchemaDatasetFacetFields(column, kind, entry.comments.get(column), number)
+                for number, (column, kind) in enumerate(entry.columns, start=1)
+            ]
+        ),
+        "dataSource": datasource_dataset.DatasourceDatasetFacet(namespace, root if "://" in root else f"file://{root}"),
+        "storage": _storage(),
+        "version": dataset_version_dataset.DatasetVersionDatasetFacet(str(entry.version)),
+    }
+    if entry.new:
+        changed = lifecycle_state_change_dataset.LifecycleStateChange.CREATE
+        facets["lifecycleStateChange"] = lifecycle_state_change_dataset.LifecycleStateChangeDatasetFacet(changed)
+    if table.owners:
+        facets["ownership"] = ownership_dataset.OwnershipDatasetFacet([ownership_dataset.Owner(o) for o in table.owners])
+    if table.tags:
+        tags = [tags_dataset.TagsDatasetFacetFields(key, value, "USER") for key, value in table.tags]
+        facets["tags"] = tags_dataset.TagsDatasetFacet(tags)
+    columns = _column_lineage(pipeline, entry, inputs)
+    if columns:
+        facets["columnLineage"] = column_lineage_dataset.ColumnLineageDatasetFacet(columns)
+    statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(rowCount=entry.rows)
+    return OutputDataset(namespace, name, facets=facets, outputFacets={"outputStatistics": statistics})
+
+
+def inputs_of(pipeline: Pipeline, entry: TableReport, report: RunReport) -> list[InputDataset]:
+    """What a table's new rows were made from; of the unified table the games whose gold changed in this run."""
+    lakehouse = pipeline.lakehouse
+    if entry.layer in ("bronze", "quarantine"):
+        found = source_inputs(pipeline.settings, report)
+        replayed = entry.layer == "bronze" and report.replayed
+        return [*found, table_input(lakehouse, "quarantine_events")] if replayed else found
+    if entry.layer == SILVER:
+        return [table_input(lakehouse, BRONZE)]
+    if entry.layer == UNIFIED_LAYER:
+        games = [t.game for t in report.of(GOLD) if t.error is None and t.game is not None]
+        return [table_input(lakehouse, gold_name(game)) for game in games]
+    return [table_input(lakehouse, silver_name(entry.game))] if entry.game is not None else []
+
+
+def _column_lineage(
+    pipeline: Pipeline, entry: TableReport, inputs: list[InputDataset]
+) -> dict[str, column_lineage_dataset.Fields]:
+    """Which columns each column is made of, where this project knows: not of the user's own transformations and aggregates."""
+    settings = pipeline.settings
+    whole = inputs if len(inputs) <= COLUMN_INPUTS else []
+    names = [name for name, _ in entry.columns]
+    if entry.layer == UNIFIED_LAYER:
+        return {name: _fields(whole, name) for name in names if whole and name != settings.entity_column}
+    if entry.layer == SILVER and not any(t.applies_to(entry.game or "") for t in pipeline.extensions.transformations):
+        return {name: _fields(whole, name) for name in names}
+    if entry.layer == GOLD:
+        key = settings.key_column
+        known = {key: _fields(whole, key)}
+        for name, sql in (settings.gold_columns or expressions(settings)).items():
+            function, of = simple_call(sql) or ("", "")
+            if function:
+                # Rows are counted by whom they are about.
+                of = key if of == "*" or of.isdigit() else of
+                known[name] = _fields(whole, of, "AGGREGATION", function.upper())
+        return {name: known[name] for name in names if name in known}
+    return {}
+
+
+def _fields(
+    inputs: list[InputDataset], column: str, subtype: str = "IDENTITY", description: str = ""
+) -> column_lineage_dataset.Fields:
+    how = column_lineage_dataset.Transformation(type="DIRECT", subtype=subtype, description=description, masking=False)
+    return column_lineage_dataset.Fields(
+        [column_lineage_dataset.InputField(i.namespace, i.name, column, [how]) for i in inputs]
+    )
+
+
+def _storage() -> Any:  # noqa: ANN401 - a class of the client's
+    return storage_dataset.StorageDatasetFacet("delta", "parquet")

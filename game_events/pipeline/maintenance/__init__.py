@@ -1,0 +1,1 @@
+"""When tables are compacted and cleaned."""

@@ -1,0 +1,138 @@
+"""Maintenance of all tables, beside whatever runs: small files joined, old ones deleted, logs shortened.
+
+Guarantee: no row changes, no progress; what was opened less than the retention ago stays readable; files staged for a commit
+to come stay. A rival that is quicker wins; what is left over is done the next time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+
+from deltalake import DeltaTable
+
+from game_events.errors import ConfigurationError, ConflictError
+from game_events.extending import PLAYER_AGG
+from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse.commits.commit import paths
+from game_events.lakehouse.commits.restores import waits_for_a_look
+from game_events.lakehouse.maintenance.compaction import FULL_GOAL, small_files
+from game_events.lakehouse.maintenance.unreferenced_files import Orphans, ReplacedFiles, delete_orphans, orphans
+from game_events.lakehouse.retention import is_derived
+from game_events.lakehouse.tables import OWN_TABLES, QUARANTINE, Table, game_of_gold, game_of_silver, is_game
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.maintenance.incremental import delete_replaced, join_small_files
+from game_events.pipeline.quarantine.full_refresh import listed_files
+from game_events.pipeline.reporting.maintenance_result import TableUpkeep
+from game_events.pipeline.reporting.report import RunReport
+
+#: Tables at a time; each holds a row group in memory.
+TABLES_AT_ONCE = 4
+#: A log with more entries gets a checkpoint, so that those behind it can go when they are old.
+LOG_ENTRIES = 10
+
+
+def maintain(pipeline: Pipeline, report: RunReport, only: Collection[str] = (), *, dry_run: bool = False) -> None:
+    """Look after the tables, several at a time; no Spark job.
+
+    Args:
+        pipeline: the parts.
+        report: gets an entry for each table (`upkeep`).
+        only: names of tables; empty: all of this project.
+        dry_run: count what would be done, and do nothing.
+
+    Raises:
+        ConfigurationError: a table that does not exist was asked for.
+    """
+    began = time.monotonic()
+    names = pipeline.lakehouse.names()
+    chosen = {name: pipeline.lakehouse.key(name) for name in only}
+    unknown = sorted(name for name, key in chosen.items() if key not in names)
+    if unknown:
+        raise ConfigurationError(
+            f"no table {', '.join(unknown)} below {pipeline.lakehouse.root}: `game-events tables` names those that are there"
+        )
+    wanted = [name for name in names if (name in chosen.values() if only else is_ours(pipeline, name))]
+    pipeline.on_progress(f"maintenance: {len(wanted)} tables")
+    with ThreadPoolExecutor(TABLES_AT_ONCE) as pool:
+        report.add_upkeep(pool.map(lambda name: _look_after(pipeline, name, dry_run=dry_run), wanted))
+    report.seconds["maintenance"] = time.monotonic() - began
+
+
+def _look_after(pipeline: Pipeline, name: str, *, dry_run: bool) -> TableUpkeep:
+    table = pipeline.lakehouse.table(name)
+    done = TableUpkeep(table.name)
+    try:
+        if dry_run:
+            _count(pipeline, table, done)
+        else:
+            _work(pipeline, table, done)
+    except ConflictError as error:
+        done.skipped = str(error)
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with one table is told, and keeps no other from it
+        done.error = str(error)
+    return done
+
+
+def is_ours(pipeline: Pipeline, name: str) -> bool:
+    """Whether this project makes a table of that name: others may keep tables below the root, which are never touched."""
+    aggregates = (PLAYER_AGG, *(aggregate.name for aggregate in pipeline.extensions.aggregates))
+    games = (game_of_silver(name), *(game_of_gold(name, aggregate) for aggregate in aggregates))
+    return name in OWN_TABLES or any(is_game(game) for game in games)
+
+
+def _refuse_partitioned(table: Table, handle: DeltaTable) -> None:
+    """No table of this project is: files of such a table do not hold all of its columns."""
+    columns = handle.metadata().partition_columns
+    if columns:
+        raise ConflictError(f"{table.name} is partitioned by {', '.join(columns)}: not a table of this project")
+
+
+def _work(pipeline: Pipeline, table: Table, done: TableUpkeep) -> None:
+    handle = table.open()
+    if handle is None:
+        return
+    _refuse_partitioned(table, handle)
+    done.skipped = waits_for_a_look(table, handle)
+    if done.skipped:
+        return
+    if pipeline.retention.apply(table.key, handle):
+        handle = table.open() or handle
+    handle = join_small_files(table, handle, FULL_GOAL, done)
+    known = ReplacedFiles(table)
+    delete_replaced(known, handle, pipeline.retention.seconds(table.key), done)
+    found = _orphans(pipeline, table, known, dry_run=False)
+    done.orphan_bytes += found.bytes
+    done.orphans += delete_orphans(table, found)
+    # Writers make checkpoints as they go; a table that is seldom written has entries that none stands for.
+    if known.entries > LOG_ENTRIES:
+        handle.create_checkpoint()
+        crash_points.reach("checkpoint_written", table.name)
+    handle.cleanup_metadata()
+
+
+def _orphans(pipeline: Pipeline, table: Table, known: ReplacedFiles, *, dry_run: bool) -> Orphans:
+    age = pipeline.settings.orphan_retention_h * 3600
+    keep = listed_files(pipeline, age, dry_run=dry_run) if table.key == QUARANTINE else ()
+    return orphans(table, age, known, keep)
+
+
+def _count(pipeline: Pipeline, table: Table, done: TableUpkeep) -> None:
+    """What `_work` would do now."""
+    handle = table.open()
+    if handle is None:
+        return
+    _refuse_partitioned(table, handle)
+    done.skipped = waits_for_a_look(table, handle)
+    if done.skipped:
+        return
+    groups = [] if is_derived(table.key) else small_files(table, handle, FULL_GOAL)
+    done.joined, done.into = sum(len(group) for group in groups), len(groups)
+    known = ReplacedFiles(table)
+    known.look(handle)
+    before = time.time() * 1000 - pipeline.retention.seconds(table.key) * 1000
+    done.replaced = sum(removed.at_ms <= before for removed in known.waiting)
+    done.waiting, done.files = len(known.waiting) - done.replaced, len(paths(handle))
+    found = _orphans(pipeline, table, known, dry_run=True)
+    done.orphans, done.orphan_bytes = len(found.files), found.bytes

@@ -1,0 +1,142 @@
+"""Registering the tables in Spark's catalog (session catalog with a metastore, Unity, or another), where the settings name one.
+
+A catalog holds names and places, no row: a table is registered once, by `CREATE TABLE IF NOT EXISTS ... USING delta LOCATION`.
+Guarantee: a catalog that does not answer costs no row and fails no run; the run says so, and the next one registers what is
+missing.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from game_events.config.masking import without_secrets
+from game_events.errors import ConfigurationError, GameEventsError, first_line
+from game_events.lakehouse.tables import BRONZE, Lakehouse, Table
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.reporting.check_result import CheckResult
+from game_events.pipeline.reporting.report import RunReport
+
+log = logging.getLogger(__name__)
+IMPLEMENTATION = "spark.sql.catalogImplementation"
+REGISTERED = "tables_registered"
+#: Tables that a result names.
+SHOWN = 5
+
+
+class TableCatalog:
+    """One database of the session's catalog."""
+
+    def __init__(self, spark: SparkSession, database: str, lakehouse: Lakehouse) -> None:
+        """Makes nothing and asks nobody."""
+        self._spark, self._database, self._lakehouse = spark, database, lakehouse
+        self._quoted = ".".join(f"`{part}`" for part in database.split("."))
+
+    def names(self) -> set[str]:
+        """Tables that are registered; the database is made if there is none.
+
+        Raises:
+            ConfigurationError: its tables are those of another lakehouse, or the catalog ends with the session.
+        """
+        if "." not in self._database and self._spark.conf.get(IMPLEMENTATION) == "in-memory" and self._is_deltas():
+            raise ConfigurationError(
+                f"the session's catalog is in memory and ends with it: set {IMPLEMENTATION} to hive (a metastore) where Spark "
+                "is started, or name another catalog (GAME_EVENTS_CATALOG=catalog.database)"
+            )
+        self._spark.sql(f"CREATE DATABASE IF NOT EXISTS {self._quoted}")
+        found = {
+            row["tableName"] for row in self._spark.sql(f"SHOW TABLES IN {self._quoted}").collect() if not row["isTemporary"]
+        }
+        bronze = self._lakehouse.table(BRONZE)
+        if bronze.name in found:
+            described = self._spark.sql(f"DESCRIBE DETAIL {self._quoted}.`{bronze.name}`").select("location").collect()
+            place, ours = _local(described[0]["location"]), _local(bronze.uri)
+            if place != ours:
+                raise ConfigurationError(
+                    f"{self._database}.{bronze.name} of the catalog is {place}, not {ours}: set GAME_EVENTS_CATALOG to a "
+                    "database of this lakehouse's own, or drop that table from the catalog"
+                )
+        return found
+
+    def _is_deltas(self) -> bool:
+        """Whether the session's catalog is Spark's own, below Delta's: another one may keep its tables itself."""
+        return str(self._spark.conf.get("spark.sql.catalog.spark_catalog", "")).endswith(".DeltaCatalog")
+
+    def add(self, table: Table) -> None:
+        """Register a table by its place; one that is registered stays as it is."""
+        place = table.uri.replace("\\", "\\\\").replace("'", "\\'")
+        self._spark.sql(f"CREATE TABLE IF NOT EXISTS {self._quoted}.`{table.name}` USING delta LOCATION '{place}'")
+
+
+def register_tables(pipeline: Pipeline, report: RunReport) -> None:
+    """Register what is not in the catalog yet: tables that this run made, and those from before it was configured.
+
+    Nothing is asked of the catalog by a run that committed to no table it does not know of.
+    """
+    changed = {entry.table for entry in report.tables if entry.error is None}
+    if pipeline.settings.catalog is None or not changed - pipeline.registered:
+        return
+    try:
+        _register(pipeline, pipeline.settings.catalog, report)
+        report.checks.append(CheckResult(REGISTERED, "bronze", True, f"{len(pipeline.registered):,} tables are registered"))
+    except Exception as error:  # noqa: BLE001 - the rows are committed: nothing that happens here may fail the run
+        why = _cause(pipeline, error)
+        log.warning("catalog=%s tables_not_registered=true why=%r", pipeline.settings.catalog, why)
+        summary = f"tables could not be registered in the catalog {pipeline.settings.catalog}: {why}"
+        report.notices.append(summary)
+        report.checks.append(CheckResult(REGISTERED, "bronze", False, summary))
+
+
+def tables_registered(pipeline: Pipeline) -> CheckResult:
+    """Whether every table of the lakehouse is in the catalog."""
+    if pipeline.settings.catalog is None:
+        return CheckResult(REGISTERED, "bronze", True, "no catalog is configured (GAME_EVENTS_CATALOG)")
+    there = _tables(pipeline.lakehouse)
+    try:
+        known = TableCatalog(pipeline.spark, pipeline.settings.catalog, pipeline.lakehouse).names()
+    except (GameEventsError, PySparkException, Py4JError) as error:
+        return CheckResult(REGISTERED, "bronze", False, f"the catalog could not be asked: {_cause(pipeline, error)}")
+    missing = sorted(there.keys() - known)
+    counts = {"tables": len(there), "missing": len(missing)}
+    if not missing:
+        return CheckResult(REGISTERED, "bronze", True, f"all {len(there):,} tables are registered", counts)
+    more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
+    return CheckResult(REGISTERED, "bronze", False, f"not in the catalog: {', '.join(missing[:SHOWN])}{more}", counts)
+
+
+def _register(pipeline: Pipeline, database: str, report: RunReport) -> None:
+    catalog = TableCatalog(pipeline.spark, database, pipeline.lakehouse)
+    pipeline.registered.update(catalog.names())
+    there = _tables(pipeline.lakehouse)
+    for name in sorted(there.keys() - pipeline.registered):
+        catalog.add(there[name])
+        pipeline.registered.add(name)
+        report.registered.append(name)
+
+
+def _tables(lakehouse: Lakehouse) -> dict[str, Table]:
+    """Name -> table, of those that are there: in an object store a folder may be one whose first commit has not landed."""
+    found = [lakehouse.table(key) for key in lakehouse.names()]
+    return {t.name: t for t in found if "://" not in lakehouse.root or t.open() is not None}
+
+
+def _cause(pipeline: Pipeline, error: Exception) -> str:
+    """The first line: a catalog's errors are pages of stack."""
+    first = first_line(error) if isinstance(error, GameEventsError) else _spark_words(error)
+    return without_secrets(f"{type(error).__name__}: {first[:600]}", pipeline.settings)
+
+
+def _spark_words(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # py4j says first that a call failed, then why.
+    return next((line for line in lines if not line.startswith("An error occurred while calling")), "")
+
+
+def _local(uri: str) -> str:
+    """An address as it is compared: Spark says `file:/a`, `file:///a` or `/a`, and `s3a` for `s3`."""
+    for prefix in ("file://", "file:"):
+        uri = uri.removeprefix(prefix)
+    return uri.replace("s3a://", "s3://", 1).rstrip("/")

@@ -1,0 +1,1 @@
+"""Event log, lag, alerts."""

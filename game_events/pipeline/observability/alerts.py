@@ -1,0 +1,149 @@
+"""Alerts to a webhook: what is sent (docs/alerts.md describes it field by field) and how.
+
+Guarantee: sending never raises. An alert has the same `id` however often it is sent, and holds no event, no player and no value
+of one: names of tables, games and checks, counts, and the words of this project's own errors.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Literal
+
+import httpx2
+import tenacity
+from pydantic import BaseModel, Field
+
+from game_events.config.settings import Settings
+from game_events.config.tls import UNTRUSTED
+from game_events.pipeline.checks.freshness import FRESH
+from game_events.pipeline.checks.gaps import LOST
+from game_events.pipeline.checks.volume import VOLUME
+
+log = logging.getLogger(__name__)
+VERSION = 1
+#: Seconds for one attempt; attempts, all of them together: the sensors that send have other work to do.
+TIMEOUT_S = 3.0
+ATTEMPTS = 3
+TOTAL_S = 10.0
+#: Characters of an error's text.
+LONGEST_ERROR = 1_000
+TOO_MANY = 429
+Severity = Literal["error", "warning"]
+#: Checks that raise an alert although no row is wrong: a producer that sends nothing makes no other check fail.
+DEFAULT_SEVERITY: Mapping[str, Severity] = {FRESH: "error", LOST: "error", VOLUME: "warning"}
+
+
+class Alert(BaseModel):
+    """One alert: the JSON object that is POSTed. Fields are only ever added, or `version` grows.
+
+    Attributes:
+        version: of this format.
+        id: the same for the same event.
+        event: what happened.
+        severity: how bad it is; of `recovered`: how bad it was.
+        of: for `recovered`: which event is over.
+        time: when it was noticed (UTC).
+        summary: one line for a person.
+        run_id, job, url: the run, and its page in the Dagster UI if its address is known.
+        games, tables: those concerned.
+        check: `asset/check`.
+        error: the error's own words.
+        counts: rows, records, games.
+    """
+
+    version: int = VERSION
+    id: str
+    event: Literal["run_failed", "check_failed", "data_lost", "lag_high", "recovered"]
+    severity: Severity = "error"
+    of: Literal["check_failed", "lag_high"] | None = None
+    time: datetime = Field(default_factory=lambda: datetime.now(UTC))
+    summary: str
+    run_id: str | None = None
+    job: str | None = None
+    url: str | None = None
+    games: list[str] = []
+    tables: list[str] = []
+    check: str | None = None
+    error: str | None = Field(None, max_length=LONGEST_ERROR)
+    counts: dict[str, int] = {}
+
+
+class _RefusedError(Exception):
+    """The receiver does not want the alert: sending it again would not help."""
+
+
+class _BusyError(Exception):
+    """The receiver may take it later."""
+
+
+def severity_of(settings: Settings, check: str, *, wrong_rows: bool = False) -> Severity | None:
+    """How bad it is when a check fails; None: nobody is told.
+
+    Args:
+        settings: `alert_severity` decides.
+        check: its name.
+        wrong_rows: its failure means that rows are wrong, missing or doubled.
+    """
+    chosen = settings.alert_severity.get(check, "error" if wrong_rows else DEFAULT_SEVERITY.get(check, "none"))
+    return None if chosen == "none" else chosen
+
+
+def run_url(settings: Settings, run_id: str) -> str | None:
+    """The run's page in the UI, if the UI's address is known."""
+    return f"{settings.dagster_url.rstrip('/')}/runs/{run_id}" if settings.dagster_url else None
+
+
+def send(settings: Settings, alert: Alert) -> bool:
+    """POST an alert, a few times if need be.
+
+    Returns:
+        whether there is nothing left to do: it was taken or refused for good, or nobody wants alerts. False: try later.
+    """
+    if settings.alert_webhook_url is None:
+        return True
+    url = settings.alert_webhook_url.get_secret_value()
+    # At INFO it repeats the address, which may hold a token.
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
+    attempts = tenacity.Retrying(
+        stop=tenacity.stop_after_attempt(ATTEMPTS) | tenacity.stop_after_delay(TOTAL_S),
+        wait=tenacity.wait_random_exponential(multiplier=0.2, max=2.0),
+        retry=tenacity.retry_if_exception_type((_BusyError, httpx2.TransportError)),
+        reraise=True,
+    )
+    try:
+        attempts(_post, url, alert, _trust(settings))
+    except _RefusedError as error:
+        log.warning("alert=%s sent=false given_up=true cause=%s", alert.id, error)
+        return True
+    except (_BusyError, httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
+        log.warning("alert=%s sent=false cause=%s", alert.id, _cause(error))
+        return False
+    log.info("alert=%s sent=true", alert.id)
+    return True
+
+
+def _trust(settings: Settings) -> ssl.SSLContext | bool:
+    """What certificates are verified with: never nothing."""
+    return True if settings.tls_ca_file is None else ssl.create_default_context(cafile=str(settings.tls_ca_file))
+
+
+def _cause(error: Exception) -> str:
+    """Neither the address nor the client's words, which repeat it."""
+    if UNTRUSTED in str(error):
+        return "the receiver's certificate is not trusted (GAME_EVENTS_TLS_CA_FILE names its authority's PEM file)"
+    return str(error) if isinstance(error, _BusyError) else type(error).__name__
+
+
+def _post(url: str, alert: Alert, trust: ssl.SSLContext | bool) -> None:
+    content = alert.model_dump_json(exclude_none=True)
+    headers = {"Content-Type": "application/json", "Idempotency-Key": alert.id}
+    # The status is all that is wanted of an answer, however much there is of it.
+    with httpx2.stream("POST", url, content=content, headers=headers, timeout=TIMEOUT_S, verify=trust) as answer:
+        pass
+    if answer.status_code == TOO_MANY or answer.is_server_error:
+        raise _BusyError(f"HTTP {answer.status_code}")
+    if not answer.is_success:
+        raise _RefusedError(f"HTTP {answer.status_code}")

@@ -1,0 +1,110 @@
+"""Whether rules can be evaluated: before a job, for `doctor`, for a dry run. Nothing is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from pyspark.errors import AnalysisException
+from pyspark.logger import PySparkLogger
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import BooleanType, StructType
+
+from game_events.errors import ConfigurationError, first_line
+from game_events.rules import Rule
+from game_events.spark.config import forgiving
+
+#: Texts, quoted names and comments: what stands in them is no SQL.
+_QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`|--[^\n]*|/\*.*?\*/""", re.DOTALL)
+_SUBQUERY = re.compile(r"\bselect\b|\(\s*(?:from|table|with)\s+\w|\(\s*values\s*[(\w']", re.IGNORECASE)
+_CLOCK = re.compile(
+    r"\b(?:current_timestamp|current_date|current_time|localtimestamp|curdate)\b|\b(?:now|unix_timestamp)\s*\(\s*\)",
+    re.IGNORECASE,
+)
+_CLOCK_TEXT = re.compile(r"\b(?:date|timestamp\w*)\s*'\s*(?:now|today|yesterday|tomorrow)\b", re.IGNORECASE)
+
+
+def require_valid(spark: SparkSession, rules: Iterable[Rule], columns: StructType) -> None:
+    """Analyze each rule against the columns of its layer's rows.
+
+    Raises:
+        ConfigurationError: a rule does not parse, names no column of the rows, is no condition, or asks for more than one row
+            and its values; the message names the rule, the problem and the columns there are.
+    """
+    refuse(problems(spark, rules, columns), columns.names)
+
+
+def problems(spark: SparkSession, rules: Iterable[Rule], columns: StructType | None) -> dict[str, str]:
+    """Rule (as `layer.name`) -> what is wrong with it. Without columns a rule has to parse, no more."""
+    found = {f"{rule.layer}.{rule.name}": _problem(spark, rule, columns) for rule in rules}
+    return {name: problem for name, problem in found.items() if problem is not None}
+
+
+def refuse(found: dict[str, str], columns: Sequence[str]) -> None:
+    """Raise a ConfigurationError that names every problem, if there is one, and the columns there are."""
+    if found:
+        lines = [f"rule {name}: {problem}" for name, problem in found.items()]
+        have = f"the rows have the columns {', '.join(columns)}. " if columns else ""
+        raise ConfigurationError("; ".join(lines) + f". {have}Change the rule (`rules` in game_events.yaml, GAME_EVENTS_RULES)")
+
+
+def _problem(spark: SparkSession, rule: Rule, columns: StructType | None) -> str | None:
+    return _refused(rule.sql) or _unsound(spark, rule.sql, columns)
+
+
+def _refused(sql: str) -> str | None:
+    """What a rule may not hold although Spark would compute it."""
+    bare = _QUOTED.sub("''", sql)
+    if _SUBQUERY.search(bare):
+        return f"{sql!r} holds a query: a rule may look at one row and nothing else"
+    if _CLOCK.search(bare) or _CLOCK_TEXT.search(sql):
+        return (
+            f"{sql!r} looks at the clock: a rule must say the same of a row whenever it is asked. Compare with "
+            "_kafka_timestamp, the time the record came"
+        )
+    return None
+
+
+def _unsound(spark: SparkSession, sql: str, columns: StructType | None) -> str | None:
+    """What Spark's analysis has against it."""
+    with forgiving(spark), _quiet():
+        try:
+            empty = spark.createDataFrame([], columns or "_no_column int")
+            fields = empty.select(F.expr(sql)).schema.fields
+        except AnalysisException as error:
+            # Without columns nothing resolves; what does not even parse has this class of its own.
+            if columns is None and not str(error).lstrip().startswith("[PARSE_"):
+                return None
+            return f"{sql!r} cannot be evaluated: {_reason(error)}"
+        if columns is None:
+            return None
+        if len(fields) != 1 or not isinstance(fields[0].dataType, BooleanType):
+            return f"{sql!r} is no condition: it gives {', '.join(f.dataType.simpleString() for f in fields)}"
+        try:
+            # A join's condition may hold neither aggregates, windows and generators nor anything that is not deterministic.
+            other = spark.createDataFrame([], "_other int")
+            empty.join(other, F.expr(sql), "left_anti").schema  # noqa: B018 - asked for, so that it is analyzed
+        except AnalysisException as error:
+            return (
+                f"{sql!r} is not about one row and its values alone (no aggregates, windows, generators, random or "
+                f"changing values): {_reason(error)}"
+            )
+    return None
+
+
+def _reason(error: AnalysisException) -> str:
+    return first_line(error).partition(" SQLSTATE")[0].rstrip(".")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """PySpark writes each refused expression to stderr with the JVM's whole stack; the error says it in one line."""
+    # Made by PySpark: an ordinary logger of that name would turn each of its errors into a TypeError.
+    logger = PySparkLogger.getLogger("SQLQueryContextLogger")
+    disabled, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = disabled

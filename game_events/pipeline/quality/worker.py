@@ -1,0 +1,169 @@
+"""What Spark's workers do with rows that violate rules: count them, leave them out, write them to quarantine."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from game_events.lakehouse.data.staging import StagedWriter
+from game_events.lakehouse.event_columns import (
+    BRONZE_ONLY,
+    HEADERS,
+    OWN_COLUMNS,
+    QUARANTINE_COLUMNS,
+    TIME,
+    arranged,
+    none_if_empty,
+)
+from game_events.lakehouse.tables import Table
+from game_events.pipeline.quality.expressions import APART, BITS, DROP, FATE, HELD_BACK, KEEP, READMIT, REJECT
+from game_events.pipeline.reporting.report import RuleCounts
+from game_events.rules import Rule
+
+
+def counts_to_json(counts: dict[str, RuleCounts]) -> str:
+    """Game -> counts, for the way back through Spark."""
+    return json.dumps({game: vars(found) for game, found in counts.items()})
+
+
+def counts_from_json(text: str) -> dict[str, RuleCounts]:
+    """The inverse of `counts_to_json`."""
+    found = {game: RuleCounts(**body) for game, body in json.loads(text).items()}
+    for counts in found.values():
+        counts.violated, counts.reasons = Counter(counts.violated), Counter(counts.reasons)
+    return found
+
+
+@dataclass(frozen=True)
+class RuleSplit:
+    """What a worker needs; picklable.
+
+    Attributes:
+        rules: rule n is bit n of `masks`.
+        masks: columns with the bits of violated rules.
+        has_fate: rows carry what becomes of them (silver); else all are kept.
+        quarantine: where rejected rows go, with bronze's own columns; None: no rule rejects.
+        run_id: who rejects them.
+        apart: the column `APART` tells rows that rules judge, and that are not written, from those that are written.
+    """
+
+    rules: tuple[Rule, ...]
+    masks: tuple[str, ...]
+    has_fate: bool = False
+    quarantine: Table | None = None
+    run_id: str = ""
+    apart: bool = False
+
+    @property
+    def columns(self) -> list[str]:
+        """Columns that travel with the rows."""
+        heavy = BRONZE_ONLY if self.quarantine is not None else ()
+        return [*self.masks, *([FATE] if self.has_fate else []), *heavy, *([APART] if self.apart else [])]
+
+
+class Splitter:
+    """One worker's pass."""
+
+    def __init__(self, task: RuleSplit) -> None:
+        self._task = task
+        self.counts: dict[str, RuleCounts] = {}
+        self.writers: dict[str, StagedWriter] = {}
+        self._now = datetime.now(UTC)
+
+    def keep(self, game: str, rows: pa.Table, more: pa.Table) -> pa.Table:
+        """Count one game's rows, write those that quarantine gets, return those that the table gets.
+
+        Args:
+            game: the game.
+            rows: columns of its table.
+            more: `RuleSplit.columns` of the same rows.
+        """
+        if self._task.apart:
+            judged = more.column(APART)
+            self._judge(game, rows.filter(judged), more.filter(judged))
+            return rows.filter(pc.invert(judged))
+        return self._judge(game, rows, more)
+
+    def _judge(self, game: str, rows: pa.Table, more: pa.Table) -> pa.Table:
+        counts = self.counts.setdefault(game, RuleCounts())
+        counts.rows += rows.num_rows
+        violated = self._violated(more)
+        for number, rule in enumerate(self._task.rules):
+            found = violated[:, number]
+            count = int(found.sum())
+            if count:
+                counts.violated[rule.name] += count
+                if rule.action == "fail":
+                    counts.examples.setdefault(rule.name, _coordinates(rows, int(found.argmax())))
+        if not self._task.has_fate:
+            return rows
+        fate = more.column(FATE).to_numpy()
+        counts.dropped += int((fate == DROP).sum())
+        counts.held += int((fate == HELD_BACK).sum())
+        counts.readmitted += int((fate == READMIT).sum())
+        rejected = np.flatnonzero(fate == REJECT)
+        if len(rejected):
+            self._reject(game, rows.take(pa.array(rejected)), more.take(pa.array(rejected)), violated[rejected])
+        kept = (fate == KEEP) | (fate == READMIT)
+        return rows if kept.all() else rows.filter(pa.array(kept))
+
+    def _violated(self, more: pa.Table) -> npt.NDArray[np.bool_]:
+        """Row x rule."""
+        bits = [(more.column(self._task.masks[n // BITS]).to_numpy() >> (n % BITS)) & 1 for n in range(len(self._task.rules))]
+        return np.stack(bits, axis=1).astype(bool) if bits else np.zeros((more.num_rows, 0), dtype=bool)
+
+    def _reject(self, game: str, rows: pa.Table, more: pa.Table, violated: npt.NDArray[np.bool_]) -> None:
+        count = rows.num_rows
+        combinations, which = np.unique(violated, axis=0, return_inverse=True)
+        which = which.reshape(-1)
+        reasons, details = [], []
+        for number, flags in enumerate(combinations):
+            broken = [rule for rule, flag in zip(self._task.rules, flags, strict=True) if flag]
+            first = next(rule for rule in broken if rule.action == "quarantine")
+            reasons.append(first.name)
+            names = ", ".join(rule.name for rule in broken)
+            details.append(f"game {game}: not true: {first.sql}; violated rules: {names}")
+            self.counts[game].reasons[first.name] += int((which == number).sum())
+        own = {name: rows.column(name) for name in OWN_COLUMNS.names if name in rows.column_names}
+        own |= {name: more.column(name) for name in BRONZE_ONLY}
+        own[HEADERS] = none_if_empty(own[HEADERS])
+        own |= {
+            "layer": pa.repeat(pa.scalar("silver"), count),
+            "reason": pa.array(reasons, pa.string()).take(pa.array(which)),
+            "detail": pa.array(details, pa.string()).take(pa.array(which)),
+            "quarantined_at": pa.repeat(pa.scalar(self._now, TIME), count),
+            "run_id": pa.repeat(pa.scalar(self._task.run_id), count),
+            "game": pa.repeat(pa.scalar(game), count),
+        }
+        if game not in self.writers and self._task.quarantine is not None:
+            # A file for each game: of two runs at once, each may lose some games and keep the others.
+            self.writers[game] = StagedWriter(self._task.quarantine, QUARANTINE_COLUMNS, game)
+        self.writers[game].write(arranged(own, QUARANTINE_COLUMNS, count))
+
+
+def _coordinates(rows: pa.Table, row: int) -> str:
+    """Where a row of silver came from; an aggregate came from nowhere, and its key is a person's."""
+    if "_kafka_offset" not in rows.column_names:
+        return ""
+    topic, partition, offset = (rows.column(c)[row].as_py() for c in ("_kafka_topic", "_kafka_partition", "_kafka_offset"))
+    return f"{topic}[{partition}]@{offset}"
+
+
+def failed_rules(rules: tuple[Rule, ...], counts: RuleCounts | None) -> str | None:
+    """Why nothing may be committed for a game; None if no rule says so."""
+    if counts is None or not counts.examples:
+        return None
+    broken = [
+        f"rule {rule.name} ({rule.sql}) is violated by {counts.violated[rule.name]} of {counts.rows} rows"
+        + (f", for example {counts.examples[rule.name]}" if counts.examples[rule.name] else "")
+        for rule in rules
+        if rule.name in counts.examples
+    ]
+    return f"{'; '.join(broken)}. Nothing is committed before the rule or its action changes, or the rows do"

@@ -1,0 +1,1 @@
+"""Rows that are kept out of bronze and silver."""

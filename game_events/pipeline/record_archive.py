@@ -1,0 +1,196 @@
+"""Bronze's and quarantine's raw records -> an archive: Parquet files that the files source reads back as the records they were.
+
+Guarantee: each record is in the archive once, however often it is run, wherever it crashes, and beside whatever else runs. The
+archive is a Delta table of its own (so any Parquet reader reads its files, and its log says which of them count): a commit
+carries the bronze batch that it has come to, and lands only if the archive still stands where it was planned from.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pyarrow as pa
+from deltalake import DeltaTable, Schema
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from game_events.decoding.core.reasons import NO_RECORD
+from game_events.decoding.core.registry_schema import RegistrySchema
+from game_events.decoding.core.wire_format import SchemaId
+from game_events.errors import ConfigurationError
+from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.generations import BronzeIdentity
+from game_events.lakehouse.commits.transactions import BATCH_APP, TASK_RECORDS
+from game_events.lakehouse.data.snapshot import files_with, read_files, row_count, selection, spark_schema
+from game_events.lakehouse.data.staging import REPORT_SCHEMA
+from game_events.lakehouse.data.table_writer import FileStage, staged_files
+from game_events.lakehouse.event_columns import STORED_AS, no_headers
+from game_events.lakehouse.system_tables.schema_archive import SchemaArchive
+from game_events.lakehouse.tables import Table
+from game_events.pipeline.bronze.restored import mend_restored_bronze
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.quarantine.full_refresh import since as at_or_behind
+from game_events.pipeline.quarantine.lost import refuse_lost_quarantine
+from game_events.pipeline.quarantine.replay_marks import COORDINATES
+from game_events.pipeline.reporting.archive_result import Archived
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.state.offsets import next_offsets
+from game_events.sources.core.source import FILES, KAFKA, Lane, Positions
+from game_events.sources.files.archive_format import RECORDS, UNKNOWN, marked_records
+from game_events.sources.files.location import Place
+
+_READ_COLUMNS = (*STORED_AS.values(), "_schema_id", "_schema_guid")
+
+
+def archive(pipeline: Pipeline, report: RunReport, to: str) -> None:
+    """Add what came to bronze and quarantine since the archive was written last; reads the new rows twice, writes them once.
+
+    Args:
+        pipeline: the parts.
+        report: gets what was done.
+        to: folder, or prefix of an object store; made if it is not there.
+
+    Raises:
+        ConfigurationError: bronze keeps no raw values; or the place holds something else, or the archive of another bronze.
+        ConflictError: a rival wrote to the archive; run it again.
+    """
+    began = time.monotonic()
+    report.archive = _archive(pipeline, report, to)
+    report.seconds["archive"] = report.seconds.get("archive", 0.0) + time.monotonic() - began
+    if report.archive.without_raw:
+        report.notices.append(f"{report.archive.without_raw:,} rows of bronze have no raw value, and are not in the archive")
+
+
+def _archive(pipeline: Pipeline, report: RunReport, to: str) -> Archived:
+    if pipeline.settings.keep_raw != "all":
+        raise ConfigurationError("bronze keeps no raw values (GAME_EVENTS_KEEP_RAW is failures): there is nothing to archive")
+    place = Place.of(pipeline.settings, to)
+    table = Table("archive", place.root, place.options)
+    bronze = mend_restored_bronze(pipeline, report)
+    if bronze is None:
+        return Archived(place.root)
+    quarantine = refuse_lost_quarantine(pipeline, bronze, report)
+    held, app = _open(table), _app(bronze)
+    batch = int(bronze.transaction_version(BATCH_APP) or 0)
+    since = held.transaction_version(app) if held is not None else None
+    if held is not None and since is None:
+        raise ConfigurationError(
+            f"{place.root} is the archive of another bronze_events, or of what it was before a full refresh or a restore: "
+            "records would be in it twice. Archive to another folder"
+        )
+    if quarantine is None and since == batch:
+        return Archived(place.root, batch=batch)
+    rows, without_raw = _records(pipeline, bronze, quarantine, held, int(since or 0))
+    pipeline.on_progress(f"archive: batches {int(since or 0) + 1} to {batch} of {pipeline.bronze.name}")
+    ids = [r[0] if r[0] is not None else r[1] for r in rows.select("_schema_id", "_schema_guid").distinct().collect() if any(r)]
+    schema = marked_records(_schemas(pipeline, ids))
+    new = selection(bronze, "_batch", int(since or 0)).rows
+    records = rows.select(*_as_records()).coalesce(max(1, -(-new // TASK_RECORDS)))
+    files = staged_files(records.mapInArrow(FileStage(table, schema, "headers"), REPORT_SCHEMA).collect())
+    crash_points.reach("archive_staged")
+    if not files and since == batch:
+        return Archived(place.root, batch=batch)
+    landed = commit(
+        Commit(
+            table,
+            schema,
+            files,
+            expected={app: since},
+            advance={app: batch},
+            table_id=str(held.metadata().id) if held is not None else None,
+            info={"archive_of": pipeline.bronze.name, "run_id": pipeline.run_id},
+            description="Raw records of bronze_events and quarantine_events, each once, as Kafka had them",
+        )
+    )
+    return Archived(place.root, landed.rows, landed.files, landed.bytes, without_raw, batch)
+
+
+def _app(bronze: DeltaTable) -> str:
+    """`txn` of the archive with the bronze batch it has come to: of this content of this table, no other."""
+    return f"archive:{BronzeIdentity.of(bronze).key}"
+
+
+def _open(table: Table) -> DeltaTable | None:
+    """The archive; None: it is to be made.
+
+    Raises:
+        ConfigurationError: something else is there.
+    """
+    held = table.open()
+    if held is None:
+        folder = table.local_path
+        if folder is not None and folder.is_dir() and any(_others(folder)):
+            raise ConfigurationError(f"{table.uri} is not empty, and no archive: name a folder of its own")
+        return None
+    if [f.name for f in held.schema().fields] != RECORDS.names:
+        raise ConfigurationError(f"{table.uri} is a table, and no archive: name a folder of its own")
+    return held
+
+
+def _others(folder: Path) -> list[Path]:
+    """What is in a folder besides files that an archive left there when it crashed before its first commit."""
+    return [f for f in folder.iterdir() if not (f.name.startswith("part-") and f.name.endswith(".parquet"))]
+
+
+def _records(
+    pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable | None, archived: DeltaTable | None, since: int
+) -> tuple[DataFrame, int]:
+    """Rows that the archive lacks, with bronze's own columns, and how many rows of bronze have no raw value."""
+    uris = files_with(bronze, "_batch", since)
+    rows = read_files(pipeline.spark, uris, spark_schema(bronze.schema())).where(F.col("_batch") > since)
+    without_raw = rows.where(F.col("_raw_value").isNull()).count() if uris else 0
+    rows = rows.where(F.col("_raw_value").isNotNull()).select(*_READ_COLUMNS)
+    if quarantine is None or not row_count(quarantine):
+        return rows, without_raw
+    held = read_files(pipeline.spark, quarantine.file_uris(), spark_schema(quarantine.schema()))
+    held = held.where((F.col("layer") == "bronze") & ~F.col("reason").isin(*map(str, NO_RECORD)))
+    # What was replayed to bronze is archived as quarantine's, where it stays.
+    rows = rows.join(held.select(*COORDINATES), COORDINATES, "left_anti").select(*_READ_COLUMNS)
+    held = held.where(~at_or_behind(_ahead(bronze, held))).select(*_READ_COLUMNS)
+    if archived is not None:
+        # By their coordinates, as no number orders them: a slice's rows may come to quarantine long before it is bronze's.
+        there = read_files(pipeline.spark, archived.file_uris(), _coordinates()).select(
+            F.col("topic_id").alias("_kafka_topic_id"),
+            F.col("partition").alias("_kafka_partition"),
+            F.col("offset").alias("_kafka_offset"),
+        )
+        held = held.join(there, COORDINATES, "left_anti").select(*_READ_COLUMNS)
+    return rows.unionByName(held), without_raw
+
+
+def _ahead(bronze: DeltaTable, held: DataFrame) -> Positions:
+    """Lane -> where bronze stands, of those whose rows quarantine has from there on: their slice is not bronze's yet.
+
+    An archive with these and without what is good of the slice would be taken for one that has all of it. They come next time.
+    """
+    found: Positions = {}
+    batch = int(bronze.transaction_version(BATCH_APP) or 0)
+    lasts = held.groupBy("_kafka_topic", *COORDINATES[:2]).agg(F.max(COORDINATES[2]), F.max("_batch")).collect()
+    for topic, topic_id, partition, offset, its_batch in lasts:
+        lane = Lane(topic, topic_id, partition, FILES if topic == FILES else KAFKA)
+        at = next_offsets(bronze, [lane]).get(lane)
+        # Of a topic that joins bronze knows nothing before its first slice; of one behind a table, never.
+        if offset >= at if at is not None else its_batch > batch:
+            found[lane] = at or 0
+    return found
+
+
+def _coordinates() -> StructType:
+    return spark_schema(Schema.from_arrow(pa.schema([RECORDS.field(n) for n in ("topic_id", "partition", "offset")])))
+
+
+def _as_records() -> list[Column]:
+    columns = []
+    for name in RECORDS.names:
+        column = F.col(STORED_AS[name])
+        columns.append((F.coalesce(column, no_headers()) if name == "headers" else column).alias(name))
+    return columns
+
+
+def _schemas(pipeline: Pipeline, ids: list[SchemaId]) -> list[RegistrySchema]:
+    """Texts of these ids; of one that nobody knew, that."""
+    known = SchemaArchive(pipeline.lakehouse).read()
+    return [known.get(i) or RegistrySchema(i, UNKNOWN, "") for i in ids]

@@ -1,0 +1,123 @@
+"""What each run replays by itself: rows whose schema became known, and rows replayed to a bronze that is gone."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from contextlib import suppress
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+
+from game_events.decoding.core.reasons import Reason
+from game_events.decoding.core.wire_format import SchemaId
+from game_events.errors import ConflictError, TransientError
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.data.snapshot import read_arrow
+from game_events.lakehouse.event_columns import QUARANTINE_COLUMNS
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.quarantine.lost import refuse_restored_quarantine
+from game_events.pipeline.quarantine.replay_marks import note_replay
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reprocessing.replay import Selection, replay
+
+log = logging.getLogger(__name__)
+
+#: `txn` of quarantine, followed by a schema id: so many of its rows were tried when it became known, and stay as they are.
+LEFT_APP = "replay_left"
+#: Unknown ids that a run asks the registry about, those with most rows first: made-up ids may be any number.
+IDS_ASKED = 200
+
+
+def replay_what_became_known(pipeline: Pipeline, report: RunReport) -> None:
+    """Finish a replay that crashed, then replay what is due.
+
+    Costs two looks at table logs where quarantine holds no such rows.
+    """
+    note_replay(pipeline)
+    quarantine, bronze = pipeline.quarantine.open(), pipeline.bronze.open()
+    if quarantine is None or bronze is None:
+        return
+    ids, elsewhere = _due(pipeline, quarantine, str(bronze.metadata().id))
+    try:
+        untried = (i for i, rows in ids.most_common(IDS_ASKED) if rows != _left(quarantine, i))
+        known = frozenset(i for i in untried if pipeline.catalog.knows(i))
+    except TransientError:
+        log.info("registry_down=true unknown_ids=%d asked_again=next_run", len(ids))
+        return
+    if known:
+        done = replay(pipeline, report, Selection(frozenset({Reason.UNKNOWN_SCHEMA}), known))
+        _note_left(pipeline, known, sum(ids[i] for i in known) - done.rows)
+    if elsewhere:
+        replay(pipeline, report, Selection())
+
+
+def _left(quarantine: DeltaTable, schema_id: SchemaId) -> int | None:
+    return quarantine.transaction_version(f"{LEFT_APP}:{schema_id}")
+
+
+def _note_left(pipeline: Pipeline, known: frozenset[SchemaId], expected: int) -> None:
+    """Note how many rows of these ids do not decode all the same: until there are others, no run need try them again."""
+    quarantine, bronze = pipeline.quarantine.open(), pipeline.bronze.open()
+    if not expected or quarantine is None or bronze is None:
+        return
+    refuse_restored_quarantine(pipeline, quarantine)
+    ids, _ = _due(pipeline, quarantine, str(bronze.metadata().id))
+    left = {i: ids[i] for i in known if ids[i]}
+    if sum(left.values()) != expected:
+        return  # rows came meanwhile, and nobody has tried them
+    apps = {i: f"{LEFT_APP}:{i}" for i in left}
+    with suppress(ConflictError):  # a rival noted it, or the next run will
+        commit(
+            Commit(
+                pipeline.quarantine,
+                QUARANTINE_COLUMNS,
+                [],
+                expected={app: _left(quarantine, i) for i, app in apps.items()},
+                advance={app: left[i] for i, app in apps.items()},
+                table_id=str(quarantine.metadata().id),
+                seen=quarantine.version(),
+            )
+        )
+
+
+def _due(pipeline: Pipeline, quarantine: DeltaTable, bronze_id: str) -> tuple[Counter[SchemaId], bool]:
+    """Rows of each id that was unknown; and whether rows were replayed to another bronze. Only files that may say so."""
+    actions = pa.table(quarantine.get_add_actions(flatten=True))
+    if "max.reason" not in actions.column_names:
+        return Counter(), False
+    waits = pc.or_kleene(pc.is_null(actions["max.reason"]), pc.greater_equal(actions["max.reason"], Reason.UNKNOWN_SCHEMA))
+    # Rules have lower-case names, which sort behind every reason of a row that does not decode.
+    above = pc.greater(actions["min.reason"], Reason.UNKNOWN_SCHEMA)
+    waits = pc.and_kleene(waits, pc.invert(pc.fill_null(above, False)))
+    elsewhere = False
+    if "null_count.replayed_batch" in actions.column_names:
+        open_rows = pc.not_equal(pc.fill_null(actions["null_count.replayed_batch"], -1), 0)
+        waits = pc.and_kleene(waits, open_rows)
+    if "max.replayed_table" in actions.column_names:
+        other = [pc.not_equal(actions[f"{end}.replayed_table"], bronze_id) for end in ("min", "max")]
+        decodable = pc.fill_null(pc.equal(actions["min.layer"], "silver"), False)
+        may = pc.and_(pc.fill_null(pc.or_kleene(*other), False), pc.invert(decodable))
+        elsewhere = _to_another_bronze(pipeline, quarantine, bronze_id, actions.filter(may).column("path").to_pylist())
+    chosen = actions.filter(pc.fill_null(waits, True)).column("path").to_pylist()
+    ids: Counter[SchemaId] = Counter()
+    if chosen:
+        columns = ["reason", "_schema_id", "_schema_guid", "replayed_batch"]
+        found = read_arrow(pipeline.quarantine, quarantine, columns, chosen)
+        unknown = found.filter(pc.equal(found["reason"], Reason.UNKNOWN_SCHEMA))
+        if "replayed_batch" in unknown.column_names:
+            unknown = unknown.filter(pc.is_null(unknown["replayed_batch"]))
+        for name in {"_schema_id", "_schema_guid"} & set(unknown.column_names):
+            counted = pc.value_counts(unknown[name].drop_null())
+            ids.update({entry["values"]: entry["counts"] for entry in counted.to_pylist()})
+    return ids, elsewhere
+
+
+def _to_another_bronze(pipeline: Pipeline, quarantine: DeltaTable, bronze_id: str, candidates: list[str]) -> bool:
+    """Whether files hold rows that were replayed to another bronze; a file may also hold rows that rules let in again."""
+    if not candidates:
+        return False
+    rows = read_arrow(pipeline.quarantine, quarantine, ["layer", "replayed_table"], candidates)
+    other = pc.fill_null(pc.not_equal(rows["replayed_table"], bronze_id), False)
+    return bool(pc.any(pc.and_(pc.fill_null(pc.equal(rows["layer"], "bronze"), False), other)).as_py())

@@ -1,0 +1,274 @@
+"""Rows of `quarantine_events` that can be decoded after all -> `bronze_events`, and so by the ordinary way to silver and gold.
+
+Guarantee: a replayed row is in bronze once, through any crash and beside any rival; its row of quarantine stays and says when
+it was replayed and as which batch. Bronze's commit is the decision: it carries the rows and the number of the replay (`txn`
+``replay``). Quarantine notes it in a second commit; a replay that finds the first without the second notes it before anything
+else, so at most one replay is ever without its note.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import uuid
+from collections import Counter
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import reduce
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from game_events.decoding.batch_decoder import DecodePlan, TypeKey
+from game_events.decoding.core.reasons import NO_RECORD, Reason
+from game_events.decoding.core.wire_format import SchemaId
+from game_events.errors import ConfigurationError, ConflictError
+from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse.commits.commit import Commit, commit, evolve
+from game_events.lakehouse.commits.transactions import BATCH_APP, REPLAY_APP, RIVAL_ATTEMPTS
+from game_events.lakehouse.data.snapshot import read_files, spark_schema
+from game_events.lakehouse.event_columns import (
+    COORDINATES,
+    FIRST_MESSAGE,
+    OWN_COLUMNS,
+    QUARANTINE_COLUMNS,
+    bronze_schema,
+    column_map,
+    travelling,
+)
+from game_events.pipeline.bronze.decode_job import run_decode_job
+from game_events.pipeline.bronze.load import archive_schemas
+from game_events.pipeline.bronze.restored import mend_restored_bronze
+from game_events.pipeline.bronze.stored_worker import StoredTask
+from game_events.pipeline.bronze.worker_result import StageResult
+from game_events.pipeline.column_comments import documented
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.erasure.commits import erase_from_quarantine
+from game_events.pipeline.quarantine.full_refresh import finish_reset, is_finished
+from game_events.pipeline.quarantine.lost import refuse_lost_quarantine
+from game_events.pipeline.quarantine.replay_marks import is_noted, note_replay
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.state.commit_info import slice_info
+from game_events.pipeline.suppression.driver import suppression, unfenced
+from game_events.rules import RULE_NAME
+from game_events.spark.crashed_workers import crashes_named
+
+log = logging.getLogger(__name__)
+
+#: A frame has 4 bytes for it.
+MAX_SCHEMA_ID = 2**32 - 1
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which rows of quarantine to try; empty: all that hold a raw value and are not in bronze, or that rules reject.
+
+    Attributes:
+        reasons: only these reasons: of rows that do not decode, or names of rules.
+        schema_ids: only these schema ids (numbers) or GUIDs (texts).
+    """
+
+    reasons: frozenset[str] = frozenset()
+    schema_ids: frozenset[SchemaId] = frozenset()
+
+    @property
+    def undecodable(self) -> bool:
+        """Whether rows that do not decode are among them."""
+        return not self.reasons or bool(self.reasons & set(Reason))
+
+    @property
+    def rejected(self) -> bool:
+        """Whether rows that rules reject are among them: a schema id says nothing of these."""
+        return not self.schema_ids and (not self.reasons or bool(self.rules))
+
+    @property
+    def rules(self) -> frozenset[str]:
+        """The rules among the reasons."""
+        return self.reasons - set(Reason)
+
+    def condition(self, bronze_id: str) -> Column:
+        """As a condition on quarantine's rows."""
+        waiting = F.col("replayed_table").isNull() | (F.col("replayed_table") != bronze_id)
+        found = (F.col("layer") == "bronze") & F.col("_raw_value").isNotNull() & waiting
+        found &= ~F.col("reason").isin(*map(str, NO_RECORD))
+        if self.reasons:
+            found &= F.col("reason").isin(*sorted(self.reasons))
+        if self.schema_ids:
+            numbers = [i for i in self.schema_ids if isinstance(i, int)]
+            guids = [i for i in self.schema_ids if isinstance(i, str)]
+            found &= F.col("_schema_id").isin(*numbers) | F.col("_schema_guid").isin(*guids)
+        return found
+
+
+def selection_of(reasons: Collection[str], schema_ids: Collection[str]) -> Selection:
+    """A selection from a user's words.
+
+    Raises:
+        ConfigurationError: one of them is no reason, or neither a schema id nor a GUID; the message says which.
+    """
+    unknown = sorted(r for r in set(reasons) - set(Reason) if not re.fullmatch(RULE_NAME, r))
+    if unknown:
+        raise ConfigurationError(
+            f"--reason: there is no {', '.join(unknown)}; there are {', '.join(sorted(Reason))}, and the names of rules"
+        )
+    return Selection(frozenset(reasons), frozenset(_schema_id(word) for word in schema_ids))
+
+
+def _schema_id(word: str) -> SchemaId:
+    with suppress(ValueError):
+        if not (word.isascii() and word.isdigit()):
+            return str(uuid.UUID(word))
+        if int(word) <= MAX_SCHEMA_ID:
+            return int(word)
+    raise ConfigurationError(
+        f"--schema-id: {word!r} is neither a schema id (0 to {MAX_SCHEMA_ID}) nor a GUID: see `game-events quarantine list`"
+    )
+
+
+@dataclass
+class Replayed:
+    """What a replay did: rows that came to bronze, and those that still cannot be decoded, by reason."""
+
+    rows: int = 0
+    left: Counter[str] = field(default_factory=Counter)
+
+
+def replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Replayed:
+    """Try the selected rows again with what the registry knows now; those that decode are appended to bronze.
+
+    Raises:
+        ConflictError: rivals won every attempt.
+        TransientError: the registry cannot be asked about a schema that is not archived.
+    """
+    began = time.monotonic()
+    result = Replayed()
+    for attempt in range(RIVAL_ATTEMPTS):
+        try:
+            result = _replay(pipeline, report, selection)
+            break
+        except ConflictError:
+            if attempt == RIVAL_ATTEMPTS - 1:
+                raise
+    report.replayed += result.rows
+    report.seconds["replay"] = report.seconds.get("replay", 0.0) + time.monotonic() - began
+    return result
+
+
+def _replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Replayed:
+    tables = _settled_tables(pipeline, report)
+    if tables is None:
+        return Replayed()
+    bronze, quarantine = tables
+    quarantine = evolve(pipeline.quarantine, quarantine, QUARANTINE_COLUMNS)
+    batch = int(bronze.transaction_version(BATCH_APP) or 0) + 1
+    pipeline.on_progress("replay: rows of quarantine are tried again")
+    staged = _stage(pipeline, bronze, quarantine, selection, batch, report)
+    crash_points.reach("replay_staged")
+    # Now that they decode it is known whose they are: they are in no table any more.
+    report.suppressed += erase_from_quarantine(pipeline, staged.suppressed_records)
+    if not staged.bronze:
+        return Replayed(0, staged.reasons)
+    archive_schemas(pipeline, report, {*staged.types, *staged.undecoded})
+    columns = pipeline.catalog.message_columns(column_map(bronze), staged.types)
+    schema = documented(pipeline, bronze_schema(columns), columns, staged.types)
+    last = bronze.transaction_version(REPLAY_APP)
+    plan = Commit(
+        pipeline.bronze,
+        schema,
+        staged.bronze,
+        expected={BATCH_APP: batch - 1, REPLAY_APP: last} | unfenced(bronze),
+        advance={BATCH_APP: batch, REPLAY_APP: batch},
+        table_id=str(bronze.metadata().id),
+        seen=bronze.version(),
+        owns_map=True,
+        info={
+            **slice_info(batch, sum(f.rows for f in staged.bronze)),
+            "replay_of": pipeline.quarantine.name,
+            "run_id": pipeline.run_id,
+        },
+    )
+    landed = commit(plan)
+    crash_points.reach("replay_committed")
+    known = {f.name for f in bronze.schema().fields}
+    entry = report.add_landed("bronze", pipeline.bronze, landed, schema, batch)
+    entry.new_columns += [f.name for f in schema if f.name not in known]
+    report.batches.append(batch)
+    report.schema_ids.update(i for i, _ in (*staged.types, *staged.undecoded))
+    report.other_types += pipeline.catalog.other_types(staged.undecoded)
+    note_replay(pipeline)
+    crash_points.reach("replay_noted")
+    log.info("replayed_rows=%d batch=%d left=%s", landed.rows, batch, dict(staged.reasons))
+    return Replayed(landed.rows, staged.reasons)
+
+
+def _stage(
+    pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable, selection: Selection, batch: int, report: RunReport
+) -> StageResult:
+    """Decode the selected rows that bronze does not hold; nothing is committed."""
+    held = read_files(pipeline.spark, quarantine.file_uris(), spark_schema(quarantine.schema()))
+    waiting = held.where(selection.condition(str(bronze.metadata().id)))
+    rows = _not_in_bronze(pipeline, bronze, waiting, report).select(travelling(OWN_COLUMNS.names))
+    whom = suppression(pipeline, bronze)
+
+    def task(plan: DecodePlan) -> StoredTask:
+        keep_raw = pipeline.settings.keep_raw == "all"
+        return StoredTask(pipeline.bronze, plan, batch, keep_raw, keep_undecodable=False, suppression=whom)
+
+    wanted: set[TypeKey] = {(i, FIRST_MESSAGE) for i in selection.schema_ids}
+    with crashes_named(f" over rows of {pipeline.quarantine.name}"):
+        return run_decode_job(pipeline, column_map(bronze), wanted, lambda: rows, task)
+
+
+def _not_in_bronze(pipeline: Pipeline, bronze: DeltaTable, waiting: DataFrame, report: RunReport) -> DataFrame:
+    """Rows of quarantine without those that bronze holds too: only a version that knew no announcements has left such."""
+    offset = F.col("_kafka_offset")
+    lanes = waiting.groupBy("_kafka_partition").agg(F.min(offset).alias("first"), F.max(offset).alias("last")).collect()
+    files = _may_hold(bronze, [(lane["_kafka_partition"], lane["first"], lane["last"]) for lane in lanes])
+    there = read_files(pipeline.spark, files, spark_schema(bronze.schema())).select(*COORDINATES)
+    twice = waiting.join(there, list(COORDINATES), "left_semi").count() if files else 0
+    if not twice:
+        return waiting
+    here, there_too = pipeline.quarantine.name, pipeline.bronze.name
+    report.notices.append(f"{twice:,} rows of {here} are in {there_too} already: they are not added again")
+    return waiting.join(there, list(COORDINATES), "left_anti")
+
+
+def _may_hold(bronze: DeltaTable, lanes: Sequence[tuple[int, int, int]]) -> list[str]:
+    """URIs of the files that may hold records of these partitions, from the first to the last offset, by their statistics."""
+    actions = pa.table(bronze.get_add_actions(flatten=True))
+    if "max._kafka_offset" not in actions.column_names:
+        return bronze.file_uris()
+    chosen = pc.is_null(actions["max._kafka_offset"])
+    for partition, first, last in lanes:
+        within = [("partition", partition, partition), ("offset", first, last)]
+        for_lane = [pc.greater_equal(actions[f"max._kafka_{name}"], low) for name, low, _ in within]
+        for_lane += [pc.less_equal(actions[f"min._kafka_{name}"], high) for name, _, high in within]
+        chosen = pc.or_(chosen, pc.fill_null(reduce(pc.and_, for_lane), True))
+    root = bronze.table_uri.rstrip("/")
+    return [f"{root}/{path}" for path in actions.filter(chosen)["path"].to_pylist()]
+
+
+def _settled_tables(pipeline: Pipeline, report: RunReport) -> tuple[DeltaTable, DeltaTable] | None:
+    """Bronze and quarantine, with what was left half-way between them finished; None if one of them is not there.
+
+    Raises:
+        ConflictError: a rival has begun something since.
+    """
+    finish_reset(pipeline, report)
+    note_replay(pipeline)
+    bronze = mend_restored_bronze(pipeline, report)
+    quarantine = refuse_lost_quarantine(pipeline, bronze, report) if bronze is not None else None
+    if bronze is None or quarantine is None:
+        return None
+    if not is_finished(bronze, quarantine):
+        # A rival replaced bronze since the look above: it may hold the rows that quarantine still has.
+        raise ConflictError(f"{pipeline.quarantine.name}: a rival's full refresh of bronze is not finished yet")
+    if not is_noted(bronze, quarantine):
+        # A rival replayed since the look above, and these rows of quarantine do not say so: they would be in bronze twice.
+        raise ConflictError(f"{pipeline.quarantine.name}: a rival's replay is not noted yet")
+    return bronze, quarantine

@@ -1,0 +1,1 @@
+"""One run: what it does before, in which order, for which tables."""

@@ -1,0 +1,103 @@
+"""What a run would find to do, from the tables' logs, one column of bronze and the topic's offsets; without Spark."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+
+from game_events.errors import DataError
+from game_events.lakehouse.commits.generations import BronzeIdentity
+from game_events.lakehouse.commits.transactions import BATCH_APP
+from game_events.lakehouse.data.snapshot import files_with
+from game_events.lakehouse.data.staging import file_system
+from game_events.lakehouse.system_tables.progress import GOLD, SILVER, UNIFIED_LAYER
+from game_events.pipeline.bronze.data_loss import next_slice
+from game_events.pipeline.bronze.starting_offsets import starting_point
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.fanout.routing import Routing
+from game_events.sources.core.source import Positions
+
+
+@dataclass(frozen=True)
+class Backlog:
+    """What is waiting.
+
+    Attributes:
+        records: lane -> positions to read, for lanes that have some.
+        games: layer -> games that it would look at.
+        rows: rows of bronze that silver has not taken.
+    """
+
+    records: Positions = field(default_factory=dict)
+    games: dict[str, list[str]] = field(default_factory=dict)
+    rows: int = 0
+
+    def __str__(self) -> str:
+        """For people."""
+        parts = ", ".join(f"{p} {n:,}" for p, n in sorted(self.records.items()))
+        read = f"{sum(self.records.values()):,} records to read" + (f" ({parts})" if parts else "")
+        behind = "; ".join(f"{layer}: {len(games)} games behind" for layer, games in self.games.items())
+        return f"{read}; {behind}; {self.rows:,} rows of bronze wait for silver"
+
+
+def backlog(pipeline: Pipeline) -> Backlog:
+    """Look what the next run would do; nothing is written.
+
+    Raises:
+        ConfigurationError, TransientError: the broker cannot be asked.
+        DataError: the run would stop: records are gone that it has not read (and the setting does not let it go on).
+    """
+    now = pipeline.look()
+    bronze = pipeline.bronze.open()
+    if bronze is None:
+        start = starting_point(pipeline, now)
+        waiting = {p: (end - start[p]) // now.unit for p, end in now.latest.items() if end > start[p]}
+        return Backlog(waiting, {SILVER: [], GOLD: [], UNIFIED_LAYER: []})
+    part = next_slice(pipeline.settings, bronze, now, now.latest, sum(now.latest.values()) + 1)
+    state = pipeline.progress.read(BronzeIdentity.of(bronze).key)
+    names = games_waiting(pipeline)
+    silver = names.keys() | state.failed_in(SILVER)
+    gold = silver | {g for g, batch in state.games.items() if batch > state.floor(GOLD)} | state.failed_in(GOLD)
+    unified = gold | {g for g, batch in state.games.items() if batch > state.floor(UNIFIED_LAYER)}
+    games = {SILVER: sorted(silver), GOLD: sorted(gold), UNIFIED_LAYER: sorted(unified | state.failed_in(UNIFIED_LAYER))}
+    records = {p: (end - part.start[p]) // now.unit for p, end in part.end.items() if end > part.start[p]} if part else {}
+    return Backlog(records, games, sum(names.values()))
+
+
+def games_waiting(pipeline: Pipeline) -> Counter[str]:
+    """Names that may be games -> their rows in the bronze batches that silver has not taken; one column is read."""
+    bronze = pipeline.bronze.open()
+    if bronze is None or not bronze.transaction_version(BATCH_APP):
+        return Counter()
+    floor = pipeline.progress.read(BronzeIdentity.of(bronze).key).floor(SILVER)
+    routing = Routing(frozenset(pipeline.settings.games))
+    found: Counter[str] = Counter()
+    for name, rows in _names_above(pipeline, bronze, floor).items():
+        if routing.refusal(name) is None:
+            found[name] = rows
+    return found
+
+
+def _names_above(pipeline: Pipeline, bronze: DeltaTable, floor: int) -> Counter[str]:
+    entity = pipeline.settings.entity_column
+    system, prefix = file_system(pipeline.bronze)
+    root = bronze.table_uri.rstrip("/") + "/"
+    found: Counter[str] = Counter()
+    for uri in files_with(bronze, "_batch", floor):
+        try:
+            with system.open_input_file(prefix + uri.removeprefix(root)) as source:
+                file = pq.ParquetFile(source)
+                if entity not in file.schema_arrow.names:
+                    continue
+                for batch in file.iter_batches(columns=[entity, "_batch"]):
+                    new = pa.table(batch).filter(pc.greater(batch.column("_batch"), floor))
+                    counted = pc.value_counts(new.column(entity)).to_pylist()
+                    found.update({entry["values"]: entry["counts"] for entry in counted})
+        except FileNotFoundError as error:
+            raise DataError(f"{pipeline.bronze.uri}: a file that its log lists is gone ({error})") from None
+    return found

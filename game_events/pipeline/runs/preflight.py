@@ -1,0 +1,246 @@
+"""Everything a run needs, checked one by one without changing anything: `doctor`, `run --dry-run` and the job `validate`.
+
+Every check is made whatever the ones before it have found, so that all that is wrong is said at once.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from deltalake.exceptions import DeltaError
+
+from game_events.config.masking import mask
+from game_events.config.settings import Settings
+from game_events.config.unencrypted import unencrypted
+from game_events.errors import ConfigurationError, DataError, GameEventsError
+from game_events.jvm.jars import for_spark
+from game_events.jvm.java import find_java
+from game_events.lakehouse.storage.options import is_remote
+from game_events.lakehouse.store_probe import refuse_unsafe_store
+from game_events.lakehouse.system_tables.schema_archive import SchemaArchive
+from game_events.lakehouse.tables import BRONZE as BRONZE_TABLE
+from game_events.lakehouse.tables import Lakehouse
+from game_events.pipeline.bronze.full_refresh_guard import ALLOW
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.fanout.routing import most_games
+from game_events.pipeline.runs.backlog import backlog
+from game_events.pipeline.runs.selection import BRONZE, Parts, Selection
+from game_events.pipeline.schemas.catalog import SchemaCatalog
+from game_events.pipeline.suppression.driver import recognised
+from game_events.schema_registry import SchemaRegistry
+from game_events.sources.core.source import FILES
+from game_events.sources.factory import make_source, subjects
+from game_events.sources.files.source import FileSource
+
+#: Names of message types in the hint of `doctor`.
+TYPES_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """One check.
+
+    Attributes:
+        check: its name.
+        ok: nothing is wrong.
+        detail: what was found, or what is wrong and what to do about it.
+        data: the same for programs, where there is more to it.
+        look: nothing keeps a run from beginning, but somebody should look at it.
+    """
+
+    check: str
+    ok: bool
+    detail: str
+    data: Mapping[str, object] = field(default_factory=dict)
+    look: bool = False
+
+    def to_dict(self) -> dict[str, object]:
+        """For `--json`."""
+        found = {"check": self.check, "ok": self.ok, "look": self.look, "detail": self.detail}
+        return found | ({"data": dict(self.data)} if self.data else {})
+
+
+class Hint(str):
+    """What a check has found that somebody should look at, although a run can begin."""
+
+    __slots__ = ()
+
+
+def many(count: int, noun: str) -> str:
+    """`1 row`, `2,000 rows`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+#: Says what it found; raises if something is wrong.
+Check = Callable[[], str | tuple[str, Mapping[str, object]]]
+
+
+def run_checks(
+    checks: Mapping[str, Check], settings: Settings, needs: Mapping[str, Collection[str]] | None = None
+) -> list[CheckResult]:
+    """Make all of them, in order.
+
+    Args:
+        checks: name -> check.
+        settings: whose secrets no answer repeats.
+        needs: name -> checks without which it would only say the same once more.
+    """
+    found: list[CheckResult] = []
+    for name, check in checks.items():
+        missing = [c.check for c in found if not c.ok and c.check in (needs or {}).get(name, ())]
+        if missing:
+            found.append(CheckResult(name, False, f"not known while this fails: {', '.join(missing)}"))
+            continue
+        try:
+            answer = check()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other checks are made, and this one has failed
+            known = isinstance(error, GameEventsError | OSError | DeltaError)
+            said = str(error) if known else f"{type(error).__name__}: {error}"
+            found.append(CheckResult(name, False, mask(said, settings)))
+        else:
+            detail, data = (answer, {}) if isinstance(answer, str) else answer
+            found.append(CheckResult(name, True, str(detail), data, look=isinstance(detail, Hint)))
+    return found
+
+
+def environment_checks(settings: Settings) -> dict[str, Check]:
+    """What has to be there before any run."""
+    sources: dict[str, Check] = {"kafka": lambda: _kafka(settings), "schema registry": lambda: _registry(settings)}
+    if settings.source == FILES:
+        sources = {"files": lambda: _files(settings)}
+    return {
+        "java": lambda: str(find_java()),
+        "java parts": lambda: f"{len(for_spark())} jars for Spark, as they are pinned",
+        **sources,
+        **({"message types": lambda: _message_types(settings)} if settings.message_types else {}),
+        "lakehouse": lambda: _writable(settings),
+        "encryption": lambda: "; ".join(unencrypted(settings)) or "no secret leaves this machine without it",
+        "tables": lambda: _tables(Lakehouse.of(settings)) + _no_room(settings),
+        "forgotten gamers": lambda: _forgotten(settings),
+    }
+
+
+def run_plan_checks(pipeline: Pipeline, selected: Callable[[], Selection]) -> dict[str, Check]:
+    """What a run would do, with these tables and this topic.
+
+    Args:
+        pipeline: the parts; Spark is not used.
+        selected: gives the selection, or raises what is wrong with its words.
+    """
+
+    def selection() -> str:
+        found = selected()
+        if BRONZE in found.full and not pipeline.settings.allow_bronze_full_refresh:
+            raise ConfigurationError(f"{pipeline.bronze.name} is protected from a full refresh: {ALLOW}=true allows it")
+        said = [f"brought up to date: {_said(found.update)}"]
+        said += [f"replaced: {_said(found.full)}"] if found.full else []
+        return "; ".join([*said, *found.notices])
+
+    def plan() -> tuple[str, Mapping[str, object]]:
+        found = backlog(pipeline)
+        records = {str(p): n for p, n in sorted(found.records.items())}
+        return str(found), {"records": records, "games": found.games, "rows_waiting": found.rows}
+
+    return {"selection": selection, "plan": plan}
+
+
+def _said(parts: Parts) -> str:
+    return ", ".join(layer if games is None else f"{layer} of {', '.join(sorted(games))}" for layer, games in parts.items())
+
+
+def _kafka(settings: Settings) -> str:
+    found = make_source(settings).look()
+    if settings.source_table is not None:
+        return f"not used: {settings.source_table} is read, {max(found.latest.values()) - 1} batches"
+    said = []
+    for topic in sorted({lane.topic for lane in found.latest}):
+        lanes = [lane for lane in found.latest if lane.topic == topic]
+        records = sum(found.latest[p] - found.earliest[p] for p in lanes)
+        said.append(f"topic {topic}, {many(len(lanes), 'partition')}, {many(records, 'record')}")
+    return f"{settings.kafka_bootstrap_servers}: {'; '.join(said)}"
+
+
+def _files(settings: Settings) -> str:
+    source = FileSource(settings, Lakehouse.of(settings), look_only=True)
+    found = source.look()
+    named = ", ".join(s.format for s in source.schemas()) or "no schema of the settings"
+    return (
+        f"{source.place.root}: {sum(found.latest.values()) // found.unit:,} files to read or read before, "
+        f"{source.counts['waiting']:,} not finished yet; {named}"
+    )
+
+
+def _registry(settings: Settings) -> str:
+    registry = SchemaRegistry(settings)
+    said = [f"subject {subject}, {many(len(registry.version_numbers(subject)), 'version')}" for subject in subjects(settings)]
+    return f"{settings.schema_registry_url}: {'; '.join(said)}"
+
+
+def _message_types(settings: Settings) -> str:
+    """A hint and no failure: with some naming strategies no subject leads to a type before its first record."""
+    lakehouse = Lakehouse.of(settings)
+    from_files = settings.source == FILES
+    catalog = SchemaCatalog(SchemaRegistry(settings), lakehouse)
+    ids = set(SchemaArchive(lakehouse).read())
+    if not from_files:
+        ids |= {i for subject in subjects(settings) for i in catalog.ids_of(subject)}
+    known = {name for i in ids for name in catalog.names(i)}
+    # Messages within messages are not listed.
+    missing = [n for n in settings.message_types if n not in known and not any(n.startswith(f"{k}.") for k in known)]
+    said = f"decoded are {', '.join(settings.message_types)}"
+    if missing and known:
+        said += f"; no known schema has {', '.join(missing)}: there are {', '.join(sorted(known)[:TYPES_SHOWN])}"
+        said += f" and {len(known) - TYPES_SHOWN} more" if len(known) > TYPES_SHOWN else ""
+    return said
+
+
+def _writable(settings: Settings) -> str:
+    lakehouse = Lakehouse.of(settings)
+    if is_remote(lakehouse.root):
+        found = refuse_unsafe_store(lakehouse)
+        return f"{lakehouse.root}: writable, {found}, {many(len(lakehouse.names()), 'table')}"
+    root = Path(lakehouse.root)
+    nearest = next(folder for folder in (root, *root.parents) if folder.is_dir())
+    if not os.access(nearest, os.W_OK):
+        raise PermissionError(f"{nearest} is not writable for this user (GAME_EVENTS_LAKEHOUSE)")
+    with tempfile.TemporaryFile(dir=nearest):
+        pass
+    return f"{root}: writable, {many(len(lakehouse.names()), 'table')}"
+
+
+def _tables(lakehouse: Lakehouse) -> str:
+    names = lakehouse.names()
+    broken = []
+    for name in names:
+        try:
+            lakehouse.table(name).open()
+        except (GameEventsError, DeltaError, OSError) as error:
+            broken.append(f"{lakehouse.table(name).name}: {error}")
+    if broken:
+        raise DataError(f"{len(broken)} of {len(names)} tables cannot be opened: " + "; ".join(broken))
+    return f"{many(len(names), 'table')}, each can be opened"
+
+
+def _no_room(settings: Settings) -> str:
+    """A hint and no failure: names that stay out are counted by each run."""
+    games = len(Lakehouse.of(settings).games())
+    if settings.games or games < settings.max_games:
+        return ""
+    more = f"with {settings.new_game_min_rows:,} rows" if games < most_games(settings) else "of GAME_EVENTS_GAMES"
+    return f"; {games:,} {settings.words.entities}, no fewer than GAME_EVENTS_MAX_GAMES: of new names only those {more} come in"
+
+
+def _forgotten(settings: Settings) -> str:
+    lakehouse = Lakehouse.of(settings)
+    found = recognised(settings, lakehouse, lakehouse.table(BRONZE_TABLE).open())
+    if found is None:
+        return "none"
+    listed, _ = found
+    said = f"{len(listed.entries):,} are kept out, recognised by the key that is set"
+    if listed.unfinished:
+        said += f"; of {len(listed.unfinished):,} the erasure is not finished: repeat `game-events forget`, or use --resume"
+    return said

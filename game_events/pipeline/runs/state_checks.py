@@ -1,0 +1,111 @@
+"""What `doctor` says of the tables' state: nothing that a run needs to begin, and all that somebody should look at."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from game_events.decoding.core.reasons import Reason
+from game_events.errors import DataError
+from game_events.lakehouse.commits.generations import BronzeIdentity
+from game_events.lakehouse.data.snapshot import read_arrow
+from game_events.lakehouse.system_tables.event_log import read_events
+from game_events.lakehouse.system_tables.progress import SILVER
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.gold.null_values import of_another_kind
+from game_events.pipeline.runs.backlog import games_waiting
+from game_events.pipeline.runs.preflight import Check, Hint, many
+from game_events.sources.core.source import FILES
+from game_events.sources.factory import subjects
+
+#: The newest files of the event log in which the last run is looked for.
+LOOK_BACK_FILES = 20
+#: Newest versions of a subject that are compiled, and names that a sentence has.
+VERSIONS, NAMED = 20, 5
+
+
+def state_checks(pipeline: Pipeline) -> dict[str, Check]:
+    """What came of the runs so far, and whether the subjects' schemas compile."""
+    checks: dict[str, Check] = {
+        "last run": lambda: last_run(pipeline),
+        "waiting": lambda: waiting(pipeline),
+        "quarantine": lambda: quarantine(pipeline),
+        "columns": lambda: columns(pipeline),
+    }
+    return checks if pipeline.settings.source == FILES else {"schemas": lambda: schemas(pipeline), **checks}
+
+
+def last_run(pipeline: Pipeline) -> str:
+    """How the newest run that the event log knows ended; a hint if it failed."""
+    runs = read_events(pipeline.lakehouse, newest_files=LOOK_BACK_FILES, kind="run").sort_by([("time", "descending")])
+    if not runs.num_rows:
+        return "none is in the event log"
+    run = runs.slice(0, 1).to_pylist()[0]
+    said = f"{run['name']} {run['status']} at {run['time']:%Y-%m-%d %H:%M:%S} UTC"
+    if run["status"] == "succeeded":
+        return said
+    error = (json.loads(run["detail"]) if run["detail"] else {}).get("error") or {}
+    why = f": {' '.join(str(error.get('text', '')).split())[:300]}" if error else ""
+    return Hint(f"{said}{why}; `game-events log --run {run['run_id'][:8]}` has all of it")
+
+
+def waiting(pipeline: Pipeline) -> str:
+    """Rows of bronze that silver has not taken, and games that failed: the next run takes them."""
+    bronze = pipeline.bronze.open()
+    if bronze is None:
+        return "there are no tables yet"
+    rows = sum(games_waiting(pipeline).values())
+    failed = pipeline.progress.read(BronzeIdentity.of(bronze).key).failed
+    said = f"{many(rows, 'row')} of {pipeline.bronze.name} {'waits' if rows == 1 else 'wait'} for silver"
+    if failed:
+        games = sorted({game for layer, game in failed if layer == SILVER}) or sorted({game for _, game in failed})
+        names = ", ".join(games[:NAMED]) + (" and others" if len(games) > NAMED else "")
+        said += f"; tables of {names} failed, or are to be made anew: {next(iter(failed.values()))}"
+    return Hint(f"{said}: `game-events run`") if rows or failed else said
+
+
+def quarantine(pipeline: Pipeline) -> str:
+    """Records that wait in quarantine for a schema."""
+    handle = pipeline.quarantine.open()
+    if handle is None:
+        return "nothing is in it"
+    rows = read_arrow(pipeline.quarantine, handle, ["reason", "replayed_batch"])
+    open_ones = rows.filter(pc.is_null(rows.column("replayed_batch"))).column("reason")
+    found = Counter({entry["values"]: entry["counts"] for entry in pc.value_counts(open_ones.combine_chunks()).to_pylist()})
+    said = f"{many(len(open_ones), 'row')}" + (f": {_by_reason(found)}" if found else "")
+    mended = found.keys() & {Reason.BAD_SCHEMA, Reason.UNKNOWN_SCHEMA}
+    return Hint(f"{said}; `game-events quarantine list` says why") if mended else said
+
+
+def schemas(pipeline: Pipeline) -> str:
+    """Whether the newest versions of the subjects compile: records of one that does not are quarantined."""
+    bad: list[str] = []
+    left_out = 0
+    ids = {i for subject in subjects(pipeline.settings) for i in pipeline.catalog.ids_of(subject)[-VERSIONS:]}
+    for schema_id in sorted(ids):
+        try:
+            pipeline.catalog.messages(schema_id)
+            left_out += pipeline.catalog.left_out(schema_id)
+        except DataError as error:
+            bad.append(" ".join(str(error).split()))
+    if not bad:
+        said = f"{many(len(ids), 'schema')} {'compiles' if len(ids) == 1 else 'compile'}"
+        return f"{said}; {many(left_out, 'message type')} of very large ones not looked at" if left_out else said
+    return Hint(f"{len(bad)} of {len(ids)} cannot be used, their records are quarantined: {'; '.join(bad[:NAMED])}")
+
+
+def columns(pipeline: Pipeline) -> str:
+    """Whether the columns that settings name have the kinds that they are for."""
+    bronze = pipeline.bronze.open()
+    if bronze is None:
+        return "there are no tables yet"
+    types = {f.name: f.type for f in pa.schema(bronze.schema())}
+    wrong = of_another_kind(pipeline.settings, types)
+    return Hint("; ".join(wrong)) if wrong else many(len(types), "column")
+
+
+def _by_reason(found: Counter[str]) -> str:
+    return ", ".join(f"{why} {rows:,}" for why, rows in found.most_common())

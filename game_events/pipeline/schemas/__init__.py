@@ -1,0 +1,1 @@
+"""Schemas: the catalog of a run and their history."""

@@ -1,0 +1,91 @@
+"""Where a table's columns come from: which field of which message, first in which schema, and what its author says of it.
+
+From the lakehouse alone: the column map in bronze's metadata, the archived texts, the event log. Neither registry nor Spark is
+asked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from game_events.decoding.comments import clean, read_comments
+from game_events.decoding.compiler import compile_schema, first_decoders
+from game_events.decoding.core.column_map import ColumnMap, field_key
+from game_events.decoding.core.wire_format import SchemaId, ordered
+from game_events.decoding.schema_diff import field_columns
+from game_events.errors import DataError
+from game_events.lakehouse.event_columns import column_map
+from game_events.lakehouse.system_tables.event_log import read_events
+from game_events.lakehouse.system_tables.schema_archive import SchemaArchive
+from game_events.lakehouse.tables import BRONZE, Lakehouse
+
+
+@dataclass(frozen=True)
+class Origin:
+    """One field that lands in a column.
+
+    Attributes:
+        column: the column, nested ones as `place.city`.
+        message, field: the message type, and the field's path of names in the newest schema that has it.
+        declared: its type there.
+        comment: its author's words there.
+        first_schema: id of the first schema that has it.
+        first_version: that schema's version of the topic's subject, where the event log has it.
+    """
+
+    column: str
+    message: str
+    field: str
+    declared: str
+    comment: str
+    first_schema: SchemaId
+    first_version: int | None
+
+
+def origins(lakehouse: Lakehouse) -> list[Origin]:
+    """Every field that lands in a column of bronze, and so of silver, in the order of schemas."""
+    bronze = lakehouse.table(BRONZE).open()
+    known = column_map(bronze) if bronze is not None else ColumnMap()
+    versions = _versions(lakehouse)
+    found: dict[tuple[str, str, str], Origin] = {}
+    for schema_id, origin in _fields(lakehouse, known):
+        key = (origin.column, origin.message, origin.declared)
+        first = found.get(key)
+        at = first.first_schema if first is not None else schema_id
+        found[key] = Origin(
+            origin.column, origin.message, origin.field, origin.declared, origin.comment, at, versions.get(str(at))
+        )
+    return list(found.values())
+
+
+def _fields(lakehouse: Lakehouse, known: ColumnMap) -> Iterator[tuple[SchemaId, Origin]]:
+    archived = SchemaArchive(lakehouse).read()
+    for schema_id in sorted(archived, key=ordered):
+        schema = archived[schema_id]
+        comments = read_comments(schema)
+        try:
+            compiled = compile_schema(schema)
+            # Message types that never occurred have no columns.
+            wanted = {None, *known.messages}
+            paths = [p for p in compiled.paths(known.messages) if compiled.name_of(p) in wanted]
+            decoders = first_decoders(compiled, paths)
+        except DataError:  # its records are in quarantine
+            continue
+        for decoder in decoders:
+            fields = [f for f in decoder.fields if field_key(decoder.message, (f.id,), f.kind) in known.names]
+            columns = known.with_message(decoder.message, fields)
+            for item in field_columns({decoder.message: fields}, columns):
+                text = clean(comments.of(decoder.message, tuple(item.names.split("."))))
+                yield schema_id, Origin(item.column, item.message, item.names, item.declared, text, schema_id, None)
+
+
+def _versions(lakehouse: Lakehouse) -> dict[str, int]:
+    """Schema id -> version, as the runs that met it first noted."""
+    found = {}
+    for event in read_events(lakehouse, kind="schema").to_pylist():
+        detail = json.loads(event["detail"]) if event["detail"] else {}
+        if isinstance(detail.get("version"), int):
+            found[str(detail["schema_id"])] = detail["version"]
+    return found

@@ -1,0 +1,113 @@
+"""The versions of a subject: what each one holds, what each one changed, and in which columns it lands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from game_events.decoding.core.column_map import ColumnMap
+from game_events.decoding.core.kept_columns import Kept
+from game_events.decoding.schema_diff import Change, FieldColumn, compare, compare_enums, field_columns
+from game_events.errors import ConfigurationError
+from game_events.lakehouse.event_columns import column_map
+from game_events.lakehouse.tables import BRONZE, Lakehouse
+from game_events.pipeline.schemas.catalog import MAX_TYPES, SchemaCatalog
+from game_events.schema_registry import SchemaRegistry, SubjectVersion
+
+
+@dataclass(frozen=True)
+class SchemaHistory:
+    """A subject of a registry, seen from a lakehouse. Starts no Spark.
+
+    Attributes:
+        registry: where the versions are.
+        lakehouse: whose bronze table says which columns there are; without the table, a new one is assumed.
+        subject: the subject.
+        kept: the columns that settings name (`kept_columns`).
+    """
+
+    registry: SchemaRegistry
+    lakehouse: Lakehouse
+    subject: str
+    kept: Mapping[str, Kept] = field(default_factory=dict)
+
+    def versions(self) -> list[SubjectVersion]:
+        """All versions, oldest first.
+
+        Raises:
+            ConfigurationError: there is no such subject.
+        """
+        found = self.registry.versions(self.subject)
+        if not found:
+            raise ConfigurationError(
+                f"the registry {self.registry.url} has no subject {self.subject!r}: is GAME_EVENTS_KAFKA_TOPIC right, and was "
+                "anything produced to it? (another one: --subject)"
+            )
+        return found
+
+    def version(self, number: int | None) -> SubjectVersion:
+        """One version; None: the newest.
+
+        Raises:
+            ConfigurationError: there is no such version.
+        """
+        versions = self.versions()
+        chosen = [v for v in versions if number is None or v.version == number]
+        if not chosen:
+            raise ConfigurationError(
+                f"subject {self.subject!r} has no version {number}; it has {', '.join(str(v.version) for v in versions)}"
+            )
+        return chosen[-1]
+
+    def fields(self, version: SubjectVersion) -> list[FieldColumn]:
+        """Every field of a version with its column: of the top-level message types, and of nested ones that records were of.
+
+        Raises:
+            DataError: its schema does not compile.
+        """
+        messages = self._catalog.messages(version.schema_id, self.occurred())
+        columns = self._columns()
+        for message, fields in messages.items():
+            columns = columns.with_message(message, fields)
+        return field_columns(messages, columns)
+
+    def left_out(self, *versions: SubjectVersion) -> str:
+        """Which message types `fields` and `changes` do not look at, in a sentence; empty: they look at all."""
+        counts = {v.version: self._catalog.left_out(v.schema_id, self.occurred()) for v in versions}
+        said = [f"version {number}: {count:,}" for number, count in counts.items() if count]
+        return f"only {MAX_TYPES:,} message types of a schema are looked at; left out of {', '.join(said)}" if said else ""
+
+    def occurred(self) -> frozenset[str]:
+        """Full names of the message types that bronze has columns of; of all others no record was decoded yet."""
+        return self._columns().messages
+
+    def changes(self, old: SubjectVersion, new: SubjectVersion) -> list[Change]:
+        """What one version changed against another: fields of the message types that `fields` has, and values of enums.
+
+        Raises:
+            DataError: one of the schemas does not compile.
+        """
+        catalog, nested = self._catalog, self.occurred()
+        before, after = (catalog.messages(version.schema_id, nested) for version in (old, new))
+        fields = compare(before, after, self._columns())
+        return fields + compare_enums(catalog.enums(old.schema_id), catalog.enums(new.schema_id))
+
+    @cached_property
+    def _catalog(self) -> SchemaCatalog:
+        return SchemaCatalog(self.registry, self.lakehouse)
+
+    def _columns(self) -> ColumnMap:
+        bronze = self.lakehouse.table(BRONZE).open()
+        return replace(column_map(bronze) if bronze is not None else ColumnMap(), kept=self.kept)
+
+
+def as_markdown(changes: Sequence[Change]) -> str:
+    """A table of changes, for Dagster's metadata."""
+    if not changes:
+        return "nothing changed in fields or enums"
+    lines = ["| message | field | change | before | after | column |", "|---|---|---|---|---|---|"]
+    for change in changes:
+        cells = (change.message, change.field, change.kind, change.before or "", change.after or "", change.effect)
+        lines.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines)

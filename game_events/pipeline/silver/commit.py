@@ -1,0 +1,187 @@
+"""From staged rows to silver's commits: rules that fail, then quarantine's decision, then one commit for each game."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+
+import pyarrow as pa
+from pyspark.sql import functions as F
+
+from game_events.lakehouse.commits.commit import Commit, paths
+from game_events.lakehouse.commits.generations import BronzeIdentity, erasures, generation
+from game_events.lakehouse.commits.parallel import Committed, commit_games
+from game_events.lakehouse.commits.transactions import ERASED_APP, GENERATION_APP
+from game_events.lakehouse.data.snapshot import BATCH_INFO, files_with, read_files, spark_schema
+from game_events.lakehouse.data.staging import REPORT_SCHEMA, discard
+from game_events.lakehouse.data.table_writer import FileStage, staged_files
+from game_events.lakehouse.event_columns import COORDINATES, HEADERS, QUARANTINE_COLUMNS, travelling
+from game_events.lakehouse.system_tables.progress import SILVER
+from game_events.lakehouse.tables import silver_name
+from game_events.pipeline.column_comments import message_comment
+from game_events.pipeline.fanout.job import FanOutResult
+from game_events.pipeline.quality.decisions import Decisions, Rewritten, Verdict, decide
+from game_events.pipeline.quality.expressions import FATE, READMIT
+from game_events.pipeline.quality.worker import failed_rules
+from game_events.pipeline.reporting.report import RuleCounts, RunReport
+from game_events.pipeline.silver.stage import Source, Start, rows_from, with_fate
+from game_events.spark.config import forgiving
+
+#: `txn` with the rows that rules have kept out since the table's rows were replaced: bronze's rows = the table's + these.
+DROPPED_APP, QUARANTINED_APP = "rows_dropped", "rows_quarantined"
+
+
+def settle(
+    source: Source, decisions: Decisions, starts: Mapping[str, Start], result: FanOutResult, report: RunReport
+) -> Committed:
+    """Decide and commit what was staged for these games.
+
+    Games that are not among `starts` are none of this function's business. A game that fails, or has to be planned again, is
+    not committed, and its files are deleted.
+    """
+    outcome = Committed()
+    ready = dict(starts)
+    for game in starts:
+        why = result.failed.get(game) or failed_rules(source.rules.rules, result.counts.get(game))
+        if why is not None:
+            outcome.failed[game] = why
+            if game in result.counts:
+                report.add_rules(SILVER, game, source.rules.rules, result.counts[game])
+    again = _decide(source, decisions, {g: s for g, s in ready.items() if g not in outcome.failed}, result, report)
+    for game in {*again, *outcome.failed}:
+        del ready[game]
+        _discard(source, result, game, quarantine=game in outcome.failed)
+    plans = {game: partial(_commit_plan, source, decisions, game, start, result) for game, start in ready.items()}
+    committed = commit_games(plans, "game_committed", source.pipeline.settings)
+    for game, landed in sorted(committed.landed.items()):
+        entry = report.add_landed(SILVER, source.pipeline.lakehouse.silver(game), landed, source.schema, source.batch, game)
+        counts = result.counts.get(game)
+        if counts is not None:
+            report.add_rules(SILVER, game, source.rules.rules, counts, entry)
+    committed.again |= again
+    committed.failed |= outcome.failed
+    return committed
+
+
+def _decide(
+    source: Source, decisions: Decisions, starts: Mapping[str, Start], result: FanOutResult, report: RunReport
+) -> set[str]:
+    """Commit which rows are rejected; returns the games that have to be planned again."""
+    pipeline = source.pipeline
+    bronze = pipeline.bronze.open()
+    if bronze is None or BronzeIdentity.of(bronze) != source.bronze or erasures(bronze) != erasures(source.handle):
+        # Replaced or rebuilt since: whoever reads the new one decides on its rows, under another key. Or a gamer was erased
+        # from it since, whose rows these may be.
+        for game in starts:
+            discard(pipeline.quarantine, result.rejected.get(game, []))
+        return set(starts)
+    anew = {game for game, start in starts.items() if start.anew}
+    if not (source.rules.has("quarantine") or decisions.in_force or anew):
+        # A rival whose rules reject rows may have begun since: then its decisions hold for this run too.
+        return set(starts) if Decisions.read(pipeline, source.bronze.key).in_force else set()
+    generations = {game: _next_generation(decisions, game, starts[game]) for game in anew}
+    verdicts = {game: Verdict(source.batch, result.rejected.get(game, []), generations.get(game)) for game in starts}
+    readmitted = {g: starts[g] for g in anew if g in result.counts and result.counts[g].readmitted}
+    rewritten = noted(source, decisions, readmitted) if readmitted else Rewritten()
+    outcome = decide(pipeline, decisions, verdicts, rewritten)
+    if outcome.landed is not None:
+        reasons = [result.counts[g].reasons for g in verdicts if g not in outcome.moved and g in result.counts]
+        rows = sum(found.total() for found in reasons)
+        for found in reasons:
+            report.rejected += found
+        back = sum(result.counts[g].readmitted for g in readmitted)
+        report.readmitted += back
+        if rows or back:
+            landed = replace(outcome.landed, rows=rows)
+            report.add_landed("quarantine", pipeline.quarantine, landed, QUARANTINE_COLUMNS, source.batch)
+    return set(outcome.moved)
+
+
+def _discard(source: Source, result: FanOutResult, game: str, *, quarantine: bool) -> None:
+    """Delete a game's files; those of quarantine are deleted already where a decision did not land."""
+    discard(source.pipeline.lakehouse.silver(game), result.files.pop(game, []))
+    rejected = result.rejected.pop(game, [])
+    if quarantine:
+        discard(source.pipeline.quarantine, rejected)
+
+
+def _next_generation(decisions: Decisions, game: str, start: Start) -> int:
+    """Generation of a table that is replaced. One that quarantine has decided on anew gets just that one."""
+    decided = decisions.generation(game) or 0
+    if start.anew:
+        return max(generation(start.handle), decided) + 1
+    return max(generation(start.handle) + (start.handle is not None), decided)
+
+
+def _commit_plan(source: Source, decisions: Decisions, game: str, start: Start, result: FanOutResult) -> Commit | None:
+    handle = start.handle
+    if source.bronze.erased(handle) > erasures(source.handle):
+        # Rows of a gamer who was erased since bronze was read may be among these.
+        _discard(source, result, game, quarantine=False)
+        return None
+    advance = {source.app: source.batch}
+    if start.replace or handle is None:
+        target = _next_generation(decisions, game, start)
+        if target:
+            advance[GENERATION_APP] = target
+    counts = result.counts.get(game, RuleCounts())
+    for app, rows in ((DROPPED_APP, counts.dropped), (QUARANTINED_APP, counts.quarantined)):
+        before = handle.transaction_version(app) if handle is not None else None
+        if rows or before is not None:
+            advance[app] = rows + (0 if start.replace else before or 0)
+    word = source.pipeline.settings.words.entity
+    return Commit(
+        source.pipeline.lakehouse.silver(game),
+        source.schema,
+        result.files.get(game, []),
+        expected={
+            # As it stands, whatever bronze it is of.
+            source.app: handle.transaction_version(source.app) if handle is not None else None,
+            GENERATION_APP: handle.transaction_version(GENERATION_APP) if handle is not None else None,
+            ERASED_APP: handle.transaction_version(ERASED_APP) if handle is not None else None,
+        },
+        advance=advance,
+        table_id=str(handle.metadata().id) if handle is not None else None,
+        # A table that is replaced as a whole may have been restored to whatever it was.
+        seen=handle.version() if handle is not None and not start.replace else None,
+        replace=start.replace and handle is not None,
+        # All rows are new, so columns that no transformation gives any more go, and types may be others.
+        reshape=start.replace,
+        info={BATCH_INFO: str(source.batch), "run_id": source.pipeline.run_id},
+        description=f"Events of the {word} {game}: its rows of {source.pipeline.bronze.name}, append-only"
+        f"{message_comment(source.handle)}",
+    )
+
+
+def noted(source: Source, decisions: Decisions, starts: Mapping[str, Start]) -> Rewritten:
+    """Write the files of quarantine with these games' rejected rows anew: those that now pass get a note.
+
+    The note: `replayed_table` is the id of the game's silver table (its name if there is no table yet), `replayed_batch` the
+    bronze batch up to which that is made. The rules are those, and the rows of bronze, that silver was staged with, and a rule
+    says the same of a row each time, so these are the rows that the staged files hold.
+    """
+    held, handle, spark = decisions.held_rows(source.pipeline, starts), decisions.handle, source.pipeline.spark
+    if held is None or handle is None:
+        return Rewritten()
+    columns = spark_schema(handle.schema())
+    with forgiving(spark):
+        rows = rows_from(source, read_files(spark, files_with(source.handle), spark_schema(source.handle.schema())), starts)
+        rows = rows.join(held, list(COORDINATES), "left_semi")
+        passed = with_fate(source, rows, held).where(F.col(FATE) == READMIT).select(*COORDINATES, F.col("_game"))
+        tables = {g: str(s.handle.metadata().id) if s.handle else silver_name(g) for g, s in starts.items()}
+        of_game = spark.createDataFrame(pa.table({"_game": list(tables), "_table": list(tables.values())}))
+        passed = passed.join(F.broadcast(of_game), "_game")
+        touched = read_files(spark, handle.file_uris(), columns).where("layer = 'silver'").where(F.col("game").isin(*starts))
+        names = {r["_file"] for r in touched.select(F.col("_metadata.file_name").alias("_file")).distinct().collect()}
+        rewritten = frozenset(path for path in paths(handle) if path.rpartition("/")[2] in names)
+        old = read_files(spark, [f"{handle.table_uri.rstrip('/')}/{path}" for path in rewritten], columns)
+        new = old.join(passed.select(*COORDINATES, "_table"), list(COORDINATES), "left")
+        passes = F.col("_table").isNotNull() & (F.col("layer") == "silver") & F.col("replayed_batch").isNull()
+        now = F.current_timestamp()
+        values = {"replayed_table": F.col("_table"), "replayed_batch": F.lit(source.batch), "replayed_at": now}
+        new = new.withColumns({n: F.when(passes, value).otherwise(F.col(n)) for n, value in values.items()})
+        staged = new.select(travelling(QUARANTINE_COLUMNS.names)).mapInArrow(
+            FileStage(source.pipeline.quarantine, QUARANTINE_COLUMNS, HEADERS), REPORT_SCHEMA
+        )
+        return Rewritten(staged_files(staged.collect()), rewritten)

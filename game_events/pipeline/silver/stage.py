@@ -1,0 +1,282 @@
+"""Bronze's rows -> files of every game's silver table, and of quarantine, in one Spark job; nothing is committed here."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from game_events.errors import ConfigurationError
+from game_events.lakehouse.commits.generations import BronzeIdentity
+from game_events.lakehouse.commits.transactions import BATCH_APP
+from game_events.lakehouse.data.snapshot import Selection, read_files, row_count, selection, spark_schema
+from game_events.lakehouse.event_columns import BRONZE_ONLY, COORDINATES, HEADERS, no_headers
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.fanout.job import TASK_ROWS, FanOut, FanOutResult, stage
+from game_events.pipeline.fanout.routing import Routing
+from game_events.pipeline.quality.decisions import Decisions
+from game_events.pipeline.quality.expressions import APART, DECIDED, FATE, HELD, KEEP, READMIT, REJECT, RuleColumns
+from game_events.pipeline.quality.validation import require_valid
+from game_events.pipeline.quality.worker import RuleSplit
+from game_events.pipeline.silver.transformations import run_time_failure, transformed
+from game_events.spark.config import forgiving
+from game_events.spark.connect import is_lost
+from game_events.spark.crashed_workers import crash, is_crash, named
+from game_events.spark.schemas import quoted
+
+
+@dataclass(frozen=True)
+class Source:
+    """Bronze at one version: what every game of a run is planned from.
+
+    Attributes:
+        pipeline: the parts.
+        handle: bronze's version.
+        bronze: which content of the table that is.
+        batch: its highest batch.
+        base: columns of bronze that silver is made of: what rules see.
+        schema: columns of silver: the same but for transformations of the user's own.
+    """
+
+    pipeline: Pipeline
+    handle: DeltaTable
+    bronze: BronzeIdentity
+    batch: int
+    base: pa.Schema
+    schema: pa.Schema
+
+    @classmethod
+    def of(cls, pipeline: Pipeline, handle: DeltaTable) -> Source:
+        """A version of bronze.
+
+        Raises:
+            ConfigurationError: it has no column that names the game.
+        """
+        schema = pa.schema([f for f in pa.schema(handle.schema()) if f.name not in BRONZE_ONLY])
+        batch = int(handle.transaction_version(BATCH_APP) or 0)
+        if batch and row_count(handle) and pipeline.settings.entity_column not in schema.names:
+            raise ConfigurationError(
+                f"bronze has no column {pipeline.settings.entity_column!r} (it has {', '.join(schema.names)}): set "
+                "GAME_EVENTS_ENTITY_COLUMN to the one that names the game"
+            )
+        return cls(pipeline, handle, BronzeIdentity.of(handle), batch, schema, schema)
+
+    def with_transformations(self) -> Source:
+        """With the columns that silver gets: asked of Spark, so only when there is work to do.
+
+        Raises:
+            ExtensionError: a transformation cannot be applied.
+        """
+        if not self.pipeline.extensions.transformations:
+            return self
+        nothing = read_files(self.pipeline.spark, [], spark_schema(self.handle.schema())).select(*self.base.names)
+        return replace(self, schema=self.transformed(nothing)[1])
+
+    def transformed(self, rows: DataFrame) -> tuple[DataFrame, pa.Schema]:
+        """Rows with the columns of `base` as silver has them, and their columns."""
+        entity = self.pipeline.settings.entity_column
+        return transformed(rows, self.base, entity, self.pipeline.extensions.transformations)
+
+    @property
+    def app(self) -> str:
+        """`txn` of silver."""
+        return self.bronze.app
+
+    @property
+    def columns(self) -> StructType:
+        """The columns of `base`, as Spark has them."""
+        return StructType([f for f in spark_schema(self.handle.schema()).fields if f.name in self.base.names])
+
+    @cached_property
+    def rules(self) -> RuleColumns:
+        """The rules of silver's rows.
+
+        Raises:
+            ConfigurationError: one of them cannot be evaluated on these rows.
+        """
+        found = RuleColumns.of(self.pipeline.rules, "silver", self.pipeline.settings.entity_column)
+        if found.rules:
+            require_valid(self.pipeline.spark, found.rules, self.columns)
+        return found
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where one game is planned from.
+
+    Attributes:
+        handle: its silver table, None if there is none.
+        taken: the highest batch that it has of this bronze; None: it is of another one, or there is no table.
+        begin: bronze batch above which its rows are staged.
+        replace: they are all it gets; the rows it has go.
+        decided: bronze batch up to which quarantine has decided which of them are rejected.
+        anew: that is decided anew for all its rows, by the rules in force.
+    """
+
+    handle: DeltaTable | None
+    taken: int | None
+    begin: int
+    replace: bool = False
+    decided: int = 0
+    anew: bool = False
+
+
+@dataclass(frozen=True)
+class Staging:
+    """What is to be staged: the rows above a batch, or those of some games, each from its own start.
+
+    Attributes:
+        source: bronze.
+        above: bronze batch; with `starts` the lowest of them.
+        routing: which names get files.
+        games: about how many games there are; 0: nobody knows.
+        starts: game -> where it is planned from; None: every game from `above`, nothing decided yet.
+        decisions: what quarantine has decided.
+        left_out: without `starts`: games whose rows somebody else stages.
+    """
+
+    source: Source
+    above: int
+    routing: Routing
+    games: int
+    starts: Mapping[str, Start] | None
+    decisions: Decisions
+    left_out: frozenset[str] = frozenset()
+
+    @cached_property
+    def files(self) -> Selection:
+        """Bronze's files with these rows."""
+        return selection(self.source.handle, "_batch", self.above)
+
+    def rows(self) -> DataFrame:
+        """Bronze's rows, with the batch up to which they are decided."""
+        rows = read_files(self.source.pipeline.spark, self.files.files, spark_schema(self.source.handle.schema()))
+        if self.starts is not None:
+            return rows_from(self.source, rows, self.starts)
+        rows = rows if self.files.exact else rows.where(F.col("_batch") > self.above)
+        if self.left_out:
+            rows = rows.where(~F.coalesce(self._named(self.left_out), F.lit(False)))
+        return rows.withColumn(DECIDED, F.lit(0).cast("bigint"))
+
+    def names(self) -> DataFrame:
+        """Names of games, valid or not, and how many rows each has (`name`, `rows`); no worker is asked."""
+        entity = F.col(quoted(self.source.pipeline.settings.entity_column))
+        return self.rows().groupBy(entity.alias("name")).agg(F.count(F.lit(1)).alias("rows"))
+
+    def stage(self, part: Collection[str] | None = None) -> FanOutResult:
+        """Write the rows' files in one job; of some games only, if these are named.
+
+        Raises:
+            WorkerCrashError: a worker's process ended.
+            ExtensionError: a transformation failed.
+        """
+        source, starts, rows = self.source, self.starts, self.rows()
+        entity, spark = source.pipeline.settings.entity_column, source.pipeline.spark
+        rows = rows if part is None else rows.where(self._named(part))
+        with forgiving(spark) if source.rules.rules else nullcontext():
+            asked = [game for game, start in (starts or {}).items() if start.anew or start.decided > start.begin]
+            held = self.decisions.held_rows(source.pipeline, asked) if asked else None
+            games = self.games if part is None else len(part)
+            if not games and self.files.rows > TASK_ROWS:
+                # The first load: whether to shuffle hangs on how many games there are, and one column tells.
+                games = int(rows.agg(F.approx_count_distinct(entity)).first()[0])  # type: ignore[index]
+            split = _split(source, held=held is not None)
+            task = FanOut(source.pipeline.lakehouse, "silver", entity, source.schema, self.routing, split=split)
+            rows = _judged_and_transformed(source, rows, held, split)
+            try:
+                return stage(rows, task, self.files.rows, games, salt="_kafka_offset")
+            except (PySparkException, Py4JJavaError) as error:
+                if is_crash(error):
+                    whose = f" of {named(sorted(part))}" if part is not None else ""
+                    raise crash(error, f" over the rows{whose} in {self.batches}") from error
+                if not source.pipeline.extensions.transformations or is_lost(error):
+                    raise
+                raise run_time_failure("; ".join(map(str, source.pipeline.extensions.transformations)), error) from error
+
+    @property
+    def batches(self) -> str:
+        """Which rows these are, for a sentence."""
+        return f"batches {self.above + 1} to {self.source.batch} of {self.source.pipeline.bronze.name}"
+
+    def _named(self, games: Collection[str]) -> Column:
+        return F.col(quoted(self.source.pipeline.settings.entity_column)).isin(list(games))
+
+
+def _judged_and_transformed(source: Source, rows: DataFrame, held: DataFrame | None, split: RuleSplit | None) -> DataFrame:
+    """Rows as the workers get them.
+
+    Rules judge a row before transformations of the user's own, which may make any number of rows of it, give it other columns
+    or leave it out. So these get the rows that silver keeps and nothing of what rules say of them; that goes to the workers in
+    rows apart, which are written to no silver table.
+    """
+    names = source.base.names
+    if split is None:
+        return source.transformed(rows.select(*names))[0]
+    judged = with_fate(source, rows, held)
+    if not split.apart:
+        return judged.select(*map(F.col, names), *_more(split))
+    kept = judged.where(F.col(FATE).isin(KEEP, READMIT)) if split.has_fate else judged
+    own = [F.col(name) for name in names if name.startswith("_") or name == source.pipeline.settings.entity_column]
+    apart = judged.select(*own, *_more(split), F.lit(True).alias(APART))
+    written = source.transformed(kept.select(*names))[0].withColumn(APART, F.lit(False))
+    return written.unionByName(apart, allowMissingColumns=True)
+
+
+def rows_from(source: Source, rows: DataFrame, starts: Mapping[str, Start]) -> DataFrame:
+    """Bronze's rows of some games, each above its own start, with the batch up to which they are decided."""
+    bounds = pa.table(
+        {
+            "_game": pa.array(starts, pa.string()),
+            "_from": pa.array((s.begin for s in starts.values()), pa.int64()),
+            DECIDED: pa.array((s.decided for s in starts.values()), pa.int64()),
+        }
+    )
+    limits = F.broadcast(source.pipeline.spark.createDataFrame(bounds))
+    return rows.join(limits, F.col(source.pipeline.settings.entity_column) == F.col("_game")).where(
+        F.col("_batch") > F.col("_from")
+    )
+
+
+def with_fate(source: Source, rows: DataFrame, held: DataFrame | None) -> DataFrame:
+    """Rows with the rules they violate and what becomes of them."""
+    if held is None:
+        rows = rows.withColumn(HELD, F.lit(None).cast("boolean"))
+    else:
+        rows = rows.join(held.withColumn(HELD, F.lit(True)), list(COORDINATES), "left")
+    return rows.select("*", *source.rules.violated()).select("*", source.rules.fate())
+
+
+def _split(source: Source, *, held: bool) -> RuleSplit | None:
+    rules = source.rules
+    if not rules.rules and not held:
+        return None
+    rejects = rules.has("quarantine")
+    return RuleSplit(
+        rules.rules,
+        tuple(rules.names),
+        has_fate=held or rejects or rules.has("drop"),
+        quarantine=source.pipeline.quarantine if rejects else None,
+        run_id=source.pipeline.run_id,
+        apart=bool(source.pipeline.extensions.transformations),
+    )
+
+
+def _more(split: RuleSplit) -> list[Column]:
+    """What travels with a row; raw values, keys and headers only of rows that go to quarantine."""
+    rejected = F.col(FATE) == REJECT
+
+    def only(name: str) -> Column:
+        if name == HEADERS:  # never NULL on the way: see `bronze_stage.travelling`
+            return F.when(rejected & F.col(name).isNotNull(), F.col(name)).otherwise(no_headers()).alias(name)
+        return F.when(rejected, F.col(name)).alias(name) if name in BRONZE_ONLY else F.col(name)
+
+    return [only(name) for name in split.columns if name != APART]

@@ -1,0 +1,104 @@
+"""Silver transformations of one's own, put into the plan of silver's one Spark job.
+
+Those for every game are one more step of the plan. Games with transformations of their own are filtered out into a branch
+each (games with the same transformations share one), and the branches are united: Spark reads the rows once for each branch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import reduce
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from game_events.decoding.core.column_map import type_name
+from game_events.errors import IT_SAID, ExtensionError, first_line
+from game_events.extending import SilverTransformation
+from game_events.spark.connect import is_lost
+from game_events.spark.schemas import arrow_schema, quoted
+
+
+def transformed(
+    rows: DataFrame, source: pa.Schema, entity: str, transformations: Sequence[SilverTransformation]
+) -> tuple[DataFrame, pa.Schema]:
+    """Rows of bronze as silver will have them, and their columns.
+
+    Args:
+        rows: the plan; has the columns of `source`.
+        source: silver's columns without any transformation.
+        entity: the column that names the game.
+        transformations: what to apply, in order.
+
+    Raises:
+        ExtensionError: a function raised, or lost a column that the pipeline needs: names the function, its file and line.
+    """
+    if not transformations:
+        return rows, source
+    named = sorted({game for t in transformations for game in t.games})
+    groups: dict[tuple[SilverTransformation, ...], list[str]] = {}
+    for game in named:
+        groups.setdefault(tuple(t for t in transformations if t.applies_to(game)), []).append(game)
+    name = F.col(quoted(entity))
+    branches = [_applied(rows.where(name.isin(games)), chosen, source, entity) for chosen, games in groups.items()]
+    rest = rows.where(~F.coalesce(name.isin(named), F.lit(False))) if named else rows
+    branches.append(_applied(rest, [t for t in transformations if not t.games], source, entity))
+    whose = "; ".join(map(str, transformations))
+    schemas = [arrow_schema(branch, whose, source) for branch in branches]
+    _check_same_types(schemas, whose)
+    whole = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), branches)
+    schema = arrow_schema(whole, whose, source)
+    return whole.select(*(F.col(quoted(c)) for c in schema.names)), schema
+
+
+def _applied(rows: DataFrame, chosen: Sequence[SilverTransformation], source: pa.Schema, entity: str) -> DataFrame:
+    for transformation in chosen:
+        try:
+            after = transformation.function(rows)
+            found = dict(after.dtypes) if isinstance(after, DataFrame) else None
+        except Exception as error:
+            if is_lost(error):
+                raise
+            raise ExtensionError(f"{transformation} raised {type(error).__name__}.{IT_SAID}{first_line(error)}") from error
+        if found is None:
+            raise ExtensionError(f"{transformation} must give a DataFrame; it gave {type(after).__name__}")
+        own = [f for f in source.names if f.startswith("_") or f == entity]
+        before = dict(rows.dtypes)
+        lost = [c for c in own if found.get(c) != before.get(c)]
+        added = [c for c in found if c.startswith("_") and c not in own]
+        if lost or added:
+            raise ExtensionError(
+                f"{transformation} must keep the column that names the game and the pipeline's own ones as they are"
+                + (f"; it lost or changed {', '.join(lost)}" if lost else "")
+                + (f"; names that begin with an underscore are the pipeline's: {', '.join(added)}" if added else "")
+                + ". Add columns with withColumn, or keep the others with select('*', ...)"
+            )
+        rows = after
+    return rows
+
+
+def _check_same_types(schemas: Sequence[pa.Schema], whose: str) -> None:
+    """Spark would make one type of two by itself, and a text of a number."""
+    types: dict[str, pa.DataType] = {}
+    for schema in schemas:
+        for item in schema:
+            other = types.setdefault(item.name, item.type)
+            if other != item.type:
+                raise ExtensionError(
+                    f"{whose}: the column {item.name} is {type_name(other)} for some games and {type_name(item.type)} for "
+                    "others: cast it, or give it two names"
+                )
+
+
+def run_time_failure(whose: object, error: Exception) -> ExtensionError:
+    """What to raise for an error of the job itself: code of the user's own is what the job runs besides ours."""
+    return ExtensionError(f"{whose} failed while running, nothing was committed.{IT_SAID}{_cause(error)}")
+
+
+def _cause(error: Exception) -> str:
+    """The line that says what happened: a Python function's error is the last line of its traceback."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    raised = [line for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Exception): ", line) and "Traceback" not in line]
+    return (raised or lines or [type(error).__name__])[-1 if "Traceback" in str(error) and raised else 0]

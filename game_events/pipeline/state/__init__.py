@@ -1,0 +1,1 @@
+"""What commits say of offsets and rows."""

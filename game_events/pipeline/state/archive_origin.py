@@ -1,0 +1,48 @@
+"""Which archive bronze's records come from: records of one are never added to those that bronze has from elsewhere.
+
+Kafka's coordinates tell a record, but not whether bronze has it: an archive's files are in no order of offsets. So bronze notes
+which archive its slices are of, and that is over with the first slice that is of none. A full refresh begins anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from deltalake import DeltaTable
+
+from game_events.errors import ConfigurationError
+from game_events.lakehouse.commits.transactions import BATCH_APP
+from game_events.sources.core.source import Source
+from game_events.sources.files.source import FileSource
+
+#: `txn` of bronze: the archive that all its slices are of; 0 or none: not all are.
+ARCHIVE_APP = "archive"
+
+
+def archive_noted(bronze: DeltaTable, source: Source) -> dict[str, int]:
+    """`txn` -> value that a commit of a slice of this source adds."""
+    now = _number(source.archive) if isinstance(source, FileSource) and source.archive is not None else 0
+    return {} if now == int(bronze.transaction_version(ARCHIVE_APP) or 0) else {ARCHIVE_APP: now}
+
+
+def refuse_twice(bronze: DeltaTable | None, quarantine: DeltaTable | None, archive: str) -> None:
+    """Stop before records of an archive come to a lakehouse that may have them already.
+
+    Raises:
+        ConfigurationError: it has records from elsewhere.
+    """
+    if bronze is None:
+        other = quarantine is not None
+    else:
+        other = bool(bronze.transaction_version(BATCH_APP)) and bronze.transaction_version(ARCHIVE_APP) != _number(archive)
+    if other:
+        raise ConfigurationError(
+            "GAME_EVENTS_FILES_PATH is an archive, and the lakehouse has records that are not from it, but from a topic, other "
+            "files, another archive, or this one in another place: they would be there twice. Nothing was read. Set "
+            "GAME_EVENTS_LAKEHOUSE to a new folder, or the source back to what it was"
+        )
+
+
+def _number(archive: str) -> int:
+    """A transaction holds one 64-bit number."""
+    return int.from_bytes(hashlib.sha256(archive.encode()).digest()[:7]) | 1

@@ -1,0 +1,132 @@
+"""What bronze's commits say of themselves: batch, rows, and the offsets [from, to) they stand for.
+
+Notes for people and for checks. What the next run starts from are the table's transactions, never these.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote, unquote
+
+from game_events.sources.core.source import FILES, KAFKA, Gap, Lane
+from game_events.sources.files.offsets import FileGap
+
+_RANGE = re.compile(r"([^,\[\s]+)\[(\d+)\]@(\d+)\.\.(\d+)(?:, |$)")
+_GAP = re.compile(r"([^,\[\s]+)\[(\d+)\]#([^@]+)@(\d+)\.\.(\d*)(?:, |$)")
+
+#: Lane -> positions [from, to).
+Ranges = Mapping[Lane, tuple[int, int]]
+
+#: Key in the information of an erasure's commit: how many rows went.
+ERASED_ROWS = "erased_rows"
+
+
+@dataclass(frozen=True)
+class BronzeCommit:
+    """One commit of bronze, as its own information has it.
+
+    Attributes:
+        batch: number of the batch; 0 made the table.
+        rows: rows it added to bronze.
+        quarantined: records of its offsets that it put into quarantine.
+        offsets: what was read; None: nothing (a replay from quarantine).
+        known: topic -> a lane of it, of all topics (or the table) that the source had, whether anything was read or not.
+        gaps: offsets it passed over, as they were gone before they were read.
+        time_ms: milliseconds since 1970, UTC.
+        suppressed: records of its offsets that are in no table, as their gamers were forgotten.
+        kept: those of `rows` that a full refresh has not read: of topics that were not named.
+    """
+
+    batch: int
+    rows: int
+    quarantined: int
+    offsets: Ranges | None = None
+    gaps: tuple[Gap, ...] = ()
+    known: Mapping[str, Lane] = field(default_factory=dict)
+    time_ms: int = field(default=0, compare=False)
+    suppressed: int = 0
+    kept: int = 0
+
+
+#: Note of a commit that erased gamers: batch -> rows that went, as JSON.
+ERASED_BY_BATCH = "erased_by_batch"
+
+
+def slice_info(
+    batch: int,
+    rows: int,
+    quarantined: int = 0,
+    offsets: Ranges | None = None,
+    gaps: Sequence[Gap] = (),
+    suppressed: int = 0,
+    lanes: Iterable[Lane] = (),
+) -> dict[str, str]:
+    """The note of a commit, as Delta keeps it: texts. `lanes`: all that the source has, beside those that were read."""
+    info = {"batch": str(batch), "rows": str(rows), "quarantined": str(quarantined)}
+    if suppressed:
+        info["suppressed"] = str(suppressed)
+    if offsets is not None:
+        info["offsets"] = ", ".join(f"{_name(p.topic)}[{p.partition}]@{a}..{b}" for p, (a, b) in sorted(offsets.items()))
+        info["sources"] = json.dumps({p.topic: [p.kind, p.topic_id] for p in sorted({*lanes, *offsets})})
+    if gaps:
+        info["gaps"] = ", ".join(f"{g.topic}[{g.partition}]#{g.topic_id}@{g.start}..{_end(g)}" for g in gaps)
+    return info
+
+
+def kept_info(rows: int) -> dict[str, str]:
+    """What a full refresh adds to its note."""
+    return {"kept_rows": str(rows)} if rows else {}
+
+
+def _name(topic: str) -> str:
+    """Topics' names stand as they are; a table's address may hold what separates the entries."""
+    return quote(topic, safe="/:")
+
+
+def _end(gap: Gap) -> str:
+    return "" if gap.end is None else str(gap.end)
+
+
+def bronze_commit(entry: Mapping[str, Any]) -> BronzeCommit | None:
+    """The note in an entry of `DeltaTable.history`; None: no commit of a batch (redecode, maintenance, somebody else's)."""
+    if "batch" not in entry or "rows" not in entry:
+        return None
+    offsets: dict[Lane, tuple[int, int]] | None = None
+    known: Mapping[str, Sequence[str]] = {}
+    if "offsets" in entry:
+        # Of one topic, as notes were before a bronze could have several.
+        old = {entry["topic"]: (KAFKA, entry["topic_id"])} if "topic" in entry else {}
+        known = json.loads(str(entry["sources"])) if "sources" in entry else old
+        offsets = {}
+        for name, partition, start, end in _RANGE.findall(str(entry["offsets"])):
+            kind, topic_id = known[unquote(name)]
+            offsets[Lane(unquote(name), topic_id, int(partition), kind)] = (int(start), int(end))
+    return BronzeCommit(
+        int(entry["batch"]),
+        int(entry["rows"]),
+        int(entry["quarantined"]),
+        offsets,
+        tuple(
+            (FileGap if topic in known and known[topic][0] == FILES else Gap)(
+                topic, topic_id, int(p), int(a), int(b) if b else None
+            )
+            for topic, p, topic_id, a, b in _GAP.findall(str(entry.get("gaps", "")))
+        ),
+        {topic: Lane(topic, topic_id, 0, kind) for topic, (kind, topic_id) in known.items()},
+        int(entry.get("timestamp") or 0),
+        int(entry.get("suppressed") or 0),
+        int(entry.get("kept_rows") or 0),
+    )
+
+
+def erased_rows(entries: Iterable[Mapping[str, Any]]) -> Counter[int]:
+    """Batch -> rows that erasures took out of bronze, by the entries of its history."""
+    found: Counter[int] = Counter()
+    for entry in entries:
+        found.update({int(batch): rows for batch, rows in json.loads(str(entry.get(ERASED_BY_BATCH, "{}"))).items()})
+    return found

@@ -1,0 +1,1 @@
+"""Erased players are kept out of what is read later."""

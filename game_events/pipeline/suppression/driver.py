@@ -1,0 +1,106 @@
+"""Driver's part of keeping forgotten gamers out: the key, and who is on the list.
+
+Guarantee: where anybody was forgotten, nothing is decoded into bronze without the key that recognises them.
+"""
+
+from __future__ import annotations
+
+from deltalake import DeltaTable
+
+from game_events.config.settings import MIN_ERASURE_KEY_CHARS, Settings
+from game_events.errors import ConfigurationError, DataError
+from game_events.lakehouse.commits.generations import erasures
+from game_events.lakehouse.commits.transactions import ERASED_APP
+from game_events.lakehouse.system_tables.suppressed import Listed, entity_hash, read_suppressed
+from game_events.lakehouse.tables import SUPPRESSED, Lakehouse
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.suppression.worker import Suppression
+
+KEY = "GAME_EVENTS_ERASURE_KEY"
+
+
+def erasure_key(settings: Settings) -> bytes | None:
+    """The key of the hashes; None if no setting names one.
+
+    Raises:
+        ConfigurationError: both settings name one, or the file cannot be read or holds too little.
+    """
+    if settings.erasure_key is not None and settings.erasure_key_file is not None:
+        raise ConfigurationError(f"{KEY} and {KEY}_FILE are both set: keep one of them")
+    if settings.erasure_key is not None:
+        return settings.erasure_key.get_secret_value().encode()
+    if settings.erasure_key_file is None:
+        return None
+    try:
+        text = settings.erasure_key_file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{KEY}_FILE: {settings.erasure_key_file} cannot be read ({type(error).__name__})") from None
+    if len(text) < MIN_ERASURE_KEY_CHARS:
+        raise ConfigurationError(
+            f"{KEY}_FILE: {settings.erasure_key_file} must hold {MIN_ERASURE_KEY_CHARS} characters or more"
+        )
+    return text.encode()
+
+
+def required_key(settings: Settings) -> bytes:
+    """The key.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    key = erasure_key(settings)
+    if key is None:
+        raise ConfigurationError(
+            f"{KEY} is not set: forgotten gamers are recognised by hashes made with it. Make one (`openssl rand -hex 32`), "
+            f"set it or {KEY}_FILE for every run on this lakehouse, and keep it for ever"
+        )
+    return key
+
+
+def suppression(pipeline: Pipeline, bronze: DeltaTable) -> Suppression | None:
+    """Whom to keep out now; None where nobody was ever forgotten: then it costs one look for a folder.
+
+    Args:
+        pipeline: the parts.
+        bronze: the handle whose `erasures` the commit compares: who is put on the list later moves that.
+
+    Raises:
+        ConfigurationError, DataError: as `recognised` does.
+    """
+    found = recognised(pipeline.settings, pipeline.lakehouse, bronze)
+    if found is None:
+        return None
+    listed, key = found
+    hashes = frozenset(bytes.fromhex(h) for h in listed.entries)
+    return Suppression(pipeline.settings.key_column, key, hashes, listed.records)
+
+
+def recognised(settings: Settings, lakehouse: Lakehouse, bronze: DeltaTable | None) -> tuple[Listed, bytes] | None:
+    """The list and the key that its gamers are recognised by; None where nobody was ever forgotten.
+
+    Raises:
+        ConfigurationError: somebody was forgotten, and the key is missing or another one.
+        DataError: somebody was forgotten, and the list is gone.
+    """
+    listed = read_suppressed(lakehouse)
+    if not listed.entries:
+        if bronze is not None and erasures(bronze):
+            raise DataError(
+                f"gamers were forgotten here, and {SUPPRESSED}, which says whom to keep out, is gone: they would all come "
+                "back. Nothing was read. Put the table back, if there is a copy; or forget each of them again (`game-events "
+                "forget`): `game-events log --kind erased` says when there were any"
+            )
+        return None
+    key = required_key(settings)
+    listed.require_key(key)
+    return listed, key
+
+
+def unfenced(bronze: DeltaTable) -> dict[str, int | None]:
+    """What a commit to bronze compares, so that it holds nobody who was forgotten since its rows were planned."""
+    return {ERASED_APP: bronze.transaction_version(ERASED_APP)}
+
+
+def hashes_of(key: bytes, ids: frozenset[str]) -> frozenset[str]:
+    """Hexadecimal hashes of ids."""
+    return frozenset(entity_hash(key, text.encode()).hex() for text in ids)

@@ -1,0 +1,106 @@
+"""Workers' part of keeping forgotten gamers out: which rows of a batch are theirs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from game_events.lakehouse.system_tables.suppressed import Record, entity_hash
+from game_events.lakehouse.tables import is_person
+
+#: Ids whose hash was compared are remembered, so many of them: a worker sees the same gamers again and again.
+REMEMBERED = 200_000
+
+
+@dataclass(frozen=True)
+class Suppression:
+    """Whom to keep out; picklable. Travels to workers inside a function, so that no plan or log shows it.
+
+    Attributes:
+        column: the column that says whom a row is about.
+        key: the key of the hashes.
+        hashes: of the forgotten.
+        records: of theirs that do not decode and have another key: topic id, partition, offset of each.
+    """
+
+    column: str
+    key: bytes = field(repr=False)
+    hashes: frozenset[bytes] = field(repr=False)
+    records: frozenset[Record] = frozenset()
+
+
+class Suppressor:
+    """One worker's pass."""
+
+    def __init__(self, suppression: Suppression) -> None:
+        self._suppression = suppression
+        self._known: dict[str | bytes, bool] = {}
+
+    def decoded(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
+        """Which decoded rows are about somebody who was forgotten."""
+        found = np.zeros(rows.num_rows, dtype=bool)
+        for name in rows.column_names:
+            if is_person(name, self._suppression.column):
+                found |= self.values(rows.column(name))
+        return found
+
+    def values(self, values: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.bool_]:
+        """Which of these ids (or Kafka keys) are a forgotten one's; each distinct value is hashed once."""
+        texts = as_texts(values)
+        if texts is None:
+            return np.zeros(len(values), dtype=bool)
+        encoded = pc.dictionary_encode(texts)
+        if len(self._known) > REMEMBERED:
+            self._known.clear()
+        forgotten = [self._is_forgotten(value) for value in encoded.dictionary.to_pylist()]
+        if not any(forgotten):
+            return np.zeros(len(values), dtype=bool)
+        which = pc.fill_null(encoded.indices, len(forgotten)).to_numpy(zero_copy_only=False)
+        return np.asarray(np.array([*forgotten, False])[which], dtype=bool)
+
+    def undecodable(self, batch: pa.RecordBatch, topic_ids: pa.Array) -> npt.NDArray[np.bool_]:
+        """Which records are theirs, if they do not decode: by their key, or by what an erasure has noted.
+
+        Args:
+            batch: the records as they came.
+            topic_ids: of each of them.
+        """
+        found = self.values(batch.column("key"))
+        noted = self._suppression.records
+        if noted:
+            partitions, offsets = batch.column("partition").to_numpy(), batch.column("offset").to_numpy()
+            for topic_id, partition in {(topic_id, partition) for topic_id, partition, _ in noted}:
+                there = pc.equal(topic_ids, topic_id).to_numpy(zero_copy_only=False) & (partitions == partition)
+                theirs = [offset for topic, of, offset in noted if (topic, of) == (topic_id, partition)]
+                found |= there & np.isin(offsets, np.array(theirs, dtype=np.int64))
+        return found
+
+    def _is_forgotten(self, value: str | bytes) -> bool:
+        found = self._known.get(value)
+        if found is None:
+            raw = value.encode() if isinstance(value, str) else value
+            found = entity_hash(self._suppression.key, raw) in self._suppression.hashes
+            self._known[value] = found
+        return found
+
+
+def as_texts(values: pa.Array | pa.ChunkedArray) -> pa.Array | None:
+    """Ids as texts (numbers in decimal) or bytes, in one array; None: a type that is no id."""
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+        if isinstance(values, pa.ChunkedArray):
+            values = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], values.type)
+    kind = values.type
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        return values
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind) or pa.types.is_integer(kind):
+        return values.cast(pa.string())
+    if pa.types.is_decimal(kind) and kind.scale == 0:
+        return values.cast(pa.string())
+    if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind):
+        return values.cast(pa.binary())
+    return None

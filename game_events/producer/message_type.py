@@ -1,0 +1,188 @@
+"""The message that the producer makes up: its `.proto`, which of its fields mean what, and where the other values come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from random import Random
+from struct import pack, unpack
+from sys import float_info
+from typing import cast
+
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
+
+from game_events.config.producer import GAME_FIELDS, Fields, Generator
+from game_events.config.settings import Settings
+from game_events.errors import ConfigurationError
+from game_events.producer.schema_versions import SHIPPED, ProtoVersions
+
+_SINGLE_MAX: float = unpack("<f", b"\xff\xff\x7f\x7f")[0]
+#: Type of a number -> its name, the lowest and the highest value that it holds.
+_LIMITS: dict[int, tuple[str, float, float]] = {
+    getattr(FieldDescriptor, f"TYPE_{name.upper()}"): (name, low, high)
+    for names, low, high in (
+        (("int32", "sint32", "sfixed32"), -(2**31), 2**31 - 1),
+        (("int64", "sint64", "sfixed64"), -(2**63), 2**63 - 1),
+        (("uint32", "fixed32"), 0, 2**32 - 1),
+        (("uint64", "fixed64"), 0, 2**64 - 1),
+        (("float",), -_SINGLE_MAX, _SINGLE_MAX),
+        (("double",), -float_info.max, float_info.max),
+    )
+    for name in names
+}
+_NUMBERS = {FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FLOAT}
+_INTEGERS = set(_LIMITS) - _NUMBERS
+#: Kind of a generator -> types of fields that take its values.
+_FITS = {
+    "integer": _INTEGERS | _NUMBERS,
+    "number": _NUMBERS,
+    "boolean": {FieldDescriptor.TYPE_BOOL},
+    "numbered": {FieldDescriptor.TYPE_STRING},
+    "text": {FieldDescriptor.TYPE_STRING},
+}
+
+
+@dataclass(frozen=True)
+class MessageShape:
+    """A message and what its fields mean.
+
+    Attributes:
+        versions: its text, version by version.
+        entity, key, time: fields for the entity's name, the key, and a `google.protobuf.Timestamp`.
+        fields: the other fields that get values, and where these come from.
+    """
+
+    versions: ProtoVersions = SHIPPED
+    entity: str = "game_name"
+    key: str = "gamer_id"
+    time: str = "event_timestamp"
+    fields: Fields = GAME_FIELDS
+
+    @classmethod
+    def of(cls, settings: Settings) -> MessageShape:
+        """The shape of the settings' own message; without one, that of the shipped game event, whatever the columns are.
+
+        Raises:
+            ConfigurationError: the text does not compile, or has not the fields that the settings name, or one cannot hold the
+                values that are described for it.
+        """
+        sample = settings.producer
+        if sample.proto is None:
+            return cls()
+        versions = _read(sample.proto)
+        meant = (settings.entity_column, settings.key_column, settings.time_column)
+        message = cast(Descriptor, versions.message_class(1).DESCRIPTOR)
+        _check(message, meant, sample.proto)
+        return cls(versions, *meant, _fields(message, meant, sample.fields, sample.proto))
+
+
+@cache
+def _read(proto: Path) -> ProtoVersions:
+    try:
+        return ProtoVersions(proto.read_text("utf-8"), proto.name)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"GAME_EVENTS_PRODUCER: {proto} cannot be read: {error}") from error
+
+
+def _check(message: Descriptor, meant: tuple[str, str, str], proto: Path) -> None:
+    for setting, name, wanted in zip(
+        ("ENTITY_COLUMN", "KEY_COLUMN", "TIME_COLUMN"), meant, ("string", "string", "google.protobuf.Timestamp"), strict=True
+    ):
+        field = message.fields_by_name.get(name)
+        if field is None or field.is_repeated or _type(field) != wanted:
+            raise ConfigurationError(
+                f"GAME_EVENTS_{setting}: {name!r} must be a field of type {wanted} of {message.full_name} ({proto}), as the "
+                f"producer fills it. Fields: {', '.join(message.fields_by_name)}"
+            )
+
+
+def _type(field: FieldDescriptor) -> str:
+    if field.message_type is not None:
+        return str(field.message_type.full_name)
+    return "string" if field.type == FieldDescriptor.TYPE_STRING else str(field.type)
+
+
+def _fields(message: Descriptor, meant: tuple[str, ...], wanted: Mapping[str, Generator], proto: Path) -> Fields:
+    unknown = [name for name in wanted if name not in message.fields_by_name or name in meant]
+    if unknown:
+        raise ConfigurationError(
+            f"GAME_EVENTS_PRODUCER: no values can be described for {', '.join(unknown)}: {message.full_name} ({proto}) has "
+            f"the fields {', '.join(n for n in message.fields_by_name if n not in (*meant, *ProtoVersions.custom))}"
+        )
+    found: list[tuple[str, Generator]] = []
+    for field in message.fields:
+        if field.name in meant or field.name in ProtoVersions.custom:
+            continue
+        given = wanted.get(field.name)
+        usual = _usual(field)
+        if given is None and usual is None:
+            continue  # a list, map or message stays unset
+        if given is not None and not _fits(given, field):
+            raise ConfigurationError(
+                f"GAME_EVENTS_PRODUCER: {field.name} of {message.full_name} ({proto}) cannot hold values of kind {given.kind}"
+            )
+        if given is not None and (beyond := _beyond(given, field)) is not None:
+            raise ConfigurationError(f"GAME_EVENTS_PRODUCER: {field.name} of {message.full_name} ({proto}) {beyond}")
+        found.append((field.name, _stored(field, given or usual)))  # type: ignore[arg-type] # one of the two is there
+    return tuple(found)
+
+
+class _Single(Generator):
+    """Values as a `float` of 32 bits holds them: what the manifest counts is what the message says."""
+
+    def make(self, draw: Random) -> object:
+        return unpack("<f", pack("<f", super().make(draw)))[0]
+
+
+def _stored(field: FieldDescriptor, values: Generator) -> Generator:
+    return _Single(**values.model_dump()) if field.type == FieldDescriptor.TYPE_FLOAT and values.numeric else values
+
+
+def _usual(field: FieldDescriptor) -> Generator | None:
+    """Values for a field that nobody describes."""
+    if field.is_repeated or field.type in (FieldDescriptor.TYPE_MESSAGE, FieldDescriptor.TYPE_BYTES):
+        return None
+    if field.type == FieldDescriptor.TYPE_ENUM:
+        return Generator(kind="choice", values=tuple(_numbers(field.enum_type)))
+    if field.type == FieldDescriptor.TYPE_STRING:
+        return Generator(kind="text")
+    if field.type == FieldDescriptor.TYPE_BOOL:
+        return Generator(kind="boolean")
+    return Generator(kind="integer" if field.type in _INTEGERS else "number")
+
+
+def _fits(given: Generator, field: FieldDescriptor) -> bool:
+    if field.is_repeated:
+        return False
+    if given.kind != "choice":
+        return field.type in _FITS[given.kind]
+    if field.type == FieldDescriptor.TYPE_ENUM:
+        return all(value in _numbers(field.enum_type) or value in _names(field.enum_type) for value in given.values)
+    kinds: tuple[type, ...] = (str,) if field.type == FieldDescriptor.TYPE_STRING else ()
+    kinds = (int,) if field.type in _INTEGERS else (int, float) if field.type in _NUMBERS else kinds
+    return all(isinstance(value, kinds) for value in given.values)
+
+
+def _beyond(given: Generator, field: FieldDescriptor) -> str | None:
+    """What is wrong with numbers that the field's type does not hold; None: it holds them all."""
+    if field.type not in _LIMITS:
+        return None
+    name, lowest, highest = _LIMITS[field.type]
+    # Written so that what is no number at all (.nan) is beyond, too.
+    numbers = (
+        [value for value in given.values if not isinstance(value, str)] if given.kind == "choice" else [given.low, given.high]
+    )
+    if all(lowest <= number <= highest for number in numbers):
+        return None
+    wanted = ", ".join(map(str, numbers)) if given.kind == "choice" else f"from {given.low:g} to {given.high:g}"
+    return f"cannot hold values {wanted}: its type is {name}, from {lowest:g} to {highest:g}"
+
+
+def _numbers(enum: EnumDescriptor | None) -> set[int]:
+    return {value.number for value in enum.values} if enum is not None else set()
+
+
+def _names(enum: EnumDescriptor | None) -> set[str]:
+    return {value.name for value in enum.values} if enum is not None else set()

@@ -1,0 +1,263 @@
+"""Schema texts by id from a Confluent-compatible registry, references included.
+
+Sources: Confluent Schema Registry REST API v7 (`GET /schemas/ids/{id}`, `GET /subjects/{s}/versions/{v}`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+import httpx2
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+from confluent_kafka.schema_registry.error import SchemaRegistryError
+
+from game_events.config.settings import Settings
+from game_events.config.tls import UNTRUSTED
+from game_events.decoding.core.registry_schema import RegistrySchema
+from game_events.errors import ConfigurationError, DataError, TransientError
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+#: Seconds for one answer, from its first byte to its last; the client's own retries come on top.
+TIMEOUT_S = 10
+#: Bytes of one answer, and files that one schema may import, those that these import included.
+MAX_ANSWER, MAX_REFERENCES = 2**25, 500
+#: Bytes of the texts of one schema and all that it imports, and seconds to get them; one answer more may come.
+MAX_SCHEMA, SCHEMA_S = 2**26, 60
+#: After an outage the registry is not asked again for so long: each question costs ~2 s of the client's own retries.
+COOL_DOWN_S = 15
+NOT_FOUND = 404
+#: What registries answer for an id that none of theirs can be (one above 2^31, a GUID where there are none), if it is their own
+#: error: a gateway's 400 means another thing.
+IMPOSSIBLE = (400, 405, 422)
+FORBIDDEN = (401, 403)
+
+
+@dataclass(frozen=True)
+class SubjectVersion:
+    """One registered version of a subject."""
+
+    subject: str
+    version: int
+    schema_id: int
+
+
+@dataclass
+class _Texts:
+    """What one schema and its references have taken so far.
+
+    Attributes:
+        what: the schema, for messages.
+        until: when it is given up.
+        begun: names of references that were asked for.
+        found: name -> text of those that are there, dependencies before dependents.
+        size: bytes of all texts.
+    """
+
+    what: str
+    until: float
+    begun: set[str] = field(default_factory=set)
+    found: dict[str, str] = field(default_factory=dict)
+    size: int = 0
+
+    def take(self, text: object) -> str:
+        """A text as it can be stored.
+
+        Raises:
+            DataError: with it there are more bytes than there may be.
+        """
+        stored = _storable(text)
+        self.size += len(stored.encode())
+        if self.size > MAX_SCHEMA:
+            raise DataError(f"with those that it imports it is longer than {MAX_SCHEMA // 2**20} MiB")
+        return stored
+
+    def begin(self, name: str) -> None:
+        """Before a reference is asked for.
+
+        Raises:
+            DataError: there are too many.
+            TransientError: the others took too long.
+        """
+        self.begun.add(name)
+        if len(self.begun) > MAX_REFERENCES:
+            raise DataError(f"it imports more than {MAX_REFERENCES} others")
+        if time.monotonic() > self.until:
+            raise TransientError(
+                f"{self.what}: the registry took more than {SCHEMA_S} s for {len(self.begun) - 1} schemas that it imports: "
+                "is the registry slow?"
+            )
+
+
+def registry_client(settings: Settings) -> SchemaRegistryClient:
+    """A Confluent client with the settings' credentials. Connects lazily; ``mock://`` gives the client's own fake."""
+    conf: dict[str, object] = {"url": settings.schema_registry_url, "timeout": TIMEOUT_S, "max.retries": 2}
+    if settings.schema_registry_user:
+        password = settings.schema_registry_password
+        secret = password.get_secret_value() if password else ""
+        conf["basic.auth.user.info"] = f"{settings.schema_registry_user}:{secret}"
+    if settings.tls_ca_file is not None:
+        conf["ssl.ca.location"] = str(settings.tls_ca_file)
+    client = SchemaRegistryClient.new_client(conf)
+    rest = getattr(client, "_rest_client", None)  # the fake has none
+    if rest is not None:
+        rest.session.headers["Accept-Encoding"] = "identity"
+        rest.session.event_hooks = {"response": [_bound]}
+    return client
+
+
+def _bound(response: httpx2.Response) -> None:
+    """Called before an answer is read."""
+    # Packed, it would be measured before it is unpacked; nobody asked for that.
+    response.headers.pop("Content-Encoding", None)
+    response.stream = _BoundedStream(response.stream)
+
+
+class _BoundedStream(httpx2.SyncByteStream):
+    """An answer that is given up when it is too long, or takes too long: the client's time-out is one for each piece of it."""
+
+    def __init__(self, stream: httpx2.SyncByteStream | httpx2.AsyncByteStream) -> None:
+        if not isinstance(stream, httpx2.SyncByteStream):
+            raise TypeError(f"{type(stream).__name__} cannot be read here")
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Piece by piece.
+
+        Raises:
+            DataError: it is too long.
+            httpx2.ReadTimeout: it takes too long.
+        """
+        until, size = time.monotonic() + TIMEOUT_S, 0
+        for piece in self._stream:
+            size += len(piece)
+            if size > MAX_ANSWER:
+                raise DataError(f"the registry's answer is longer than {MAX_ANSWER // 2**20} MiB")
+            if time.monotonic() > until:
+                raise httpx2.ReadTimeout(f"the answer was not at its end after {TIMEOUT_S} s")
+            yield piece
+
+    def close(self) -> None:
+        """Ends it."""
+        self._stream.close()
+
+
+class SchemaRegistry:
+    """Read-only client. Every answer is bounded by `TIMEOUT_S` and `MAX_ANSWER`; raises only this project's errors.
+
+    An outage is found out once: for `COOL_DOWN_S` seconds further questions get the same error at once.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        """Connects lazily: nothing is called yet."""
+        self.url = settings.schema_registry_url
+        self._client = registry_client(settings)
+        self._outage: tuple[float, TransientError] | None = None
+        # Its connections end with this object; nobody has to remember it.
+        weakref.finalize(self, self._client.close)
+
+    def fetch(self, schema_id: int | str) -> RegistrySchema | None:
+        """The schema of an id (a number) or a GUID (text), or None if the registry does not know it.
+
+        Raises:
+            ConfigurationError: the registry refuses our credentials.
+            TransientError: it cannot be reached, answers with an error, or takes too long.
+            DataError: the schema, with all that it imports, is too long, or imports too many others.
+        """
+        what = f"schema {'id' if isinstance(schema_id, int) else 'GUID'} {schema_id}"
+        texts = _Texts(f"schema registry {self.url}: {what}", time.monotonic() + SCHEMA_S)
+        try:
+            if isinstance(schema_id, int):
+                schema = self._call(what, partial(self._client.get_schema, schema_id))
+            else:
+                schema = self._call(what, partial(self._client.get_schema_by_guid, schema_id))
+            if schema is None:
+                return None
+            text = texts.take(schema.schema_str)
+            self._collect(schema, texts)
+        except (DataError, RecursionError) as error:
+            raise DataError(f"schema id {schema_id} does not compile: {error}") from None
+        kind = str(schema.schema_type or "AVRO").upper()
+        return RegistrySchema(schema_id, kind, text, tuple(texts.found.items()))
+
+    def versions(self, subject: str) -> list[SubjectVersion]:
+        """All versions of a subject, oldest first; empty if there is no such subject. One call per version."""
+        numbers = self._call(f"subject {subject!r}", lambda: self._client.get_versions(subject)) or []
+        found = []
+        for number in sorted(numbers):
+            registered = self._call(f"subject {subject!r} version {number}", partial(self._client.get_version, subject, number))
+            if registered is not None and registered.schema_id is not None:
+                found.append(SubjectVersion(subject, number, registered.schema_id))
+        return found
+
+    def version_numbers(self, subject: str) -> list[int]:
+        """Only the version numbers of a subject: one call."""
+        return sorted(self._call(f"subject {subject!r}", lambda: self._client.get_versions(subject)) or [])
+
+    def newest(self, subject: str) -> tuple[int, int] | None:
+        """Number and schema id of a subject's newest version, or None if there is none: one call."""
+        found = self._call(f"subject {subject!r}", lambda: self._client.get_latest_version(subject))
+        return (found.version, found.schema_id) if found is not None and found.version and found.schema_id is not None else None
+
+    def _collect(self, schema: Schema, texts: _Texts) -> None:
+        """Adds the texts of all references, depth first, so that dependencies precede dependents; each name once."""
+        for reference in schema.references or []:
+            name, subject, version = reference.name, reference.subject, reference.version
+            if name is None or subject is None or version is None or name in texts.begun:
+                continue
+            texts.begin(name)
+            registered = self._call(
+                f"reference {name!r} ({subject!r} version {version})",
+                partial(self._client.get_version, subject, version, deleted=True),
+            )
+            if registered is not None and registered.schema is not None:
+                text = texts.take(registered.schema.schema_str)
+                self._collect(registered.schema, texts)
+                texts.found[_storable(name)] = text
+
+    def _call(self, what: str, call: Callable[[], T]) -> T | None:
+        if self._outage is not None and time.monotonic() < self._outage[0] + COOL_DOWN_S:
+            raise TransientError(str(self._outage[1]))
+        try:
+            answer = self._ask(what, call)
+        except TransientError as error:
+            self._outage = (time.monotonic(), error)
+            log.warning("registry_down=true asked_again_in_s=%d error=%r", COOL_DOWN_S, str(error))
+            raise
+        self._outage = None
+        return answer
+
+    def _ask(self, what: str, call: Callable[[], T]) -> T | None:
+        try:
+            return call()
+        except SchemaRegistryError as error:
+            status = error.http_status_code
+            if status == NOT_FOUND or (status in IMPOSSIBLE and (error.error_code or 0) > 0):
+                return None
+            if status in FORBIDDEN:
+                raise ConfigurationError(
+                    f"schema registry {self.url} refuses {what} (HTTP {status}): check "
+                    "GAME_EVENTS_SCHEMA_REGISTRY_USER and GAME_EVENTS_SCHEMA_REGISTRY_PASSWORD"
+                ) from None
+            raise TransientError(f"schema registry {self.url} answered {what} with {status}: {error}") from error
+        except (httpx2.HTTPError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            if UNTRUSTED in str(error):
+                raise ConfigurationError(
+                    f"schema registry {self.url}: its certificate is not trusted ({error}): set GAME_EVENTS_TLS_CA_FILE to the "
+                    "PEM file of the authority that signed it"
+                ) from error
+            raise TransientError(
+                f"schema registry {self.url} gave no usable answer for {what} ({type(error).__name__}: {error}): "
+                "is GAME_EVENTS_SCHEMA_REGISTRY_URL right, and is it up? (`game-events doctor` checks both)"
+            ) from error
+
+
+def _storable(text: object) -> str:
+    """A text as UTF-8 can hold it: half of a surrogate pair becomes the words for it."""
+    return str(text or "").encode("utf-8", "backslashreplace").decode()

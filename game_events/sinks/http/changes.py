@@ -1,0 +1,221 @@
+"""What is new since the last export, of silver, of gold, or of a folder of files: as rows that workers cut into chunks.
+
+Progress is in the outbox: a `txn` for each table says up to which bronze batch its rows were fixed in chunks. A table whose
+rows were replaced since (a full refresh, a repair, another bronze) has another name there: what is sent of it is decided by
+the setting `rest_on_replaced`, or by a person, and never silently.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+
+from game_events.errors import GameEventsError
+from game_events.lakehouse.commits.generations import BronzeIdentity, erasures, generation
+from game_events.lakehouse.commits.parallel import for_games
+from game_events.lakehouse.tables import is_game
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.gold.refresh import silver_app
+from game_events.sinks.http.chunks import Origin
+
+#: Rows of a slice, about: what is planned and sent before the next slice is planned.
+SLICE_ROWS = 500_000
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What a person, or the setting, says of tables whose rows were replaced.
+
+    Attributes:
+        usual: for all of them: hold, resend, go_on.
+        resend: games of which everything is sent again, replaced or not.
+        go_on: games of which only what comes is sent, whatever is there now.
+    """
+
+    usual: str = "hold"
+    resend: frozenset[str] = frozenset()
+    go_on: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Step:
+    """One game's way from what was exported to what is there.
+
+    Attributes:
+        game: the game.
+        silver: its silver table; `gold`: its gold table, if that is what is exported.
+        above, upto: bronze batches (above, upto] are new.
+        files: (path, lowest and highest batch, rows) of silver's files with new rows.
+        origin: for the chunks' keys.
+        expected, advance: `txn` of the outbox.
+    """
+
+    game: str
+    silver: DeltaTable
+    gold: DeltaTable | None
+    above: int
+    upto: int
+    files: tuple[tuple[str, int | None, int | None, int], ...]
+    origin: Origin
+    expected: Mapping[str, int | None] = field(default_factory=dict)
+    advance: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        """Rows of silver to look at, about."""
+        return sum(rows for *_, rows in self.files)
+
+    @property
+    def erased(self) -> int:
+        """How often gamers were erased from the version that is read."""
+        return erasures(self.silver)
+
+
+@dataclass
+class News:
+    """Games with new rows, and those of which nothing is planned, with why."""
+
+    steps: list[Step] = field(default_factory=list)
+    held: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+def look(pipeline: Pipeline, outbox: DeltaTable | None, wishes: Wishes) -> News:
+    """What is new, of every game; about `SLICE_ROWS` rows, and at least one batch."""
+    bronze = pipeline.bronze.open()
+    news = News()
+    if bronze is None:
+        return news
+    games = sorted(filter(is_game, pipeline.lakehouse.games()))
+    find = partial(_look, pipeline, BronzeIdentity.of(bronze), outbox, wishes)
+    for game, found in for_games(games, _errors_as_values(find)).items():
+        if isinstance(found, Step):
+            news.steps.append(found)
+        elif isinstance(found, GameEventsError):
+            news.failed[game] = str(found)
+        elif found is not None:
+            news.held[game] = found
+    news.steps = _bounded(news.steps)
+    return news
+
+
+def _errors_as_values(
+    find: Callable[[str], Step | str | None],
+) -> Callable[[str], Step | str | GameEventsError | None]:
+    def found(game: str) -> Step | str | GameEventsError | None:
+        try:
+            return find(game)
+        except GameEventsError as error:  # one game's tables keep no other from being exported
+            return error
+
+    return found
+
+
+def _look(
+    pipeline: Pipeline, identity: BronzeIdentity, outbox: DeltaTable | None, wishes: Wishes, game: str
+) -> Step | str | None:
+    """One game: what is new, why it is held, or None if nothing is."""
+    of_gold = pipeline.settings.rest_source == "gold"
+    gold = pipeline.lakehouse.gold(game).open() if of_gold else None
+    silver = pipeline.lakehouse.silver(game).open()
+    upto = identity.taken(silver)
+    if silver is None or upto is None or (of_gold and gold is None):
+        return None  # another bronze's rows: silver is replaced first
+    if gold is not None:
+        upto = gold.transaction_version(silver_app(silver))
+        if upto is None:
+            return None  # gold has not followed silver yet
+    source = pipeline.lakehouse.gold(game) if of_gold else pipeline.lakehouse.silver(game)
+    kind = pipeline.settings.rest_source
+    table = str((gold or silver).metadata().id)
+    content = f"{table}:{silver.metadata().id}:{generation(silver)}" if of_gold else f"{table}:{generation(silver)}"
+    apps = {
+        name: f"{kind}:{game}:{of}"
+        for name, of in (("content", content), ("bronze", identity.key), ("any", ""), ("resent", "resent"))
+    }
+    held = {name: outbox.transaction_version(app) if outbox is not None else None for name, app in apps.items()}
+    above, resent, why = _start(game, source.name, upto, held, wishes)
+    if why is not None:
+        return why
+    if above == upto and held["content"] == upto and resent == (held["resent"] or 0):
+        return None
+    return Step(
+        game,
+        silver,
+        gold,
+        above,
+        upto,
+        _files(silver, above),
+        Origin(source.name, game, f"{content}:{resent}", above, upto),
+        expected={app: held[name] for name, app in apps.items()},
+        advance={apps["content"]: upto, apps["bronze"]: upto, apps["any"]: upto, apps["resent"]: resent},
+    )
+
+
+def _start(game: str, table: str, upto: int, held: Mapping[str, int | None], wishes: Wishes) -> tuple[int, int, str | None]:
+    """Batch above which rows are sent, how often all was sent again, and why nothing is."""
+    resent, taken, why = held["resent"] or 0, held["content"], None
+    replaced = taken is None and held["any"] is not None
+    above = taken or 0
+    if game in wishes.resend or (replaced and wishes.usual == "resend" and game not in wishes.go_on):
+        above, resent = 0, resent + 1
+    elif game in wishes.go_on:
+        above = upto
+    elif replaced and wishes.usual == "go_on":
+        # Of the same bronze the batches still mean the same; of another one all that is there was there before.
+        above = upto if held["bronze"] is None else held["bronze"]
+    elif replaced:
+        why = (
+            f"the rows of {table} were replaced since they were exported (a full refresh, a repair, another bronze): choose "
+            f"`game-events rest run --resend {game}` (all of them again, under new keys) or `--go-on {game}` (only what comes "
+            "from now on); GAME_EVENTS_REST_ON_REPLACED decides it for every such table"
+        )
+    return above, resent, why
+
+
+def _files(silver: DeltaTable, above: int) -> tuple[tuple[str, int | None, int | None, int], ...]:
+    """Files that may hold rows above a batch."""
+    actions = pa.table(silver.get_add_actions(flatten=True))
+    rows = actions.num_rows
+    bounds = [
+        actions.column(name).to_pylist() if name in actions.column_names else [None] * rows
+        for name in ("min._batch", "max._batch")
+    ]
+    root = silver.table_uri.rstrip("/")
+    paths, counts = actions.column("path").to_pylist(), pc.fill_null(actions.column("num_records"), 0).to_pylist()
+    found = zip((f"{root}/{path}" for path in paths), *bounds, counts, strict=True)
+    return tuple(file for file in found if file[2] is None or file[2] > above)
+
+
+def _bounded(steps: list[Step]) -> list[Step]:
+    """The steps up to a batch that so many rows reach; those of gold are whole, as only changed players are sent."""
+    if not steps or steps[0].gold is not None or sum(step.rows for step in steps) <= SLICE_ROWS:
+        return steps
+    known = sorted((file[2] or step.upto, file[3]) for step in steps for file in step.files)
+    limit, so_far = known[0][0], 0
+    for batch, rows in known:
+        if so_far and so_far + rows > SLICE_ROWS:
+            break
+        limit, so_far = batch, so_far + rows
+    found = []
+    for step in steps:
+        upto = min(step.upto, max(limit, step.above))
+        if upto == step.above and step.upto != step.above:
+            continue
+        advance = {
+            app: upto if value == step.upto and not app.endswith(":resent") else value for app, value in step.advance.items()
+        }
+        files = tuple(file for file in step.files if file[1] is None or file[1] <= upto)
+        found.append(replace(step, upto=upto, files=files, origin=replace(step.origin, batch_to=upto), advance=advance))
+    return found
+
+
+def schema_text(handle: DeltaTable) -> str:
+    """What tells tables with the same columns from others."""
+    return json.dumps(json.loads(handle.schema().to_json()), sort_keys=True)

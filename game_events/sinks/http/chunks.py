@@ -1,0 +1,171 @@
+"""Workers' part of planning: sorted rows -> chunks, each what one call sends, written as files of the outbox.
+
+A chunk holds neighbours of one table: so many rows, or so many bytes of JSON, whichever comes first; a row that has more bytes
+by itself is a chunk of its own. Its key is a hash of where its rows come from, so that planning the same rows again (should the
+outbox be lost) gives the same keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+
+from game_events.lakehouse.data.staging import StagedWriter, report
+from game_events.lakehouse.tables import Table
+from game_events.sinks.http.tables import outbox_schema
+
+#: What Spark hands over: rows of one group (a game, a file) in a row, in the order of their coordinates.
+ROWS = "_group string, _batch bigint, _place string, _kafka_partition int, _kafka_offset bigint, _person string, json string"
+#: Bits of a chunk's number that count within a task; the task's number stands above them.
+COUNT_BITS = 32
+KEY_CHARS = 32
+#: Rows of a row group: each task that sends opens every file and reads those with its share.
+GROUP_ROWS = 2_048
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a group's rows come from.
+
+    Attributes:
+        source: the table, or the file.
+        game: if it is one's.
+        era: what tells this content from another of the same name: Delta's id of the table and what may replace its rows.
+        batch_from, batch_to: bronze batches (from, to] that the rows are of.
+    """
+
+    source: str
+    game: str | None
+    era: str
+    batch_from: int = 0
+    batch_to: int = 0
+
+
+@dataclass(frozen=True)
+class CutChunks:
+    """For `mapInArrow`; picklable.
+
+    Attributes:
+        table: the outbox.
+        person: its column that says whose a row is.
+        slice: number of the slice that is made.
+        rows_per_call, bytes_per_call: limits of a chunk.
+        origins: group -> where it comes from.
+    """
+
+    table: Table
+    person: str
+    slice: int
+    rows_per_call: int
+    bytes_per_call: int
+    origins: Mapping[str, Origin] = field(repr=False)
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Consumes rows of `ROWS`, yields the files (`REPORT_SCHEMA`)."""
+        context = TaskContext.get()
+        writer = StagedWriter(self.table, outbox_schema(self.person), group_rows=GROUP_ROWS)
+        for rows in self.cut((pa.Table.from_batches([b]) for b in batches), context.partitionId() if context else 0):
+            writer.write(rows)
+        yield report(("file", f.to_json()) for f in writer.close())
+
+    def cut(self, parts: Iterable[pa.Table], task: int) -> Iterator[pa.Table]:
+        """Rows of the outbox; a chunk that a part's end cuts off goes on in the next one."""
+        left: pa.Table | None = None
+        number, positions = task << COUNT_BITS, dict.fromkeys(self.origins, 0)
+        for part in parts:
+            rows = part if left is None else pa.concat_tables([left, part])
+            starts = self._starts(rows)
+            # The last one may go on.
+            whole = int(starts[-1]) if len(starts) else 0
+            if whole:
+                yield self._chunks(rows.slice(0, whole), starts[:-1], number, positions)
+                number += len(starts) - 1
+            left = rows.slice(whole)
+        if left is not None and left.num_rows:
+            yield self._chunks(left, self._starts(left), number, positions)
+
+    def _starts(self, rows: pa.Table) -> npt.NDArray[np.int64]:
+        """Row at which each chunk begins."""
+        if not rows.num_rows:
+            return np.empty(0, dtype=np.int64)
+        sizes = _sizes(rows)
+        groups = rows.column("_group").combine_chunks()
+        changed = pc.not_equal(groups.slice(1), groups.slice(0, len(groups) - 1)).to_numpy(zero_copy_only=False)
+        bounds = np.concatenate([[0], np.flatnonzero(changed) + 1, [rows.num_rows]])
+        if sizes.max() * self.rows_per_call < self.bytes_per_call:
+            found = [np.arange(begin, end, self.rows_per_call) for begin, end in pairwise(bounds)]
+            return np.concatenate(found).astype(np.int64)
+        ends = np.cumsum(sizes)
+        starts: list[int] = []
+        for begin, end in pairwise(bounds.tolist()):
+            at = begin
+            while at < end:
+                starts.append(at)
+                limit = (ends[at - 1] if at else 0) + self.bytes_per_call - 1
+                fits = int(np.searchsorted(ends, limit, side="right"))
+                at = max(at + 1, min(fits, at + self.rows_per_call, end))
+        return np.asarray(starts, dtype=np.int64)
+
+    def _chunks(self, rows: pa.Table, starts: npt.NDArray[np.int64], number: int, positions: dict[str, int]) -> pa.Table:
+        """Whole chunks as rows of the outbox."""
+        counts = np.diff(np.append(starts, rows.num_rows))
+        lasts = starts + counts - 1
+        groups = rows.column("_group").take(pa.array(starts)).to_pylist()
+        origins = [self.origins[g] for g in groups]
+        first, last = (_coordinates(rows.take(pa.array(at))) for at in (starts, lasts))
+        for chunk, (group, count) in enumerate(zip(groups, counts.tolist(), strict=True)):
+            # Rows without coordinates are named by their position among those that the batches have changed.
+            if first[chunk] is None:
+                first[chunk], last[chunk] = f"#{positions[group]}", f"#{positions[group] + count - 1}"
+            positions[group] += count
+        sizes = np.add.reduceat(_sizes(rows), starts) + 1
+        of_chunk = {
+            "slice": np.full(len(starts), self.slice),
+            "chunk": np.arange(number, number + len(starts)),
+            "key": [_key(o, a, b) for o, a, b in zip(origins, first, last, strict=True)],
+            "source": [o.source for o in origins],
+            "game": [o.game for o in origins],
+            "batch_from": [o.batch_from for o in origins],
+            "batch_to": [o.batch_to for o in origins],
+            "first": first,
+            "last": last,
+            "rows": counts,
+            "bytes": sizes,
+        }
+        schema = outbox_schema(self.person)
+        where = pa.array(np.repeat(np.arange(len(starts)), counts))
+        columns = {name: pa.array(values, schema.field(name).type).take(where) for name, values in of_chunk.items()}
+        columns["number"] = pa.array(np.arange(rows.num_rows) - np.repeat(starts, counts), pa.int32())
+        columns |= {self.person: rows.column("_person"), "json": rows.column("json"), "_kafka_topic": rows.column("_place")}
+        columns |= {name: rows.column(name) for name in ("_kafka_partition", "_kafka_offset", "_batch")}
+        arrays = [columns[f.name].cast(f.type) for f in schema]
+        return pa.Table.from_arrays(
+            [a if isinstance(a, pa.ChunkedArray) else pa.chunked_array([a]) for a in arrays], schema=schema
+        )
+
+
+def _sizes(rows: pa.Table) -> npt.NDArray[np.int64]:
+    """Bytes of each row in an array: its JSON, and the comma or bracket behind it."""
+    return np.asarray(pc.binary_length(rows.column("json")).to_numpy(), dtype=np.int64) + 1
+
+
+def _coordinates(rows: pa.Table) -> list[str | None]:
+    """Where rows come from, as text; None for those that have no coordinates."""
+    found: list[str | None] = []
+    names = ("_place", "_kafka_partition", "_kafka_offset")
+    for place, partition, offset in zip(*(rows.column(n).to_pylist() for n in names), strict=True):
+        found.append(None if offset is None else f"@{offset}" if partition is None else f"{place}[{partition}]@{offset}")
+    return found
+
+
+def _key(origin: Origin, first: str | None, last: str | None) -> str:
+    parts = (origin.source, origin.era, origin.batch_from, origin.batch_to, first, last)
+    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:KEY_CHARS]

@@ -1,0 +1,130 @@
+"""Dead letters: which chunks wait for a person, and sending them again under the keys they had.
+
+Guarantee: a dead letter is sent again once for each replay, whoever replays beside it. Which ones wait is read from the ledger
+and the outbox: a chunk whose newest entry says that it was given up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from game_events.errors import ConflictError
+from game_events.lakehouse.data.snapshot import read_arrow
+from game_events.lakehouse.data.staging import StagedWriter
+from game_events.pipeline.context import Pipeline
+from game_events.sinks.http.plan import commit_slice, next_slice
+from game_events.sinks.http.tables import DEAD, DELIVERED, ExportTables, dead_letters_schema, outbox_schema
+
+ATTEMPTS = 5
+
+#: The newest entry of each key is what holds; a chunk in the outbox is about to be sent.
+_WAITING = """
+WITH newest AS (SELECT key, max(slice) AS slice FROM entries GROUP BY key)
+SELECT e.* FROM entries e JOIN newest USING (key, slice)
+WHERE e.outcome = 'dead' AND e.key NOT IN (SELECT key FROM outbox)
+"""
+
+
+def dead_letters(pipeline: Pipeline) -> list[dict[str, Any]]:
+    """Chunks that were given up and not replayed: where they come from, why, since when. No row is in it."""
+    tables = ExportTables.of(pipeline.lakehouse, pipeline.settings.key_column)
+    with duckdb.connect() as connection:
+        _register(connection, tables)
+        return _records(
+            # Of a chunk whose rows were all erased nothing is left to be sent, or told.
+            connection.execute(
+                f"SELECT w.source, w.game, w.status, any_value(d.reason) AS reason, any_value(d.answer) AS answer, "  # noqa: S608
+                "count(DISTINCT w.key) AS chunks, count(DISTINCT (w.key, d.number)) AS rows, "
+                "min(w.at) AS first, max(w.at) AS last "
+                f"FROM ({_WAITING}) w JOIN letters d USING (key, slice) GROUP BY ALL ORDER BY rows DESC, source, status"
+            )
+        )
+
+
+def replay_letters(pipeline: Pipeline, statuses: Collection[int] = ()) -> tuple[int, int]:
+    """Put dead letters back into the outbox: the export sends them, under their keys.
+
+    Args:
+        pipeline: the parts.
+        statuses: only those that were answered with one of these; empty: all of them.
+
+    Returns:
+        (chunks, rows) that are in the outbox again.
+
+    Raises:
+        ConflictError: rivals won every attempt.
+    """
+    tables = ExportTables.of(pipeline.lakehouse, pipeline.settings.key_column)
+    schema = outbox_schema(tables.person)
+    for attempt in range(ATTEMPTS):
+        outbox = tables.outbox.open()
+        found = _letters(tables, schema, statuses)
+        if not found.num_rows:
+            return 0, 0
+        number = pa.repeat(pa.scalar(next_slice(tables, outbox), pa.int64()), found.num_rows)
+        rows = pa.Table.from_arrays(
+            [pa.chunked_array([number]) if f.name == "slice" else found.column(f.name).cast(f.type) for f in schema],
+            schema=schema,
+        )
+        writer = StagedWriter(tables.outbox, schema)
+        writer.write(rows)
+        try:
+            commit_slice(tables, outbox, writer.close(), ({}, {}))
+        except ConflictError:
+            if attempt == ATTEMPTS - 1:
+                raise
+            continue
+        return len(set(rows.column("chunk").to_pylist())), rows.num_rows
+    raise ConflictError(f"{tables.outbox.name}: rivals won {ATTEMPTS} times")
+
+
+def _letters(tables: ExportTables, schema: pa.Schema, statuses: Collection[int]) -> pa.Table:
+    """Rows of dead letters that wait, with the columns of the outbox but `slice`, numbered anew by chunk."""
+    names = ", ".join(f'd."{f.name}"' for f in schema if f.name not in ("slice", "chunk"))
+    with duckdb.connect() as connection:
+        _register(connection, tables)
+        # A run that was killed between the letter and the ledger has written the letter twice.
+        return connection.sql(
+            f"WITH w AS ({_WAITING}), "  # noqa: S608
+            "once AS (SELECT *, row_number() OVER (PARTITION BY key, number) AS copy FROM letters JOIN (SELECT key, slice "
+            "FROM w WHERE len($statuses) = 0 OR list_contains($statuses, status)) USING (key, slice)) "
+            f"SELECT {names}, dense_rank() OVER (ORDER BY key) AS chunk FROM once d WHERE copy = 1 ORDER BY chunk, number",
+            params={"statuses": [int(s) for s in statuses]},
+        ).to_arrow_table()
+
+
+def standing(pipeline: Pipeline) -> dict[str, Any]:
+    """Chunks and rows that wait, that were delivered, that were given up and wait for a person."""
+    tables = ExportTables.of(pipeline.lakehouse, pipeline.settings.key_column)
+    outbox, ledger = tables.outbox.open(), tables.deliveries.open()
+    waiting = tables.waiting(outbox, ledger)
+    settled = tables.settled(ledger, 0, ["rows", "outcome"])
+    delivered = settled.filter(pc.equal(settled.column("outcome"), DELIVERED))
+    letters = dead_letters(pipeline)
+    return {
+        "waiting": {"chunks": waiting.num_rows, "rows": pc.sum(waiting.column("rows")).as_py() or 0},
+        "delivered": {"chunks": delivered.num_rows, "rows": pc.sum(delivered.column("rows")).as_py() or 0},
+        DEAD: {"chunks": sum(e["chunks"] for e in letters), "rows": sum(e["rows"] for e in letters)},
+        "dead_letters": letters,
+    }
+
+
+def _register(connection: duckdb.DuckDBPyConnection, tables: ExportTables) -> None:
+    connection.execute("SET TimeZone = 'UTC'")
+    letters = tables.dead_letters.open()
+    connection.register("entries", tables.settled(tables.deliveries.open(), 0))
+    connection.register("outbox", tables.chunks(tables.outbox.open()))
+    if letters is not None:
+        connection.register("letters", read_arrow(tables.dead_letters, letters))
+    else:
+        connection.register("letters", dead_letters_schema(tables.person).empty_table())
+
+
+def _records(result: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
+    names = [column[0] for column in result.description or []]
+    return [dict(zip(names, row, strict=True)) for row in result.fetchall()]

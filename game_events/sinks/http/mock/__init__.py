@@ -1,0 +1,1 @@
+"""A receiver to try the export against."""

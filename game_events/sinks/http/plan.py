@@ -1,0 +1,174 @@
+"""Driver's part of planning: new rows are fixed in chunks by one commit to the outbox, before any of them is sent.
+
+Guarantee: each row of the source is in one chunk. The commit carries how far each table was exported and compares it with where
+it began, so of two plans one lands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame
+
+from game_events.errors import ConflictError
+from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse.commits.commit import COMMITS_APP, Commit, commit
+from game_events.lakehouse.commits.generations import erasures
+from game_events.lakehouse.data.snapshot import read_arrow
+from game_events.lakehouse.data.staging import REPORT_SCHEMA, StagedFile, discard
+from game_events.lakehouse.data.table_writer import staged_files
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.reporting.export_result import Export
+from game_events.pipeline.reporting.report import RunReport, TableReport
+from game_events.sinks.http.changes import Step, Wishes, look
+from game_events.sinks.http.chunks import CutChunks, Origin
+from game_events.sinks.http.file_rows import file_rows, folder_table, new_files
+from game_events.sinks.http.table_rows import new_rows
+from game_events.sinks.http.tables import ExportTables, outbox_schema
+from game_events.sinks.http.target import RestTarget
+
+ATTEMPTS = 5
+DESCRIPTION = "Rows fixed in chunks that wait for their call over HTTP; a chunk's rows go when all of its slice is settled"
+
+
+def plan_slice(
+    pipeline: Pipeline, tables: ExportTables, target: RestTarget, report: RunReport, account: Export, wishes: Wishes
+) -> bool:
+    """Fix what is new in silver or gold; whether there was anything.
+
+    Raises:
+        ConflictError: rivals won every attempt; nothing was sent.
+    """
+    for attempt in range(ATTEMPTS):
+        outbox = tables.outbox.open()
+        # What a person asked for is done once, also where Dagster tries the run again after its rows were fixed.
+        granted = f"granted:{pipeline.run_id}"
+        if outbox is not None and outbox.transaction_version(granted) is not None:
+            wishes = Wishes(wishes.usual)
+        news = look(pipeline, outbox, wishes)
+        _tell(pipeline, report, account, news.held, news.failed)
+        if not news.steps:
+            return False
+        pipeline.on_progress(f"rest export: fixing rows of {len(news.steps)} {pipeline.settings.words.entities}")
+        origins = {step.game: step.origin for step in news.steps}
+        expected = {app: value for step in news.steps for app, value in step.expected.items()}
+        advance = {app: value for step in news.steps for app, value in step.advance.items()}
+        if (wishes.resend | wishes.go_on) & origins.keys():
+            advance[granted] = 1
+        files: list[StagedFile] = []
+        if any(step.files or step.gold is not None for step in news.steps):
+            files = _staged(tables, target, outbox, new_rows(pipeline, news.steps), origins)
+        if _erased_since(pipeline, news.steps):
+            # Rows of theirs may be among these.
+            discard(tables.outbox, files)
+            continue
+        try:
+            _commit(tables, outbox, files, expected, advance, account)
+            return True
+        except ConflictError:
+            if attempt == ATTEMPTS - 1:
+                raise
+    raise ConflictError("gamers were erased while rows were fixed for the export, again and again: run it again")
+
+
+def plan_files(pipeline: Pipeline, tables: ExportTables, target: RestTarget, account: Export, folder: str) -> bool:
+    """Fix the rows of files that were not exported yet; whether there were any. Files without rows make no commit.
+
+    Raises:
+        ConfigurationError: there is no such folder, or its files cannot be read together.
+        DataError: the files of a Delta table were rewritten.
+        ConflictError: a rival planned at the same time.
+    """
+    outbox = tables.outbox.open()
+    files = new_files(pipeline, tables, folder, outbox)
+    if not files:
+        return False
+    place = folder_table(pipeline, folder).uri
+    origins = {file: Origin(file, None, place) for file in files}
+    staged = _staged(tables, target, outbox, file_rows(pipeline, files), origins)
+    if staged:
+        _commit(tables, outbox, staged, {}, {}, account)
+    return bool(staged)
+
+
+def commit_slice(
+    tables: ExportTables,
+    outbox: DeltaTable | None,
+    files: Sequence[StagedFile],
+    txn: tuple[Mapping[str, int | None], Mapping[str, int]],
+) -> None:
+    """Make files part of the outbox, as its next slice.
+
+    Raises:
+        ConflictError: somebody else has changed the outbox since; the files are deleted.
+    """
+    commits = outbox.transaction_version(COMMITS_APP) if outbox is not None else None
+    expected, advance = txn
+    commit(
+        Commit(
+            tables.outbox,
+            outbox_schema(tables.person),
+            files,
+            expected={**expected, COMMITS_APP: commits},
+            advance={**advance, COMMITS_APP: next_slice(tables, outbox)},
+            table_id=str(outbox.metadata().id) if outbox is not None else None,
+            description=DESCRIPTION,
+        )
+    )
+
+
+def next_slice(tables: ExportTables, outbox: DeltaTable | None) -> int:
+    """Number of the slice that the next commit makes.
+
+    An outbox that is made anew goes on where the ledger ends: a number that came twice would have new chunks taken for settled.
+    """
+    if outbox is not None:
+        return int(outbox.transaction_version(COMMITS_APP) or 0) + 1
+    settled = tables.settled(tables.deliveries.open(), 0, ["slice"])
+    return int(pc.max(settled.column("slice")).as_py() or 0) + 1
+
+
+def _staged(
+    tables: ExportTables, target: RestTarget, outbox: DeltaTable | None, rows: DataFrame, origins: Mapping[str, Origin]
+) -> list[StagedFile]:
+    cut = CutChunks(
+        tables.outbox, tables.person, next_slice(tables, outbox), target.rows_per_call, target.bytes_per_call, origins
+    )
+    files = staged_files(rows.mapInArrow(cut, REPORT_SCHEMA).collect())
+    crash_points.reach("rest_staged")
+    return files
+
+
+def _commit(
+    tables: ExportTables,
+    outbox: DeltaTable | None,
+    files: Sequence[StagedFile],
+    expected: Mapping[str, int | None],
+    advance: Mapping[str, int],
+    account: Export,
+) -> None:
+    commit_slice(tables, outbox, files, (expected, advance))
+    crash_points.reach("rest_planned")
+    account.planned_rows += sum(file.rows for file in files)
+    now = tables.outbox.open()
+    if now is not None:
+        chunks = read_arrow(tables.outbox, now, ["chunk"], [file.path for file in files])
+        account.planned_chunks += pc.count_distinct(chunks.column("chunk")).as_py()
+
+
+def _erased_since(pipeline: Pipeline, steps: Sequence[Step]) -> bool:
+    now = ((step, pipeline.lakehouse.silver(step.game).open()) for step in steps)
+    return any(handle is None or erasures(handle) != step.erased for step, handle in now)
+
+
+def _tell(pipeline: Pipeline, report: RunReport, account: Export, held: Mapping[str, str], failed: Mapping[str, str]) -> None:
+    """Games of which nothing is sent are failures of the run, once each: nobody should find out by missing rows."""
+    for game, why in {**held, **failed}.items():
+        if game not in account.held:
+            account.held[game] = why
+            name = (
+                pipeline.lakehouse.silver(game) if pipeline.settings.rest_source == "silver" else pipeline.lakehouse.gold(game)
+            )
+            report.tables.append(TableReport("rest", name.name, name.uri, game, error=why))

@@ -1,0 +1,184 @@
+"""The export: what is left of the last run is sent, then what is new, slice by slice.
+
+Guarantee: at least once, in chunks that are fixed before their first call and have the same key and bytes in each; a chunk that
+the ledger has as delivered is not sent again. Two runs at once: the later one goes on, the other stops at its next commit.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import AbstractContextManager, nullcontext
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from game_events.errors import ConfigurationError, ConflictError, DataError, GameEventsError, TransientError
+from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse.commits.commit import COMMITS_APP, Commit, commit, paths
+from game_events.lakehouse.data.staging import REPORT_SCHEMA
+from game_events.lakehouse.data.table_writer import staged_files
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.reporting.export_result import Export, TaskAccount
+from game_events.pipeline.reporting.report import RunReport
+from game_events.sinks.http.changes import Wishes
+from game_events.sinks.http.plan import plan_files, plan_slice
+from game_events.sinks.http.preflight import preflight
+from game_events.sinks.http.rate_limiter import PermitAddress, PermitServer, permit_host
+from game_events.sinks.http.rate_window import Caps
+from game_events.sinks.http.tables import DELIVERIES, RUN_APP, ExportTables, outbox_schema
+from game_events.sinks.http.target import RestTarget
+from game_events.sinks.http.worker import FILE, LEDGER, TASK, SendChunks
+
+ATTEMPTS = 5
+#: What may stop a task, the most urgent first.
+_ERRORS: dict[str, type[GameEventsError]] = {
+    error.__name__: error for error in (ConfigurationError, DataError, ConflictError, TransientError)
+}
+
+
+def export_rows(pipeline: Pipeline, report: RunReport, wishes: Wishes | None = None, files: str | None = None) -> None:
+    """Send what waits, and everything that is new.
+
+    Args:
+        pipeline: the parts.
+        report: gets the account (`export`), as it goes.
+        wishes: what becomes of tables whose rows were replaced; None: as the setting says.
+        files: a folder of Parquet files, or a Delta table, instead of silver or gold.
+
+    Raises:
+        ConfigurationError: the export is off, or the receiver does not let us in.
+        TransientError: the receiver is not there, or takes nothing: what is left waits for the next run.
+        ConflictError: another run has taken over.
+    """
+    settings = pipeline.settings
+    target = RestTarget.of(settings)
+    wishes = wishes or Wishes(settings.rest_on_replaced)
+    account = report.export = report.export or Export()
+    tables = ExportTables.of(pipeline.lakehouse, settings.key_column)
+    exporter = _Exporter(pipeline, tables, target, account)
+    exporter.send_all()
+    while (
+        plan_files(pipeline, tables, target, account, files)
+        if files
+        else plan_slice(pipeline, tables, target, report, account, wishes)
+    ):
+        exporter.send_all()
+
+
+class _Exporter:
+    """Sends what the outbox holds."""
+
+    def __init__(self, pipeline: Pipeline, tables: ExportTables, target: RestTarget, account: Export) -> None:
+        self._pipeline, self._tables, self._target, self._account = pipeline, tables, target, account
+        self._run: int | None = None
+        settings = pipeline.settings
+        self._caps = Caps.of(settings.rest_calls_per_s, settings.rest_calls_per_min)
+
+    def send_all(self) -> None:
+        """Every chunk that waits; then their rows go from the outbox."""
+        tables, account = self._tables, self._account
+        while True:
+            outbox, ledger = tables.outbox.open(), tables.deliveries.open()
+            waiting = tables.waiting(outbox, ledger)
+            account.waiting_chunks = waiting.num_rows
+            if not waiting.num_rows:
+                break
+            if self._run is None:
+                preflight(self._pipeline.settings, self._target)
+                self._run = _take_over(tables, self._pipeline.run_id)
+            number = waiting.column("slice")[0].as_py()
+            self._send(number, waiting.filter(pc.equal(waiting.column("slice"), number)))
+        if outbox is not None and paths(outbox):
+            crash_points.reach("rest_settled")
+            _clear(tables)
+
+    def _send(self, number: int, chunks: pa.Table) -> None:
+        """One slice, in one Spark job."""
+        pipeline, settings = self._pipeline, self._pipeline.settings
+        outbox = self._tables.outbox.open()
+        if outbox is None or self._run is None:
+            return
+        tasks = min(settings.rest_tasks, chunks.num_rows)
+        pipeline.on_progress(f"rest export: {chunks.num_rows:,} calls to {self._target.shown}")
+        capped: AbstractContextManager[PermitAddress | None] = nullcontext()
+        if self._caps.windows:
+            capped = PermitServer(self._caps, permit_host(settings))
+        began = time.monotonic()
+        with capped as permits:
+            job = SendChunks(
+                self._tables,
+                self._target,
+                paths(outbox),
+                number,
+                chunks.column("chunk").to_numpy().astype(np.int64),
+                chunks.column("rows").to_numpy().astype(np.int64),
+                tasks,
+                self._run,
+                pipeline.run_id,
+                permits,
+            )
+            found = pipeline.spark.range(0, tasks, 1, tasks).mapInArrow(job, REPORT_SCHEMA).collect()
+        job.note(staged_files(line for line in found if line["kind"] == FILE))
+        done = [TaskAccount(**json.loads(line["body"])) for line in found if line["kind"] == TASK]
+        self._account.seconds += time.monotonic() - began
+        self._account.add(done)
+        stopped = [task for task in done if task.stopped is not None]
+        if stopped:
+            self._account.waiting_chunks = self._tables.waiting(outbox, self._tables.deliveries.open()).num_rows
+            # What a person has to do something about is told first; then what nobody has to.
+            task = min(stopped, key=lambda task: list(_ERRORS).index(task.kind) if task.kind in _ERRORS else len(_ERRORS))
+            what = f"{task.stopped}. {self._account.waiting_chunks:,} calls wait for the next run"
+            raise _ERRORS.get(task.kind, DataError)(f"{self._target.shown}: {what}")
+
+
+def _take_over(tables: ExportTables, run_id: str) -> int:
+    """From now on only this run writes the ledger; the value of its `txn`.
+
+    Raises:
+        ConflictError: others took it over at the same moment, again and again.
+    """
+    for attempt in range(ATTEMPTS):
+        ledger = tables.deliveries.open()
+        before = ledger.transaction_version(RUN_APP) if ledger is not None else None
+        number = (before or 0) + 1
+        table_id = str(ledger.metadata().id) if ledger is not None else None
+        plan = Commit(
+            tables.deliveries,
+            DELIVERIES,
+            [],
+            {RUN_APP: before},
+            {RUN_APP: number},
+            table_id,
+            info={"run_id": run_id},
+            description=LEDGER,
+        )
+        try:
+            commit(plan)
+            return number
+        except ConflictError:
+            if attempt == ATTEMPTS - 1:
+                raise
+    raise ConflictError(f"{tables.deliveries.name}: rivals won {ATTEMPTS} times")
+
+
+def _clear(tables: ExportTables) -> None:
+    """Empty the outbox, once the ledger says what became of every chunk in it; a rival that plans is not hindered."""
+    outbox = tables.outbox.open()
+    if outbox is None or tables.waiting(outbox, tables.deliveries.open()).num_rows:
+        return
+    commits = outbox.transaction_version(COMMITS_APP)
+    plan = Commit(
+        tables.outbox,
+        outbox_schema(tables.person),
+        [],
+        {COMMITS_APP: commits},
+        {COMMITS_APP: (commits or 0) + 1},
+        str(outbox.metadata().id),
+        replace=True,
+    )
+    try:
+        commit(plan)
+    except ConflictError:
+        return  # a rival has planned, or erased, since: whoever sends that clears it

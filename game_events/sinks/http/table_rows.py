@@ -1,0 +1,146 @@
+"""The new rows of silver or gold, all games in one plan, as workers cut them into chunks (`chunks.ROWS`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StringType, StructField, StructType
+
+from game_events.extending import PLAYER_AGG
+from game_events.lakehouse.data.snapshot import files_with, read_files, spark_schema
+from game_events.lakehouse.tables import is_person
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.gold.plan import game_in_path
+from game_events.sinks.http.changes import Step, schema_text
+from game_events.sinks.http.chunks import ROWS
+from game_events.spark.schemas import quoted
+
+#: Up to so many rows one task plans all of them, without a shuffle.
+SMALL_ROWS = 250_000
+ORDER = ("_group", "_batch", "_place", "_kafka_partition", "_kafka_offset", "_person", "json")
+_GAME, _FROM, _TO = "_step_game", "_step_from", "_step_to"
+
+_OPTIONS = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+    "dateFormat": "yyyy-MM-dd",
+    "timeZone": "UTC",
+    "ignoreNullFields": "false",
+}
+
+
+def new_rows(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame:
+    """Rows of `chunks.ROWS`, those of a game together and in the order of their coordinates."""
+    _ = pipeline.spark  # before any column is named: that needs a session
+    read = _of_gold if steps[0].gold is not None else _of_silver
+    groups = _same_columns(steps, lambda step: step.gold or step.silver)
+    rows = reduce(DataFrame.unionByName, (read(pipeline, group) for group in groups))
+    count = sum(step.rows for step in steps)
+    # A game's rows go to one task: a chunk holds neighbours.
+    rows = rows.coalesce(1) if count <= SMALL_ROWS else rows.repartition(min(len(steps), 1 + count // SMALL_ROWS), "_group")
+    return rows.sortWithinPartitions(*ORDER)
+
+
+def shaped(rows: DataFrame, person: str, group: Column, columns: Iterable[str], **coordinates: Column) -> DataFrame:
+    """The columns that workers cut chunks from; coordinates that there are none of are NULL."""
+    kinds = {"_batch": "bigint", "_place": "string", "_kafka_partition": "int", "_kafka_offset": "bigint"}
+    return rows.select(
+        group.alias("_group"),
+        *(coordinates.get(name, F.lit(None)).cast(kind).alias(name) for name, kind in kinds.items()),
+        whose(rows, person).alias("_person"),
+        as_json(rows, columns).alias("json"),
+    )
+
+
+def _limits(spark: SparkSession, steps: Sequence[Step]) -> DataFrame:
+    limits = pa.table(
+        {_GAME: [s.game for s in steps], _FROM: [s.above for s in steps], _TO: [s.upto for s in steps]},
+        schema=pa.schema([(_GAME, pa.string()), (_FROM, pa.int64()), (_TO, pa.int64())]),
+    )
+    return F.broadcast(spark.createDataFrame(limits))
+
+
+def _silver(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame:
+    """Rows of silver between each step's batches."""
+    uris = [file[0] for step in steps for file in step.files]
+    # Columns only once there is a session: without one PySpark cannot tell of which kind they are to be.
+    rows = read_files(pipeline.spark, uris, spark_schema(steps[0].silver.schema()))
+    entity = F.col(quoted(pipeline.settings.entity_column))
+    rows = rows.join(_limits(pipeline.spark, steps), entity == F.col(_GAME))
+    return rows.where((F.col("_batch") > F.col(_FROM)) & (F.col("_batch") <= F.col(_TO))).drop(_GAME, _FROM, _TO)
+
+
+def _of_silver(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame:
+    rows = _silver(pipeline, steps)
+    coordinates = {name: F.col(name) for name in ("_batch", "_kafka_partition", "_kafka_offset")}
+    group = F.col(quoted(pipeline.settings.entity_column))
+    return shaped(rows, pipeline.settings.key_column, group, rows.columns, _place=F.col("_kafka_topic"), **coordinates)
+
+
+def _of_gold(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame:
+    """Gold's rows of players with new events, as gold has them now; of a game that was never exported all of them."""
+    entity, key = pipeline.settings.entity_column, pipeline.settings.key_column
+    parts = []
+    for changed in (False, True):
+        chosen = [step for step in steps if (step.above > 0) == changed]
+        uris = [uri for step in chosen if step.gold is not None for uri in files_with(step.gold)]
+        if not uris or chosen[0].gold is None:
+            continue
+        rows = read_files(pipeline.spark, uris, spark_schema(chosen[0].gold.schema()))
+        rows = rows.select(
+            F.regexp_extract("_metadata.file_path", game_in_path(pipeline.lakehouse.called, PLAYER_AGG), 1).alias(entity),
+            *rows.columns,
+        )
+        if changed:
+            silver = [_silver(pipeline, group) for group in _same_columns(chosen, lambda step: step.silver)]
+            players = reduce(
+                DataFrame.unionByName,
+                (r.select(F.col(quoted(entity)).alias(_GAME), F.col(quoted(key)).alias("_key")) for r in silver),
+            )
+            same = (F.col(quoted(entity)) == F.col(_GAME)) & F.col(quoted(key)).eqNullSafe(F.col("_key"))
+            rows = rows.join(players.distinct(), same, "left_semi")
+        parts.append(shaped(rows, key, F.col(quoted(entity)), rows.columns))
+    if parts:
+        return reduce(DataFrame.unionByName, parts)
+    return pipeline.spark.createDataFrame([], ROWS)
+
+
+def _same_columns(steps: Sequence[Step], table: Callable[[Step], DeltaTable]) -> list[list[Step]]:
+    """Tables with the same columns are read together; a game's rows have its own table's columns and no others."""
+    groups: dict[str, list[Step]] = {}
+    for step in steps:
+        groups.setdefault(schema_text(table(step)), []).append(step)
+    return list(groups.values())
+
+
+def as_json(rows: DataFrame, columns: Iterable[str]) -> Column:
+    """Some columns of a row as one JSON object."""
+    types = {f.name: f.dataType for f in rows.schema.fields}
+    parts = []
+    for name in columns:
+        column, wanted = F.col(quoted(name)), _without_decimals(types[name])
+        parts.append((column if wanted == types[name] else column.cast(wanted)).alias(name))
+    return F.to_json(F.struct(*parts), _OPTIONS)
+
+
+def whose(rows: DataFrame, person: str) -> Column:
+    """Whom a row is about, as text: by this an erasure finds it."""
+    names = [name for name in rows.columns if is_person(name, person)]
+    return F.coalesce(*(F.col(quoted(name)).cast("string") for name in names), F.lit(None).cast("string"))
+
+
+def _without_decimals(kind: DataType) -> DataType:
+    if isinstance(kind, DecimalType):
+        return StringType()
+    if isinstance(kind, StructType):
+        return StructType([StructField(f.name, _without_decimals(f.dataType), f.nullable) for f in kind.fields])
+    if isinstance(kind, ArrayType):
+        return ArrayType(_without_decimals(kind.elementType), kind.containsNull)
+    if isinstance(kind, MapType):
+        return MapType(_without_decimals(kind.keyType), _without_decimals(kind.valueType), kind.valueContainsNull)
+    return kind

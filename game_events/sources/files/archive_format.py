@@ -1,0 +1,71 @@
+"""The form of an archive's files: records as Kafka had them, one row each, and the schemas that they name.
+
+Parquet files with the columns of `RECORDS` hold records; their key-value metadata says so, and says which schemas they need:
+these are in the metadata too, so that each file can be read without a registry and without any other file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+
+import pyarrow as pa
+
+from game_events.decoding.core.registry_schema import RegistrySchema
+from game_events.decoding.core.wire_format import SchemaId, ordered
+from game_events.sources.files.record_batches import HEADERS_TYPE, TIME
+
+#: Key of the files' metadata; its value is the version of this form.
+MARK, VERSION = b"game_events.archive", b"1"
+SCHEMAS_KEY = b"game_events.schemas"
+#: Format of an id that no registry knew when the archive was written.
+UNKNOWN = "UNKNOWN"
+
+RECORDS = pa.schema(
+    [
+        pa.field("topic", pa.string()),
+        pa.field("topic_id", pa.string()),
+        pa.field("partition", pa.int32()),
+        pa.field("offset", pa.int64()),
+        pa.field("timestamp", TIME),
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("headers", HEADERS_TYPE),
+    ]
+)
+
+
+def marked_records(schemas: Iterable[RegistrySchema]) -> pa.Schema:
+    """The files' schema with what their metadata says."""
+    found = [
+        {"id": s.schema_id, "format": s.format, "text": s.text, "references": s.references}
+        for s in sorted(schemas, key=lambda s: ordered(s.schema_id))
+    ]
+    return RECORDS.with_metadata({MARK: VERSION, SCHEMAS_KEY: json.dumps(found).encode()})
+
+
+def is_archive(schema: pa.Schema) -> bool:
+    """Whether a file is one of an archive.
+
+    Raises:
+        ValueError: of a later version, which this one does not read.
+    """
+    version = (schema.metadata or {}).get(MARK)
+    if version is not None and version != VERSION:
+        raise ValueError(f"an archive of version {version.decode(errors='replace')}, which this version does not read")
+    return version is not None
+
+
+def schemas_of(schema: pa.Schema) -> Mapping[SchemaId, RegistrySchema]:
+    """The schemas in a file's metadata, by id or GUID.
+
+    Raises:
+        ValueError: they are damaged.
+    """
+    try:
+        listed = json.loads((schema.metadata or {}).get(SCHEMAS_KEY, b"[]"))
+        return {
+            s["id"]: RegistrySchema(s["id"], s["format"], s["text"], tuple((n, t) for n, t in s["references"])) for s in listed
+        }
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"its schemas are damaged: {error!r}") from None

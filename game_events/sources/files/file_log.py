@@ -1,0 +1,186 @@
+"""The table `source_files`: every file that was ever taken in, with the number that is its place in the source; append-only.
+
+Guarantee: a path has one number, for ever, however many runs see it at the same time and wherever they crash; numbers have no
+gap. So a file is read once: bronze's progress says up to which number. A file that is written again under its path is noted and
+not read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import pyarrow as pa
+
+from game_events.errors import ConflictError, DataError
+from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse.commits.commit import Commit, commit, paths
+from game_events.lakehouse.commits.restores import ANY_COMMIT, restored_lately
+from game_events.lakehouse.data.snapshot import read_arrow
+from game_events.lakehouse.data.staging import StagedWriter
+from game_events.lakehouse.tables import SOURCE_FILES, Lakehouse
+from game_events.sources.files.location import Found
+
+#: `txn` that counts the commits: whoever adds files has seen all that are there.
+APP = "commits"
+#: `txn` with the next number.
+NEXT_APP = "next"
+ATTEMPTS = 50
+TAKEN, CHANGED = "taken", "changed"
+
+SCHEMA = pa.schema(
+    [
+        pa.field("number", pa.int64()),
+        pa.field("path", pa.string()),
+        pa.field("size", pa.int64()),
+        pa.field("modified_at", pa.timestamp("us", tz="UTC")),
+        pa.field("kind", pa.string()),  # taken | changed: another size or time under a path that was taken before
+        pa.field("seen_at", pa.timestamp("us", tz="UTC")),
+        pa.field("run_id", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file of the log, as it was seen last."""
+
+    number: int
+    path: str
+    size: int
+    modified_us: int
+
+
+@dataclass
+class Known:
+    """The log as a process has read it: by number, and by path."""
+
+    entries: list[Entry] = field(default_factory=list)
+    numbers: dict[str, int] = field(default_factory=dict)
+    log_id: str = ""
+
+    def news(self, found: Iterable[Found]) -> tuple[list[Found], list[Found]]:
+        """Of files of a listing: those that are not in the log, and those that are others than when they were seen last."""
+        new: list[Found] = []
+        changed: list[Found] = []
+        for file in found:
+            number = self.numbers.get(file.path)
+            if number is None:
+                new.append(file)
+            elif (file.size, file.modified_us) != (self.entries[number].size, self.entries[number].modified_us):
+                changed.append(file)
+        return new, changed
+
+
+class FileLog:
+    """Reads and adds to the table."""
+
+    def __init__(self, lakehouse: Lakehouse, run_id: str = "") -> None:
+        """Nothing is read yet."""
+        self._table = lakehouse.table(SOURCE_FILES)
+        self._run_id = run_id
+        self._read: set[str] = set()
+        self._known = Known()
+        self._commits: int | None = None
+
+    def known(self) -> Known:
+        """Every file that was taken in; only what came since the last look is read.
+
+        Raises:
+            DataError: the table was restored: numbers would be given twice.
+        """
+        handle = self._table.open()
+        if handle is None:
+            self._read, self._known, self._commits = set(), Known(), None
+            return self._known
+        if restored_lately(self._table, ANY_COMMIT, handle.version()):
+            raise DataError(
+                f"{SOURCE_FILES} was restored to an older version: files that came since would get numbers that bronze has "
+                "read already. Nothing was done: restore its newest version"
+            )
+        there = set(paths(handle))
+        log_id = str(handle.metadata().id)
+        if log_id != self._known.log_id or not self._read <= there:  # another table, or maintenance has joined files
+            self._read, self._known = set(), Known(log_id=log_id)
+        self._add(read_arrow(self._table, handle, only=sorted(there - self._read)))
+        self._read = there
+        self._commits = int(handle.transaction_version(APP) or 0)
+        if len(self._known.entries) != int(handle.transaction_version(NEXT_APP) or 0):
+            raise DataError(f"{self._table.uri}: its rows are not those that were written: restore its newest version")
+        return self._known
+
+    def take_in(self, new: Sequence[Found], changed: Sequence[Found]) -> Known:
+        """Give new files their numbers, in this order, and note changed ones; in one commit.
+
+        Whoever loses to a rival looks again: what the rival has taken in is not new any more.
+
+        Raises:
+            ConflictError: rivals won every attempt.
+        """
+        for attempt in range(ATTEMPTS):
+            known = self.known()
+            left, other = known.news(new)[0], known.news(changed)[1]
+            if not left and not other and self._commits is not None:
+                return known
+            try:
+                self._commit(known, left, other)
+            except ConflictError:
+                if attempt == ATTEMPTS - 1:
+                    raise
+        return self.known()
+
+    def _commit(self, known: Known, new: Sequence[Found], changed: Sequence[Found]) -> None:
+        first, now = len(known.entries), datetime.now(UTC)
+        rows = [(first + n, f, TAKEN) for n, f in enumerate(new)] + [(known.numbers[f.path], f, CHANGED) for f in changed]
+        writer = StagedWriter(self._table, SCHEMA)
+        columns = {
+            "number": [n for n, _, _ in rows],
+            "path": [f.path for _, f, _ in rows],
+            "size": [f.size for _, f, _ in rows],
+            "modified_at": pa.array([f.modified_us for _, f, _ in rows], pa.int64()).cast(SCHEMA.field("modified_at").type),
+            "kind": [kind for _, _, kind in rows],
+            "seen_at": [now] * len(rows),
+            "run_id": [self._run_id] * len(rows),
+        }
+        if rows:
+            writer.write(pa.table(columns, schema=SCHEMA))
+        commit(
+            Commit(
+                self._table,
+                SCHEMA,
+                writer.close(),
+                expected={APP: self._commits},
+                advance={APP: (self._commits or 0) + 1, NEXT_APP: first + len(new)},
+                table_id=self._id(),
+                info={"files": str(len(new)), "changed": str(len(changed))},
+                description="Files that are the source, each with its number: bronze has read them up to one",
+            )
+        )
+        crash_points.reach("files_taken_in")
+
+    def _id(self) -> str | None:
+        if self._commits is None:
+            return None
+        return self._known.log_id
+
+    def _add(self, rows: pa.Table) -> None:
+        entries, numbers = self._known.entries, self._known.numbers
+        times = rows.column("modified_at").cast(pa.int64())
+        columns = zip(
+            *(rows.column(n).to_pylist() for n in ("number", "path", "size")),
+            times.to_pylist(),
+            rows.column("kind").to_pylist(),
+            rows.column("seen_at").to_pylist(),
+            strict=True,
+        )
+        # By number, and changes behind them in the order in which they were seen.
+        for number, path, size, modified, kind, _ in sorted(
+            columns, key=lambda r: (True, r[5]) if r[4] == CHANGED else (False, r[0])
+        ):
+            entry = Entry(number, path, size, modified)
+            if kind == TAKEN and number == len(entries):
+                entries.append(entry)
+                numbers[path] = number
+            elif kind == CHANGED and number < len(entries):
+                entries[number] = entry

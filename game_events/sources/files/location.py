@@ -1,0 +1,183 @@
+"""The folder or prefix of an object store that files are read from: listing it and opening its files."""
+
+from __future__ import annotations
+
+import errno
+import fnmatch
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+from deltalake import DeltaTable
+from deltalake.fs import DeltaStorageHandler
+
+from game_events.config.settings import Settings
+from game_events.errors import ConfigurationError
+from game_events.lakehouse.storage.errors import store_errors_named
+from game_events.lakehouse.storage.options import delta_options, is_remote
+from game_events.lakehouse.tables import Table
+from game_events.sources.files.archive_format import RECORDS
+from game_events.sources.files.folder import REFUSED, files_below, hidden
+
+#: A pipe is not waited for, whatever is there of this name by now.
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class NoFileError(Exception):
+    """What stands under a file's name is no file of the folder (any more), as a link or a pipe, or may not be read."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """One file as a listing has it.
+
+    Attributes:
+        path: its full path or URI.
+        size: bytes.
+        modified_us: when it was last written, in microseconds since 1970.
+    """
+
+    path: str
+    size: int
+    modified_us: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the files are; picklable, workers open files by it.
+
+    Attributes:
+        root: folder or URI, without a slash at its end.
+        options: of the object store; no credential is among them.
+    """
+
+    root: str
+    options: dict[str, str] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, settings: Settings, root: str) -> Place:
+        """The place of a path or URI, with what its object store needs.
+
+        Raises:
+            ConfigurationError: an object store that is not known, or not named as a whole.
+        """
+        if is_remote(root):
+            root = root.replace("s3a://", "s3://", 1).rstrip("/")
+            return cls(root, delta_options(settings.model_copy(update={"lakehouse": root})))
+        return cls(str(Path(root.removeprefix("file://")).expanduser().resolve()))
+
+    @property
+    def local(self) -> bool:
+        """Whether it is a folder of a file system."""
+        return "://" not in self.root
+
+    def listing(self, pattern: str = "*", skipped: dict[str, str] | None = None) -> list[Found]:
+        """All files below it whose path below it matches, older ones first.
+
+        A name that begins with `_` or `.`, of a file or of a folder on the way, is nobody's: writers hide there what is not
+        finished.
+
+        Args:
+            pattern: as for a shell; a `*` stands for slashes, too.
+            skipped: gets the paths of files and folders that are there and are skipped, and why.
+
+        Raises:
+            ConfigurationError: there is no such folder, it may not be read, or the object store refuses us.
+            TransientError: the object store does not answer.
+        """
+        if self.local and not Path(self.root).is_dir():
+            raise ConfigurationError(f"GAME_EVENTS_FILES_PATH: {self.root} is not a folder: make it, or name another")
+        found = []
+        files = files_below(self.root, {} if skipped is None else skipped) if self.local else self._in_store()
+        for below, size, mtime_ns in files:
+            if fnmatch.fnmatchcase(below, pattern):
+                found.append(Found(f"{self.root}/{below}", size, mtime_ns // 1000))
+        return sorted(found, key=lambda f: (f.modified_us, f.path))
+
+    def _in_store(self) -> Iterator[tuple[str, int, int]]:
+        system, prefix = self._system()
+        with store_errors_named(self.root):
+            infos = system.get_file_info(pafs.FileSelector(prefix.rstrip("/"), recursive=True))
+        for info in infos:
+            if info.type == pafs.FileType.File:
+                below = info.path.removeprefix(prefix)
+                if not any(hidden(part) for part in PurePosixPath(below).parts):
+                    yield below, info.size, info.mtime_ns or 0
+
+    def archive(self) -> DeltaTable | None:
+        """The archive that is there; None: plain files are.
+
+        Raises:
+            ConfigurationError: it is a table and no archive, or the object store refuses us.
+            TransientError: the object store does not answer.
+        """
+        archive = Table("archive", self.root, self.options).open()
+        if archive is not None and [f.name for f in archive.schema().fields] != RECORDS.names:
+            raise ConfigurationError(
+                f"GAME_EVENTS_FILES_PATH: {self.root} is a Delta table: its files are rewritten, so they are no source"
+            )
+        return archive
+
+    def files_of(self, archive: DeltaTable) -> list[Found]:
+        """All files that the log of the archive here names, and no others: a crash has left those there."""
+        actions = pa.table(archive.get_add_actions())
+        times = actions.column("modification_time").cast(pa.int64()).to_pylist()
+        columns = zip(actions.column("path").to_pylist(), actions.column("size_bytes").to_pylist(), times, strict=True)
+        # delta-rs gives times of its log in milliseconds.
+        found = [Found(f"{self.root}/{path}", size, ms * 1000) for path, size, ms in columns]
+        return sorted(found, key=lambda f: (f.modified_us, f.path))
+
+    @contextmanager
+    def open(self, path: str) -> Iterator[pa.NativeFile]:
+        """One of its files, for random access.
+
+        Raises:
+            FileNotFoundError: it is gone.
+            NoFileError: a link or a pipe is in its place, or this user may not read it.
+        """
+        below = path.removeprefix(f"{self.root}/")
+        if self.local:
+            with open(self._descriptor(below), "rb", buffering=0) as file, pa.PythonFile(file, mode="r") as source:  # noqa: PTH123
+                yield source
+            return
+        system, prefix = self._system()
+        with system.open_input_file(prefix + below) as source:
+            yield source
+
+    def _descriptor(self, below: str) -> int:
+        """A file of the folder, opened step by step: no part of its name may be a link by now."""
+        *folders, name = PurePosixPath(below).parts
+        if {"..", "/"} & {*folders, name}:
+            raise NoFileError("it is no file of the folder")
+        held = os.open(self.root, _READ | os.O_DIRECTORY)
+        try:
+            for folder in folders:
+                inner = os.open(folder, _READ | os.O_DIRECTORY, dir_fd=held)
+                os.close(held)
+                held = inner
+            found = os.open(name, _READ, dir_fd=held)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
+                raise NoFileError(f"it is no file of the folder any more ({error.strerror})") from None
+            if error.errno in REFUSED:
+                raise NoFileError(
+                    f"it may not be read ({error.strerror}): give this user the right to, and put it there under another name"
+                ) from None
+            raise
+        finally:
+            os.close(held)
+        if stat.S_ISREG(os.fstat(found).st_mode):
+            return found
+        os.close(found)
+        raise NoFileError("it is no file of the folder")
+
+    def _system(self) -> tuple[pafs.FileSystem, str]:
+        """A file system, and what stands in it before the paths below the root."""
+        if self.local:
+            return pafs.LocalFileSystem(), self.root + "/"
+        return pafs.PyFileSystem(DeltaStorageHandler(self.root, self.options)), ""

@@ -1,0 +1,185 @@
+"""Parquet files: rows of columns, or records of an archive. Positions count the rows from 0.
+
+A file is read row group by row group; one that cannot be read is one row of quarantine, the others are read all the same. A
+large file is shared out to several tasks by its row groups.
+
+What a file says of its own sizes may be wrong, and a value that stands in it once may be a million rows': so batches are as
+large as the file lets expect, and smaller ones are tried where they do not fit into memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from game_events.decoding.core.reasons import Reason
+from game_events.decoding.core.registry_schema import RegistrySchema, schema_guid
+from game_events.decoding.stored_columns import FORMAT, schema_text, stored
+from game_events.sources.files.archive_format import RECORDS, is_archive, schemas_of
+from game_events.sources.files.limits import Bounds, memory
+from game_events.sources.files.record_batches import (
+    BATCH_BYTES,
+    BATCH_ROWS,
+    FilePart,
+    Positions,
+    archived,
+    decoded,
+    pieces,
+    refused,
+)
+
+#: What reading damaged Parquet raises; `is_damage` tells it from storage that is away.
+DAMAGED = (pa.ArrowException, OSError, ValueError, EOFError, MemoryError)
+#: Bytes that a worker may ask for besides what it has, and a row group as it is stored, while it decodes a batch.
+MEMORY = 1024 * 1024 * 1024
+#: A batch that did not fit is tried again with so many times fewer rows.
+_FEWER = 32
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """One file, open."""
+
+    opened: pq.ParquetFile
+    file: FilePart
+    offer: Callable[[RegistrySchema], None]
+    is_damage: Callable[[BaseException], bool]
+    archive: bool
+
+
+def read_parquet(
+    source: pa.NativeFile,
+    file: FilePart,
+    offer: Callable[[RegistrySchema], None],
+    is_damage: Callable[[BaseException], bool],
+    bounds: Bounds,
+    *,
+    of_archive: bool = False,
+) -> Iterator[pa.RecordBatch]:
+    """Batches of a file's rows, or of a part of them, and rows for what cannot be read.
+
+    Args:
+        source: the file.
+        file: what it is, and which part of it is read.
+        offer: told of the schemas that the file brings, once it is known to be one that is read.
+        is_damage: whether an error is one of the file's content.
+        bounds: of its rows, and of the bytes of a part of it.
+        of_archive: the log of an archive names the file.
+
+    Raises:
+        BoundReachedError: its rows are too many bytes.
+    """
+    try:
+        opened, archive = _open(source, offer, of_archive=of_archive)
+    except DAMAGED as error:
+        if not is_damage(error):
+            raise
+        if file.part == 0:
+            yield refused(file, 0, f"it cannot be read as Parquet: {_said(error)}")
+        return
+    if opened.metadata.num_rows > bounds.rows:
+        # Nothing of it was read yet: all of it can come under another name.
+        if file.part == 0:
+            yield refused(file, 0, f"nothing of it was read: {bounds.too_many()}", reason=Reason.TOO_LARGE)
+        return
+    reading = _Reading(opened, file, offer, is_damage, archive)
+    position = size = 0
+    for group in range(opened.num_row_groups):
+        count = opened.metadata.row_group(group).num_rows
+        if group % file.parts == file.part:
+            for batch in _row_group(reading, group, position):
+                size += batch.column("value" if "columns" not in batch.schema.names else "columns").nbytes
+                if size > bounds.unpacked:
+                    raise bounds.too_much()
+                yield batch
+        position += count
+
+
+def _open(source: pa.NativeFile, offer: Callable[[RegistrySchema], None], *, of_archive: bool) -> tuple[pq.ParquetFile, bool]:
+    """The file, and whether it is one of an archive."""
+    with memory(MEMORY):
+        opened = pq.ParquetFile(source)
+    archive = is_archive(opened.schema_arrow)
+    if archive and not set(RECORDS.names) <= set(opened.schema_arrow.names):
+        raise ValueError("an archive without the columns of one")
+    # Its records would come twice: those of files that were joined, or that a crash has left there.
+    if archive and not of_archive:
+        raise ValueError("it is of an archive: set GAME_EVENTS_FILES_PATH to the archive's own folder")
+    if of_archive and not archive:
+        raise ValueError("the archive's files were rewritten (OPTIMIZE?): restore its table, or make another archive")
+    for schema in schemas_of(opened.schema_arrow).values() if archive else ():
+        offer(schema)
+    return opened, archive
+
+
+def _row_group(reading: _Reading, group: int, position: int) -> Iterator[pa.RecordBatch]:
+    count, done = reading.opened.metadata.row_group(group).num_rows, 0
+    rows = _expected_rows(reading.opened, group)
+    while done < count:
+        try:
+            for batch in _batches(reading, group, rows, done):
+                positions = position + done + np.arange(len(batch), dtype=np.int64)
+                # Not while whoever asked for a batch works with it.
+                with memory(MEMORY):
+                    arranged = _arranged(reading, positions, batch)
+                yield arranged
+                done += len(batch)
+            return
+        except MemoryError as error:
+            pa.default_memory_pool().release_unused()
+            if rows == 1:
+                detail = f"row group {group}: a row needs more than {MEMORY:,} bytes of memory; {count - done:,} rows are left"
+                yield refused(reading.file, position + done, f"{detail}: {_said(error)}", reason=Reason.TOO_LARGE)
+                return
+            rows = max(1, rows // _FEWER)
+        except DAMAGED as error:
+            if not reading.is_damage(error):
+                raise
+            detail = f"row group {group}: {_said(error)}; {count - done:,} rows are left of it"
+            yield refused(reading.file, position + done, detail)
+            return
+
+
+def _expected_rows(opened: pq.ParquetFile, group: int) -> int:
+    """Rows of a batch, by what the file says of itself."""
+    found = opened.metadata.row_group(group)
+    each: int = max(1, found.total_byte_size // max(1, found.num_rows))
+    return max(1, min(BATCH_ROWS, BATCH_BYTES // each))
+
+
+def _batches(reading: _Reading, group: int, rows: int, skip: int) -> Iterator[pa.RecordBatch]:
+    """A row group's rows but for the first ones, each batch within the memory that a worker may have."""
+    columns = RECORDS.names if reading.archive else None
+    batches = reading.opened.iter_batches(rows, row_groups=[group], columns=columns)
+    about = reading.opened.metadata.row_group(group)
+    packed = sum(about.column(c).total_compressed_size for c in range(about.num_columns))
+    while True:
+        with memory(MEMORY + max(0, min(reading.file.size, packed))):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        if skip < len(batch):
+            yield from pieces(batch.slice(skip), BATCH_BYTES)
+        skip = max(0, skip - len(batch))
+
+
+def _arranged(reading: _Reading, positions: Positions, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows as workers have them."""
+    if reading.archive:
+        rows = pa.Table.from_batches([batch]).select(RECORDS.names).cast(RECORDS)
+        return archived(reading.file, positions, rows)
+    columns = stored(batch.to_struct_array())
+    if not pa.types.is_struct(columns.type):
+        raise ValueError("it has no column with a type")
+    text = schema_text(columns.type)
+    schema = RegistrySchema(schema_guid(FORMAT, text), FORMAT, text)
+    reading.offer(schema)
+    return decoded(reading.file, positions, str(schema.schema_id), columns)
+
+
+def _said(error: BaseException) -> str:
+    return (str(error).strip() or repr(error)).partition("\n")[0][:300]

@@ -1,0 +1,210 @@
+"""Records of files as they go to bronze's workers: batches like those of a topic, with file and position beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from game_events.decoding.core.reasons import KEPT_BYTES, Reason
+from game_events.decoding.core.wire_format import ID_HEADER
+from game_events.sources.core.source import FILES
+from game_events.sources.files.limits import Bounds
+from game_events.sources.files.offsets import PARTITION, first_offset
+
+Positions = npt.NDArray[np.int64]
+TIME = pa.timestamp("us", tz="UTC")
+HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+#: Records and bytes of a batch: small files are put together up to it, large ones are cut.
+BATCH_ROWS = 20_000
+BATCH_BYTES = 32 * 1024 * 1024
+
+#: Columns of every batch. `at` is the record's own offset in the source; `partition` and `offset` are those it has in bronze,
+#: which for records from an archive are Kafka's. `reason` is NULL but for what cannot be read as a record at all.
+COMMON = (
+    pa.field("topic", pa.string()),
+    pa.field("topic_id", pa.string()),
+    pa.field("partition", pa.int32()),
+    pa.field("offset", pa.int64()),
+    pa.field("timestamp", TIME),
+    pa.field("key", pa.binary()),
+    pa.field("value", pa.binary()),
+    pa.field("headers", HEADERS_TYPE),
+    pa.field("at", pa.int64()),
+    pa.field("file_path", pa.string()),
+    pa.field("file_position", pa.int64()),
+    pa.field("reason", pa.string()),
+    pa.field("detail", pa.string()),
+)
+RECORDS = pa.schema(COMMON)
+
+
+@dataclass(frozen=True)
+class FilePart:
+    """A file, or a part of a large one, that a worker reads.
+
+    Attributes:
+        number: the file's number in the log.
+        path, size, modified_us: as the log has them.
+        log_id: the log's id, which stands where a topic's would.
+        part, parts: which of how many parts, of Parquet files.
+    """
+
+    number: int
+    path: str
+    size: int
+    modified_us: int
+    log_id: str
+    part: int = 0
+    parts: int = 1
+
+
+def records(file: FilePart, positions: Positions, values: pa.BinaryArray, identity: bytes | None) -> pa.RecordBatch:
+    """Records with these values; `identity` names their schema, unless the values begin with a frame."""
+    count = len(positions)
+    columns = _place(file, positions) | {
+        "value": values,
+        "headers": no_headers(count) if identity is None else schema_headers(identity, count),
+    }
+    return _arranged(columns, RECORDS, count)
+
+
+def decoded(file: FilePart, positions: Positions, guid: str, rows: pa.StructArray) -> pa.RecordBatch:
+    """Rows that are columns already, of one schema."""
+    count = len(positions)
+    columns = _place(file, positions) | {"headers": no_headers(count), "columns": rows}
+    columns["schema_guid"] = pa.repeat(pa.scalar(guid), count)
+    schema = pa.schema([*COMMON, pa.field("schema_guid", pa.string()), pa.field("columns", rows.type)])
+    return _arranged(columns, schema, count)
+
+
+def archived(file: FilePart, positions: Positions, rows: pa.Table) -> pa.RecordBatch:
+    """Records of an archive, with the coordinates, keys, headers and times that they had in Kafka."""
+    count = len(positions)
+    own = _place(file, positions)
+    columns = own | {name: rows.column(name).combine_chunks() for name in rows.column_names}
+    lengths = pc.fill_null(pc.list_value_length(columns["headers"]), 0)
+    columns["headers"] = pc.if_else(pc.greater(lengths, 0), columns["headers"].cast(HEADERS_TYPE), no_headers(count))
+    return _arranged(columns, RECORDS, count)
+
+
+def refused(
+    file: FilePart, position: int, detail: str, rest: bytes | None = None, reason: Reason = Reason.UNREADABLE_FILE
+) -> pa.RecordBatch:
+    """One row for what cannot be read: a whole file, or what is left of one from a position on."""
+    columns = _place(file, np.array([position], dtype=np.int64)) | {
+        "value": pa.array([rest], pa.binary()),
+        "headers": no_headers(1),
+        "reason": pa.array([str(reason)]),
+        "detail": pa.array([detail]),
+    }
+    return _arranged(columns, RECORDS, 1)
+
+
+def within(batch: pa.RecordBatch, bounds: Bounds) -> Iterator[pa.RecordBatch]:
+    """The same rows in pieces that fit into memory several times; of those that are too large a part, and the reason."""
+    if "columns" in batch.schema.names:
+        for piece in pieces(batch, min(BATCH_BYTES, bounds.record)):
+            large = piece.nbytes > bounds.record
+            yield _cut(piece.select(RECORDS.names), [piece.nbytes], bounds) if large else piece
+        return
+    sizes = pc.add(*(pc.fill_null(pc.binary_length(batch.column(name)), 0).cast(pa.int64()) for name in ("value", "key")))
+    large = pc.and_(pc.greater(sizes, bounds.record), pc.is_null(batch.column("reason")))
+    if not pc.any(large).as_py():
+        yield batch
+        return
+    yield batch.filter(pc.invert(large))
+    yield _cut(batch.filter(large), sizes.filter(large).to_pylist(), bounds)
+
+
+def pieces(batch: pa.RecordBatch, most: int) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of so many bytes at most, but for single rows that have more."""
+    if len(batch) < 2 or batch.nbytes <= most:
+        yield batch
+        return
+    half = len(batch) // 2
+    yield from pieces(batch.slice(0, half), most)
+    yield from pieces(batch.slice(half), most)
+
+
+def _cut(batch: pa.RecordBatch, sizes: list[int], bounds: Bounds) -> pa.RecordBatch:
+    """Rows that are too large, as quarantine keeps them."""
+    columns = {name: batch.column(name) for name in batch.schema.names} | {
+        "key": pc.binary_slice(batch.column("key"), 0, KEPT_BYTES),
+        "value": pc.binary_slice(batch.column("value"), 0, KEPT_BYTES),
+        "reason": pa.repeat(pa.scalar(str(Reason.TOO_LARGE)), len(batch)),
+        "detail": pa.array([bounds.too_large(size) for size in sizes], pa.string()),
+    }
+    return _arranged(columns, RECORDS, len(batch))
+
+
+def slices(data: pa.Buffer | bytes, starts: Positions, ends: Positions) -> pa.BinaryArray:
+    """The values that stand at these places of a buffer of less than 2 GiB."""
+    count = len(starts)
+    # Values and what is between them, then every second one: one copy, no loop.
+    bounds = np.empty(2 * count + 1, dtype=np.int32)
+    bounds[0:-1:2], bounds[1::2] = starts, ends
+    bounds[-1] = ends[-1] if count else 0
+    whole = pa.Array.from_buffers(pa.binary(), 2 * count, [None, pa.py_buffer(bounds), pa.py_buffer(data)])
+    return whole.take(pa.array(np.arange(0, 2 * count, 2)))
+
+
+def schema_headers(identity: bytes, count: int) -> pa.ListArray:
+    """One header in each record: the schema's identity."""
+    pairs = pa.StructArray.from_arrays(
+        [pa.repeat(pa.scalar(ID_HEADER), count), pa.repeat(pa.scalar(identity, pa.binary()), count)],
+        fields=list(HEADERS_TYPE.value_type),
+    )
+    return pa.ListArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int32)), pairs).cast(HEADERS_TYPE)
+
+
+def no_headers(count: int) -> pa.ListArray:
+    """An empty list in each record."""
+    empty = pa.array([], HEADERS_TYPE.value_type)
+    return pa.ListArray.from_arrays(pa.array(np.zeros(count + 1, dtype=np.int32)), empty).cast(HEADERS_TYPE)
+
+
+def together(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of up to `BATCH_ROWS`: thousands of files with a handful of records are a few batches."""
+    held: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        if not len(batch):
+            continue
+        if held and (held[0].schema != batch.schema or rows + len(batch) > BATCH_ROWS or size > BATCH_BYTES):
+            yield _joined(held)
+            held, rows, size = [], 0, 0
+        held.append(batch)
+        rows, size = rows + len(batch), size + batch.nbytes
+    if held:
+        yield _joined(held)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def _place(file: FilePart, positions: Positions) -> dict[str, pa.Array]:
+    count = len(positions)
+    at = pa.array(first_offset(file.number) + positions, pa.int64())
+    return {
+        "topic": pa.repeat(pa.scalar(FILES), count),
+        "topic_id": pa.repeat(pa.scalar(file.log_id), count),
+        "partition": pa.repeat(pa.scalar(PARTITION, pa.int32()), count),
+        "offset": at,
+        "timestamp": pa.repeat(pa.scalar(file.modified_us, pa.int64()), count).cast(TIME),
+        "at": at,
+        "file_path": pa.repeat(pa.scalar(file.path), count),
+        "file_position": pa.array(positions, pa.int64()),
+    }
+
+
+def _arranged(columns: dict[str, pa.Array], schema: pa.Schema, count: int) -> pa.RecordBatch:
+    arrays = [columns[f.name] if f.name in columns else pa.nulls(count, f.type) for f in schema]
+    return pa.RecordBatch.from_arrays(
+        [a if a.type == f.type else a.cast(f.type) for a, f in zip(arrays, schema, strict=True)], schema=schema
+    )

@@ -1,0 +1,193 @@
+"""Schemas of records in files: from the file's own header, from a file that a setting names, or from the registry.
+
+What no registry has an id for gets a GUID made of the schema itself. Records carry it as Confluent's serializers carry theirs,
+in the header `__value_schema_id`, and the archive (table `schemas`) keeps the text: so replay, redecode and erasure, which know
+records and schema ids, know records of files.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from game_events.config.settings import Settings
+from game_events.decoding.batch_decoder import TypeKey
+from game_events.decoding.compiler import compile_schema
+from game_events.decoding.core.registry_schema import RegistrySchema, schema_guid
+from game_events.decoding.core.wire_format import IndexPath, SchemaId
+from game_events.decoding.protobuf.schema import ProtobufSchema
+from game_events.errors import ConfigurationError, DataError
+from game_events.schema_registry import SchemaRegistry, SubjectVersion
+from game_events.sources.files.archive_format import UNKNOWN
+
+#: Ending of the schema's file -> its format.
+_KINDS = {".proto": "PROTOBUF", ".json": "JSON", ".avsc": "AVRO"}
+_SUBJECT = "subject:"
+SETTING = "GAME_EVENTS_FILES_SCHEMA"
+
+
+def identity_bytes(schema_id: SchemaId, path: IndexPath, *, indexed: bool) -> bytes:
+    """What a record's header `__value_schema_id` holds: magic byte, id or GUID, and of protobuf the message's indexes."""
+    head = b"\0" + schema_id.to_bytes(4, "big") if isinstance(schema_id, int) else b"\1" + uuid.UUID(schema_id).bytes
+    if not indexed:
+        return head
+    if path == (0,):
+        return head + b"\0"
+    return head + b"".join(_zigzag(n) for n in (len(path), *path))
+
+
+def _zigzag(number: int) -> bytes:
+    value, found = number << 1, bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes((*found, value))
+
+
+@dataclass(frozen=True)
+class NamedSchema:
+    """The schema that the settings name, for records whose files do not hold one.
+
+    Attributes:
+        schema: the schema, with an id of the registry or a GUID of its own.
+        key: the type of the records.
+        identity: what stands in their header.
+    """
+
+    schema: RegistrySchema
+    key: TypeKey
+    identity: bytes
+
+    @property
+    def kind(self) -> str:
+        """Its format."""
+        return self.schema.format
+
+
+def named_schema(settings: Settings, registry: SchemaRegistry) -> NamedSchema | None:
+    """The schema of the settings; None: they name none.
+
+    Raises:
+        ConfigurationError: there is no such file, subject or message type, or the text does not compile.
+        TransientError: the registry does not answer.
+    """
+    if settings.files_schema is None:
+        return None
+    schema = (
+        _from_subject(settings.files_schema, registry) if settings.files_schema.startswith(_SUBJECT) else _from_file(settings)
+    )
+    try:
+        compiled = compile_schema(schema)
+    except DataError as error:
+        raise ConfigurationError(f"{SETTING}: {settings.files_schema}: {error}") from None
+    path: IndexPath = ()
+    if isinstance(compiled, ProtobufSchema):
+        path = _path_of(compiled, settings.files_message_type)
+    return NamedSchema(schema, (schema.schema_id, path), identity_bytes(schema.schema_id, path, indexed=compiled.indexed))
+
+
+def _from_subject(name: str, registry: SchemaRegistry) -> RegistrySchema:
+    subject = name.removeprefix(_SUBJECT)
+    newest = registry.newest(subject)
+    schema = registry.fetch(newest[1]) if newest is not None else None
+    if schema is None:
+        raise ConfigurationError(f"{SETTING}: the registry {registry.url} has no subject {subject!r}")
+    return schema
+
+
+def _from_file(settings: Settings) -> RegistrySchema:
+    path = Path(str(settings.files_schema)).expanduser()
+    kind = _KINDS.get(path.suffix)
+    if kind is None:
+        raise ConfigurationError(f"{SETTING}: {path} ends in none of {', '.join(_KINDS)}, and is no `{_SUBJECT}NAME`")
+    try:
+        text = path.read_text("utf-8")
+        references = _imports(path, text) if kind == "PROTOBUF" else ()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{SETTING}: {path} cannot be read: {error}") from None
+    return RegistrySchema(schema_guid(kind, text, references), kind, text, references)
+
+
+def _imports(path: Path, text: str) -> tuple[tuple[str, str], ...]:
+    """(Name, text) of the files beside it that a .proto file imports, dependencies first; others are protoc's own."""
+    found: dict[str, str] = {}
+    seen: set[str] = set()  # files that import each other are for the compiler to refuse
+
+    def visit(body: str) -> None:
+        for line in body.splitlines():
+            words = line.split("//")[0].split()
+            if words[:1] != ["import"]:
+                continue
+            name = words[-1].strip('";')
+            beside = path.parent / name
+            if name not in seen and beside.is_file() and not {"..", "/"} & set(Path(name).parts):
+                seen.add(name)
+                inner = beside.read_text("utf-8")
+                visit(inner)
+                found[name] = inner
+
+    visit(text)
+    return tuple(found.items())
+
+
+def _path_of(schema: ProtobufSchema, name: str | None) -> IndexPath:
+    """Index path of a message type by its full name."""
+    if name is None:
+        return (0,)
+    names = schema.type_paths()
+    if name not in names:
+        raise ConfigurationError(
+            f"GAME_EVENTS_FILES_MESSAGE_TYPE: the schema has no message {name!r}; it has {', '.join(sorted(names))}"
+        )
+    return names[name]
+
+
+def _known(offered: RegistrySchema | None) -> RegistrySchema | None:
+    """What files say of a schema; None if nobody knew it when the archive was written."""
+    return None if offered is not None and offered.format == UNKNOWN else offered
+
+
+class FileSchemas:
+    """What the catalog asks instead of the registry while files are the source: schemas found in files, then the registry."""
+
+    def __init__(self, registry: SchemaRegistry, *, framed: bool) -> None:
+        """Wraps the registry.
+
+        Args:
+            registry: asked for ids that no file brought.
+            framed: whether records name schemas of the registry; else it is asked for none.
+        """
+        self.url = registry.url
+        self._registry, self._framed = registry, framed
+        self._offered: dict[SchemaId, RegistrySchema] = {}
+
+    def offer(self, schemas: Iterable[RegistrySchema]) -> None:
+        """Schemas that came with files."""
+        for schema in schemas:
+            self._offered.setdefault(schema.schema_id, schema)
+
+    def fetch(self, schema_id: SchemaId) -> RegistrySchema | None:
+        """The schema of an id or GUID; None: nobody knows it.
+
+        Raises:
+            TransientError, ConfigurationError: the registry does not answer, or refuses us.
+        """
+        offered = self._offered.get(schema_id)
+        if self._framed and (isinstance(schema_id, int) or offered is None):
+            # Whatever a file says of the registry's ids, the registry says what they are; what it has lost an archive may have.
+            return self._registry.fetch(schema_id) or _known(offered)
+        if offered is None and isinstance(schema_id, int):
+            return self._registry.fetch(schema_id)
+        return _known(offered)
+
+    def version_numbers(self, subject: str) -> list[int]:
+        """Files have no subject."""
+        del subject
+        return []
+
+    def versions(self, subject: str) -> list[SubjectVersion]:
+        """Files have no subject."""
+        del subject
+        return []

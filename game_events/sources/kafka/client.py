@@ -1,0 +1,138 @@
+"""Options, remembered causes and the topic: what the two writers share."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from game_events.config.settings import Settings
+from game_events.errors import ConfigurationError, GameEventsError, TransientError
+from game_events.sources.kafka.options import for_librdkafka
+
+CONNECT_TIMEOUT_S = 15
+#: The broker's own default: a hosted cluster refuses any other number than its own.
+BROKERS_DEFAULT = -1
+#: How often the wait for the broker looks at what `error_cb` heard.
+LOOK_S = 1.0
+#: Who we are is refused.
+LOGIN = frozenset({KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED})
+#: What we ask for is refused. Only a person can change these, too.
+REQUEST = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.INVALID_CONFIG,
+        KafkaError.INVALID_PARTITIONS,
+        KafkaError.INVALID_REPLICATION_FACTOR,
+        KafkaError.POLICY_VIOLATION,
+        KafkaError.TOPIC_EXCEPTION,
+    }
+)
+
+
+#: What a broker says that refuses our certificate, or misses one: librdkafka takes it for a line that broke.
+_REFUSED_BY_TLS = re.compile(
+    r"SSL routines.*alert (bad certificate|unsupported certificate|certificate (expired|required|revoked|unknown)|unknown ca|"
+    r"access denied|handshake failure)"
+)
+
+
+class CauseMemory:
+    """An ``error_cb`` that remembers: only there does librdkafka say why a login failed; calls just time out."""
+
+    def __init__(self, servers: str) -> None:
+        self._servers = servers
+        self._last: KafkaError | None = None
+
+    def __call__(self, error: KafkaError) -> None:
+        """Keeps the most telling error: a refusal stays, and "all brokers down" adds nothing to what came before."""
+        if self.refused or (self._last is not None and error.code() == KafkaError._ALL_BROKERS_DOWN):
+            return
+        self._last = error
+
+    @property
+    def refused(self) -> bool:
+        """Whether the broker refused us, so that waiting is useless."""
+        return _is_refusal(self._last)
+
+    def explain(self, what: str, error: KafkaError | None = None) -> GameEventsError:
+        """The project's error for a Kafka error, with the remembered cause."""
+        cause = error if _is_refusal(error) and not self.refused else self._last or error
+        text = f"{what}: Kafka at {self._servers}: {_text(cause)}"
+        if _is_login(cause):
+            return ConfigurationError(f"{text}: check GAME_EVENTS_KAFKA_OPTIONS (security.protocol, sasl.*, ssl.*)")
+        if _is_refusal(cause):
+            return ConfigurationError(f"{text}: check the topic's name and partitions, and what this login may do")
+        return TransientError(f"{text}: is it up, and are GAME_EVENTS_KAFKA_BOOTSTRAP_SERVERS and security.protocol right?")
+
+
+def _is_login(error: KafkaError | None) -> bool:
+    return error is not None and (error.code() in LOGIN or _REFUSED_BY_TLS.search(error.str()) is not None)
+
+
+def _is_refusal(error: KafkaError | None) -> bool:
+    """Whether waiting is useless."""
+    return error is not None and (_is_login(error) or error.code() in REQUEST)
+
+
+def client_options(settings: Settings, memory: CauseMemory, defaults: Mapping[str, object]) -> dict[str, object]:
+    """Options of a client: `defaults`, then the settings' own, then what this code depends on."""
+    return {
+        # Connection failures reach the caller through `memory`; librdkafka would also print each attempt to stderr.
+        "log_level": 2,
+        **defaults,
+        **for_librdkafka({key: value.get_secret_value() for key, value in settings.kafka_options.items()}),
+        "bootstrap.servers": settings.kafka_bootstrap_servers,
+        "error_cb": memory,
+    }
+
+
+def bad_option(error: KafkaException) -> ConfigurationError:
+    """The client library's complaint about an option: it names the option, never its value."""
+    return ConfigurationError(f"GAME_EVENTS_KAFKA_OPTIONS: {_text(error.args[0])}")
+
+
+def ensure_topic(settings: Settings, partitions: int, name: str | None = None) -> None:
+    """Creates a topic (None: the one that the simulator writes to) with the broker's default replication, unless it is there.
+
+    Then it stays as it is, partitions included.
+
+    Raises:
+        ConfigurationError: refused login, or not allowed to create it.
+        TransientError: no broker answers.
+    """
+    topic = name or settings.produced_topic
+    memory = CauseMemory(settings.kafka_bootstrap_servers)
+    try:
+        admin = AdminClient(client_options(settings, memory, {}))  # type: ignore[arg-type]
+    except KafkaException as error:
+        raise bad_option(error) from error
+    if topic in _topics(admin, memory):
+        return
+    try:
+        new = NewTopic(topic, partitions, BROKERS_DEFAULT)
+        admin.create_topics([new], request_timeout=CONNECT_TIMEOUT_S)[topic].result()
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+            raise memory.explain(f"creating topic {topic!r}", error.args[0]) from error
+
+
+def _topics(admin: AdminClient, memory: CauseMemory) -> set[str]:
+    """Names of all topics; gives up at once when the broker refuses us."""
+    deadline = time.monotonic() + CONNECT_TIMEOUT_S
+    while True:
+        try:
+            return set(admin.list_topics(timeout=LOOK_S).topics)
+        except KafkaException as error:
+            admin.poll(0)
+            if memory.refused or time.monotonic() > deadline:
+                raise memory.explain("listing topics", error.args[0]) from error
+
+
+def _text(error: KafkaError | None) -> str:
+    return "no answer" if error is None else f"{error.name()}: {error.str()}"

@@ -1,0 +1,70 @@
+"""This project's code, and what extensions import, on its way to Spark's workers.
+
+Workers unpickle what they run by name, so they need the same modules as the driver. With the driver's own code sent along, a
+cluster's machines need the libraries only, and a worker never runs another version of it than the driver.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import tempfile
+import zipfile
+from functools import lru_cache
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+import game_events
+from game_events.config.settings import Settings
+from game_events.config.this_machine import workers_are_here
+from game_events.errors import ConfigurationError
+
+PACKAGE = Path(game_events.__file__).parent
+#: What Python imports from; Spark unpacks nothing.
+SUFFIXES = (".py", ".zip", ".egg")
+#: The oldest time that a zip file can hold: the same code gives the same file, whenever it is made.
+_TIME = (1980, 1, 1, 0, 0, 0)
+
+
+def on_this_machine(settings: Settings) -> bool:
+    """Whether Spark's workers share this machine's Python environment, too: `local`, or a server beside us.
+
+    A cluster's workers have one of their own, wherever they are.
+    """
+    return workers_are_here(settings) and (settings.spark_remote is not None or settings.spark_master.startswith("local"))
+
+
+def ship(session: SparkSession, settings: Settings) -> None:
+    """Send what the settings ask for; a session that has it already is left alone.
+
+    Raises:
+        ConfigurationError: a file of `spark_py_files` is not there, or nothing that Python imports from.
+    """
+    files = [_importable(name) for name in settings.spark_py_files]
+    if settings.spark_ship_code == "always" or (settings.spark_ship_code == "auto" and not on_this_machine(settings)):
+        files.append(packed())
+    for file in files:
+        session.addArtifacts(str(file), pyfile=True)
+
+
+def _importable(name: str) -> Path:
+    path = Path(name).expanduser().resolve()
+    if not path.is_file() or path.suffix not in SUFFIXES:
+        raise ConfigurationError(f"GAME_EVENTS_SPARK_PY_FILES: {path} is no file that ends in {', '.join(SUFFIXES)}")
+    return path
+
+
+@lru_cache
+def packed(package: Path = PACKAGE) -> Path:
+    """A zip file of a package's modules, named by its content; made once in a process, gone with it."""
+    # Spark's driver serves the file to executors that come later, so it stays until the end.
+    folder = tempfile.TemporaryDirectory(prefix="game-events-code-")
+    atexit.register(folder.cleanup)
+    whole = Path(folder.name) / "whole.zip"
+    with zipfile.ZipFile(whole, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted(package.rglob("*.py")):
+            name = file.relative_to(package.parent).as_posix()
+            archive.writestr(zipfile.ZipInfo(name, _TIME), file.read_bytes(), zipfile.ZIP_DEFLATED)
+    digest = hashlib.sha256(whole.read_bytes()).hexdigest()[:12]
+    return whole.rename(whole.with_name(f"{package.name}-{digest}.zip"))

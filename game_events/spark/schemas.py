@@ -1,0 +1,115 @@
+"""A Spark plan's columns as an Arrow schema, by way of Delta's types: what the files and the table will have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pyarrow as pa
+from deltalake import Schema
+from pyspark.sql import DataFrame
+from pyspark.sql.types import ArrayType, DataType, MapType, NullType, StructField, StructType
+
+from game_events.errors import ExtensionError
+
+#: Delta refuses them in names of columns; a dot or a backtick no column can have that goes to Spark's workers (`mapInArrow`
+#: takes names for paths into structs), and decoding makes none (`decoding/core/column_map.py`).
+_FORBIDDEN = set(" ,;{}()\n\t=")
+_UNREACHABLE = set(".`")
+
+
+def arrow_schema(rows: DataFrame, whose: object, known: pa.Schema | None = None) -> pa.Schema:
+    """Columns of a plan; everything may be NULL.
+
+    Args:
+        rows: the plan; nothing of it runs.
+        whose: named in errors.
+        known: fields that are taken as they stand here, metadata included, where name and type are the same; they come first.
+
+    Raises:
+        ExtensionError: a column cannot be in a Delta table: its name, its type, or there are two of that name.
+    """
+    fields = rows.schema.fields
+    names = [f.name.casefold() for f in fields]
+    bad = sorted({f.name for f in fields if names.count(f.name.casefold()) > 1})
+    if bad:
+        raise ExtensionError(f"{whose} gives the column {', '.join(bad)} twice (capital letters do not count)")
+    found = []
+    for item in fields:
+        if not item.name or _FORBIDDEN & set(item.name):
+            raise ExtensionError(f"{whose} gives a column {item.name!r}: Delta takes no spaces and none of ,;{{}}()= in names")
+        if _UNREACHABLE & set(item.name):
+            raise ExtensionError(
+                f"{whose} gives a column {item.name!r}: Spark takes a dot in a name for a step into a struct, "
+                "and a backtick for a quote: name it otherwise"
+            )
+        found.append(_arrow(item, whose))
+    if known is None:
+        return pa.schema(found)
+    by_name = {f.name: f for f in found}
+    kept = [f for f in known if f.name in by_name and by_name[f.name].type == f.type]
+    held = {f.name for f in kept}
+    return pa.schema([*kept, *(f for f in found if f.name not in held)])
+
+
+def _arrow(item: StructField, whose: object) -> pa.Field:
+    try:
+        struct = StructType([StructField(item.name, nullable(item.dataType))])
+        return pa.schema(Schema.from_json(struct.json())).field(0)
+    except Exception as error:
+        raise ExtensionError(
+            f"{whose} gives the column {item.name} the type {item.dataType.simpleString()}, which Delta does not have: cast it"
+        ) from error
+
+
+def nullable(kind: DataType) -> DataType:
+    """A type without its NOT NULLs."""
+    if isinstance(kind, StructType):
+        return StructType([StructField(f.name, nullable(f.dataType)) for f in kind.fields])
+    if isinstance(kind, ArrayType):
+        return ArrayType(nullable(kind.elementType))
+    if isinstance(kind, MapType):
+        return MapType(nullable(kind.keyType), nullable(kind.valueType))
+    if isinstance(kind, NullType):
+        raise TypeError("void")
+    return kind
+
+
+def united(schemas: Iterable[StructType]) -> tuple[StructType, dict[str, list[str]]]:
+    """Columns of several tables together; those that have different types in some of them are left out.
+
+    Returns:
+        the columns, and the ones left out with their types.
+    """
+    fields: dict[str, StructField] = {}
+    clashes: dict[str, list[str]] = {}
+    for schema in schemas:
+        for item in schema.fields:
+            have = fields.get(item.name)
+            kind = nullable(item.dataType)
+            both = kind if have is None else _both(have.dataType, kind)
+            if both is None and have is not None:
+                known = clashes.setdefault(item.name, [have.dataType.simpleString()])
+                if kind.simpleString() not in known:
+                    known.append(kind.simpleString())
+            elif both is not None:
+                fields[item.name] = StructField(item.name, both)
+    return StructType([f for f in fields.values() if f.name not in clashes]), clashes
+
+
+def _both(one: DataType, other: DataType) -> DataType | None:
+    """The type that holds values of both: nested fields of either; None if there is none."""
+    if isinstance(one, StructType) and isinstance(other, StructType):
+        whole, clashes = united([one, other])
+        return None if clashes else whole
+    if isinstance(one, ArrayType) and isinstance(other, ArrayType):
+        inner = _both(one.elementType, other.elementType)
+        return None if inner is None else ArrayType(inner)
+    if isinstance(one, MapType) and isinstance(other, MapType):
+        key, value = _both(one.keyType, other.keyType), _both(one.valueType, other.valueType)
+        return None if key is None or value is None else MapType(key, value)
+    return one if one == other else None
+
+
+def quoted(name: str) -> str:
+    """A column's name in SQL and in `F.col`, whatever is in it."""
+    return "`" + name.replace("`", "``") + "`"
