@@ -48,8 +48,8 @@ test: setup  ## Tests in minutes: all but the long scenarios, and one of each ki
 test-all: setup  ## All tests
 	@$(PYTEST)
 
-lint: setup  ## ruff (style, format), mypy (types) and import-linter (which package imports which)
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports --no-logo
+lint: setup  ## ruff (style, format), mypy (types), import-linter (which package imports which), and whether docs/reference is up to date
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports --no-logo && $(BIN)/python scripts/docs_pages.py --check
 
 bench: setup  ## Benchmarks: ratios measured in one run; table and JSON in benchmarks/results
 	@$(BIN)/python -m benchmarks.run
@@ -57,7 +57,7 @@ bench: setup  ## Benchmarks: ratios measured in one run; table and JSON in bench
 chaos: setup  ## Kill every process at random, 50 times, then count every row: 20 to 30 minutes; KILLS, SEED
 	@$(BIN)/python -m game_events_tests.chaos --kills $(or $(KILLS),50) --seed $(or $(SEED),1)
 
-docs: setup  ## The docs as a site, in site/; fails on broken links and on pages that the navigation lacks
+docs: setup  ## Write docs/reference and build the docs as a site, in site/; fails on broken links and on pages that the navigation lacks
 	@$(BIN)/python scripts/docs_pages.py && $(BIN)/zensical build --strict --clean
 
 docs-serve: docs  ## The same, to look at: http://127.0.0.1:8000, until Ctrl-C

@@ -9,23 +9,43 @@ from pydantic_settings import BaseSettings
 class BoundSettings(BaseSettings):
     """How much one record, one file and all names of games together may ask for."""
 
+    # --- limits (docs/operations.md)
     max_record_bytes: int = Field(
-        64 * 1024 * 1024, ge=1024, le=512 * 1024 * 1024, description="bytes of one record; larger ones go to quarantine"
+        64 * 1024 * 1024,
+        ge=1024,
+        le=512 * 1024 * 1024,
+        description="bytes of one record; larger ones go to quarantine, truncated",
     )
     files_max_rows: int = Field(
-        100_000_000, ge=1, le=2**32 - 1, description="records (of JSON: lines) of one file; what is left of it is not read"
+        100_000_000,
+        ge=1,
+        le=2**32 - 1,
+        description="records (of JSON: lines) of one file; the rest of the file is one row of quarantine",
     )
     files_max_unpacked_bytes: int = Field(
-        16 * 1024**3, ge=1, description="bytes of a packed file once it is unpacked; what is left of it is not read"
+        16 * 1024**3,
+        ge=1,
+        description="bytes of a compressed file once decompressed; the rest of the file is one row of quarantine",
     )
-    max_games: int = Field(2_000, ge=1, description="past so many games a new name needs `new_game_min_rows` or the allow list")
-    new_game_min_rows: int = Field(1_000, ge=1, description="rows in one pass that admit a new name past `max_games`")
+    max_games: int = Field(
+        2_000, ge=1, description="above this number of games, a new name needs `NEW_GAME_MIN_ROWS` rows or the allow list"
+    )
+    new_game_min_rows: int = Field(1_000, ge=1, description="rows in one pass that admit a new name above `MAX_GAMES`")
     max_games_ever: int = Field(
-        10_000, ge=1, description="past so many games (or `max_games`, if that is more) a new name needs the allow list"
+        10_000,
+        ge=1,
+        description="above this number of games (or `MAX_GAMES`, if larger), a new name needs the allow list, however "
+        "many rows it has",
     )
     max_columns: int = Field(
-        10_000, ge=100, description="columns of bronze, nested ones counted, that new schemas may make it have"
+        10_000,
+        ge=100,
+        description="columns of bronze, nested ones counted: records of a type whose new columns would exceed it are "
+        "quarantined as `BAD_SCHEMA`",
     )
     max_unknown_ids: int = Field(
-        1_000, ge=1, description="schema ids unknown to the registry after which no more are asked about in one slice"
+        1_000,
+        ge=1,
+        description="schema ids unknown to the registry, after which no more are requested in one micro-batch: their "
+        "records are quarantined as `UNKNOWN_SCHEMA`, too",
     )

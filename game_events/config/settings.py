@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AwareDatetime, Field, SecretStr, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -41,155 +41,179 @@ SETTING = "GAME_EVENTS_ON_DATA_LOSS"
 
 
 class Settings(SourceSettings, ExportSettings):
-    """Settings of one pipeline; see the table in the README for what each one does."""
+    """Settings of one pipeline; docs/reference/settings.md lists all of them."""
 
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX, env_file=".env", extra="ignore", frozen=True, validate_default=True, hide_input_in_errors=True
     )
 
-    # --- sources (which topics, or which table: `SourceSettings`)
-    kafka_bootstrap_servers: str = Field("localhost:9092", description="host:port[,host:port...] of the brokers")
-    kafka_options: dict[str, SecretStr] = Field(
-        default_factory=dict,
-        description="any further Kafka client option without its `kafka.` prefix (security.protocol, sasl.*, ssl.*), as JSON",
+    # --- continuous mode (docs/continuous.md)
+    poll_interval_s: float = Field(
+        1.0, ge=0.05, le=60, description="seconds between two polls of the topic; cycles start no more often"
     )
-    schema_registry_url: str = Field("http://localhost:8081", description="Confluent-compatible registry")
-    schema_registry_user: str | None = Field(None, description="user of the registry's basic authentication")
-    schema_registry_password: SecretStr | None = Field(None, description="its password")
-    starting_timestamp: AwareDatetime | None = Field(
-        None, description="a new bronze starts with the records of this time, whatever `starting_offsets` says"
-    )
-    max_records_per_batch: int = Field(2_000_000, ge=1, description="records of one bronze commit, all partitions together")
-
-    # --- what Kafka does not have any more
-    on_data_loss: Literal["stop", "record_gap"] = Field(
-        "stop", description="records that are gone before they were read: `stop`, or go on and record the gap"
+    gold_interval_s: float = Field(
+        10.0,
+        ge=0,
+        description="seconds between two refreshes of gold and the unified table; `0`: in each cycle. A triggered run "
+        "always refreshes them",
     )
 
-    # --- continuous mode
-    poll_interval_s: float = Field(1.0, ge=0.05, le=60, description="seconds between two looks at the topic, and two cycles")
-    gold_interval_s: float = Field(10.0, ge=0, description="seconds between two refreshes of gold; 0: in each cycle")
-
-    continuous_run_h: float = Field(24.0, gt=0, description="hours after which a continuous run hands over to a new one")
-    run_history_h: float = Field(168.0, gt=0, description="hours that ended runs stay in Dagster's storage")
+    continuous_run_h: float = Field(24.0, gt=0, description="hours after which a continuous run ends and a new one takes over")
+    run_history_h: float = Field(
+        168.0, gt=0, description="hours that ended runs stay in Dagster's storage; their results stay in `event_log`"
+    )
 
     # --- tables
-    lakehouse: str = Field("lakehouse", min_length=1, description="root path or URI of the tables")
+    lakehouse: str = Field("lakehouse", min_length=1, description="root path or URI of the tables (`s3://bucket/prefix`)")
     games: Annotated[tuple[str, ...], NoDecode] = Field((), description="allow list, comma separated; empty: every game")
-    keep_raw: Literal["all", "failures"] = Field("all", description="keep every record's raw value in bronze, or none")
+    keep_raw: Literal["all", "failures"] = Field(
+        "all",
+        description="raw values in bronze: `all`, or `failures`: only in quarantine and for types that `MESSAGE_TYPES` "
+        "leaves out",
+    )
 
-    # --- maintenance
+    # --- maintenance (docs/maintenance.md)
     retention_h: float = Field(
-        2.0, gt=0, description="hours that replaced files and log entries of bronze, silver, quarantine and logs stay"
+        2.0, gt=0, description="hours that replaced files and log entries of bronze, silver, quarantine and the logs are kept"
     )
-    derived_retention_h: float = Field(0.5, gt=0, description="the same of gold, the unified table and `progress`")
-    orphan_retention_h: float = Field(168, ge=1, description="hours that files stay which no commit names, left by crashes")
+    derived_retention_h: float = Field(0.5, gt=0, description="the same for gold, the unified table and `progress`")
+    orphan_retention_h: float = Field(
+        168, ge=1, description="hours that files are kept which no commit names (left by crashes)"
+    )
 
-    # --- object store: credentials come from the environment or the provider's own files, never from settings
+    # --- object store (docs/object-store.md)
+    # Credentials are read from the environment or the provider's own files, never from settings.
     storage_endpoint: str | None = Field(
-        None, description="address of an S3-compatible store; else `AWS_ENDPOINT_URL`, else AWS"
+        None, description="address of an S3-compatible store; else `AWS_ENDPOINT_URL`, else AWS's own"
     )
-    storage_region: str | None = Field(None, description="its region; else `AWS_REGION`")
-    storage_path_style: bool = Field(True, description="with an endpoint: the bucket is in the path, not in the host's name")
-    storage_allow_http: bool = Field(False, description="plain HTTP to another machine than this one")
+    storage_region: str | None = Field(None, description="region of the store; else `AWS_REGION`")
+    storage_path_style: bool = Field(True, description="with an endpoint: the bucket is in the path, not in the host name")
+    storage_allow_http: bool = Field(False, description="allow plain HTTP to a store on another machine")
 
-    # --- discovery: whose tables they are, where they are registered, who is told of lineage
+    # --- owners, catalog, lineage (docs/discovery.md)
     owners: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="owners of all tables: `team:name` or an e-mail address, comma separated"
     )
     tags: dict[str, dict[str, str]] = Field(
-        default_factory=dict, description="layer (bronze, silver, gold, own; all) -> tags of its tables, as JSON"
+        default_factory=dict,
+        description='layer (`bronze`, `silver`, `gold`, `own`; `all`) -> tags of its tables: `{"all": {"domain": '
+        '"games"}, "gold": {"pii": "no"}}`',
     )
     catalog: str | None = Field(
         None, description="database (`name` or `catalog.name`) of Spark's catalog in which every table is registered"
     )
-    openlineage_url: str | None = Field(None, description="address of an OpenLineage receiver; without it nothing is sent")
-    openlineage_endpoint: str = Field("api/v1/lineage", description="path below it that takes events")
-    openlineage_api_key: SecretStr | None = Field(None, description="bearer token for it, never shown")
+    openlineage_url: str | None = Field(None, description="address of an OpenLineage receiver; without it no events are sent")
+    openlineage_endpoint: str = Field("api/v1/lineage", description="path below that address that takes events")
+    openlineage_api_key: SecretStr | None = Field(None, description="bearer token for the receiver; never shown")
     openlineage_namespace: str = Field("game_events", min_length=1, description="namespace of the jobs")
-    openlineage_timeout_s: float = Field(10.0, gt=0, le=300, description="seconds that a run spends on sending events at most")
+    openlineage_timeout_s: float = Field(
+        10.0, gt=0, le=300, description="seconds that a run spends on sending its events at most"
+    )
 
-    # --- full refresh
+    # --- full refresh (docs/refresh.md)
     allow_bronze_full_refresh: bool = Field(
-        False, description="whether bronze may be replaced by what Kafka still has; expired records are lost by it"
+        False, description="whether a full refresh may replace bronze; records that Kafka has expired are lost by it"
     )
 
-    # --- erasure
+    # --- erasure (docs/erasure.md)
     erasure_key: SecretStr | None = Field(
-        None, description="secret that hashes of forgotten gamers are made with, 16 characters or more; keep it for ever"
+        None,
+        description="secret of 16 characters or more, with which ids of erased data subjects are hashed; keep it for "
+        "ever; never shown",
     )
-    erasure_key_file: Path | None = Field(None, description="a file that holds it, instead")
+    erasure_key_file: Path | None = Field(None, description="a file that holds the erasure key, instead of `ERASURE_KEY`")
 
-    # --- the domain: which columns of the message mean what
-    entity_column: str = Field("game_name", description="column that names the game: one silver and gold table for each")
+    # --- the domain: what the message's columns mean (docs/domains.md)
+    entity_column: str = Field("game_name", description="column that names the game: one silver and gold table for each value")
     key_column: str = Field("gamer_id", description="column that gold aggregates by")
-    time_column: str = Field("event_timestamp", description="column whose minimum and maximum gold keeps")
+    time_column: str = Field("event_timestamp", description="column with the event time: gold keeps its minimum and maximum")
     gold_columns: dict[str, str] = Field(
-        default_factory=dict, description="gold's columns beside the key: name -> SQL aggregate; empty: sessions, first, last"
+        default_factory=dict,
+        description="gold's columns beside the key: name -> SQL aggregate; empty: `session_count`, `min_timestamp`, "
+        "`max_timestamp`",
     )
-    names: Names = Field(default_factory=Names, description="names of tables and assets, as templates, and their prefix")
-    words: Words = Field(default_factory=Words, description="what people call an entity and a key, in texts")
-    producer: SampleData = Field(default_factory=SampleData, description="what `produce` and `demo` make up")
+    names: Names = Field(
+        default_factory=Names, description="names of tables and assets as templates, and a prefix for all of them"
+    )
+    words: Words = Field(
+        default_factory=Words, description="display names of an entity and a key in texts; default: game, gamer"
+    )
+    producer: SampleData = Field(
+        default_factory=SampleData, description="the message and sample data of `produce` and `demo`; default: the game event"
+    )
 
-    # --- checks on the whole
+    # --- checks on tables (docs/observability.md)
     freshness_s: int = Field(
-        93_600, ge=0, description="bronze's last commit of records may be so many seconds old; 0: not checked"
+        93_600, ge=0, description="maximum age of bronze's last commit of records, in seconds; `0`: not checked"
     )
 
-    # --- data quality
-    rules: tuple[Rule, ...] = Field((), description="expectations of silver and gold rows, a list (see docs/quality.md)")
+    # --- data quality (docs/quality.md)
+    rules: tuple[Rule, ...] = Field(
+        (), description="expectations of silver and gold rows: a list in YAML, JSON in the environment"
+    )
 
-    # --- extensions
+    # --- extensions (docs/extending.md)
     extensions: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), description="modules or .py files with rules, transformations and aggregates of one's own, comma separated"
+        (),
+        description="modules or `.py` files with user-defined rules, silver transformations and gold aggregates, comma "
+        "separated",
     )
 
-    # --- Spark
-    spark_master: str = Field("local[*]", description="Spark master, unless `spark_remote` is set")
-    spark_remote: str | None = Field(None, description="sc://host:port of a Spark Connect server")
-    spark_conf: dict[str, str] = Field(default_factory=dict, description="further Spark settings, as JSON")
-    spark_driver_memory: str = Field("1g", pattern=r"^\d+[mg]$", description="heap of the Spark driver's JVM")
-
-    # --- clusters
+    # --- Spark (docs/cluster.md)
+    spark_master: str = Field("local[*]", description="Spark master, unless `SPARK_REMOTE` is set")
+    spark_remote: str | None = Field(None, description="`sc://host:port` of a Spark Connect server, instead of a master")
+    spark_conf: dict[str, str] = Field(default_factory=dict, description="further Spark settings")
+    spark_driver_memory: str = Field(
+        "1g", pattern=r"^\d+[mg]$", description="heap of the Spark driver's JVM: a number with `m` or `g`"
+    )
     spark_ship_code: Literal["auto", "always", "never"] = Field(
-        "auto", description="send this project's own code to Spark's workers; auto: to those of other machines"
+        "auto",
+        description="send this project's code to Spark's workers: `auto` (to those of other machines), `always`, `never`",
     )
     spark_py_files: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), description=".py and .zip files that extensions import, sent to the workers too, comma separated"
+        (), description="`.py` and `.zip` files that extensions import, sent to the workers too, comma separated"
     )
     warm_spark: bool = Field(
-        True, description="`game-events up`: its runs share one Spark Connect server; false: each run starts a JVM"
+        True, description="`game-events up`: all runs share one Spark Connect server; `False`: each run starts a JVM"
     )
 
-    # --- running it: retries, alerts
+    # --- retries and alerts (docs/alerts.md)
     mode: Literal["production", "development"] = Field(
-        "production", description="production retries what may pass by itself; development fails at the first error"
+        "production", description="`production` retries transient errors; `development` fails at the first error"
     )
-    max_retries: int = Field(3, ge=0, le=20, description="times a run's step is tried again after a transient error")
-    retry_delay_s: float = Field(2.0, gt=0, description="seconds before the first of them; doubled each time, at most 300")
+    max_retries: int = Field(3, ge=0, le=20, description="times a run's step is retried after a transient error")
+    retry_delay_s: float = Field(2.0, gt=0, description="seconds before the first retry; doubled each time, at most 300")
     alert_webhook_url: SecretStr | None = Field(None, description="where alerts are POSTed; may hold a token, never shown")
     alert_severity: dict[str, Literal["error", "warning", "none"]] = Field(
-        default_factory=dict, description="name of a check -> severity of its alerts, `none`: no alerts of it, as JSON"
+        default_factory=dict, description="name of a check -> severity of its alerts (`error`, `warning`; `none`: no alerts)"
     )
-    alert_lag_records: int = Field(0, ge=0, description="records of lag that raise an alert; 0: none")
-    dagster_url: str | None = Field(None, description="address of the Dagster UI, for links in alerts")
+    alert_lag_records: int = Field(0, ge=0, description="records of lag that raise an alert; 0: no such alert")
+    dagster_url: str | None = Field(
+        None,
+        description="address of the Dagster UI, for links in alerts; also the one name besides this machine's own under "
+        "which `game-events up` answers",
+    )
 
-    # --- TLS: certificates are always verified
+    # --- TLS: certificates are always verified (docs/security.md)
     tls_ca_file: Path | None = Field(
         None,
-        description="PEM file of the authorities that certificates of registry, webhook and `rest_url` are verified with",
+        description="PEM file of the authorities that certificates of the registry, the webhook and `REST_URL` are "
+        "verified with",
     )
 
-    # --- what others may do with the Dagster UI
+    # --- access to the Dagster UI (docs/security.md)
     job_places: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), description="folders and prefixes that jobs of the UI may archive to or send files of, comma separated"
+        (),
+        description="folders and prefixes that jobs started in the UI may archive to or send files of, comma separated; "
+        "commands may use any",
     )
     ui_users: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), description="further users of this machine who may connect to the UI of `game-events up`, comma separated"
+        (),
+        description="further users of this machine (a proxy's) who may connect to the UI of `game-events up`, comma separated",
     )
 
     # --- this machine
-    state_dir: Path = Field(Path(".game_events"), description="local stack's data and Dagster's storage")
+    state_dir: Path = Field(Path(".game_events"), description="folder of the local stack's data and Dagster's storage")
 
     @field_validator("games", "extensions", "spark_py_files", "owners", "job_places", "ui_users", mode="before")
     @classmethod

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from game_events_tests.docs.pages import PAGES, ROOT
+from game_events_tests.docs.pages import DECISIONS, DOCS, PAGES, REFERENCE, ROOT
 
 SCRIPT = runpy.run_path(str(ROOT / "scripts" / "docs_pages.py"))
 
@@ -51,17 +51,17 @@ def test_every_page_is_in_the_site_and_nothing_is_loaded_from_elsewhere(project:
     done = build(project)
     assert done.returncode == 0, done.stdout + done.stderr
     site = project / "site"
-    assert {p.stem for p in PAGES[1:]} | {"index", "commands"} <= {p.stem for p in site.glob("*.html")}
-    for page in site.glob("*.html"):
+    pages = [page.relative_to(DOCS) for page in [*PAGES[1:], *REFERENCE.glob("*.md")]]
+    for page in [site / "index.html", *(site / page.with_suffix(".html") for page in pages)]:
         loaded = Loaded()
         loaded.feed(page.read_text())
         assert loaded.addresses
-        # The page of a wrong address may be shown below any folder: its links begin at the root.
-        missing = [a for a in loaded.addresses if a and page.stem != "404" and not (site / a.split("?")[0]).is_file()]
+        missing = [a for a in loaded.addresses if a and not (page.parent / a.split("?")[0]).is_file()]
         assert not missing, f"{page.name}: {missing}"
         assert not re.search(r"fonts\.(googleapis|gstatic)", page.read_text())
-    assert "game-events quarantine replay" in (site / "commands.html").read_text()
-    assert "&lt;str&gt;" in (site / "commands.html").read_text()
+    commands = (site / "reference" / "commands.html").read_text()
+    assert "game-events quarantine replay" in commands
+    assert "&lt;str&gt;" in commands
 
 
 def test_links_are_turned_to_where_pages_lie_in_the_site():
@@ -69,6 +69,7 @@ def test_links_are_turned_to_where_pages_lie_in_the_site():
     assert relinked("![a](docs/images/a.png) [b](docs/b.md#c)", "") == "![a](images/a.png) [b](b.md#c)"
     assert relinked("[a](../README.md#b) [c](c.md)", "docs") == "[a](index.md#b) [c](c.md)"
     assert relinked("[a](https://a.example/b) [b](#b)", "docs") == "[a](https://a.example/b) [b](#b)"
+    assert relinked("[a](../sources.md#b) [b](../../README.md)", "docs/reference") == "[a](../sources.md#b) [b](../index.md)"
     assert relinked("see [an example](../examples/iot/README.md).", "docs") == "see an example."
 
 
@@ -93,7 +94,24 @@ def test_a_page_that_the_navigation_lacks_or_that_is_gone_fails_the_build(projec
         build(project)
 
 
-def test_the_readme_names_every_page():
-    readme = PAGES[0].read_text()
-    for page in PAGES[1:]:
-        assert f"](docs/{page.name})" in readme, page.name
+def test_the_readme_names_every_page_and_the_architecture_every_decision():
+    readme, architecture = PAGES[0].read_text(), (DOCS / "architecture.md").read_text()
+    for page in [*DOCS.glob("*.md"), *REFERENCE.glob("*.md")]:
+        assert f"](docs/{page.relative_to(DOCS).as_posix()})" in readme, page.name
+    assert DECISIONS
+    for page in DECISIONS:
+        assert f"](decisions/{page.name})" in architecture, page.name
+
+
+def test_generated_pages_are_up_to_date():
+    assert not SCRIPT["check"](ROOT), "run: make docs"
+
+
+def test_a_generated_page_that_differs_from_the_code_or_that_nothing_generates_is_noticed(tmp_path: Path):
+    shutil.copytree(REFERENCE, tmp_path / "docs" / "reference")
+    (tmp_path / "game_events").symlink_to(ROOT / "game_events")
+    assert SCRIPT["check"](tmp_path) == []
+    settings = tmp_path / "docs" / "reference" / "settings.md"
+    settings.write_text(settings.read_text().replace("`KAFKA_TOPIC`", "`TOPIC`"))
+    (tmp_path / "docs" / "reference" / "more.md").write_text("# More\n")
+    assert SCRIPT["check"](tmp_path) == ["more.md", "settings.md"]
