@@ -40,7 +40,7 @@ class BoundSettings(BaseSettings):
     max_columns: int = Field(
         10_000,
         ge=100,
-        description="columns of bronze, nested ones counted: records of a type whose new columns would exceed it are "
+        description="columns of bronze, nested ones counted: records of a type with more new columns are "
         "quarantined as `BAD_SCHEMA`",
     )
     max_unknown_ids: int = Field(

@@ -48,5 +48,5 @@ class ExportSettings(BaseSettings):
         description="method (and path, if another one) of a call before the first batch; empty: none",
     )
     rest_on_replaced: Literal["hold", "resend", "go_on"] = Field(
-        "hold", description="tables whose rows were replaced: `hold` them, `resend` all rows, or `go_on` with new rows only"
+        "hold", description="tables with replaced rows: `hold` them, `resend` all rows, or `go_on` with new rows only"
     )

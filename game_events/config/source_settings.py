@@ -53,7 +53,7 @@ class SourceSettings(BoundSettings):
     schema_registry_password: SecretStr | None = Field(None, description="password for the registry's basic authentication")
     kafka_topic: str = Field("game_events", min_length=1, description="topic that all games share; or several, comma separated")
     kafka_topic_pattern: str | None = Field(
-        None, description="regular expression, instead: every topic whose full name matches, later ones too"
+        None, description="regular expression, instead: every topic with a fully matching name, later ones too"
     )
     kafka_assign: dict[str, list[_Number]] = Field(
         default_factory=dict, description="topic -> partitions, instead: only these are read"
