@@ -15,7 +15,7 @@ def with_hour(rows: DataFrame) -> DataFrame:
 
 RULES = [
     Rule(name="has_device", sql="device_id <> ''", action="quarantine", description="Every event says what it was played on."),
-    Rule(name="by_day", sql="hour(event_timestamp) >= 6", description="Nobody plays at night. Only counted."),
+    Rule(name="by_day", sql="hour(event_timestamp) >= 6", description="No play at night. Only counted."),
 ]
 
 
