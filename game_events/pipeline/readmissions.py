@@ -26,9 +26,9 @@ from game_events.pipeline.spark import forgiving
 def noted(source: Source, decisions: Decisions, starts: Mapping[str, Start]) -> Rewritten:
     """Write the files of quarantine with these games' rejected rows anew: those that are not held back now get a note.
 
-    The note: `replayed_batch` is the bronze batch up to which silver is made, `replayed_table`, of rows that pass, the id of the
-    game's silver table (its name if there is no table yet). The rules are those, and the rows of bronze, that silver was staged
-    with, and a rule says the same of a row each time, so the rows that pass are those that the staged files hold.
+    The note: `replayed_batch` is the bronze batch up to which silver is made, `replayed_table`, of rows that pass, the id of
+    the game's silver table (its name if there is no table yet). The rules are those, and the rows of bronze, that silver was
+    staged with, and a rule says the same of a row each time, so the rows that pass are those that the staged files hold.
     """
     held, handle, spark = decisions.held_rows(source.pipeline, starts), decisions.handle, source.pipeline.spark
     if held is None or handle is None:
