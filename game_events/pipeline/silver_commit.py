@@ -89,17 +89,25 @@ def _decide(
         return set(starts) if Decisions.read(pipeline, source.bronze.key).in_force else set()
     generations = {game: _next_generation(decisions, game, starts[game]) for game in anew}
     verdicts = {game: Verdict(source.batch, result.rejected.get(game, []), generations.get(game)) for game in starts}
-    readmitted = {g: starts[g] for g in anew if g in result.counts and result.counts[g].readmitted}
-    rewritten = noted(source, decisions, readmitted) if readmitted else Rewritten()
+    # Of what is decided anew, rows that were not held back just now are not kept out of silver any more.
+    held = {game: result.counts[game].held if game in result.counts else 0 for game in anew}
+    noting = {game: starts[game] for game in anew if decisions.rejected_rows[game] > held[game]}
+    rewritten = noted(source, decisions, noting) if noting else Rewritten()
     outcome = decide(pipeline, decisions, verdicts, rewritten)
     if outcome.landed is not None:
         reasons = [result.counts[g].reasons for g in verdicts if g not in outcome.moved and g in result.counts]
         rows = sum(found.total() for found in reasons)
         for found in reasons:
             report.rejected += found
-        back = sum(result.counts[g].readmitted for g in readmitted)
+        back = sum(result.counts[game].readmitted for game in noting if game in result.counts)
+        gone = sum(decisions.rejected_rows[game] - held[game] for game in noting) - back
         report.readmitted += back
-        if rows or back:
+        if gone:
+            report.notices.append(
+                f"{gone:,} rejected rows of {pipeline.quarantine.name} are of records that {pipeline.bronze.name} does not "
+                f"have, or not of that {pipeline.settings.words.entity}: they are history"
+            )
+        if rows or rewritten.paths:
             landed = replace(outcome.landed, rows=rows)
             report.add_landed("quarantine", pipeline.quarantine, landed, QUARANTINE_COLUMNS, source.batch)
     return set(outcome.moved)
