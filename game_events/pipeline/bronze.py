@@ -26,10 +26,10 @@ from game_events.files.coordinates import FileGap
 from game_events.files.source import FileSource
 from game_events.lakehouse import crash_points
 from game_events.lakehouse.commits import Commit, commit
-from game_events.lakehouse.staging import discard
 from game_events.lakehouse.store_probe import refuse_unsafe_store
 from game_events.pipeline.archive_origin import archive_noted
 from game_events.pipeline.bronze_files import FileBronzeTask, behind_origins
+from game_events.pipeline.bronze_isolated import Deadly, discard_staged, marked, whole_or_isolated
 from game_events.pipeline.bronze_quarantine import (
     BEGUN_APP,
     DONE_APP,
@@ -67,6 +67,7 @@ from game_events.pipeline.stage_result import StageResult
 from game_events.pipeline.starting_point import all_there_is, starting_point
 from game_events.pipeline.suppression import suppression, unfenced
 from game_events.pipeline.topic_identity import identity, next_offsets
+from game_events.sources.kafka import KafkaSource
 from game_events.sources.source import Gap, Seen, Slice
 
 #: Records of one task: fewer tasks for small slices, as each costs ~100 ms of its own.
@@ -284,25 +285,21 @@ def stage_slice(
 
     def task(plan: DecodePlan) -> StageTask:
         keep_raw = pipeline.settings.keep_raw == "all"
-        made = BronzeTask(
-            pipeline.bronze,
-            pipeline.quarantine,
-            plan,
-            constants,
-            batch,
-            pipeline.run_id,
-            keep_raw,
-            decided,
-            whom,
-        )
+        tables = pipeline.bronze, pipeline.quarantine
+        made = BronzeTask(*tables, plan, constants, batch, pipeline.run_id, keep_raw, decided, whom)
         return FileBronzeTask(source.reading(), made) if isinstance(source, FileSource) else made
 
-    def read() -> DataFrame:
+    def read(some: Slice, deadly: Deadly) -> DataFrame:
         if isinstance(source, FileSource):
-            return source.read(pipeline.spark, part)
-        records = cut(source.read(pipeline.spark, part), pipeline.settings.max_record_bytes)
-        records = records.select(*source_columns(constants), *WHY)
-        return records.coalesce(max(1, -(-source.records(part) // TASK_RECORDS)))
+            return source.read(pipeline.spark, some)
+        records = cut(source.read(pipeline.spark, some), pipeline.settings.max_record_bytes)
+        records = marked(records, deadly).select(*source_columns(constants), *WHY)
+        return records.coalesce(max(1, -(-source.records(some) // TASK_RECORDS)))
+
+    def run(some: Slice, deadly: Deadly) -> StageResult:
+        ranges = named([f"{lane} {some.start[lane]} to {end - 1}" for lane, end in sorted(some.end.items())])
+        with kafka_batches(pipeline.spark), crashes_named(f" over {ranges}"):
+            return run_decode_job(pipeline, columns, wanted, lambda: read(some, deadly), task)
 
     if part.records <= sum(isinstance(gap, FileGap) for gap in part.gaps):  # it only passes over a gap
         return StageResult([], [], set(), set(), Counter())
@@ -314,12 +311,10 @@ def stage_slice(
         pipeline.catalog.offer(source.schemas())
         wanted += source.wanted()
     whom = suppression(pipeline, bronze)
-    ranges = named([f"{lane} {part.start[lane]} to {end - 1}" for lane, end in sorted(part.end.items())])
-    with kafka_batches(pipeline.spark), crashes_named(f" over {ranges}"):
-        staged = run_decode_job(pipeline, columns, wanted, read, task)
+    # Only of a topic each position is a record, which can be told from the others before it is decoded.
+    staged = whole_or_isolated(pipeline, part, run) if isinstance(source, KafkaSource) else run(part, {})
     other = source.changed(part)
     if other is not None:
-        discard(pipeline.bronze, staged.bronze)
-        discard(pipeline.quarantine, staged.quarantine)
+        discard_staged(pipeline, staged)
         raise ConflictError(f"{other}. Nothing of it was kept")
     return staged

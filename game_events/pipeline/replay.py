@@ -37,7 +37,7 @@ from game_events.pipeline.bronze_stage import COORDINATES, OWN_COLUMNS, QUARANTI
 from game_events.pipeline.column_comments import documented
 from game_events.pipeline.commit_notes import slice_info
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.crashed_workers import crashes_named
+from game_events.pipeline.crashed_workers import WORKER_CRASHED, crashes_named
 from game_events.pipeline.erasure_tables import erase_from_quarantine
 from game_events.pipeline.generations import BATCH_APP
 from game_events.pipeline.planning import run_decode_job
@@ -61,7 +61,7 @@ class Selection:
     """Which rows of quarantine to try; empty: all that hold a raw value and are not in bronze, or that rules reject.
 
     Attributes:
-        reasons: only these reasons: of rows that do not decode, or names of rules.
+        reasons: only these reasons: of rows that do not decode, or names of rules; empty: all but records that kill workers.
         schema_ids: only these schema ids (numbers) or GUIDs (texts).
     """
 
@@ -90,6 +90,9 @@ class Selection:
         found &= ~F.col("reason").isin(*map(str, NO_RECORD))
         if self.reasons:
             found &= F.col("reason").isin(*sorted(self.reasons))
+        else:
+            # They would end the job, and with it the replay of all others.
+            found &= ~F.coalesce(F.col("detail").startswith(WORKER_CRASHED), F.lit(False))
         if self.schema_ids:
             numbers = [i for i in self.schema_ids if isinstance(i, int)]
             guids = [i for i in self.schema_ids if isinstance(i, str)]
