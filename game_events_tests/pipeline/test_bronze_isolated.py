@@ -105,7 +105,7 @@ def deadly_code(tmp_path):
         cloudpickle.unregister_pickle_by_value(module)
 
 
-@pytest.mark.every_spark
+@pytest.mark.scenario
 def test_the_other_records_of_the_slice_arrive_in_the_same_run_and_the_deadly_one_once_its_cause_is_gone(
     make_settings, make_pipeline, deadly_code, monkeypatch
 ):
