@@ -7,7 +7,7 @@ from pydantic_settings import BaseSettings
 
 
 class BoundSettings(BaseSettings):
-    """How much one record, one file and all names of games together may ask for."""
+    """How much one record, one file, all names of games together and one query may ask for."""
 
     # --- limits (docs/operations.md)
     max_record_bytes: int = Field(
@@ -48,4 +48,9 @@ class BoundSettings(BaseSettings):
         ge=1,
         description="schema ids unknown to the registry, after which no more are requested in one micro-batch: their "
         "records are quarantined as `UNKNOWN_SCHEMA`, too",
+    )
+    sql_memory_bytes: int = Field(
+        4 * 1024**3,
+        ge=64 * 1024**2,
+        description="bytes of memory of `game-events sql`; the rest goes to temporary files if possible, else the query fails",
     )
