@@ -35,6 +35,8 @@ __all__ = [
     "sum_of",
 ]
 
+#: As SQL reads it: behind blanks and comments.
+_DISTINCT = re.compile(r"(\s|/\*.*?\*/|--[^\n]*\n)*distinct\b", re.IGNORECASE | re.DOTALL)
 F = TypeVar("F", bound=Callable[..., Any])
 #: Attribute of a decorated function that holds its declaration.
 DECLARATION = "__game_events__"
@@ -63,7 +65,7 @@ class Measure:
     @property
     def merges(self) -> bool:
         """Whether partial results can be merged: a count or sum of DISTINCT values cannot, a minimum or maximum can."""
-        return self.function in ("min", "max") or re.match(r"\s*distinct\b", self.of, re.IGNORECASE) is None
+        return self.function in ("min", "max") or _DISTINCT.match(self.of) is None
 
     @property
     def sql(self) -> str:

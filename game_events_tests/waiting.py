@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-def until(condition: Callable[[], object], timeout_s: float = 120, *, what: str = "") -> None:
+def until(condition: Callable[[], object], timeout_s: float = 300, *, what: str = "") -> None:
     """Return as soon as the condition holds; fail if it never does."""
     deadline = time.monotonic() + timeout_s
     while not condition():
