@@ -23,13 +23,14 @@ from game_events.errors import ConfigurationError
 from game_events.lakehouse import failpoints as crash_points
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.generations import BronzeIdentity
-from game_events.lakehouse.commits.transactions import BATCH_APP, TASK_RECORDS
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import files_with, read_files, row_count, selection, spark_schema
 from game_events.lakehouse.data.staging import REPORT_SCHEMA
 from game_events.lakehouse.data.table_writer import FileStage, staged_files
 from game_events.lakehouse.event_columns import STORED_AS, no_headers
 from game_events.lakehouse.system_tables.schema_archive import SchemaArchive
 from game_events.lakehouse.tables import Table
+from game_events.pipeline.bronze.load import TASK_RECORDS
 from game_events.pipeline.bronze.restored import mend_restored_bronze
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.full_refresh import since as at_or_behind
@@ -74,7 +75,7 @@ def _archive(pipeline: Pipeline, report: RunReport, to: str) -> Archived:
         return Archived(place.root)
     quarantine = refuse_lost_quarantine(pipeline, bronze, report)
     held, app = _open(table), _app(bronze)
-    batch = int(bronze.transaction_version(BATCH_APP) or 0)
+    batch = int(bronze.transaction_version(Txn.BATCH) or 0)
     since = held.transaction_version(app) if held is not None else None
     if held is not None and since is None:
         raise ConfigurationError(
@@ -110,7 +111,7 @@ def _archive(pipeline: Pipeline, report: RunReport, to: str) -> Archived:
 
 def _app(bronze: DeltaTable) -> str:
     """`txn` of the archive with the bronze batch it has come to: of this content of this table, no other."""
-    return f"archive:{BronzeIdentity.of(bronze).key}"
+    return Txn.ARCHIVE.of(BronzeIdentity.of(bronze).key)
 
 
 def _open(table: Table) -> DeltaTable | None:
@@ -167,7 +168,7 @@ def _ahead(bronze: DeltaTable, held: DataFrame) -> Positions:
     An archive with these and without what is good of the slice would be taken for one that has all of it. They come next time.
     """
     found: Positions = {}
-    batch = int(bronze.transaction_version(BATCH_APP) or 0)
+    batch = int(bronze.transaction_version(Txn.BATCH) or 0)
     lasts = held.groupBy("_kafka_topic", *COORDINATES[:2]).agg(F.max(COORDINATES[2]), F.max("_batch")).collect()
     for topic, topic_id, partition, offset, its_batch in lasts:
         lane = Lane(topic, topic_id, partition, FILES if topic == FILES else KAFKA)

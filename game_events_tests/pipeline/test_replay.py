@@ -8,7 +8,7 @@ import pytest
 
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.commits.commit import Commit, commit
-from game_events.lakehouse.commits.transactions import BATCH_APP
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.event_columns import OWN_COLUMNS
@@ -177,10 +177,10 @@ def test_rows_that_are_in_bronze_all_the_same_are_not_there_twice_after_a_replay
     refresh(pipeline)
     bronze = pipeline.bronze.open()
     twice = read_arrow(pipeline.quarantine, pipeline.quarantine.open(), OWN_COLUMNS.names).slice(0, 5)
-    batch = bronze.transaction_version(BATCH_APP)
+    batch = bronze.transaction_version(Txn.BATCH)
     writer = StagedWriter(pipeline.bronze, OWN_COLUMNS)
     writer.write(twice)
-    expected, advance = {BATCH_APP: batch}, {BATCH_APP: batch + 1}
+    expected, advance = {Txn.BATCH: batch}, {Txn.BATCH: batch + 1}
     commit(Commit(pipeline.bronze, OWN_COLUMNS, writer.close(), expected, advance, str(bronze.metadata().id), owns_map=True))
 
     proxy.show_all()

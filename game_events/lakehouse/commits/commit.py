@@ -83,9 +83,8 @@ class Commit:
         return self.replace or bool(self.rewritten)
 
 
-#: `txn` of tables whose commits are counted (gold, the unified table, the export's outbox): each is made from rows or files of
-#: the version before, so no rival's may come between; whoever else rewrites these tables (erasure) counts on.
-COMMITS_APP = "commits"
+#: Times a commit to bronze or quarantine is planned again after concurrent writers committed first.
+CONFLICT_ATTEMPTS = 50
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import pyarrow as pa
 from game_events.errors import ConflictError, without_quotes
 from game_events.lakehouse import failpoints as crash_points
 from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import PROGRESS, Lakehouse
@@ -23,7 +24,6 @@ from game_events.lakehouse.tables import PROGRESS, Lakehouse
 SILVER, GOLD, UNIFIED_LAYER = "silver", "gold", "unified"
 #: What the layers of one's own aggregates begin with.
 OWN_GOLD = f"{GOLD}:"
-APP = "progress"
 ATTEMPTS = 20
 
 
@@ -157,8 +157,8 @@ class ProgressTable:
                 self._table,
                 SCHEMA,
                 writer.close(),
-                expected={APP: version},
-                advance={APP: (version or 0) + 1},
+                expected={Txn.PROGRESS: version},
+                advance={Txn.PROGRESS: (version or 0) + 1},
                 table_id=table_id,
                 replace=True,
                 description="How far each layer has come: a hint that saves work; each table's own txn is the truth",
@@ -188,7 +188,8 @@ class ProgressTable:
             decided_anew=max((r["batch"] for r in rows if r["kind"] == "decided_anew"), default=0),
             marks={r["layer"]: Mark(**json.loads(r["detail"])) for r in rows if r["kind"] == "floor" and r["detail"]},
         )
-        return state, handle.transaction_version(APP), str(handle.metadata().id), every[0]["bronze_id"] if every else ""
+        bronze_id = every[0]["bronze_id"] if every else ""
+        return state, handle.transaction_version(Txn.PROGRESS), str(handle.metadata().id), bronze_id
 
 
 def _is_later(held: str, bronze_id: str) -> bool:

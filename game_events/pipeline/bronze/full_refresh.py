@@ -22,7 +22,7 @@ from game_events.decoding.core.column_map import ColumnMap
 from game_events.errors import ConflictError, DataError
 from game_events.lakehouse import failpoints as crash_points
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
-from game_events.lakehouse.commits.transactions import BATCH_APP, ERASED_APP, GENERATION_APP, REPLAY_APP, RESET_APP
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_files, spark_schema
 from game_events.lakehouse.data.staging import REPORT_SCHEMA, StagedFile, discard
 from game_events.lakehouse.data.table_writer import FileStage, staged_files
@@ -34,7 +34,6 @@ from game_events.pipeline.bronze.truncated_log import epochs_noted, epochs_unkno
 from game_events.pipeline.column_comments import documented
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.full_refresh import ResetList, finish_reset, forget, is_finished, keep, not_read, sweep
-from game_events.pipeline.quarantine.lost import QUARANTINED_APP
 from game_events.pipeline.quarantine.replay_marks import is_noted, note_replay
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.state.archive_origin import archive_noted
@@ -84,10 +83,10 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
     expired = count_expired(pipeline, now)
     staged = _Staged(column_map(bronze))
     # Names the list of quarantine's files: of two full refreshes at once, each has a list of its own.
-    ticket = max(int(bronze.transaction_version(RESET_APP) or 0) + 1, time.time_ns() // 1000)
+    ticket = max(int(bronze.transaction_version(Txn.FULL_REFRESH) or 0) + 1, time.time_ns() // 1000)
     try:
         # All slices are one batch, as they are one commit.
-        batch = int(bronze.transaction_version(BATCH_APP) or 0) + 1
+        batch = int(bronze.transaction_version(Txn.BATCH) or 0) + 1
         _stage_all(pipeline, bronze, now, batch, staged)
         if expired.staying:
             _keep_others(pipeline, bronze, now, batch, staged)
@@ -148,7 +147,7 @@ def _commit(
 ) -> Landed:
     # A run that reads an archive's topics goes on where that ends, also if bronze had more of them: those rows go.
     to = staged.end | ends_of_origins(staged.origins)
-    compared = (BATCH_APP, GENERATION_APP, RESET_APP, REPLAY_APP, ERASED_APP, *(p.app for p in to))
+    compared = (Txn.BATCH, Txn.INCARNATION, Txn.FULL_REFRESH, Txn.REPLAY, Txn.ERASURES, *(p.app for p in to))
     read = {p: (staged.start[p], end) for p, end in staged.end.items()}
     rows, undecodable = sum(f.rows for f in staged.bronze), sum(f.rows for f in staged.quarantine)
     note = slice_info(batch, rows, undecodable, read, (), staged.suppressed) | kept_info(staged.kept)
@@ -163,8 +162,8 @@ def _commit(
             | epochs_unknown(lane for lane in to if lane not in staged.end)
             | epochs_noted(now, staged.end)
             | archive_noted(bronze, pipeline.source)
-            | {QUARANTINED_APP: undecodable + undecodable_kept}
-            | {BATCH_APP: batch, GENERATION_APP: batch, RESET_APP: ticket},
+            | {Txn.RECORDS_QUARANTINED: undecodable + undecodable_kept}
+            | {Txn.BATCH: batch, Txn.INCARNATION: batch, Txn.FULL_REFRESH: ticket},
             table_id=str(bronze.metadata().id),
             replace=True,
             owns_map=True,

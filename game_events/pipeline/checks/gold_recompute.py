@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, DoubleType, FloatType, StructType
 
 from game_events.extending import PLAYER_AGG
-from game_events.lakehouse.commits.generations import BronzeIdentity
+from game_events.lakehouse.commits.generations import BronzeIdentity, silver_app
 from game_events.lakehouse.commits.parallel import for_games
 from game_events.lakehouse.data.snapshot import files_with, path_column, read_files, spark_schema
 from game_events.lakehouse.tables import UNIFIED
@@ -20,7 +20,6 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.aggregates import expressions, is_current, player_agg
 from game_events.pipeline.gold.null_values import known_or_meant
 from game_events.pipeline.gold.plan import game_in_path
-from game_events.pipeline.gold.refresh import silver_app
 from game_events.pipeline.gold.unified import gold_app
 from game_events.pipeline.reporting.check_result import CheckResult
 from game_events.spark.schemas import quoted, united

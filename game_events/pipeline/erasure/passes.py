@@ -15,7 +15,7 @@ from game_events.lakehouse import failpoints as crash_points
 from game_events.lakehouse.commits.commit import Commit, commit, paths
 from game_events.lakehouse.commits.generations import BronzeIdentity, erasures
 from game_events.lakehouse.commits.parallel import commit_games, for_games
-from game_events.lakehouse.commits.transactions import GENERATION_APP
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.system_tables.suppressed import add_records
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, silver_name
 from game_events.pipeline.context import note
@@ -24,7 +24,6 @@ from game_events.pipeline.erasure.scan import EraseTask, Found
 from game_events.pipeline.erasure.state import Work
 from game_events.pipeline.erasure.subjects import by_game_and_batch
 from game_events.pipeline.reporting.report import TableReport
-from game_events.pipeline.silver.commit import DROPPED_APP, QUARANTINED_APP
 from game_events.pipeline.state.commit_info import ERASED_BY_BATCH
 
 
@@ -85,7 +84,7 @@ def _commit_bronze(work: Work, hits: list[Found], bronze: DeltaTable) -> DeltaTa
     batches = Counter[int]()
     for (_, batch), rows in by_game_and_batch(pa.concat_tables([f.records for f in hits])).items():
         batches[batch] += rows
-    expected = {GENERATION_APP: bronze.transaction_version(GENERATION_APP)}
+    expected: dict[str, int | None] = {Txn.INCARNATION: bronze.transaction_version(Txn.INCARNATION)}
     info = {ERASED_BY_BATCH: json.dumps(batches)}
     commit(without(work.pipeline.bronze, bronze, hits, work.pipeline.run_id, expected=expected, info=info))
     work.erased(BRONZE, hits)
@@ -134,10 +133,10 @@ def _silver_plan(work: Work, bronze: DeltaTable, game: str, hits: list[Found]) -
         # As it is: of two commits that name it, Delta lets one land, however close they come.
         advance[identity.app] = taken
     advance |= _counters(work, handle, identity.taken(handle) or 0, game, sum(found.rows for found in hits))
-    compared = (identity.app, GENERATION_APP, DROPPED_APP, QUARANTINED_APP)
+    compared = (identity.app, Txn.INCARNATION, Txn.ROWS_DROPPED, Txn.ROWS_QUARANTINED)
     expected = {app: handle.transaction_version(app) for app in compared}
     if work.done_before is not None and identity.erased(handle) >= work.done_before > 0 and not hits:
-        advance = {app: value for app, value in advance.items() if app not in (DROPPED_APP, QUARANTINED_APP)}
+        advance = {app: value for app, value in advance.items() if app not in (Txn.ROWS_DROPPED, Txn.ROWS_QUARANTINED)}
     return without(table, handle, hits, work.pipeline.run_id, expected=expected, advance=advance)
 
 
@@ -155,7 +154,7 @@ def _counters(work: Work, handle: DeltaTable, taken: int, game: str, gone: int) 
     if work.pipeline.extensions.transformed(game):
         dropped = 0  # its rows may have become any number of rows
     found: dict[str, int] = {}
-    for app, rows in ((DROPPED_APP, dropped), (QUARANTINED_APP, held)):
+    for app, rows in ((Txn.ROWS_DROPPED, dropped), (Txn.ROWS_QUARANTINED, held)):
         value = handle.transaction_version(app)
         if value is not None and rows > 0:
             found[app] = max(0, value - rows)

@@ -23,11 +23,11 @@ from pyspark.sql.types import StructType
 from game_events.errors import DataError, ExtensionError, GameEventsError
 from game_events.extending import PLAYER_AGG, GoldAggregate
 from game_events.lakehouse import failpoints as crash_points
-from game_events.lakehouse.commits.commit import COMMITS_APP, Commit, changed_types
-from game_events.lakehouse.commits.generations import BronzeIdentity, erasures, generation
-from game_events.lakehouse.commits.parallel import commit_games, for_games
+from game_events.lakehouse.commits.commit import Commit, changed_types
+from game_events.lakehouse.commits.generations import BronzeIdentity, silver_app
+from game_events.lakehouse.commits.parallel import GAME_ATTEMPTS, commit_games, for_games
 from game_events.lakehouse.commits.restores import restored
-from game_events.lakehouse.commits.transactions import ATTEMPTS
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import BATCH_INFO, Selection, selection, spark_schema
 from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.system_tables.progress import GOLD, SILVER, UNIFIED_LAYER, Mark, Progress
@@ -58,16 +58,6 @@ from game_events.spark.crashed_workers import crash, is_crash, named, whole_or_b
 SMALL_ROWS = 250_000
 #: No files at all.
 NOTHING = Selection([], 0, True)
-
-
-def silver_app(silver: DeltaTable) -> str:
-    """Name of the `txn` that holds the highest bronze batch of the silver rows in a gold table.
-
-    Another table, or other rows in it (another bronze, a full refresh, a repair, a gamer who was erased), is another name: gold
-    begins anew.
-    """
-    erased = erasures(silver)
-    return f"silver:{silver.metadata().id}:{generation(silver)}" + (f":{erased}" if erased else "")
 
 
 @dataclass(frozen=True)
@@ -127,7 +117,7 @@ def refresh_gold(
     # What silver could not take, gold has not either: the floor does not speak for these games.
     waiting = dict.fromkeys(state.failed_in(SILVER), "waits for its silver table")
     planned = partial(_pass, pipeline, aggregate, identity, report=report, failed=failed, full=full)
-    for _ in range(ATTEMPTS):
+    for _ in range(GAME_ATTEMPTS):
         if not todo:
             break
         again, crashed = whole_or_by_halves(todo, planned, aggregate.asset, pipeline.on_progress)
@@ -373,9 +363,9 @@ def _commit(
                 f"may not expect that: rename the columns, or refresh {aggregate.asset} fully"
             )
     # A run that planned from rows of silver that were replaced meanwhile must not come last.
-    commits = plan.gold.transaction_version(COMMITS_APP) if plan.gold is not None else None
-    expected: dict[str, int | None] = {plan.app: plan.taken, COMMITS_APP: commits}
-    advance = {plan.app: plan.batch, COMMITS_APP: (commits or 0) + 1}
+    commits = plan.gold.transaction_version(Txn.COMMITS) if plan.gold is not None else None
+    expected: dict[str, int | None] = {plan.app: plan.taken, Txn.COMMITS: commits}
+    advance = {plan.app: plan.batch, Txn.COMMITS: (commits or 0) + 1}
     if plan.definition is not None:
         # Of two runs with different declarations one must not merge into what the other has made.
         expected[plan.mine] = plan.declared

@@ -19,11 +19,11 @@ from pyspark.sql.types import StructType
 from game_events.errors import ConflictError, GameEventsError
 from game_events.extending import PLAYER_AGG, GoldAggregate
 from game_events.lakehouse import failpoints as crash_points
-from game_events.lakehouse.commits.commit import COMMITS_APP, Commit, commit
+from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.generations import BronzeIdentity
-from game_events.lakehouse.commits.parallel import for_games
+from game_events.lakehouse.commits.parallel import GAME_ATTEMPTS, for_games
 from game_events.lakehouse.commits.restores import restored
-from game_events.lakehouse.commits.transactions import ATTEMPTS
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import BATCH_INFO, files_with, path_column, read_files, spark_schema
 from game_events.lakehouse.data.staging import REPORT_SCHEMA, StagedFile
 from game_events.lakehouse.data.table_writer import FileStage, staged_files
@@ -39,7 +39,7 @@ from game_events.spark.schemas import united
 
 def gold_app(gold_id: str) -> str:
     """Name of the `txn` that holds the version of a gold table whose rows are in the unified table."""
-    return f"gold:{gold_id}"
+    return Txn.GOLD.of(gold_id)
 
 
 #: Up to so many games are named in a filter; more are joined, which is a Spark job of its own.
@@ -57,12 +57,12 @@ def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False
     target = state.floor(GOLD)
     table = pipeline.lakehouse.table(UNIFIED)
     unread: dict[str, str] = {}
-    for attempt in range(ATTEMPTS):
+    for attempt in range(GAME_ATTEMPTS):
         try:
             unread = _refresh(pipeline, state, report, full=full)
             break
         except ConflictError:
-            if attempt == ATTEMPTS - 1:
+            if attempt == GAME_ATTEMPTS - 1:
                 report.tables.append(TableReport("unified", table.name, table.uri, error="rival runs won; run again"))
                 return
     crash_points.reach("unified_committed")
@@ -108,16 +108,16 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
     files = _stage(pipeline, changed, kept, schema)
     crash_points.reach("unified_staged")
     # Rows of unchanged games are carried over: no rival's commit may come between, whatever games it changed.
-    commits = handle.transaction_version(COMMITS_APP) if handle is not None else None
+    commits = handle.transaction_version(Txn.COMMITS) if handle is not None else None
     definition = definition_for(handle, aggregate)
     made = {} if definition is None else {definition_app(aggregate.name): definition}
     plan = Commit(
         table,
         schema,
         files,
-        expected={COMMITS_APP: commits},
+        expected={Txn.COMMITS: commits},
         advance={gold_app(str(g.metadata().id)): g.version() for g in changed.values()}
-        | {COMMITS_APP: (commits or 0) + 1}
+        | {Txn.COMMITS: (commits or 0) + 1}
         | made,
         table_id=str(handle.metadata().id) if handle is not None else None,
         replace=handle is not None,

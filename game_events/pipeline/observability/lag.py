@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from game_events.config.settings import Settings
 from game_events.lakehouse.commits.generations import BronzeIdentity
-from game_events.lakehouse.commits.transactions import BATCH_APP
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.system_tables.progress import GOLD, SILVER, UNIFIED_LAYER, ProgressTable
 from game_events.lakehouse.tables import BRONZE, Lakehouse
 from game_events.pipeline.bronze.topic_changes import changes
@@ -100,7 +100,7 @@ def look(settings: Settings, timeout_s: float) -> Standing:
         lag={p: max(0, end - reached[p]) // seen.unit for p, end in seen.latest.items()},
         made=not changes(settings, bronze, seen, known).anything,
         ahead=tuple(p for p, at in sorted(reached.items()) if at > seen.latest[p]),
-        batch=int(bronze.transaction_version(BATCH_APP) or 0),
+        batch=int(bronze.transaction_version(Txn.BATCH) or 0),
         floors={layer: state.floor(layer) for layer in LAYERS},
         failed=tuple(sorted({game for _, game in state.failed})),
     )

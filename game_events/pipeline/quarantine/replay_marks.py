@@ -7,8 +7,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from game_events.errors import ConflictError
-from game_events.lakehouse.commits.commit import Commit, commit, evolve, paths
-from game_events.lakehouse.commits.transactions import REPLAY_APP, RIVAL_ATTEMPTS
+from game_events.lakehouse.commits.commit import CONFLICT_ATTEMPTS, Commit, commit, evolve, paths
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import files_with, read_files, spark_schema
 from game_events.lakehouse.data.staging import REPORT_SCHEMA, StagedFile
 from game_events.lakehouse.data.table_writer import FileStage, staged_files
@@ -22,7 +22,7 @@ COORDINATES = list(RECORD_COORDINATES)
 
 def is_noted(bronze: DeltaTable, quarantine: DeltaTable) -> bool:
     """Whether this version of quarantine knows of every replay that this version of bronze holds."""
-    batch = bronze.transaction_version(REPLAY_APP)
+    batch = bronze.transaction_version(Txn.REPLAY)
     return batch is None or batch == quarantine.transaction_version(_noted_app(bronze))
 
 
@@ -33,7 +33,7 @@ def note_replay(pipeline: Pipeline) -> None:
         ConflictError: rivals won every attempt.
         DataError: quarantine was restored: a note would cover that up.
     """
-    for attempt in range(RIVAL_ATTEMPTS):
+    for attempt in range(CONFLICT_ATTEMPTS):
         bronze, quarantine = pipeline.bronze.open(), pipeline.quarantine.open()
         if bronze is None or quarantine is None or is_noted(bronze, quarantine):
             return
@@ -42,18 +42,18 @@ def note_replay(pipeline: Pipeline) -> None:
             _note(pipeline, bronze, quarantine)
             return
         except ConflictError:  # a rival noted it, or rewrote the files: look again
-            if attempt == RIVAL_ATTEMPTS - 1:
+            if attempt == CONFLICT_ATTEMPTS - 1:
                 raise
 
 
 def _noted_app(bronze: DeltaTable) -> str:
-    return f"{REPLAY_APP}:{bronze.metadata().id}"
+    return Txn.REPLAY.of(bronze.metadata().id)
 
 
 def _note(pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable) -> None:
     app = _noted_app(bronze)
     seen = quarantine.version()
-    batch, noted = int(bronze.transaction_version(REPLAY_APP) or 0), quarantine.transaction_version(app)
+    batch, noted = int(bronze.transaction_version(Txn.REPLAY) or 0), quarantine.transaction_version(app)
     quarantine = evolve(pipeline.quarantine, quarantine, QUARANTINE_COLUMNS)
     files, rewritten = _stage(pipeline, bronze, quarantine, batch)
     commit(

@@ -14,6 +14,7 @@ from game_events.decoding.core.reasons import Reason
 from game_events.decoding.core.wire_format import SchemaId
 from game_events.errors import ConflictError, TransientError
 from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.event_columns import QUARANTINE_COLUMNS
 from game_events.pipeline.context import Pipeline
@@ -24,8 +25,6 @@ from game_events.pipeline.reprocessing.replay import Selection, replay
 
 log = logging.getLogger(__name__)
 
-#: `txn` of quarantine, followed by a schema id: so many of its rows were tried when it became known, and stay as they are.
-LEFT_APP = "replay_left"
 #: Unknown ids that a run asks the registry about, those with most rows first: made-up ids may be any number.
 IDS_ASKED = 200
 
@@ -54,7 +53,7 @@ def replay_what_became_known(pipeline: Pipeline, report: RunReport) -> None:
 
 
 def _left(quarantine: DeltaTable, schema_id: SchemaId) -> int | None:
-    return quarantine.transaction_version(f"{LEFT_APP}:{schema_id}")
+    return quarantine.transaction_version(Txn.REPLAY_LEFT.of(schema_id))
 
 
 def _note_left(pipeline: Pipeline, known: frozenset[SchemaId], expected: int) -> None:
@@ -67,7 +66,7 @@ def _note_left(pipeline: Pipeline, known: frozenset[SchemaId], expected: int) ->
     left = {i: ids[i] for i in known if ids[i]}
     if sum(left.values()) != expected:
         return  # rows came meanwhile, and nobody has tried them
-    apps = {i: f"{LEFT_APP}:{i}" for i in left}
+    apps = {i: Txn.REPLAY_LEFT.of(i) for i in left}
     with suppress(ConflictError):  # a rival noted it, or the next run will
         commit(
             Commit(

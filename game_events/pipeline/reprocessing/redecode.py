@@ -19,7 +19,7 @@ from game_events.decoding.core.reasons import Reason
 from game_events.errors import ConflictError, DataError
 from game_events.lakehouse import failpoints as crash_points
 from game_events.lakehouse.commits.commit import Commit, commit, evolve
-from game_events.lakehouse.commits.transactions import BATCH_APP
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_files, row_count, spark_schema
 from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.event_columns import FIRST_MESSAGE, OWN_COLUMNS, bronze_schema, column_map, travelling
@@ -35,8 +35,6 @@ from game_events.pipeline.state.commit_info import ERASED_BY_BATCH
 from game_events.pipeline.suppression.driver import suppression, unfenced
 from game_events.spark.crashed_workers import crashes_named
 
-#: `txn` that counts how often bronze was decoded anew.
-REDECODE_APP = "redecode"
 #: Why a row keeps its columns although nothing is wrong with it: bronze was written with `keep_raw: failures`.
 NO_RAW_VALUE = "NO_RAW_VALUE"
 
@@ -75,7 +73,7 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
     refuse_lost_quarantine(pipeline, handle, report)
     before = {f.name for f in handle.schema().fields}
     handle = evolve(pipeline.bronze, handle, OWN_COLUMNS)
-    batch = int(handle.transaction_version(BATCH_APP) or 0)
+    batch = int(handle.transaction_version(Txn.BATCH) or 0)
     rows = read_files(pipeline.spark, handle.file_uris(), spark_schema(handle.schema()))
     pipeline.on_progress(f"redecode: {row_count(handle):,} rows of bronze")
 
@@ -98,16 +96,16 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
         info[ERASED_BY_BATCH] = _erase(pipeline, report, staged)
     columns = pipeline.catalog.message_columns(column_map(handle), staged.types)
     schema = documented(pipeline, bronze_schema(columns), columns, staged.types)
-    count = handle.transaction_version(REDECODE_APP)
+    count = handle.transaction_version(Txn.REDECODE)
     try:
         landed = commit(
             Commit(
                 pipeline.bronze,
                 schema,
                 staged.bronze,
-                expected={BATCH_APP: batch, REDECODE_APP: count} | unfenced(handle),
+                expected={Txn.BATCH: batch, Txn.REDECODE: count} | unfenced(handle),
                 # The batch too, as it is: of two commits that name it, Delta lets one land, however close they come.
-                advance={REDECODE_APP: (count or 0) + 1, BATCH_APP: batch},
+                advance={Txn.REDECODE: (count or 0) + 1, Txn.BATCH: batch},
                 table_id=str(handle.metadata().id),
                 replace=True,
                 owns_map=True,

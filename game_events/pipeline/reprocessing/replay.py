@@ -29,8 +29,8 @@ from game_events.decoding.core.reasons import NO_RECORD, Reason
 from game_events.decoding.core.wire_format import SchemaId
 from game_events.errors import ConfigurationError, ConflictError
 from game_events.lakehouse import failpoints as crash_points
-from game_events.lakehouse.commits.commit import Commit, commit, evolve
-from game_events.lakehouse.commits.transactions import BATCH_APP, REPLAY_APP, RIVAL_ATTEMPTS
+from game_events.lakehouse.commits.commit import CONFLICT_ATTEMPTS, Commit, commit, evolve
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_files, spark_schema
 from game_events.lakehouse.event_columns import (
     COORDINATES,
@@ -147,12 +147,12 @@ def replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Repla
     """
     began = time.monotonic()
     result = Replayed()
-    for attempt in range(RIVAL_ATTEMPTS):
+    for attempt in range(CONFLICT_ATTEMPTS):
         try:
             result = _replay(pipeline, report, selection)
             break
         except ConflictError:
-            if attempt == RIVAL_ATTEMPTS - 1:
+            if attempt == CONFLICT_ATTEMPTS - 1:
                 raise
     report.replayed += result.rows
     report.seconds["replay"] = report.seconds.get("replay", 0.0) + time.monotonic() - began
@@ -165,7 +165,7 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Repl
         return Replayed()
     bronze, quarantine = tables
     quarantine = evolve(pipeline.quarantine, quarantine, QUARANTINE_COLUMNS)
-    batch = int(bronze.transaction_version(BATCH_APP) or 0) + 1
+    batch = int(bronze.transaction_version(Txn.BATCH) or 0) + 1
     pipeline.on_progress("replay: rows of quarantine are tried again")
     staged = _stage(pipeline, bronze, quarantine, selection, batch, report)
     crash_points.reach("replay_staged")
@@ -176,13 +176,13 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Repl
     archive_schemas(pipeline, report, {*staged.types, *staged.undecoded})
     columns = pipeline.catalog.message_columns(column_map(bronze), staged.types)
     schema = documented(pipeline, bronze_schema(columns), columns, staged.types)
-    last = bronze.transaction_version(REPLAY_APP)
+    last = bronze.transaction_version(Txn.REPLAY)
     plan = Commit(
         pipeline.bronze,
         schema,
         staged.bronze,
-        expected={BATCH_APP: batch - 1, REPLAY_APP: last} | unfenced(bronze),
-        advance={BATCH_APP: batch, REPLAY_APP: batch},
+        expected={Txn.BATCH: batch - 1, Txn.REPLAY: last} | unfenced(bronze),
+        advance={Txn.BATCH: batch, Txn.REPLAY: batch},
         table_id=str(bronze.metadata().id),
         seen=bronze.version(),
         owns_map=True,

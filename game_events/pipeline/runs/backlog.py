@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 
 from game_events.errors import DataError
 from game_events.lakehouse.commits.generations import BronzeIdentity
-from game_events.lakehouse.commits.transactions import BATCH_APP
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import files_with
 from game_events.lakehouse.data.staging import file_system
 from game_events.lakehouse.system_tables.progress import GOLD, SILVER, UNIFIED_LAYER
@@ -72,7 +72,7 @@ def backlog(pipeline: Pipeline) -> Backlog:
 def games_waiting(pipeline: Pipeline) -> Counter[str]:
     """Names that may be games -> their rows in the bronze batches that silver has not taken; one column is read."""
     bronze = pipeline.bronze.open()
-    if bronze is None or not bronze.transaction_version(BATCH_APP):
+    if bronze is None or not bronze.transaction_version(Txn.BATCH):
         return Counter()
     floor = pipeline.progress.read(BronzeIdentity.of(bronze).key).floor(SILVER)
     routing = Routing(frozenset(pipeline.settings.games))

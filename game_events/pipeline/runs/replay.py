@@ -11,13 +11,13 @@ from pyspark.sql import functions as F
 
 from game_events.lakehouse.commits.generations import BronzeIdentity
 from game_events.lakehouse.commits.parallel import for_games
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_files, spark_schema
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quality.decisions import Decisions
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing.replay import Replayed, Selection, replay
 from game_events.pipeline.runs.refresh import refresh_downstream
-from game_events.pipeline.silver.commit import DROPPED_APP
 from game_events.pipeline.silver.refresh import refresh_silver
 
 
@@ -57,5 +57,5 @@ def games_kept_out_of(pipeline: Pipeline, rules: frozenset[str]) -> frozenset[st
     if not rules or rules - set(found):
         known = pipeline.progress.read(bronze_key).games
         tables = for_games(known, lambda game: pipeline.lakehouse.silver(game).open())
-        games |= {game for game, table in tables.items() if table is not None and table.transaction_version(DROPPED_APP)}
+        games |= {game for game, table in tables.items() if table is not None and table.transaction_version(Txn.ROWS_DROPPED)}
     return frozenset(games)

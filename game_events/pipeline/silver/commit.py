@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from game_events.lakehouse.commits.commit import Commit, paths
 from game_events.lakehouse.commits.generations import BronzeIdentity, erasures, generation
 from game_events.lakehouse.commits.parallel import Committed, commit_games
-from game_events.lakehouse.commits.transactions import ERASED_APP, GENERATION_APP
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import BATCH_INFO, files_with, read_files, spark_schema
 from game_events.lakehouse.data.staging import REPORT_SCHEMA, discard
 from game_events.lakehouse.data.table_writer import FileStage, staged_files
@@ -27,9 +27,6 @@ from game_events.pipeline.quality.worker import failed_rules
 from game_events.pipeline.reporting.report import RuleCounts, RunReport
 from game_events.pipeline.silver.stage import Source, Start, rows_from, with_fate
 from game_events.spark.config import forgiving
-
-#: `txn` with the rows that rules have kept out since the table's rows were replaced: bronze's rows = the table's + these.
-DROPPED_APP, QUARANTINED_APP = "rows_dropped", "rows_quarantined"
 
 
 def settle(
@@ -124,9 +121,9 @@ def _commit_plan(source: Source, decisions: Decisions, game: str, start: Start, 
     if start.replace or handle is None:
         target = _next_generation(decisions, game, start)
         if target:
-            advance[GENERATION_APP] = target
+            advance[Txn.INCARNATION] = target
     counts = result.counts.get(game, RuleCounts())
-    for app, rows in ((DROPPED_APP, counts.dropped), (QUARANTINED_APP, counts.quarantined)):
+    for app, rows in ((Txn.ROWS_DROPPED, counts.dropped), (Txn.ROWS_QUARANTINED, counts.quarantined)):
         before = handle.transaction_version(app) if handle is not None else None
         if rows or before is not None:
             advance[app] = rows + (0 if start.replace else before or 0)
@@ -138,8 +135,8 @@ def _commit_plan(source: Source, decisions: Decisions, game: str, start: Start, 
         expected={
             # As it stands, whatever bronze it is of.
             source.app: handle.transaction_version(source.app) if handle is not None else None,
-            GENERATION_APP: handle.transaction_version(GENERATION_APP) if handle is not None else None,
-            ERASED_APP: handle.transaction_version(ERASED_APP) if handle is not None else None,
+            Txn.INCARNATION: handle.transaction_version(Txn.INCARNATION) if handle is not None else None,
+            Txn.ERASURES: handle.transaction_version(Txn.ERASURES) if handle is not None else None,
         },
         advance=advance,
         table_id=str(handle.metadata().id) if handle is not None else None,

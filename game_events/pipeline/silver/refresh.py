@@ -20,9 +20,8 @@ from pyspark.sql import functions as F
 from game_events.errors import ConflictError, ExtensionError, GameEventsError
 from game_events.lakehouse import failpoints as crash_points
 from game_events.lakehouse.commits.generations import BronzeIdentity, erasures, generation
-from game_events.lakehouse.commits.parallel import Committed, for_games
+from game_events.lakehouse.commits.parallel import GAME_ATTEMPTS, Committed, for_games
 from game_events.lakehouse.commits.restores import restored
-from game_events.lakehouse.commits.transactions import ATTEMPTS
 from game_events.lakehouse.data.snapshot import files_with, read_files, row_count, spark_schema
 from game_events.lakehouse.data.staging import discard, remove_empty_folder
 from game_events.lakehouse.event_columns import has_decoded_columns
@@ -78,13 +77,13 @@ def refresh_silver(
         refuse_undone_erasures(pipeline, handle)
     if not has_decoded_columns(handle):
         return  # no record of a selected message type has come yet
-    for attempt in range(ATTEMPTS):
+    for attempt in range(GAME_ATTEMPTS):
         source = Source.of(pipeline, pipeline.bronze.open() or handle if attempt else handle)
         try:
             _refresh(pipeline, report, source, games, full=full)
             break
         except _ErasedMeanwhileError:  # what landed before it stays, and is found ahead of the floor
-            if attempt == ATTEMPTS - 1:
+            if attempt == GAME_ATTEMPTS - 1:
                 raise
         except ExtensionError as error:
             # Every game's: nothing moves, and the run's account of bronze stays.
@@ -124,7 +123,7 @@ def _refresh(pipeline: Pipeline, report: RunReport, source: Source, games: froze
             again |= pending
             known_anew = decisions.made_anew
     owed = _owed(pipeline, state, again)
-    for attempt in range(ATTEMPTS):
+    for attempt in range(GAME_ATTEMPTS):
         if not again:
             break
         newest = pipeline.bronze.open() if full and attempt else None

@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.commits.generations import BronzeIdentity
-from game_events.lakehouse.commits.transactions import BATCH_APP
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import Selection, read_files, row_count, selection, spark_schema
 from game_events.lakehouse.event_columns import BRONZE_ONLY, COORDINATES, HEADERS, no_headers
 from game_events.pipeline.context import Pipeline
@@ -62,7 +62,7 @@ class Source:
             ConfigurationError: it has no column that names the game.
         """
         schema = pa.schema([f for f in pa.schema(handle.schema()) if f.name not in BRONZE_ONLY])
-        batch = int(handle.transaction_version(BATCH_APP) or 0)
+        batch = int(handle.transaction_version(Txn.BATCH) or 0)
         if batch and row_count(handle) and pipeline.settings.entity_column not in schema.names:
             raise ConfigurationError(
                 f"bronze has no column {pipeline.settings.entity_column!r} (it has {', '.join(schema.names)}): set "

@@ -11,18 +11,15 @@ import hashlib
 from deltalake import DeltaTable
 
 from game_events.errors import ConfigurationError
-from game_events.lakehouse.commits.transactions import BATCH_APP
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.sources.core.source import Source
 from game_events.sources.files.source import FileSource
-
-#: `txn` of bronze: the archive that all its slices are of; 0 or none: not all are.
-ARCHIVE_APP = "archive"
 
 
 def archive_noted(bronze: DeltaTable, source: Source) -> dict[str, int]:
     """`txn` -> value that a commit of a slice of this source adds."""
     now = _number(source.archive) if isinstance(source, FileSource) and source.archive is not None else 0
-    return {} if now == int(bronze.transaction_version(ARCHIVE_APP) or 0) else {ARCHIVE_APP: now}
+    return {} if now == int(bronze.transaction_version(Txn.ARCHIVE) or 0) else {Txn.ARCHIVE: now}
 
 
 def refuse_twice(bronze: DeltaTable | None, quarantine: DeltaTable | None, archive: str) -> None:
@@ -34,7 +31,7 @@ def refuse_twice(bronze: DeltaTable | None, quarantine: DeltaTable | None, archi
     if bronze is None:
         other = quarantine is not None
     else:
-        other = bool(bronze.transaction_version(BATCH_APP)) and bronze.transaction_version(ARCHIVE_APP) != _number(archive)
+        other = bool(bronze.transaction_version(Txn.BATCH)) and bronze.transaction_version(Txn.ARCHIVE) != _number(archive)
     if other:
         raise ConfigurationError(
             "GAME_EVENTS_FILES_PATH is an archive, and the lakehouse has records that are not from it, but from a topic, other "

@@ -17,11 +17,11 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from game_events.errors import GameEventsError
-from game_events.lakehouse.commits.generations import BronzeIdentity, erasures, generation
+from game_events.lakehouse.commits.generations import BronzeIdentity, erasures, generation, silver_app
 from game_events.lakehouse.commits.parallel import for_games
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.tables import is_game
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.gold.refresh import silver_app
 from game_events.sinks.http.chunks import Origin
 
 #: Rows of a slice, about: what is planned and sent before the next slice is planned.
@@ -136,7 +136,7 @@ def _look(
     table = str((gold or silver).metadata().id)
     content = f"{table}:{silver.metadata().id}:{generation(silver)}" if of_gold else f"{table}:{generation(silver)}"
     apps = {
-        name: f"{kind}:{game}:{of}"
+        name: Txn(kind).of(game, of)
         for name, of in (("content", content), ("bronze", identity.key), ("any", ""), ("resent", "resent"))
     }
     held = {name: outbox.transaction_version(app) if outbox is not None else None for name, app in apps.items()}

@@ -17,15 +17,12 @@ from game_events.errors import ConflictError, DataError
 from game_events.lakehouse import failpoints as crash_points
 from game_events.lakehouse.commits.commit import Commit, commit, paths
 from game_events.lakehouse.commits.restores import ANY_COMMIT, restored_lately
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import SOURCE_FILES, Lakehouse
 from game_events.sources.files.location import Found
 
-#: `txn` that counts the commits: whoever adds files has seen all that are there.
-APP = "commits"
-#: `txn` with the next number.
-NEXT_APP = "next"
 ATTEMPTS = 50
 TAKEN, CHANGED = "taken", "changed"
 
@@ -105,8 +102,8 @@ class FileLog:
             self._read, self._known = set(), Known(log_id=log_id)
         self._add(read_arrow(self._table, handle, only=sorted(there - self._read)))
         self._read = there
-        self._commits = int(handle.transaction_version(APP) or 0)
-        if len(self._known.entries) != int(handle.transaction_version(NEXT_APP) or 0):
+        self._commits = int(handle.transaction_version(Txn.COMMITS) or 0)
+        if len(self._known.entries) != int(handle.transaction_version(Txn.NEXT_FILE) or 0):
             raise DataError(f"{self._table.uri}: its rows are not those that were written: restore its newest version")
         return self._known
 
@@ -150,8 +147,8 @@ class FileLog:
                 self._table,
                 SCHEMA,
                 writer.close(),
-                expected={APP: self._commits},
-                advance={APP: (self._commits or 0) + 1, NEXT_APP: first + len(new)},
+                expected={Txn.COMMITS: self._commits},
+                advance={Txn.COMMITS: (self._commits or 0) + 1, Txn.NEXT_FILE: first + len(new)},
                 table_id=self._id(),
                 info={"files": str(len(new)), "changed": str(len(changed))},
                 description="Files that are the source, each with its number: bronze has read them up to one",
