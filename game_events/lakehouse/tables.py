@@ -24,6 +24,7 @@ from game_events.errors import ConfigurationError, DataError
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse.format_version import refuse_newer
 from game_events.lakehouse.labels import Labels
+from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.storage.errors import store_errors_named
 from game_events.lakehouse.storage.options import delta_options
 
@@ -67,10 +68,12 @@ def game_of_gold(name: str, aggregate: str = PLAYER_AGG) -> str | None:
     return game if name == gold_name(game, aggregate) and game not in RESERVED_GAMES else None
 
 
-def layer_of(name: str) -> str:
-    """The layer of a table's key: bronze, silver, gold, or `own` for the pipeline's books."""
+def layer_of(name: str) -> Layer:
+    """The layer of a table's key: bronze, silver, gold, or `own` for the pipeline's own tables."""
     first = name.partition("_")[0]
-    return {"quarantine": "bronze", "bronze": "bronze", "silver": "silver", "gold": "gold"}.get(first, "own")
+    return {"quarantine": Layer.BRONZE, "bronze": Layer.BRONZE, "silver": Layer.SILVER, "gold": Layer.GOLD}.get(
+        first, Layer.OWN
+    )
 
 
 def is_person(column: str, person: str | None) -> bool:

@@ -28,6 +28,7 @@ from game_events.lakehouse.data.snapshot import files_with, read_files, row_coun
 from game_events.lakehouse.data.staging import REPORT_SCHEMA
 from game_events.lakehouse.data.table_writer import FileStage, staged_files
 from game_events.lakehouse.event_columns import STORED_AS, no_headers
+from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.schema_archive import SchemaArchive
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.bronze.load import TASK_RECORDS
@@ -147,7 +148,7 @@ def _records(
     if quarantine is None or not row_count(quarantine):
         return rows, without_raw
     held = read_files(pipeline.spark, quarantine.file_uris(), spark_schema(quarantine.schema()))
-    held = held.where((F.col("layer") == "bronze") & ~F.col("reason").isin(*map(str, NO_RECORD)))
+    held = held.where((F.col("layer") == Layer.BRONZE) & ~F.col("reason").isin(*map(str, NO_RECORD)))
     # What was replayed to bronze is archived as quarantine's, where it stays.
     rows = rows.join(held.select(*COORDINATES), COORDINATES, "left_anti").select(*_READ_COLUMNS)
     held = held.where(~at_or_behind(_ahead(bronze, held))).select(*_READ_COLUMNS)

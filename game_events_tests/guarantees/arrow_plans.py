@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from game_events.lakehouse.data.snapshot import read_arrow
-from game_events.lakehouse.system_tables.progress import GOLD
+from game_events.lakehouse.layers import Layer
 from game_events.pipeline.fanout.job import FanOut, FanOutResult, stage
 from game_events.pipeline.gold.plan import GAME
 from game_events.pipeline.quality.decisions import Decisions
@@ -129,7 +129,7 @@ def stage_gold(
             player["max_timestamp"] = max(player["max_timestamp"], part["max_timestamp"])
         rows += players.values()
     table = pa.Table.from_pylist(rows, schema=pa.schema([(GAME, pa.string()), *AGGREGATE]))
-    task = FanOut(pipeline.lakehouse, GOLD, GAME, AGGREGATE, aggregate=aggregate.name)
+    task = FanOut(pipeline.lakehouse, Layer.GOLD, GAME, AGGREGATE, aggregate=aggregate.name)
     result = stage(Rows(table), task, 1, 1) if rows else FanOutResult()  # type: ignore[arg-type]
     return result, AGGREGATE, RuleColumns.of((), "gold", GAME)
 

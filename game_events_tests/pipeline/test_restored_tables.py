@@ -16,7 +16,7 @@ from game_events.lakehouse.commits.generations import BronzeIdentity, oldest_bat
 from game_events.lakehouse.commits.restores import LOOKED_AT, MAINTENANCE_INFO, history, restored_lately
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.staging import StagedWriter
-from game_events.lakehouse.system_tables.progress import GOLD, SILVER, UNIFIED_LAYER
+from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.suppressed import add_suppressed, finish_suppressed
 from game_events.lakehouse.tables import QUARANTINE, UNIFIED, Table
 from game_events.pipeline.bronze import restored as bronze_restored
@@ -290,7 +290,7 @@ def test_games_whose_tables_are_gone_or_went_back_are_noted_and_others_are_left_
     slice_(pipeline, 2, {}, {0: 9})
     lakehouse, key = pipeline.lakehouse, BronzeIdentity.of(pipeline.bronze.open()).key
     games = ("chess", "go", "ludo", "uno")
-    pipeline.progress.update(key, lambda now: now.done(SILVER, 2, dict.fromkeys(games, 2)).done(GOLD, 2))
+    pipeline.progress.update(key, lambda now: now.done(Layer.SILVER, 2, dict.fromkeys(games, 2)).done(Layer.GOLD, 2))
     for game in games:
         for table in (lakehouse.silver(game), lakehouse.gold(game)):
             for batch in (1, 2):
@@ -306,9 +306,15 @@ def test_games_whose_tables_are_gone_or_went_back_are_noted_and_others_are_left_
     find_lost_tables(make(games=("go", "ludo", "uno")), report)
     assert report.notices == ["made whole again: gold_uno_player_agg (restored), silver_go_events (restored)"]
     failed = pipeline.progress.read(key).failed.keys()
-    assert failed == {(SILVER, "go"), (GOLD, "go"), (UNIFIED_LAYER, "go"), (GOLD, "uno"), (UNIFIED_LAYER, "uno")}
+    assert failed == {
+        (Layer.SILVER, "go"),
+        (Layer.GOLD, "go"),
+        (Layer.UNIFIED, "go"),
+        (Layer.GOLD, "uno"),
+        (Layer.UNIFIED, "uno"),
+    }
     find_lost_tables(pipeline, RunReport())
-    assert (SILVER, "chess") in pipeline.progress.read(key).failed
+    assert (Layer.SILVER, "chess") in pipeline.progress.read(key).failed
 
 
 def test_a_gold_table_that_was_never_made_is_not_lost(pipeline):
@@ -316,7 +322,7 @@ def test_a_gold_table_that_was_never_made_is_not_lost(pipeline):
     slice_(pipeline, 3, {}, {0: 9})
     key = BronzeIdentity.of(pipeline.bronze.open()).key
     games = {"chess": 2, "new": 3, "broken": 2}
-    pipeline.progress.update(key, lambda now: now.done(SILVER, 3, games).done(GOLD, 2, failed={"broken": "a rule"}))
+    pipeline.progress.update(key, lambda now: now.done(Layer.SILVER, 3, games).done(Layer.GOLD, 2, failed={"broken": "a rule"}))
     for game in games:
         put(pipeline.lakehouse.silver(game), [1], info={"bronze_batch": "1"})
     report = RunReport()

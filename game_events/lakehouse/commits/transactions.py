@@ -8,7 +8,8 @@ from enum import StrEnum
 class Txn(StrEnum):
     """Every application transaction id of the project. The values are in the tables' logs: changing one is a format change.
 
-    An id stays in a table's log for ever. A commit compares and advances them (`Commit.expected`, `Commit.advance`). An id "by x" ends with x: `Txn.REPLAY.of(x)`.
+    A commit compares and advances them (`Commit.expected`, `Commit.advance`). An id "by x" ends with x: `Txn.REPLAY.of(x)`. It
+    stays in the log for ever, so few ids are by run.
     """
 
     # Where the records of bronze come from. Quarantine has the first three, too.

@@ -27,6 +27,7 @@ from game_events.lakehouse.data.snapshot import read_files, spark_schema
 from game_events.lakehouse.data.staging import REPORT_SCHEMA, StagedFile, discard
 from game_events.lakehouse.data.table_writer import FileStage, staged_files
 from game_events.lakehouse.event_columns import HEADERS, bronze_schema, column_map, travelling
+from game_events.lakehouse.layers import Layer
 from game_events.pipeline.bronze.file_worker import ends_of_origins
 from game_events.pipeline.bronze.full_refresh_guard import Expired, count_expired, refuse_unless_allowed, source_to_read
 from game_events.pipeline.bronze.load import archive_schemas, stage_slice
@@ -109,7 +110,7 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
     sweep(pipeline)
     _record(pipeline, bronze, staged, batch, landed, expired, report)
     report.add_read(staged.start, staged.end, now.unit)
-    report.seconds["bronze"] = report.seconds.get("bronze", 0.0) + time.monotonic() - began
+    report.seconds[Layer.BRONZE] = report.seconds.get(Layer.BRONZE, 0.0) + time.monotonic() - began
 
 
 def _stage_all(pipeline: Pipeline, bronze: DeltaTable, now: Seen, batch: int, staged: _Staged) -> None:
@@ -184,7 +185,7 @@ def _record(
 ) -> None:
     schema = bronze_schema(staged.columns)
     known = {f.name for f in before.schema().fields}
-    entry = report.add_landed("bronze", pipeline.bronze, landed, schema, batch)
+    entry = report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, batch)
     entry.new_columns += [f.name for f in schema if f.name not in known]
     report.batches.append(batch)
     report.schema_ids.update(i for i, _ in (*staged.types, *staged.undecoded))

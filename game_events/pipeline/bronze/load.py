@@ -33,6 +33,7 @@ from game_events.lakehouse.event_columns import (
     column_map,
     source_columns,
 )
+from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.store_probe import refuse_unsafe_store
 from game_events.pipeline.bronze.data_loss import next_slice, told, went_meanwhile
 from game_events.pipeline.bronze.decode_job import run_decode_job
@@ -120,7 +121,7 @@ def load_bronze(pipeline: Pipeline, report: RunReport, until: Seen | None = None
                 raise
     if isinstance(pipeline.source, FileSource):
         report.add_files(pipeline.source.counts)
-    report.seconds["bronze"] = report.seconds.get("bronze", 0.0) + time.monotonic() - began
+    report.seconds[Layer.BRONZE] = report.seconds.get(Layer.BRONZE, 0.0) + time.monotonic() - began
     return max([int(handle.transaction_version(Txn.BATCH) or 0), *report.batches])
 
 
@@ -175,7 +176,7 @@ def _load_slice(
         crash_points.reach("quarantine_announced")
         held = commit_undecodable(pipeline, quarantine, part, staged)
         if staged.quarantine:
-            report.add_landed("quarantine", pipeline.quarantine, held, QUARANTINE_COLUMNS, batch)
+            report.add_landed(Layer.QUARANTINE, pipeline.quarantine, held, QUARANTINE_COLUMNS, batch)
         crash_points.reach("quarantine_committed")
     schema = documented(pipeline, bronze_schema(seen), seen, staged.types)
     behind = behind_origins(handle, staged.origins)
@@ -216,7 +217,7 @@ def _load_slice(
         plan = replace(plan, advance={**plan.advance, Txn.RECORDS_QUARANTINED: before + sum(f.rows for f in staged.quarantine)})
     landed = commit(plan)
     crash_points.reach("bronze_committed")
-    entry = report.add_landed("bronze", pipeline.bronze, landed, schema, batch)
+    entry = report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, batch)
     entry.new_columns += [f.name for f in schema if f.name not in known]
     report.add_read(part.start, part.end, part.unit)
     report.gaps += part.gaps

@@ -21,6 +21,7 @@ from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.event_columns import COORDINATES, QUARANTINE_COLUMNS, QUARANTINE_DESCRIPTION
+from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.bronze.worker_result import StageResult
 from game_events.pipeline.context import Pipeline
@@ -45,7 +46,7 @@ def decided_on(table: Table, quarantine: DeltaTable | None, part: Slice) -> Deci
     if quarantine is None or not ahead:
         return {}
     rows = read_arrow(table, quarantine, [*COORDINATES, "layer"])
-    rows = rows.filter(pc.equal(rows.column("layer"), "bronze"))
+    rows = rows.filter(pc.equal(rows.column("layer"), Layer.BRONZE))
     if all(p.kind == KAFKA for p in ahead):
         names = pa.table({"_kafka_topic_id": [p.topic_id for p in ahead], "_kafka_partition": [p.partition for p in ahead]})
         names = names.cast(pa.schema([rows.schema.field(c) for c in names.column_names]))

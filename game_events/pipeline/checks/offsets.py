@@ -17,6 +17,7 @@ from game_events.lakehouse.commits.generations import generation
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_files, row_count, spark_schema
 from game_events.lakehouse.data.staging import file_system
+from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.replay_marks import COORDINATES, is_noted
@@ -176,7 +177,7 @@ def offsets_unique(pipeline: Pipeline) -> CheckResult:
         replayed = (
             F.col("replayed_table").eqNullSafe(str(bronze.metadata().id)) if "replayed_table" in held.columns else F.lit(False)
         )
-        held = held.where(F.col("layer") == "bronze").select(
+        held = held.where(F.col("layer") == Layer.BRONZE).select(
             *COORDINATES, zero.alias("b"), one.alias("q"), F.when(replayed, 0).otherwise(1).alias("alone")
         )
         rows = rows.unionByName(held)

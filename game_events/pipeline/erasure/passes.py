@@ -16,6 +16,7 @@ from game_events.lakehouse.commits.commit import Commit, commit, paths
 from game_events.lakehouse.commits.generations import BronzeIdentity, erasures
 from game_events.lakehouse.commits.parallel import commit_games, for_games
 from game_events.lakehouse.commits.transactions import Txn
+from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.suppressed import add_records
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, silver_name
 from game_events.pipeline.context import note
@@ -108,7 +109,7 @@ def _commit_silver(work: Work, bronze: DeltaTable, games: set[str], hits: dict[s
     work.touched |= set(outcome.landed)
     for game, error in outcome.failed.items():
         table = pipeline.lakehouse.silver(game)
-        work.report.tables.append(TableReport("silver", table.name, table.uri, game, error=error))
+        work.report.tables.append(TableReport(Layer.SILVER, table.name, table.uri, game, error=error))
     if outcome.failed:
         raise ConflictError(f"{len(outcome.failed)} silver tables cannot be written; run `game-events forget` again")
 

@@ -19,7 +19,7 @@ from game_events.lakehouse.commits.commit import CONFLICT_ATTEMPTS, commit
 from game_events.lakehouse.commits.generations import BronzeIdentity, erasures, oldest_batch
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.event_columns import has_decoded_columns
-from game_events.lakehouse.system_tables.progress import GOLD
+from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.suppressed import HASH_CHARS, add_suppressed, finish_suppressed, read_suppressed
 from game_events.lakehouse.tables import (
     BRONZE,
@@ -166,7 +166,7 @@ def _gold_follows(work: Work) -> None:
     bronze = pipeline.bronze.open()
     if bronze is None:
         return
-    games = frozenset(work.touched | pipeline.progress.read(BronzeIdentity.of(bronze).key).failed_in(GOLD))
+    games = frozenset(work.touched | pipeline.progress.read(BronzeIdentity.of(bronze).key).failed_in(Layer.GOLD))
     if not games:
         return
     refresh_gold(pipeline, report, games)

@@ -13,8 +13,8 @@ from game_events.config.naming import Names
 from game_events.config.settings import Settings
 from game_events.decoding.core.wire_format import ordered
 from game_events.errors import without_quotes
+from game_events.lakehouse.layers import is_gold
 from game_events.lakehouse.system_tables.event_log import Event
-from game_events.lakehouse.system_tables.progress import is_gold
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, gold_name, silver_name
 from game_events.pipeline.reporting.redaction import masked, who, words_to_keep
 from game_events.pipeline.reporting.report import RunReport, TableReport

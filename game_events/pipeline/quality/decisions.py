@@ -26,6 +26,7 @@ from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_arrow, read_files, spark_schema
 from game_events.lakehouse.data.staging import StagedFile, discard
 from game_events.lakehouse.event_columns import COORDINATES, QUARANTINE_COLUMNS, QUARANTINE_DESCRIPTION
+from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.lost import refuse_restored_quarantine
@@ -83,7 +84,7 @@ class Decisions:
         found: set[str] = set()
         mixed: list[str] = []
         for file in pa.table(self.handle.get_add_actions(flatten=True)).to_pylist():
-            if file.get("max.layer", "silver") == "bronze" or file.get("null_count.replayed_batch") == 0:
+            if file.get("max.layer", Layer.SILVER) == Layer.BRONZE or file.get("null_count.replayed_batch") == 0:
                 continue
             game = file.get("min.game")
             whole = file.get("null_count.game") == 0 and file.get("null_count.replayed_batch") == file["num_records"]
@@ -94,7 +95,7 @@ class Decisions:
         if mixed:
             rows = read_arrow(self.table, self.handle, ["layer", "game", "replayed_batch"], mixed)
             if "game" in rows.column_names:
-                held = pc.and_(pc.equal(rows["layer"], "silver"), pc.is_null(rows["replayed_batch"]))
+                held = pc.and_(pc.equal(rows["layer"], Layer.SILVER), pc.is_null(rows["replayed_batch"]))
                 found |= set(rows.filter(held)["game"].drop_null().to_pylist())
         return frozenset(found)
 
@@ -104,7 +105,7 @@ class Decisions:
         if self.handle is None or not wanted:
             return None
         rows = read_files(pipeline.spark, self.handle.file_uris(), spark_schema(self.handle.schema()))
-        rows = rows.where((F.col("layer") == "silver") & F.col("replayed_batch").isNull() & F.col("game").isin(*wanted))
+        rows = rows.where((F.col("layer") == Layer.SILVER) & F.col("replayed_batch").isNull() & F.col("game").isin(*wanted))
         return rows.select(*COORDINATES).distinct()
 
     def _value(self, txn: Txn, *game: str) -> int | None:

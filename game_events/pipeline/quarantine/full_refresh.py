@@ -94,7 +94,7 @@ def finish_reset(pipeline: Pipeline, report: RunReport) -> None:
                 continue  # a rival finished it, and removed the files that this job was reading
             raise
         crash_points.reach("reset_finished")
-        report.add_landed("quarantine", pipeline.quarantine, landed, QUARANTINE_COLUMNS, generation(bronze))
+        report.add_landed(Layer.QUARANTINE, pipeline.quarantine, landed, QUARANTINE_COLUMNS, generation(bronze))
         if listed is not None:
             forget(pipeline.quarantine, ticket, listed.files)
         return

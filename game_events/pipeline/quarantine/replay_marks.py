@@ -14,6 +14,7 @@ from game_events.lakehouse.data.staging import REPORT_SCHEMA, StagedFile
 from game_events.lakehouse.data.table_writer import FileStage, staged_files
 from game_events.lakehouse.event_columns import COORDINATES as RECORD_COORDINATES
 from game_events.lakehouse.event_columns import HEADERS, QUARANTINE_COLUMNS, travelling
+from game_events.lakehouse.layers import Layer
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.lost import refuse_restored_quarantine
 
@@ -91,7 +92,7 @@ def _stage(
 
 
 def _noted(rows: DataFrame, table_id: str, batch: int) -> DataFrame:
-    came = F.col("_came").isNotNull() & (F.col("layer") == "bronze")
+    came = F.col("_came").isNotNull() & (F.col("layer") == Layer.BRONZE)
     values = {"replayed_table": F.lit(table_id), "replayed_batch": F.lit(batch), "replayed_at": F.current_timestamp()}
     noted = {n: F.when(came, value).otherwise(F.col(n)) for n, value in values.items()}
     return rows.withColumns(noted).select(travelling(QUARANTINE_COLUMNS.names))

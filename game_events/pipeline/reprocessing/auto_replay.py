@@ -17,6 +17,7 @@ from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.event_columns import QUARANTINE_COLUMNS
+from game_events.lakehouse.layers import Layer
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.lost import refuse_restored_quarantine
 from game_events.pipeline.quarantine.replay_marks import note_replay
@@ -96,7 +97,7 @@ def _due(pipeline: Pipeline, quarantine: DeltaTable, bronze_id: str) -> tuple[Co
         waits = pc.and_kleene(waits, open_rows)
     if "max.replayed_table" in actions.column_names:
         other = [pc.not_equal(actions[f"{end}.replayed_table"], bronze_id) for end in ("min", "max")]
-        decodable = pc.fill_null(pc.equal(actions["min.layer"], "silver"), False)
+        decodable = pc.fill_null(pc.equal(actions["min.layer"], Layer.SILVER), False)
         may = pc.and_(pc.fill_null(pc.or_kleene(*other), False), pc.invert(decodable))
         elsewhere = _to_another_bronze(pipeline, quarantine, bronze_id, actions.filter(may).column("path").to_pylist())
     chosen = actions.filter(pc.fill_null(waits, True)).column("path").to_pylist()
@@ -119,4 +120,4 @@ def _to_another_bronze(pipeline: Pipeline, quarantine: DeltaTable, bronze_id: st
         return False
     rows = read_arrow(pipeline.quarantine, quarantine, ["layer", "replayed_table"], candidates)
     other = pc.fill_null(pc.not_equal(rows["replayed_table"], bronze_id), False)
-    return bool(pc.any(pc.and_(pc.fill_null(pc.equal(rows["layer"], "bronze"), False), other)).as_py())
+    return bool(pc.any(pc.and_(pc.fill_null(pc.equal(rows["layer"], Layer.BRONZE), False), other)).as_py())

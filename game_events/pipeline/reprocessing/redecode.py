@@ -23,6 +23,7 @@ from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_files, row_count, spark_schema
 from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.event_columns import FIRST_MESSAGE, OWN_COLUMNS, bronze_schema, column_map, travelling
+from game_events.lakehouse.layers import Layer
 from game_events.pipeline.bronze.decode_job import run_decode_job
 from game_events.pipeline.bronze.stored_worker import StoredTask
 from game_events.pipeline.bronze.worker_result import StageResult
@@ -117,9 +118,9 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
             f"{error}. Nothing was changed: run `game-events redecode` again while no run is under way"
         ) from None
     crash_points.reach("redecode_committed")
-    entry = report.add_landed("bronze", pipeline.bronze, landed, schema, batch)
+    entry = report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, batch)
     entry.new_columns = [f.name for f in schema if f.name not in before]
-    report.seconds["bronze"] = time.monotonic() - began
+    report.seconds[Layer.BRONZE] = time.monotonic() - began
     kept = Counter({NO_RAW_VALUE if why == Reason.TOMBSTONE else why: n for why, n in staged.reasons.items()})
     return Redecoded(landed.rows, kept, entry.new_columns, pipeline.catalog.other_types(staged.undecoded))
 

@@ -41,6 +41,7 @@ from game_events.lakehouse.event_columns import (
     column_map,
     travelling,
 )
+from game_events.lakehouse.layers import Layer
 from game_events.pipeline.bronze.decode_job import run_decode_job
 from game_events.pipeline.bronze.load import archive_schemas
 from game_events.pipeline.bronze.restored import mend_restored_bronze
@@ -94,7 +95,7 @@ class Selection:
     def condition(self, bronze_id: str) -> Column:
         """As a condition on quarantine's rows."""
         waiting = F.col("replayed_table").isNull() | (F.col("replayed_table") != bronze_id)
-        found = (F.col("layer") == "bronze") & F.col("_raw_value").isNotNull() & waiting
+        found = (F.col("layer") == Layer.BRONZE) & F.col("_raw_value").isNotNull() & waiting
         found &= ~F.col("reason").isin(*map(str, NO_RECORD))
         if self.reasons:
             found &= F.col("reason").isin(*sorted(self.reasons))
@@ -195,7 +196,7 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Repl
     landed = commit(plan)
     crash_points.reach("replay_committed")
     known = {f.name for f in bronze.schema().fields}
-    entry = report.add_landed("bronze", pipeline.bronze, landed, schema, batch)
+    entry = report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, batch)
     entry.new_columns += [f.name for f in schema if f.name not in known]
     report.batches.append(batch)
     report.schema_ids.update(i for i, _ in (*staged.types, *staged.undecoded))

@@ -19,16 +19,16 @@ from game_events.config.unencrypted import unencrypted
 from game_events.errors import ConfigurationError, DataError, GameEventsError
 from game_events.jvm.jars import for_spark
 from game_events.jvm.java import find_java
+from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.storage.options import is_remote
 from game_events.lakehouse.store_probe import refuse_unsafe_store
 from game_events.lakehouse.system_tables.schema_archive import SchemaArchive
-from game_events.lakehouse.tables import BRONZE as BRONZE_TABLE
-from game_events.lakehouse.tables import Lakehouse
+from game_events.lakehouse.tables import BRONZE, Lakehouse
 from game_events.pipeline.bronze.full_refresh_guard import ALLOW
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout.routing import most_games
 from game_events.pipeline.runs.backlog import backlog
-from game_events.pipeline.runs.selection import BRONZE, Parts, Selection
+from game_events.pipeline.runs.selection import Parts, Selection
 from game_events.pipeline.schemas.catalog import SchemaCatalog
 from game_events.pipeline.suppression.driver import recognised
 from game_events.schema_registry import SchemaRegistry
@@ -134,7 +134,7 @@ def run_plan_checks(pipeline: Pipeline, selected: Callable[[], Selection]) -> di
 
     def selection() -> str:
         found = selected()
-        if BRONZE in found.full and not pipeline.settings.allow_bronze_full_refresh:
+        if Layer.BRONZE in found.full and not pipeline.settings.allow_bronze_full_refresh:
             raise ConfigurationError(f"{pipeline.bronze.name} is protected from a full refresh: {ALLOW}=true allows it")
         said = [f"brought up to date: {_said(found.update)}"]
         said += [f"replaced: {_said(found.full)}"] if found.full else []
@@ -236,7 +236,7 @@ def _no_room(settings: Settings) -> str:
 
 def _forgotten(settings: Settings) -> str:
     lakehouse = Lakehouse.of(settings)
-    found = recognised(settings, lakehouse, lakehouse.table(BRONZE_TABLE).open())
+    found = recognised(settings, lakehouse, lakehouse.table(BRONZE).open())
     if found is None:
         return "none"
     listed, _ = found

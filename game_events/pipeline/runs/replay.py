@@ -13,6 +13,7 @@ from game_events.lakehouse.commits.generations import BronzeIdentity
 from game_events.lakehouse.commits.parallel import for_games
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_files, spark_schema
+from game_events.lakehouse.layers import Layer
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quality.decisions import Decisions
 from game_events.pipeline.reporting.report import RunReport
@@ -50,7 +51,7 @@ def games_kept_out_of(pipeline: Pipeline, rules: frozenset[str]) -> frozenset[st
     found: dict[str, set[str]] = {}
     if decisions.handle is not None and decisions.rejected_games:
         rows = read_files(pipeline.spark, decisions.handle.file_uris(), spark_schema(decisions.handle.schema()))
-        rows = rows.where((F.col("layer") == "silver") & F.col("replayed_batch").isNull())
+        rows = rows.where((F.col("layer") == Layer.SILVER) & F.col("replayed_batch").isNull())
         for row in rows.select("reason", "game").distinct().collect():
             found.setdefault(row["reason"], set()).add(row["game"])
     games = {game for reason, of_reason in found.items() if not rules or reason in rules for game in of_reason}

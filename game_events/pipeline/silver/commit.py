@@ -17,7 +17,7 @@ from game_events.lakehouse.data.snapshot import BATCH_INFO, files_with, read_fil
 from game_events.lakehouse.data.staging import REPORT_SCHEMA, discard
 from game_events.lakehouse.data.table_writer import FileStage, staged_files
 from game_events.lakehouse.event_columns import COORDINATES, HEADERS, QUARANTINE_COLUMNS, travelling
-from game_events.lakehouse.system_tables.progress import SILVER
+from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import silver_name
 from game_events.pipeline.column_comments import message_comment
 from game_events.pipeline.fanout.job import FanOutResult
@@ -44,7 +44,7 @@ def settle(
         if why is not None:
             outcome.failed[game] = why
             if game in result.counts:
-                report.add_rules(SILVER, game, source.rules.rules, result.counts[game])
+                report.add_rules(Layer.SILVER, game, source.rules.rules, result.counts[game])
     again = _decide(source, decisions, {g: s for g, s in ready.items() if g not in outcome.failed}, result, report)
     for game in {*again, *outcome.failed}:
         del ready[game]
@@ -52,10 +52,12 @@ def settle(
     plans = {game: partial(_commit_plan, source, decisions, game, start, result) for game, start in ready.items()}
     committed = commit_games(plans, "game_committed", source.pipeline.settings)
     for game, landed in sorted(committed.landed.items()):
-        entry = report.add_landed(SILVER, source.pipeline.lakehouse.silver(game), landed, source.schema, source.batch, game)
+        entry = report.add_landed(
+            Layer.SILVER, source.pipeline.lakehouse.silver(game), landed, source.schema, source.batch, game
+        )
         counts = result.counts.get(game)
         if counts is not None:
-            report.add_rules(SILVER, game, source.rules.rules, counts, entry)
+            report.add_rules(Layer.SILVER, game, source.rules.rules, counts, entry)
     committed.again |= again
     committed.failed |= outcome.failed
     return committed
@@ -91,7 +93,7 @@ def _decide(
         report.readmitted += back
         if rows or back:
             landed = replace(outcome.landed, rows=rows)
-            report.add_landed("quarantine", pipeline.quarantine, landed, QUARANTINE_COLUMNS, source.batch)
+            report.add_landed(Layer.QUARANTINE, pipeline.quarantine, landed, QUARANTINE_COLUMNS, source.batch)
     return set(outcome.moved)
 
 
@@ -169,12 +171,16 @@ def noted(source: Source, decisions: Decisions, starts: Mapping[str, Start]) -> 
         tables = {g: str(s.handle.metadata().id) if s.handle else silver_name(g) for g, s in starts.items()}
         of_game = spark.createDataFrame(pa.table({"_game": list(tables), "_table": list(tables.values())}))
         passed = passed.join(F.broadcast(of_game), "_game")
-        touched = read_files(spark, handle.file_uris(), columns).where("layer = 'silver'").where(F.col("game").isin(*starts))
+        touched = (
+            read_files(spark, handle.file_uris(), columns)
+            .where(F.col("layer") == Layer.SILVER)
+            .where(F.col("game").isin(*starts))
+        )
         names = {r["_file"] for r in touched.select(F.col("_metadata.file_name").alias("_file")).distinct().collect()}
         rewritten = frozenset(path for path in paths(handle) if path.rpartition("/")[2] in names)
         old = read_files(spark, [f"{handle.table_uri.rstrip('/')}/{path}" for path in rewritten], columns)
         new = old.join(passed.select(*COORDINATES, "_table"), list(COORDINATES), "left")
-        passes = F.col("_table").isNotNull() & (F.col("layer") == "silver") & F.col("replayed_batch").isNull()
+        passes = F.col("_table").isNotNull() & (F.col("layer") == Layer.SILVER) & F.col("replayed_batch").isNull()
         now = F.current_timestamp()
         values = {"replayed_table": F.col("_table"), "replayed_batch": F.lit(source.batch), "replayed_at": now}
         new = new.withColumns({n: F.when(passes, value).otherwise(F.col(n)) for n, value in values.items()})
