@@ -27,7 +27,7 @@ from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import files_with, read_files, row_count, selection, spark_schema
 from game_events.lakehouse.data.staging import REPORT_SCHEMA
 from game_events.lakehouse.data.table_writer import FileStage, staged_files
-from game_events.lakehouse.event_columns import STORED_AS, no_headers
+from game_events.lakehouse.event_columns import SCHEMA_COLUMNS, STORED_AS, no_headers, schema_ids
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.schema_archive import SchemaArchive
 from game_events.lakehouse.tables import Table
@@ -44,7 +44,7 @@ from game_events.sources.core.source import FILES, KAFKA, Lane, Positions
 from game_events.sources.files.archive_format import RECORDS, UNKNOWN, marked_records
 from game_events.sources.files.location import Place
 
-_READ_COLUMNS = (*STORED_AS.values(), "_schema_id", "_schema_guid")
+_READ_COLUMNS = (*STORED_AS.values(), *SCHEMA_COLUMNS)
 
 
 def archive(pipeline: Pipeline, report: RunReport, to: str) -> None:
@@ -87,8 +87,7 @@ def _archive(pipeline: Pipeline, report: RunReport, to: str) -> Archived:
         return Archived(place.root, batch=batch)
     rows, without_raw = _records(pipeline, bronze, quarantine, held, int(since or 0))
     pipeline.on_progress(f"archive: batches {int(since or 0) + 1} to {batch} of {pipeline.bronze.name}")
-    ids = [r[0] if r[0] is not None else r[1] for r in rows.select("_schema_id", "_schema_guid").distinct().collect() if any(r)]
-    schema = marked_records(_schemas(pipeline, ids))
+    schema = marked_records(_schemas(pipeline, schema_ids(rows)))
     new = selection(bronze, "_batch", int(since or 0)).rows
     records = rows.select(*_as_records()).coalesce(max(1, -(-new // TASK_RECORDS)))
     files = staged_files(records.mapInArrow(FileStage(table, schema, "headers"), REPORT_SCHEMA).collect())

@@ -14,6 +14,7 @@ from game_events.cli.common.summary import show_run
 from game_events.config.settings import load_settings
 from game_events.decoding.core.reasons import Reason
 from game_events.lakehouse.data.snapshot import read_arrow
+from game_events.lakehouse.event_columns import SCHEMA_COLUMNS
 from game_events.lakehouse.tables import QUARANTINE, Lakehouse
 from game_events.pipeline.reprocessing.replay import selection_of
 
@@ -27,17 +28,17 @@ Rows = Annotated[int, typer.Option("--rows", min=0, help="Show so many single ro
 FOR_EVER = frozenset({Reason.TOMBSTONE, Reason.TOO_SHORT})
 
 _COLUMNS = [
-    "_kafka_topic", "_kafka_partition", "_kafka_offset", "_kafka_timestamp", "_schema_id", "_schema_guid",
+    "_kafka_topic", "_kafka_partition", "_kafka_offset", "_kafka_timestamp", *SCHEMA_COLUMNS,
     "layer", "reason", "detail", "quarantined_at", "run_id", "replayed_batch", "replayed_at", "game",
 ]  # fmt: skip
 _GROUPS = """
-SELECT layer, reason, coalesce(_schema_id::VARCHAR, _schema_guid, '-') AS schema_id, count(*) AS rows,
+SELECT layer, reason, coalesce(schema_id, '-') AS schema_id, count(*) AS rows,
   count(replayed_batch) AS replayed, any_value(detail) AS example, min(quarantined_at) AS first, max(quarantined_at) AS last
 FROM chosen GROUP BY ALL ORDER BY rows DESC, layer, reason, schema_id
 """
 _SINGLE = """
 SELECT concat(_kafka_topic, '[', _kafka_partition, ']@', _kafka_offset) AS record, layer, reason, detail, game,
-  coalesce(_schema_id::VARCHAR, _schema_guid, '-') AS schema_id, quarantined_at, run_id, replayed_batch, replayed_at
+  coalesce(schema_id, '-') AS schema_id, quarantined_at, run_id, replayed_batch, replayed_at
 FROM chosen ORDER BY quarantined_at DESC, _kafka_partition, _kafka_offset DESC LIMIT $rows
 """
 
@@ -59,8 +60,9 @@ def list_rows(reason: Reasons = None, schema_id: SchemaIds = None, rows: Rows = 
                 found = found.append_column(name, [[None] * found.num_rows])
             connection.register("held", found)
             connection.execute(
-                "CREATE TEMP TABLE chosen AS SELECT * FROM held WHERE (len($reasons) = 0 OR list_contains($reasons, reason)) "
-                "AND (len($ids) = 0 OR list_contains($ids, coalesce(_schema_id::VARCHAR, _schema_guid)))",
+                "CREATE TEMP TABLE chosen AS SELECT *, coalesce(_schema_id::VARCHAR, _schema_guid) AS schema_id FROM held "
+                "WHERE (len($reasons) = 0 OR list_contains($reasons, reason)) "
+                "AND (len($ids) = 0 OR list_contains($ids, schema_id))",
                 {"reasons": sorted(chosen.reasons), "ids": sorted(map(str, chosen.schema_ids))},
             )
             groups = _records(connection.execute(_GROUPS))

@@ -16,7 +16,7 @@ from game_events.errors import ConflictError, TransientError
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_arrow
-from game_events.lakehouse.event_columns import QUARANTINE_COLUMNS
+from game_events.lakehouse.event_columns import QUARANTINE_COLUMNS, SCHEMA_COLUMNS
 from game_events.lakehouse.layers import Layer
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.lost import refuse_restored_quarantine
@@ -103,12 +103,12 @@ def _due(pipeline: Pipeline, quarantine: DeltaTable, bronze_id: str) -> tuple[Co
     chosen = actions.filter(pc.fill_null(waits, True)).column("path").to_pylist()
     ids: Counter[SchemaId] = Counter()
     if chosen:
-        columns = ["reason", "_schema_id", "_schema_guid", "replayed_batch"]
+        columns = ["reason", *SCHEMA_COLUMNS, "replayed_batch"]
         found = read_arrow(pipeline.quarantine, quarantine, columns, chosen)
         unknown = found.filter(pc.equal(found["reason"], Reason.UNKNOWN_SCHEMA))
         if "replayed_batch" in unknown.column_names:
             unknown = unknown.filter(pc.is_null(unknown["replayed_batch"]))
-        for name in {"_schema_id", "_schema_guid"} & set(unknown.column_names):
+        for name in set(SCHEMA_COLUMNS) & set(unknown.column_names):
             counted = pc.value_counts(unknown[name].drop_null())
             ids.update({entry["values"]: entry["counts"] for entry in counted.to_pylist()})
     return ids, elsewhere

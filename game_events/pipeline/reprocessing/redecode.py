@@ -12,7 +12,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from game_events.decoding.batch_decoder import DecodePlan, TypeKey
 from game_events.decoding.core.reasons import Reason
@@ -22,7 +21,7 @@ from game_events.lakehouse.commits.commit import Commit, commit, evolve
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_files, row_count, spark_schema
 from game_events.lakehouse.data.staging import discard
-from game_events.lakehouse.event_columns import FIRST_MESSAGE, OWN_COLUMNS, bronze_schema, column_map, travelling
+from game_events.lakehouse.event_columns import FIRST_MESSAGE, OWN_COLUMNS, bronze_schema, column_map, schema_ids, travelling
 from game_events.lakehouse.layers import Layer
 from game_events.pipeline.bronze.decode_job import run_decode_job
 from game_events.pipeline.bronze.stored_worker import StoredTask
@@ -127,9 +126,7 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
 
 def _types_of(rows: DataFrame) -> list[TypeKey]:
     """The types that rows of bronze were written with."""
-    ids = rows.select("_schema_id", "_schema_guid").distinct()
-    ids = ids.where(F.col("_schema_id").isNotNull() | F.col("_schema_guid").isNotNull())
-    return [(r["_schema_id"] if r["_schema_id"] is not None else r["_schema_guid"], FIRST_MESSAGE) for r in ids.collect()]
+    return [(schema_id, FIRST_MESSAGE) for schema_id in schema_ids(rows)]
 
 
 def _erase(pipeline: Pipeline, report: RunReport, staged: StageResult) -> str:

@@ -39,6 +39,7 @@ from game_events.lakehouse.event_columns import (
     QUARANTINE_COLUMNS,
     bronze_schema,
     column_map,
+    of_schemas,
     travelling,
 )
 from game_events.lakehouse.layers import Layer
@@ -100,9 +101,7 @@ class Selection:
         if self.reasons:
             found &= F.col("reason").isin(*sorted(self.reasons))
         if self.schema_ids:
-            numbers = [i for i in self.schema_ids if isinstance(i, int)]
-            guids = [i for i in self.schema_ids if isinstance(i, str)]
-            found &= F.col("_schema_id").isin(*numbers) | F.col("_schema_guid").isin(*guids)
+            found &= of_schemas(self.schema_ids)
         return found
 
 
