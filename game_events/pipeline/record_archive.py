@@ -42,7 +42,7 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.state.offsets import next_offsets
 from game_events.sources.core.source import FILES, KAFKA, Lane, Positions
 from game_events.sources.files.archive_format import RECORDS, UNKNOWN, marked_records
-from game_events.sources.files.location import Place
+from game_events.sources.files.location import SourceLocation
 
 _READ_COLUMNS = (*STORED_AS.values(), *SCHEMA_COLUMNS)
 
@@ -69,7 +69,7 @@ def archive(pipeline: Pipeline, report: RunReport, to: str) -> None:
 def _archive(pipeline: Pipeline, report: RunReport, to: str) -> Archived:
     if pipeline.settings.keep_raw != "all":
         raise ConfigurationError("bronze keeps no raw values (GAME_EVENTS_KEEP_RAW is failures): there is nothing to archive")
-    place = Place.of(pipeline.settings, to)
+    place = SourceLocation.of(pipeline.settings, to)
     table = Table("archive", place.root, place.options)
     bronze = mend_restored_bronze(pipeline, report)
     if bronze is None:

@@ -48,7 +48,7 @@ def place(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def stage_replay(
-    pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable, selection: replay.Selection, batch: int, _: Any
+    pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable, selection: replay.ReplaySelection, batch: int, _: Any
 ) -> StageResult:
     """For `replay._stage`."""
     reader: Any = pipeline.source

@@ -27,7 +27,7 @@ from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.quality.decisions import Decisions, Verdict, decide
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver.commit import settle
-from game_events.pipeline.silver.stage import Source, Start
+from game_events.pipeline.silver.stage import SilverInput, Start
 from game_events.pipeline.state.offsets import offsets_of
 from game_events_tests.lanes import by_partition, seen
 
@@ -192,7 +192,7 @@ def test_a_quarantine_that_is_gone_is_told_of_once(world):
 
 def test_a_silver_table_that_is_restored_while_its_rows_are_made_is_planned_again(world):
     pipeline = world.pipeline(entity_column="_kafka_topic")
-    silver, source = pipeline.lakehouse.silver("uno"), Source.of(pipeline, pipeline.bronze.open())
+    silver, source = pipeline.lakehouse.silver("uno"), SilverInput.of(pipeline, pipeline.bronze.open())
     for batch in (0, 1):
         held = silver.open()
         table_id = str(held.metadata().id) if held is not None else None
@@ -206,7 +206,7 @@ def test_a_silver_table_that_is_restored_while_its_rows_are_made_is_planned_agai
 
 def test_nothing_is_decided_on_a_quarantine_that_was_restored_since(world):
     pipeline = world.pipeline(entity_column="_kafka_topic")
-    key = Source.of(pipeline, pipeline.bronze.open()).bronze.key
+    key = SilverInput.of(pipeline, pipeline.bronze.open()).bronze.key
     planned = Decisions.read(pipeline, key)
     pipeline.quarantine.open().restore(0)
     before = pipeline.quarantine.open().version()

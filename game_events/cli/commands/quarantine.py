@@ -16,7 +16,7 @@ from game_events.decoding.core.reasons import Reason
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.event_columns import SCHEMA_COLUMNS
 from game_events.lakehouse.tables import QUARANTINE, Lakehouse
-from game_events.pipeline.reprocessing.replay import selection_of
+from game_events.pipeline.reprocessing.replay import replay_selection
 
 app = typer.Typer(help="Rows that are in no other table: list them, and replay them.", no_args_is_help=True)
 
@@ -47,7 +47,7 @@ FROM chosen ORDER BY quarantined_at DESC, _kafka_partition, _kafka_offset DESC L
 def list_rows(reason: Reasons = None, schema_id: SchemaIds = None, rows: Rows = 0, as_json: Json = False) -> None:
     """Count the rows by reason (or rule) and schema id: how many, how many were replayed, since when. No value is shown."""
     output = Output(as_json=as_json)
-    chosen = selection_of(reason or [], schema_id or [])
+    chosen = replay_selection(reason or [], schema_id or [])
     table = Lakehouse.of(load_settings()).table(QUARANTINE)
     handle = table.open()
     groups: list[dict[str, Any]] = []
@@ -93,7 +93,7 @@ def replay(reason: Reasons = None, schema_id: SchemaIds = None, as_json: Json = 
     """Try rows again with what the registry knows and the rules say now; what passes reaches silver and gold once."""
     output = Output(as_json=as_json)
     settings = load_settings()
-    selection_of(reason or [], schema_id or [])  # what is wrong with it is said before Spark starts
+    replay_selection(reason or [], schema_id or [])  # what is wrong with it is said before Spark starts
     config = {"reasons": reason or [], "schema_ids": schema_id or []}
     with output.working("replaying"):
         result = run_job(settings, "replay", "replay_quarantined_rows", config)

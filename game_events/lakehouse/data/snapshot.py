@@ -33,7 +33,7 @@ def files_with(handle: DeltaTable, column: str | None = None, above: int | None 
 
 
 @dataclass(frozen=True)
-class Selection:
+class FileSelection:
     """Files of one version that may hold rows above a bound.
 
     Attributes:
@@ -48,7 +48,7 @@ class Selection:
     exact: bool
 
 
-def selection(handle: DeltaTable, column: str | None = None, above: int | None = None) -> Selection:
+def selection(handle: DeltaTable, column: str | None = None, above: int | None = None) -> FileSelection:
     """Files that may hold rows with ``column > above``; all files without a column."""
     actions = _actions(handle, column, above)
     root = handle.table_uri.rstrip("/")
@@ -56,7 +56,7 @@ def selection(handle: DeltaTable, column: str | None = None, above: int | None =
     exact = column is None or not uris
     if not exact and f"min.{column}" in actions.column_names:
         exact = pc.all(pc.fill_null(pc.greater(actions.column(f"min.{column}"), above), False)).as_py()
-    return Selection(uris, int(pc.sum(actions.column("num_records")).as_py() or 0), exact)
+    return FileSelection(uris, int(pc.sum(actions.column("num_records")).as_py() or 0), exact)
 
 
 def _actions(handle: DeltaTable, column: str | None, above: int | None) -> pa.Table:

@@ -17,7 +17,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.observability.event_log import recorded
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing.redecode import redecode as redecode_bronze
-from game_events.pipeline.reprocessing.replay import selection_of
+from game_events.pipeline.reprocessing.replay import replay_selection
 from game_events.pipeline.runs.refresh import refresh as refresh_all
 from game_events.pipeline.runs.refresh import refresh_downstream
 from game_events.pipeline.runs.replay import replay_and_refresh
@@ -73,7 +73,7 @@ def replay_quarantined_rows(
 
     def work() -> Mapping[str, object]:
         with recorded(pipeline, report, "replay", context.retry_number):
-            done = replay_and_refresh(pipeline, report, selection_of(config.reasons, config.schema_ids))
+            done = replay_and_refresh(pipeline, report, replay_selection(config.reasons, config.schema_ids))
             check_after_run(pipeline, report)
         return {"replayed_rows": done.rows, "left_by_reason": dict(done.left)}
 

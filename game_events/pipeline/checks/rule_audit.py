@@ -20,7 +20,7 @@ from game_events.pipeline.gold.plan import game_in_path
 from game_events.pipeline.quality.expressions import RuleColumns
 from game_events.pipeline.quality.validation import require_valid
 from game_events.pipeline.reporting.report import RuleReport
-from game_events.pipeline.silver.stage import Source
+from game_events.pipeline.silver.stage import SilverInput
 from game_events.rules import Rule
 from game_events.spark.config import forgiving
 
@@ -43,7 +43,7 @@ def audit_rules(pipeline: Pipeline, rules: Iterable[Rule]) -> Found:
     bronze = pipeline.bronze.open()
     if bronze is None or not row_count(bronze) or not has_decoded_columns(bronze):
         return {}
-    source = Source.of(pipeline, bronze)
+    source = SilverInput.of(pipeline, bronze)
     games = sorted(pipeline.progress.read(source.bronze.key).games)
     found: Found = {}
     silver = [r for r in chosen if r.layer == "silver"]
@@ -63,7 +63,7 @@ def audit_rules(pipeline: Pipeline, rules: Iterable[Rule]) -> Found:
     return found
 
 
-def _rows_taken(source: Source, tables: Mapping[str, DeltaTable]) -> DataFrame:
+def _rows_taken(source: SilverInput, tables: Mapping[str, DeltaTable]) -> DataFrame:
     """Bronze's rows of each game, up to the batch that its silver table has taken of this bronze."""
     taken = {game: int(handle.transaction_version(source.app) or 0) for game, handle in tables.items()}
     bounds = pa.table({"_game": pa.array(taken, pa.string()), "_to": pa.array(taken.values(), pa.int64())})

@@ -14,7 +14,7 @@ from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.event_columns import RECORD
 from game_events.lakehouse.tables import QUARANTINE, Table
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.erasure.scan import EraseTask, Found, look_at
+from game_events.pipeline.erasure.scan import EraseTask, ScannedFile, look_at
 from game_events.pipeline.erasure.subjects import RECORDS, Wanted
 from game_events.pipeline.state.commit_info import ERASED_ROWS
 
@@ -24,7 +24,7 @@ ATTEMPTS = 20
 def without(
     table: Table,
     handle: DeltaTable,
-    hits: Sequence[Found],
+    hits: Sequence[ScannedFile],
     run_id: str,
     *,
     expected: Mapping[str, int | None] | None = None,

@@ -21,7 +21,7 @@ from game_events.lakehouse.system_tables.suppressed import add_records
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, silver_name
 from game_events.pipeline.context import note
 from game_events.pipeline.erasure.commits import without
-from game_events.pipeline.erasure.scan import EraseTask, Found
+from game_events.pipeline.erasure.scan import EraseTask, ScannedFile
 from game_events.pipeline.erasure.state import Work
 from game_events.pipeline.erasure.subjects import by_game_and_batch
 from game_events.pipeline.reporting.report import TableReport
@@ -65,7 +65,7 @@ def erase_events(work: Work) -> bool:
     return True
 
 
-def _commit_quarantine(work: Work, hits: list[Found], tables: Mapping[str, DeltaTable]) -> None:
+def _commit_quarantine(work: Work, hits: list[ScannedFile], tables: Mapping[str, DeltaTable]) -> None:
     if hits:
         # Before they go: nothing else would tell whose they are if a full refresh met them again.
         add_records(work.pipeline.lakehouse, work.hashes, work.undecodable(hits))
@@ -75,7 +75,7 @@ def _commit_quarantine(work: Work, hits: list[Found], tables: Mapping[str, Delta
     crash_points.reach("forget_quarantine_committed")
 
 
-def _commit_bronze(work: Work, hits: list[Found], bronze: DeltaTable) -> DeltaTable:
+def _commit_bronze(work: Work, hits: list[ScannedFile], bronze: DeltaTable) -> DeltaTable:
     if not hits:
         return bronze
     theirs = work.undecoded(hits)
@@ -95,7 +95,7 @@ def _commit_bronze(work: Work, hits: list[Found], bronze: DeltaTable) -> DeltaTa
     return after
 
 
-def _commit_silver(work: Work, bronze: DeltaTable, games: set[str], hits: dict[str, list[Found]]) -> None:
+def _commit_silver(work: Work, bronze: DeltaTable, games: set[str], hits: dict[str, list[ScannedFile]]) -> None:
     pipeline, identity = work.pipeline, BronzeIdentity.of(bronze)
     # Before any commit: after a crash the next run brings gold and the unified table behind silver.
     why = note(pipeline, "a gamer was erased from its silver table")
@@ -114,7 +114,7 @@ def _commit_silver(work: Work, bronze: DeltaTable, games: set[str], hits: dict[s
         raise ConflictError(f"{len(outcome.failed)} silver tables cannot be written; run `game-events forget` again")
 
 
-def _silver_plan(work: Work, bronze: DeltaTable, game: str, hits: list[Found]) -> Commit | None:
+def _silver_plan(work: Work, bronze: DeltaTable, game: str, hits: list[ScannedFile]) -> Commit | None:
     """One game's commit, on the version that it is made on: files that came since it was looked at are looked at here."""
     table, identity = work.pipeline.lakehouse.silver(game), BronzeIdentity.of(bronze)
     handle = table.open()

@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 from game_events.config.naming import Names
 from game_events.errors import IT_SAID, ExtensionError
 from game_events.extending import COLUMN_PATTERN, PLAYER_AGG, GoldAggregate
-from game_events.lakehouse.data.snapshot import Selection, read_files
+from game_events.lakehouse.data.snapshot import FileSelection, read_files
 from game_events.spark.connect import is_lost
 from game_events.spark.schemas import arrow_schema, quoted, united
 
@@ -38,10 +38,10 @@ class GameRows:
     """
 
     silver: DeltaTable
-    new: Selection
+    new: FileSelection
     above: int
     gold: DeltaTable | None
-    old: Selection
+    old: FileSelection
 
 
 def game_in_path(called: Names, aggregate: str) -> str:

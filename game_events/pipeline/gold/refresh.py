@@ -28,7 +28,7 @@ from game_events.lakehouse.commits.generations import BronzeIdentity, silver_app
 from game_events.lakehouse.commits.parallel import GAME_ATTEMPTS, commit_games, for_games
 from game_events.lakehouse.commits.restores import restored
 from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.snapshot import BATCH_INFO, Selection, selection, spark_schema
+from game_events.lakehouse.data.snapshot import BATCH_INFO, FileSelection, selection, spark_schema
 from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.progress import Mark, Progress
@@ -58,7 +58,7 @@ from game_events.spark.crashed_workers import crash, is_crash, named, whole_or_b
 #: Up to so many rows, new and old together, one task aggregates all games.
 SMALL_ROWS = 250_000
 #: No files at all.
-NOTHING = Selection([], 0, True)
+NOTHING = FileSelection([], 0, True)
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ class _Game:
     definition: int | None
     #: Bronze batch above which silver's rows are new, the files that hold them, and those of the old aggregate.
     above: int
-    new: Selection
-    old: Selection
+    new: FileSelection
+    old: FileSelection
 
 
 def refresh_gold(

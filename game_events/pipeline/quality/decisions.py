@@ -139,7 +139,7 @@ class Rewritten:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DecisionOutcome:
     """What a decision came to: what landed, and the games that a rival has decided on meanwhile."""
 
     landed: Landed | None = None
@@ -148,7 +148,7 @@ class Outcome:
 
 def decide(
     pipeline: Pipeline, planned_from: Decisions, verdicts: Mapping[str, Verdict], rewritten: Rewritten = Rewritten()
-) -> Outcome:
+) -> DecisionOutcome:
     """Commit what is decided about some games, all of them at once.
 
     Games that a rival has decided on since `planned_from` was read are left out, their files deleted: they have to be planned
@@ -171,7 +171,7 @@ def decide(
         discard(pipeline.quarantine, list(verdicts[game].files))
     due = {g: v for g, v in verdicts.items() if g not in moved and _is_news(planned_from, g, v)}
     if not due:
-        return Outcome(None, frozenset(moved))
+        return DecisionOutcome(None, frozenset(moved))
     expected, advance = _progress(planned_from, now, due)
     files = [f for v in due.values() for f in v.files]
     plan = Commit(
@@ -190,9 +190,9 @@ def decide(
         landed = commit(plan)
     except ConflictError as error:
         log.info("rejections_conflict=%r planned_again=%d", str(error), len(verdicts))
-        return Outcome(None, frozenset(verdicts))
+        return DecisionOutcome(None, frozenset(verdicts))
     crash_points.reach("rejections_decided")
-    return Outcome(landed, frozenset(moved))
+    return DecisionOutcome(landed, frozenset(moved))
 
 
 def _progress(before: Decisions, now: Decisions, due: Mapping[str, Verdict]) -> tuple[dict[str, int | None], dict[str, int]]:

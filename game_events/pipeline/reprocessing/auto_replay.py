@@ -22,7 +22,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.lost import refuse_restored_quarantine
 from game_events.pipeline.quarantine.replay_marks import note_replay
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reprocessing.replay import Selection, replay
+from game_events.pipeline.reprocessing.replay import ReplaySelection, replay
 
 log = logging.getLogger(__name__)
 
@@ -47,10 +47,10 @@ def replay_what_became_known(pipeline: Pipeline, report: RunReport) -> None:
         log.info("registry_down=true unknown_ids=%d asked_again=next_run", len(ids))
         return
     if known:
-        done = replay(pipeline, report, Selection(frozenset({Reason.UNKNOWN_SCHEMA}), known))
+        done = replay(pipeline, report, ReplaySelection(frozenset({Reason.UNKNOWN_SCHEMA}), known))
         _note_left(pipeline, known, sum(ids[i] for i in known) - done.rows)
     if elsewhere:
-        replay(pipeline, report, Selection())
+        replay(pipeline, report, ReplaySelection())
 
 
 def _left(quarantine: DeltaTable, schema_id: SchemaId) -> int | None:

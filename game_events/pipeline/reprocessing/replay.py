@@ -67,7 +67,7 @@ MAX_SCHEMA_ID = 2**32 - 1
 
 
 @dataclass(frozen=True)
-class Selection:
+class ReplaySelection:
     """Which rows of quarantine to try; empty: all that hold a raw value and are not in bronze, or that rules reject.
 
     Attributes:
@@ -105,7 +105,7 @@ class Selection:
         return found
 
 
-def selection_of(reasons: Collection[str], schema_ids: Collection[str]) -> Selection:
+def replay_selection(reasons: Collection[str], schema_ids: Collection[str]) -> ReplaySelection:
     """A selection from a user's words.
 
     Raises:
@@ -116,7 +116,7 @@ def selection_of(reasons: Collection[str], schema_ids: Collection[str]) -> Selec
         raise ConfigurationError(
             f"--reason: there is no {', '.join(unknown)}; there are {', '.join(sorted(Reason))}, and the names of rules"
         )
-    return Selection(frozenset(reasons), frozenset(_schema_id(word) for word in schema_ids))
+    return ReplaySelection(frozenset(reasons), frozenset(_schema_id(word) for word in schema_ids))
 
 
 def _schema_id(word: str) -> SchemaId:
@@ -138,7 +138,7 @@ class Replayed:
     left: Counter[str] = field(default_factory=Counter)
 
 
-def replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Replayed:
+def replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) -> Replayed:
     """Try the selected rows again with what the registry knows now; those that decode are appended to bronze.
 
     Raises:
@@ -159,7 +159,7 @@ def replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Repla
     return result
 
 
-def _replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Replayed:
+def _replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) -> Replayed:
     tables = _settled_tables(pipeline, report)
     if tables is None:
         return Replayed()
@@ -207,7 +207,7 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Repl
 
 
 def _stage(
-    pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable, selection: Selection, batch: int, report: RunReport
+    pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable, selection: ReplaySelection, batch: int, report: RunReport
 ) -> StageResult:
     """Decode the selected rows that bronze does not hold; nothing is committed."""
     held = read_files(pipeline.spark, quarantine.file_uris(), spark_schema(quarantine.schema()))

@@ -41,7 +41,7 @@ TYPES_SHOWN = 20
 
 
 @dataclass(frozen=True)
-class CheckResult:
+class PreflightResult:
     """One check.
 
     Attributes:
@@ -81,7 +81,7 @@ Check = Callable[[], str | tuple[str, Mapping[str, object]]]
 
 def run_checks(
     checks: Mapping[str, Check], settings: Settings, needs: Mapping[str, Collection[str]] | None = None
-) -> list[CheckResult]:
+) -> list[PreflightResult]:
     """Make all of them, in order.
 
     Args:
@@ -89,21 +89,21 @@ def run_checks(
         settings: whose secrets no answer repeats.
         needs: name -> checks without which it would only say the same once more.
     """
-    found: list[CheckResult] = []
+    found: list[PreflightResult] = []
     for name, check in checks.items():
         missing = [c.check for c in found if not c.ok and c.check in (needs or {}).get(name, ())]
         if missing:
-            found.append(CheckResult(name, False, f"not known while this fails: {', '.join(missing)}"))
+            found.append(PreflightResult(name, False, f"not known while this fails: {', '.join(missing)}"))
             continue
         try:
             answer = check()
         except Exception as error:  # noqa: BLE001 - whatever it is, the other checks are made, and this one has failed
             known = isinstance(error, GameEventsError | OSError | DeltaError)
             said = str(error) if known else f"{type(error).__name__}: {error}"
-            found.append(CheckResult(name, False, mask(said, settings)))
+            found.append(PreflightResult(name, False, mask(said, settings)))
         else:
             detail, data = (answer, {}) if isinstance(answer, str) else answer
-            found.append(CheckResult(name, True, str(detail), data, look=isinstance(detail, Hint)))
+            found.append(PreflightResult(name, True, str(detail), data, look=isinstance(detail, Hint)))
     return found
 
 

@@ -17,12 +17,12 @@ from game_events.lakehouse.layers import Layer
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quality.decisions import Decisions
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reprocessing.replay import Replayed, Selection, replay
+from game_events.pipeline.reprocessing.replay import Replayed, ReplaySelection, replay
 from game_events.pipeline.runs.refresh import refresh_downstream
 from game_events.pipeline.silver.refresh import refresh_silver
 
 
-def replay_and_refresh(pipeline: Pipeline, report: RunReport, selection: Selection) -> Replayed:
+def replay_and_refresh(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) -> Replayed:
     """Try rows of quarantine again, those that do not decode and those that rules reject; then bring every layer up to date.
 
     Raises:

@@ -25,12 +25,12 @@ from game_events.pipeline.quality.decisions import Decisions, Rewritten, Verdict
 from game_events.pipeline.quality.expressions import FATE, READMIT
 from game_events.pipeline.quality.worker import failed_rules
 from game_events.pipeline.reporting.report import RuleCounts, RunReport
-from game_events.pipeline.silver.stage import Source, Start, rows_from, with_fate
+from game_events.pipeline.silver.stage import SilverInput, Start, rows_from, with_fate
 from game_events.spark.config import forgiving
 
 
 def settle(
-    source: Source, decisions: Decisions, starts: Mapping[str, Start], result: FanOutResult, report: RunReport
+    source: SilverInput, decisions: Decisions, starts: Mapping[str, Start], result: FanOutResult, report: RunReport
 ) -> Committed:
     """Decide and commit what was staged for these games.
 
@@ -64,7 +64,7 @@ def settle(
 
 
 def _decide(
-    source: Source, decisions: Decisions, starts: Mapping[str, Start], result: FanOutResult, report: RunReport
+    source: SilverInput, decisions: Decisions, starts: Mapping[str, Start], result: FanOutResult, report: RunReport
 ) -> set[str]:
     """Commit which rows are rejected; returns the games that have to be planned again."""
     pipeline = source.pipeline
@@ -97,7 +97,7 @@ def _decide(
     return set(outcome.moved)
 
 
-def _discard(source: Source, result: FanOutResult, game: str, *, quarantine: bool) -> None:
+def _discard(source: SilverInput, result: FanOutResult, game: str, *, quarantine: bool) -> None:
     """Delete a game's files; those of quarantine are deleted already where a decision did not land."""
     discard(source.pipeline.lakehouse.silver(game), result.files.pop(game, []))
     rejected = result.rejected.pop(game, [])
@@ -113,7 +113,7 @@ def _next_generation(decisions: Decisions, game: str, start: Start) -> int:
     return max(generation(start.handle) + (start.handle is not None), decided)
 
 
-def _commit_plan(source: Source, decisions: Decisions, game: str, start: Start, result: FanOutResult) -> Commit | None:
+def _commit_plan(source: SilverInput, decisions: Decisions, game: str, start: Start, result: FanOutResult) -> Commit | None:
     handle = start.handle
     if source.bronze.erased(handle) > erasures(source.handle):
         # Rows of a gamer who was erased since bronze was read may be among these.
@@ -153,7 +153,7 @@ def _commit_plan(source: Source, decisions: Decisions, game: str, start: Start, 
     )
 
 
-def noted(source: Source, decisions: Decisions, starts: Mapping[str, Start]) -> Rewritten:
+def noted(source: SilverInput, decisions: Decisions, starts: Mapping[str, Start]) -> Rewritten:
     """Write the files of quarantine with these games' rejected rows anew: those that now pass get a note.
 
     The note: `replayed_table` is the id of the game's silver table (its name if there is no table yet), `replayed_batch` the

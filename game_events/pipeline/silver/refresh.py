@@ -37,7 +37,7 @@ from game_events.pipeline.reporting.report import RunReport, TableReport
 from game_events.pipeline.silver.admission import counted_routing, is_valid, routing
 from game_events.pipeline.silver.commit import settle
 from game_events.pipeline.silver.isolation import stage_games
-from game_events.pipeline.silver.stage import Source, Staging, Start
+from game_events.pipeline.silver.stage import SilverInput, Staging, Start
 
 T = TypeVar("T")
 #: What is noted of a game that has rows to come, while the allow list leaves it out.
@@ -79,7 +79,7 @@ def refresh_silver(
     if not has_decoded_columns(handle):
         return  # no record of a selected message type has come yet
     for attempt in range(GAME_ATTEMPTS):
-        source = Source.of(pipeline, pipeline.bronze.open() or handle if attempt else handle)
+        source = SilverInput.of(pipeline, pipeline.bronze.open() or handle if attempt else handle)
         try:
             _refresh(pipeline, report, source, games, full=full)
             break
@@ -95,7 +95,7 @@ def refresh_silver(
     report.seconds[Layer.SILVER] = report.seconds.get(Layer.SILVER, 0.0) + time.monotonic() - began
 
 
-def _refresh(pipeline: Pipeline, report: RunReport, source: Source, games: frozenset[str] | None, *, full: bool) -> None:
+def _refresh(pipeline: Pipeline, report: RunReport, source: SilverInput, games: frozenset[str] | None, *, full: bool) -> None:
     state = pipeline.progress.read(source.bronze.key)
     floor = state.floor(Layer.SILVER)
     done: dict[str, int] = {}
@@ -129,7 +129,7 @@ def _refresh(pipeline: Pipeline, report: RunReport, source: Source, games: froze
             break
         newest = pipeline.bronze.open() if full and attempt else None
         if newest is not None:  # a rival has read on, and decided on rows that this run does not know of
-            source = Source.of(pipeline, newest)
+            source = SilverInput.of(pipeline, newest)
         bronze = pipeline.bronze.open()
         if bronze is None or BronzeIdentity.of(bronze) != source.bronze:
             break  # nothing that was read is there any more: the next run reads what is
@@ -192,7 +192,7 @@ def _not_carried_out(pipeline: Pipeline, decisions: Decisions, games: Iterable[s
 
 
 def _default_pass(
-    pipeline: Pipeline, source: Source, state: Progress, report: RunReport, done: dict[str, int]
+    pipeline: Pipeline, source: SilverInput, state: Progress, report: RunReport, done: dict[str, int]
 ) -> tuple[set[str], dict[str, str], Counter[str]]:
     """All games of the batches above the floor, without opening a table before the rows are staged.
 
@@ -277,7 +277,7 @@ def _stage_admitted(work: Staging, known: set[str]) -> tuple[FanOutResult, Count
 
 def _planned_pass(  # noqa: PLR0913 - one pass of a loop, its state passed explicitly
     pipeline: Pipeline,
-    source: Source,
+    source: SilverInput,
     state: Progress,
     games: set[str],
     report: RunReport,
@@ -325,7 +325,7 @@ def _planned_pass(  # noqa: PLR0913 - one pass of a loop, its state passed expli
     return outcome.again | behind
 
 
-def _start(source: Source, decisions: Decisions, game: str, *, full: bool, rejects: bool) -> Start:
+def _start(source: SilverInput, decisions: Decisions, game: str, *, full: bool, rejects: bool) -> Start:
     """Where a game stands by its own table, and by what quarantine has decided about it."""
     handle = source.pipeline.lakehouse.silver(game).open()
     taken = source.bronze.taken(handle)
@@ -358,7 +358,7 @@ def _forget(pipeline: Pipeline, result: FanOutResult, game: str) -> None:
     result.counts.pop(game, None)
 
 
-def _record(source: Source, report: RunReport, outcome: Committed, done: dict[str, int], known: set[str]) -> None:
+def _record(source: SilverInput, report: RunReport, outcome: Committed, done: dict[str, int], known: set[str]) -> None:
     landed = {entry.game: entry for entry in report.of(Layer.SILVER)}
     for game in outcome.landed:
         done[game] = source.batch
@@ -370,7 +370,7 @@ def new_games(pipeline: Pipeline, above: int | None = None) -> list[str]:
     handle = pipeline.bronze.open()
     if handle is None or not row_count(handle) or not has_decoded_columns(handle):
         return []
-    source = Source.of(pipeline, handle)
+    source = SilverInput.of(pipeline, handle)
     state = pipeline.progress.read(source.bronze.key)
     uris = files_with(handle, "_batch", state.floor(Layer.SILVER) if above is None else above)
     if not uris:

@@ -22,7 +22,7 @@ from game_events.lakehouse.commits.parallel import for_games
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.tables import is_game
 from game_events.pipeline.context import Pipeline
-from game_events.sinks.http.chunks import Origin
+from game_events.sinks.http.chunks import ChunkOrigin
 
 #: Rows of a slice, about: what is planned and sent before the next slice is planned.
 SLICE_ROWS = 500_000
@@ -62,7 +62,7 @@ class Step:
     above: int
     upto: int
     files: tuple[tuple[str, int | None, int | None, int], ...]
-    origin: Origin
+    origin: ChunkOrigin
     expected: Mapping[str, int | None] = field(default_factory=dict)
     advance: Mapping[str, int] = field(default_factory=dict)
 
@@ -152,7 +152,7 @@ def _look(
         above,
         upto,
         _files(silver, above),
-        Origin(source.name, game, f"{content}:{resent}", above, upto),
+        ChunkOrigin(source.name, game, f"{content}:{resent}", above, upto),
         expected={app: held[name] for name, app in apps.items()},
         advance={apps["content"]: upto, apps["bronze"]: upto, apps["any"]: upto, apps["resent"]: resent},
     )

@@ -24,7 +24,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.export_result import Export
 from game_events.pipeline.reporting.report import RunReport, TableReport
 from game_events.sinks.http.changes import Step, Wishes, look
-from game_events.sinks.http.chunks import CutChunks, Origin
+from game_events.sinks.http.chunks import ChunkOrigin, CutChunks
 from game_events.sinks.http.file_rows import file_rows, folder_table, new_files
 from game_events.sinks.http.table_rows import new_rows
 from game_events.sinks.http.tables import ExportTables, outbox_schema
@@ -87,7 +87,7 @@ def plan_files(pipeline: Pipeline, tables: ExportTables, target: RestTarget, acc
     if not files:
         return False
     place = folder_table(pipeline, folder).uri
-    origins = {file: Origin(file, None, place) for file in files}
+    origins = {file: ChunkOrigin(file, None, place) for file in files}
     staged = _staged(tables, target, outbox, file_rows(pipeline, files), origins)
     if staged:
         _commit(tables, outbox, staged, {}, {}, account)
@@ -132,7 +132,7 @@ def next_slice(tables: ExportTables, outbox: DeltaTable | None) -> int:
 
 
 def _staged(
-    tables: ExportTables, target: RestTarget, outbox: DeltaTable | None, rows: DataFrame, origins: Mapping[str, Origin]
+    tables: ExportTables, target: RestTarget, outbox: DeltaTable | None, rows: DataFrame, origins: Mapping[str, ChunkOrigin]
 ) -> list[StagedFile]:
     cut = CutChunks(
         tables.outbox, tables.person, next_slice(tables, outbox), target.rows_per_call, target.bytes_per_call, origins

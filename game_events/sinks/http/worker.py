@@ -29,7 +29,7 @@ from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.staging import StagedFile, StagedWriter, file_system, report
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.reporting.export_result import LATENCIES_TOLD, TaskAccount
-from game_events.sinks.http.delivery import Calls, Outcome, client
+from game_events.sinks.http.delivery import Calls, ChunkOutcome, client
 from game_events.sinks.http.rate_limiter import PermitAddress, Permits
 from game_events.sinks.http.tables import DEAD, DELIVERED, DELIVERIES, ExportTables, dead_letters_schema, outbox_schema, share
 from game_events.sinks.http.target import RestTarget
@@ -111,7 +111,7 @@ class SendChunks:
 @dataclass
 class _Result:
     chunk: pa.Table
-    outcome: Outcome
+    outcome: ChunkOutcome
     at: datetime
 
 

@@ -21,7 +21,7 @@ from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import SOURCE_FILES, Lakehouse
-from game_events.sources.files.location import Found
+from game_events.sources.files.location import SourceFile
 
 ATTEMPTS = 50
 TAKEN, CHANGED = "taken", "changed"
@@ -57,10 +57,10 @@ class Known:
     numbers: dict[str, int] = field(default_factory=dict)
     log_id: str = ""
 
-    def news(self, found: Iterable[Found]) -> tuple[list[Found], list[Found]]:
+    def news(self, found: Iterable[SourceFile]) -> tuple[list[SourceFile], list[SourceFile]]:
         """Of files of a listing: those that are not in the log, and those that are others than when they were seen last."""
-        new: list[Found] = []
-        changed: list[Found] = []
+        new: list[SourceFile] = []
+        changed: list[SourceFile] = []
         for file in found:
             number = self.numbers.get(file.path)
             if number is None:
@@ -107,7 +107,7 @@ class FileLog:
             raise DataError(f"{self._table.uri}: its rows are not those that were written: restore its newest version")
         return self._known
 
-    def take_in(self, new: Sequence[Found], changed: Sequence[Found]) -> Known:
+    def take_in(self, new: Sequence[SourceFile], changed: Sequence[SourceFile]) -> Known:
         """Give new files their numbers, in this order, and note changed ones; in one commit.
 
         Whoever loses to a rival looks again: what the rival has taken in is not new any more.
@@ -127,7 +127,7 @@ class FileLog:
                     raise
         return self.known()
 
-    def _commit(self, known: Known, new: Sequence[Found], changed: Sequence[Found]) -> None:
+    def _commit(self, known: Known, new: Sequence[SourceFile], changed: Sequence[SourceFile]) -> None:
         first, now = len(known.entries), datetime.now(UTC)
         rows = [(first + n, f, TAKEN) for n, f in enumerate(new)] + [(known.numbers[f.path], f, CHANGED) for f in changed]
         writer = StagedWriter(self._table, SCHEMA)
