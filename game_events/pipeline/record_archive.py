@@ -27,7 +27,7 @@ from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import files_with, read_files, row_count, selection, spark_schema
 from game_events.lakehouse.data.staging import REPORT_SCHEMA
 from game_events.lakehouse.data.table_writer import FileStage, staged_files
-from game_events.lakehouse.event_columns import SCHEMA_COLUMNS, STORED_AS, no_headers, schema_ids
+from game_events.lakehouse.event_columns import COORDINATES, SCHEMA_COLUMNS, STORED_AS, no_headers, schema_ids
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.schema_archive import SchemaArchive
 from game_events.lakehouse.tables import Table
@@ -36,7 +36,6 @@ from game_events.pipeline.bronze.restored import mend_restored_bronze
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.full_refresh import since as at_or_behind
 from game_events.pipeline.quarantine.lost import refuse_lost_quarantine
-from game_events.pipeline.quarantine.replay_marks import COORDINATES
 from game_events.pipeline.reporting.archive_result import Archived
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.state.offsets import next_offsets
@@ -149,7 +148,7 @@ def _records(
     held = read_files(pipeline.spark, quarantine.file_uris(), spark_schema(quarantine.schema()))
     held = held.where((F.col("layer") == Layer.BRONZE) & ~F.col("reason").isin(*map(str, NO_RECORD)))
     # What was replayed to bronze is archived as quarantine's, where it stays.
-    rows = rows.join(held.select(*COORDINATES), COORDINATES, "left_anti").select(*_READ_COLUMNS)
+    rows = rows.join(held.select(*COORDINATES), list(COORDINATES), "left_anti").select(*_READ_COLUMNS)
     held = held.where(~at_or_behind(_ahead(bronze, held))).select(*_READ_COLUMNS)
     if archived is not None:
         # By their coordinates, as no number orders them: a slice's rows may come to quarantine long before it is bronze's.
@@ -158,7 +157,7 @@ def _records(
             F.col("partition").alias("_kafka_partition"),
             F.col("offset").alias("_kafka_offset"),
         )
-        held = held.join(there, COORDINATES, "left_anti").select(*_READ_COLUMNS)
+        held = held.join(there, list(COORDINATES), "left_anti").select(*_READ_COLUMNS)
     return rows.unionByName(held), without_raw
 
 

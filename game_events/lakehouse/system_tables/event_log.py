@@ -67,10 +67,10 @@ KINDS = {
     "upkeep": "files of a table that maintenance joined or deleted, and those that wait for it",
 }
 
-Event = Mapping[str, Any]
+EventRow = Mapping[str, Any]
 
 
-def append_events(lakehouse: Lakehouse, events: Sequence[Event], run_id: str, part: str) -> bool:
+def append_events(lakehouse: Lakehouse, events: Sequence[EventRow], run_id: str, part: str) -> bool:
     """Append a run's events in one commit.
 
     Args:

@@ -17,10 +17,11 @@ from game_events.lakehouse.commits.generations import generation
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_files, row_count, spark_schema
 from game_events.lakehouse.data.staging import file_system
+from game_events.lakehouse.event_columns import COORDINATES
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.quarantine.replay_marks import COORDINATES, is_noted
+from game_events.pipeline.quarantine.replay_marks import is_noted
 from game_events.pipeline.reporting.check_result import CheckResult
 from game_events.pipeline.state.commit_info import BronzeCommit, bronze_commit, erased_rows
 from game_events.sources.core.source import FILES, KAFKA, Lane

@@ -12,13 +12,10 @@ from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import files_with, read_files, spark_schema
 from game_events.lakehouse.data.staging import REPORT_SCHEMA, StagedFile
 from game_events.lakehouse.data.table_writer import FileStage, staged_files
-from game_events.lakehouse.event_columns import COORDINATES as RECORD_COORDINATES
-from game_events.lakehouse.event_columns import HEADERS, QUARANTINE_COLUMNS, travelling
+from game_events.lakehouse.event_columns import COORDINATES, HEADERS, QUARANTINE_COLUMNS, travelling
 from game_events.lakehouse.layers import Layer
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.lost import refuse_restored_quarantine
-
-COORDINATES = list(RECORD_COORDINATES)
 
 
 def is_noted(bronze: DeltaTable, quarantine: DeltaTable) -> bool:
@@ -80,12 +77,12 @@ def _stage(
     came = came.where(F.col("_batch") == batch).select(*COORDINATES, F.lit(True).alias("_came"))
     held = read_files(pipeline.spark, quarantine.file_uris(), spark_schema(quarantine.schema())).where("layer = 'bronze'")
     held = held.select(*COORDINATES, F.col("_metadata.file_name").alias("_file"))
-    touched = held.join(came, COORDINATES, "left_semi").select("_file").distinct().collect()
+    touched = held.join(came, list(COORDINATES), "left_semi").select("_file").distinct().collect()
     names = {r["_file"] for r in touched}
     rewritten = frozenset(path for path in paths(quarantine) if path.rpartition("/")[2] in names)
     files = [f"{quarantine.table_uri.rstrip('/')}/{path}" for path in rewritten]
     rows = read_files(pipeline.spark, files, spark_schema(quarantine.schema()))
-    staged = _noted(rows.join(came, COORDINATES, "left"), str(bronze.metadata().id), batch).mapInArrow(
+    staged = _noted(rows.join(came, list(COORDINATES), "left"), str(bronze.metadata().id), batch).mapInArrow(
         FileStage(pipeline.quarantine, QUARANTINE_COLUMNS, HEADERS), REPORT_SCHEMA
     )
     return staged_files(staged.collect()), rewritten
