@@ -14,6 +14,7 @@ from functools import cached_property
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from game_events.errors import ConfigurationError
+from game_events.extending import PLAYER_AGG
 
 #: What a game may be called: it becomes part of a table's name, so nothing is normalised and nothing else is let in.
 GAME_PATTERN = r"^[a-z0-9][a-z0-9_]{0,62}$"
@@ -143,9 +144,9 @@ class Names(BaseModel):
         """Pattern of a file of a silver table, with the entity as its one group."""
         return self._path(self.silver)
 
-    def gold_path(self, aggregate: str | None) -> str:
-        """Pattern of a file of an aggregate's table (None: the shipped one), with the entity as its one group."""
-        return self._path(self.gold if aggregate is None else self.own_gold.replace(AGGREGATE, aggregate))
+    def gold_path(self, aggregate: str = PLAYER_AGG) -> str:
+        """Pattern of a file of an aggregate's table, with the entity as its one group."""
+        return self._path(self.gold if aggregate == PLAYER_AGG else self.own_gold.replace(AGGREGATE, aggregate))
 
     def asset(self, name: str) -> str:
         """An asset, or the set of partitions, with the prefix."""

@@ -91,9 +91,16 @@ def read_files(spark: SparkSession, uris: Sequence[str], schema: StructType) -> 
     return spark.read.schema(schema).parquet(*[unquote(u.removeprefix("file://")) for u in uris])
 
 
-def path_column(uris: Sequence[str]) -> Column:
-    """The file that a row of `read_files` came from: where there are no files, Spark has no such column."""
-    return F.col("_metadata.file_path") if uris else F.lit(None).cast("string")
+def game_of_file(uris: Sequence[str], pattern: str) -> Column:
+    """The game of each row of `read_files`, from the folder of its file.
+
+    Args:
+        uris: the files that were read.
+        pattern: of `Names.silver_path` or `Names.gold_path`.
+    """
+    # Without files Spark has no such column.
+    path = F.col("_metadata.file_path") if uris else F.lit(None).cast("string")
+    return F.regexp_extract(path, pattern, 1)
 
 
 def read_arrow(

@@ -10,13 +10,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from game_events.extending import PLAYER_AGG
 from game_events.lakehouse.commits.parallel import for_games
-from game_events.lakehouse.data.snapshot import files_with, path_column, read_files, row_count, spark_schema
+from game_events.lakehouse.data.snapshot import files_with, game_of_file, read_files, row_count, spark_schema
 from game_events.lakehouse.event_columns import has_decoded_columns
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.aggregates import player_agg_columns
-from game_events.pipeline.gold.plan import game_in_path
 from game_events.pipeline.quality.expressions import RuleColumns
 from game_events.pipeline.quality.validation import require_valid
 from game_events.pipeline.reporting.report import RuleReport
@@ -57,7 +55,7 @@ def audit_rules(pipeline: Pipeline, rules: Iterable[Rule]) -> Found:
         tables = _tables(for_games(games, lambda game: pipeline.lakehouse.gold(game).open()))
         columns = player_agg_columns(pipeline.spark, pipeline.settings, source.columns)
         uris = _files(tables)
-        game = F.regexp_extract(path_column(uris), game_in_path(pipeline.lakehouse.called, PLAYER_AGG), 1)
+        game = game_of_file(uris, pipeline.lakehouse.called.gold_path())
         rows = read_files(pipeline.spark, uris, columns).withColumn("_game", game)
         found |= _count(pipeline, gold, rows, columns, "_game", tables)
     return found

@@ -17,14 +17,14 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from game_events.errors import ConflictError, GameEventsError
-from game_events.extending import PLAYER_AGG, GoldAggregate
+from game_events.extending import GoldAggregate
 from game_events.lakehouse import failpoints as crash_points
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.generations import BronzeIdentity
 from game_events.lakehouse.commits.parallel import GAME_ATTEMPTS, for_games
 from game_events.lakehouse.commits.restores import restored
 from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.snapshot import BATCH_INFO, files_with, path_column, read_files, spark_schema
+from game_events.lakehouse.data.snapshot import BATCH_INFO, files_with, game_of_file, read_files, spark_schema
 from game_events.lakehouse.data.staging import REPORT_SCHEMA, StagedFile
 from game_events.lakehouse.data.table_writer import FileStage, staged_files
 from game_events.lakehouse.layers import Layer
@@ -32,7 +32,6 @@ from game_events.lakehouse.system_tables.progress import Progress
 from game_events.lakehouse.tables import UNIFIED, game_of_gold
 from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.gold.aggregates import definition_app, definition_for, is_current, player_agg
-from game_events.pipeline.gold.plan import game_in_path
 from game_events.pipeline.reporting.report import RunReport, TableReport
 from game_events.spark.crashed_workers import crashes_named
 from game_events.spark.schemas import united
@@ -148,7 +147,7 @@ def _stage(pipeline: Pipeline, changed: dict[str, DeltaTable], kept: DeltaTable 
     table, spark, entity = pipeline.lakehouse.table(UNIFIED), pipeline.spark, pipeline.settings.entity_column
     columns = spark_schema(Schema.from_arrow(schema))
     uris = [uri for found in for_games(changed, lambda game: files_with(changed[game])).values() for uri in found]
-    of = F.regexp_extract(path_column(uris), game_in_path(pipeline.lakehouse.called, PLAYER_AGG), 1)
+    of = game_of_file(uris, pipeline.lakehouse.called.gold_path())
     gold = StructType([f for f in columns.fields if f.name != entity])
     rows = read_files(spark, uris, gold).select(of.alias(entity), *gold.names)
     if kept is not None:
