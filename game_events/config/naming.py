@@ -117,7 +117,7 @@ class Names(BaseModel):
             raise ValueError(f"silver ({self.silver}) and own_gold ({self.own_gold}) could name one table")
         for template in (self.silver, self.gold):
             for table in tables:
-                of = _entity(template, table)
+                of = entity_of(template, table)
                 if of is not None and of not in RESERVED_GAMES:
                     raise ValueError(f"{table} could be the table {template} of an entity {of!r}: choose another name")
         return self
@@ -163,7 +163,7 @@ class Names(BaseModel):
             tables = self.own_gold.replace(AGGREGATE, aggregate)
             asset = self.own_gold_asset.replace(AGGREGATE, aggregate)
             for table in (self.bronze, self.quarantine, self.unified, *OWN):
-                if _entity(tables, table) not in (None, *RESERVED_GAMES):
+                if entity_of(tables, table) not in (None, *RESERVED_GAMES):
                     raise ConfigurationError(f"gold aggregate {aggregate}: its tables ({tables}) could be called {table}")
             if _overlap(tables, self.gold) or asset in assets:
                 raise ConfigurationError(
@@ -182,10 +182,10 @@ class Names(BaseModel):
 
     def _name_of_entity(self, key: str) -> str:
         for template, mine in ((_SILVER_KEY, self.silver), (_GOLD_KEY, self.gold)):
-            entity = _entity(template, key)
+            entity = entity_of(template, key)
             if entity is not None:
                 return mine.replace(ENTITY, entity)
-        rest = _entity("gold_{entity}", key)
+        rest = entity_of("gold_{entity}", key)
         return key if rest is None else self.own_gold.replace(f"{ENTITY}_{AGGREGATE}", rest)
 
     def _key_of(self, name: str) -> str | None:
@@ -200,10 +200,10 @@ class Names(BaseModel):
 
     def _key_of_entity(self, name: str) -> str | None:
         for mine, template in ((self.silver, _SILVER_KEY), (self.gold, _GOLD_KEY)):
-            entity = _entity(mine, name)
+            entity = entity_of(mine, name)
             if entity is not None:
                 return template.replace(ENTITY, entity)
-        rest = _entity(self.own_gold.replace(f"{ENTITY}_{AGGREGATE}", ENTITY), name)
+        rest = entity_of(self.own_gold.replace(f"{ENTITY}_{AGGREGATE}", ENTITY), name)
         return None if rest is None else f"gold_{rest}"
 
     def _path(self, template: str) -> str:
@@ -235,8 +235,8 @@ def _template(value: str, placeholder: str) -> str:
     return value
 
 
-def _entity(template: str, name: str) -> str | None:
-    """What stands for the placeholder in a name that a template gives; None if the name is no such one."""
+def entity_of(template: str, name: str) -> str | None:
+    """What stands for `{entity}` in a name that a template gives; None if the template does not give the name."""
     before, _, after = template.partition(ENTITY)
     found = name[len(before) : len(name) - len(after)]
     return found if found and name == f"{before}{found}{after}" else None

@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 
-from game_events.config.naming import GAME_PATTERN, OWN, RESERVED_GAMES, Names
+from game_events.config.naming import ENTITY, GAME_PATTERN, OWN, RESERVED_GAMES, Names, entity_of
 from game_events.config.settings import Settings
 from game_events.decoding.core.kept_columns import is_of_any_kind
 from game_events.errors import ConfigurationError, DataError
@@ -41,7 +41,6 @@ REST_OUTBOX, REST_DELIVERIES, REST_DEAD_LETTERS = REST_TABLES = ("rest_outbox", 
 #: All tables but those of games.
 OWN_TABLES = frozenset({BRONZE, QUARANTINE, UNIFIED, *OWN})
 
-_SILVER = re.compile(r"^silver_(?P<game>.+)_events$")
 #: Table features that readers of single files would get wrong.
 _UNREADABLE = {"deletionVectors", "columnMapping"}
 
@@ -58,14 +57,13 @@ def gold_name(game: str, aggregate: str = PLAYER_AGG) -> str:
 
 def game_of_silver(name: str) -> str | None:
     """The game of a silver table's key, or None for any other table."""
-    match = _SILVER.match(name)
-    return match["game"] if match else None
+    return entity_of(silver_name(ENTITY), name)
 
 
 def game_of_gold(name: str, aggregate: str = PLAYER_AGG) -> str | None:
     """The game of an aggregate's table, or None for any other table."""
-    game = name.removeprefix("gold_").removesuffix(f"_{aggregate}")
-    return game if name == gold_name(game, aggregate) and game not in RESERVED_GAMES else None
+    game = entity_of(gold_name(ENTITY, aggregate), name)
+    return None if game in RESERVED_GAMES else game
 
 
 def layer_of(name: str) -> Layer:
