@@ -7,7 +7,7 @@ from pydantic_settings import BaseSettings
 
 
 class BoundSettings(BaseSettings):
-    """How much one record, one file and all names of games together may ask for."""
+    """How much one record, one file, all names of games together and one query may ask for."""
 
     max_record_bytes: int = Field(
         64 * 1024 * 1024, ge=1024, le=512 * 1024 * 1024, description="bytes of one record; larger ones go to quarantine"
@@ -28,4 +28,9 @@ class BoundSettings(BaseSettings):
     )
     max_unknown_ids: int = Field(
         1_000, ge=1, description="schema ids unknown to the registry after which no more are asked about in one slice"
+    )
+    sql_memory_bytes: int = Field(
+        4 * 1024**3,
+        ge=64 * 1024**2,
+        description="bytes of memory of `game-events sql`; what does not fit goes to the disk, or fails",
     )

@@ -4,15 +4,32 @@ from __future__ import annotations
 
 import re
 
-#: Words in the name of a setting that holds a credential itself. This project's own settings are taken for such, too: they are
-#: the driver's alone, and many are secret.
-_SECRET_NAME = re.compile(r"secret|passw|pwd|token|credential|key|\bsas\b|Env\.GAME_EVENTS_", re.IGNORECASE)
+#: Words in the name of a setting that holds a credential itself; a key only where it is the last word or is said to be a secret
+#: one (`mapKeyDedupPolicy` is none). This project's own settings are taken for such, too: they are the driver's alone, and many
+#: are secret.
+_SECRET_NAME = re.compile(
+    r"secret|passw|passphrase|pwd|token|credential|\bsas\b|key$|(access|private|api|account|master|shared|encryption)[._-]?key|"
+    r"Env\.GAME_EVENTS_",
+    re.IGNORECASE,
+)
+#: Names that end in such a word (ABFS puts the account behind it) have the credential as their value, whatever it looks like.
+_IS_SECRET = re.compile(
+    r"(secret|passw(or)?d|passphrase|pwd|token|credentials?|key)(\.[^.]+\.(dfs|blob)\.core\..*)?$", re.IGNORECASE
+)
 #: How the name of one ends that only says where a credential is, or of what kind.
-_REFERENCE = re.compile(r"(file|path|provider|class|type|alias|store|algorithm|name|keytab)$", re.IGNORECASE)
+_REFERENCE = re.compile(
+    r"(files?|path|location|provider|binding|class|type|alias|store|algorithm|mechanism|name|name\.key|conf|regex|keytab)$",
+    re.IGNORECASE,
+)
+#: Names that the lists take for a credential and that their documentation says something else of: names of columns and options,
+#: `keytab` or `ccache`, the path of a PEM file.
+_NO_CREDENTIAL = re.compile(
+    r"spark\.(sql\.(?!catalog\.).*key|kerberos\.renewal\.credentials|ssl\.(\w+\.)?privateKey)", re.IGNORECASE
+)
 #: Kubernetes' own secrets are meant: their names, and where they are mounted.
 _OF_KUBERNETES = re.compile(r"^spark\.kubernetes\..*(pullSecrets$|\.secrets\.|secretKeyRef\.|tokenSecret\.)")
 #: Numbers, sizes, times and switches.
-_HARMLESS_VALUE = re.compile(r"|true|false|\d+[a-z]{0,2}", re.IGNORECASE)
+_HARMLESS_VALUE = re.compile(r"true|false|\d+(\.\d+)?[a-z]{0,5}", re.IGNORECASE)
 #: A credential inside of a value: JVM options, addresses of repositories and databases.
 _SECRET_VALUE = re.compile(r"://[^/\s@:]*:[^/\s@]*@|(secret|passw(or)?d|pwd|token|access_?key|sig)=[^\s&;]", re.IGNORECASE)
 
@@ -23,8 +40,11 @@ def is_credential(name: str, value: str) -> bool:
     """Whether a Spark setting is a credential, or holds one."""
     if _SECRET_VALUE.search(value):
         return True
-    named = _SECRET_NAME.search(name) and not _REFERENCE.search(name) and not _OF_KUBERNETES.search(name)
-    return bool(named) and _HARMLESS_VALUE.fullmatch(value) is None
+    if not value or any(known.search(name) for known in (_REFERENCE, _OF_KUBERNETES)) or _NO_CREDENTIAL.fullmatch(name):
+        return False
+    if _IS_SECRET.search(name):
+        return True
+    return _SECRET_NAME.search(name) is not None and _HARMLESS_VALUE.fullmatch(value) is None
 
 
 def login_of(jaas: str) -> tuple[str, str] | None:

@@ -15,7 +15,7 @@ UNIX_SOCKET = "unix:"
 
 def is_loopback(host: str | None) -> bool:
     """Whether a name or an address is that of this machine, and no other machine can reach it."""
-    if host == "localhost":
+    if host is not None and host.lower() == "localhost":
         return True
     try:
         return ipaddress.ip_address(host or "").is_loopback

@@ -29,7 +29,7 @@ ARROW_BYTES = 64 * 1024 * 1024
 
 
 ARROW_RECORDS_KEY = "spark.sql.execution.arrow.maxRecordsPerBatch"
-#: Decoding reads Arrow's 32-bit offsets (decoding/core/wire_format.py), so large types are off, whatever a user or a cluster sets.
+#: Decoding reads Arrow's 32-bit offsets (decoding/core), so large types are off, whatever a user or a cluster sets.
 LARGE_TYPES_KEY = "spark.sql.execution.arrow.useLargeVarTypes"
 #: What comes before PySpark's own jars in the driver's JVM.
 CLASS_PATH_KEY = "spark.driver.extraClassPath"

@@ -21,6 +21,9 @@ from game_events.errors import TransientError
 T = TypeVar("T")
 #: How Spark says it (4.0); of a job over Spark Connect, too.
 CRASHED = "Python worker exited unexpectedly"
+#: How this project says it, in quarantine too: at first, and at last.
+WORKER_CRASHED = "a Python worker of Spark crashed"
+NOTHING_CAME = ". Nothing of this job was committed, what was committed before stays"
 #: Jobs that may die while games are told apart: one game of 2,000 costs 13 of them. A game that is not told apart by then has
 #: to wait for the next run.
 MAX_CRASHES = 40
@@ -46,10 +49,7 @@ def crash(error: BaseException, over: str) -> WorkerCrashError:
         error: Spark's.
         over: what the worker was at: ` over the rows of ...`.
     """
-    return WorkerCrashError(
-        f"a Python worker of Spark crashed{over}: {_last_words(str(error))}. Nothing of this job was committed, what was "
-        "committed before stays"
-    )
+    return WorkerCrashError(f"{WORKER_CRASHED}{over}: {_last_words(str(error))}{NOTHING_CAME}")
 
 
 @contextmanager

@@ -26,8 +26,12 @@ _SIMPLE = {
     pa.int8(): "tinyint", pa.int16(): "smallint", pa.int32(): "int", pa.int64(): "bigint", pa.float32(): "float",
     pa.float64(): "double", pa.bool_(): "boolean", pa.string(): "string", pa.binary(): "binary", pa.date32(): "date",
 }  # fmt: skip
-#: Characters that nobody sees, and marks that turn the direction of what is behind them.
-UNSEEN = r"\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff"
+#: Characters that nobody sees: Unicode's ignorable ones, marks that turn the direction of what is behind them, all blanks but
+#: the usual one.
+UNSEEN = (
+    r"\x7f-\xa0\xad\u034f\u061c\u115f\u1160\u1680\u17b4\u17b5\u180b-\u180f\u2000-\u200f\u2028-\u202f\u205f-\u206f\u2800\u3000"
+    r"\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+)
 #: What Delta and Parquet refuse in names, what readers would have to quote (a dot, a backtick), and what nobody sees.
 _REFUSED = re.compile(rf"[ ,;{{}}()\n\t=.`\x00-\x1f{UNSEEN}]")
 #: Characters of a new column's name, what is added to make it the only one of its name left out.

@@ -83,13 +83,14 @@ def split(
     """Group a batch of record values by their frames.
 
     Args:
-        values: the records' values, shape (n,), NULL for tombstones.
+        values: the records' values, shape (n,), NULL for tombstones; of any binary type of Arrow's.
         headers: their headers, list of struct<key, value>, shape (n,); None if there are none.
         indexless: schema ids of formats without message indexes (Avro, JSON): their path is ``()``.
 
     Returns:
         groups of readable frames, and the rows without one; together every row exactly once.
     """
+    values = values.cast(pa.binary())
     null = np.asarray(values.is_null().to_numpy(zero_copy_only=False))
     bad = [BadFrames(Reason.TOMBSTONE, np.flatnonzero(null))] if null.any() else []
     carried, identities = _identities(headers)
@@ -114,10 +115,11 @@ def split(
 
 
 def payloads(values: pa.BinaryArray, groups: Sequence[FrameGroup]) -> list[pa.BinaryArray]:
-    """Each group's values without their frames, in the order of its ``rows``.
+    """Each group's values without their frames, in the order of its ``rows``; with offsets of 32 bits, as decoders read them.
 
     Copied once for all groups, as a batch may hold many small ones.
     """
+    values = values.cast(pa.binary())
     found: list[pa.BinaryArray] = [None] * len(groups)
     for prefix in {group.prefix for group in groups}:
         mine = [number for number, group in enumerate(groups) if group.prefix == prefix]
@@ -166,7 +168,7 @@ def _identities(headers: pa.ListArray | None) -> tuple[Rows, pa.BinaryArray]:
 
 
 class _Frames:
-    """The bytes of an array, and where each row's identity and indexes stand in it."""
+    """The bytes of an array with offsets of 32 bits, and where each row's identity and indexes stand in it."""
 
     def __init__(self, values: pa.BinaryArray) -> None:
         count = len(values)

@@ -12,7 +12,8 @@ from deltalake import DeltaTable
 
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.commits.transactions import Txn
-from game_events.sources.core.source import Source
+from game_events.pipeline.state.offsets import next_offsets
+from game_events.sources.core.source import Positions, Source
 from game_events.sources.files.source import FileSource
 
 
@@ -22,8 +23,14 @@ def archive_noted(bronze: DeltaTable, source: Source) -> dict[str, int]:
     return {} if now == int(bronze.transaction_version(Txn.ARCHIVE) or 0) else {Txn.ARCHIVE: now}
 
 
-def refuse_twice(bronze: DeltaTable | None, quarantine: DeltaTable | None, archive: str) -> None:
-    """Stop before records of an archive come to a lakehouse that may have them already.
+def refuse_twice(bronze: DeltaTable | None, quarantine: DeltaTable | None, archive: str, ends: Positions) -> None:
+    """Stop before records of an archive come to a lakehouse that may have them already; there may be none to come.
+
+    Args:
+        bronze: the table, as it is now.
+        quarantine: the same.
+        archive: which one it is.
+        ends: where bronze will stand when it has read it.
 
     Raises:
         ConfigurationError: it has records from elsewhere.
@@ -32,6 +39,7 @@ def refuse_twice(bronze: DeltaTable | None, quarantine: DeltaTable | None, archi
         other = quarantine is not None
     else:
         other = bool(bronze.transaction_version(Txn.BATCH)) and bronze.transaction_version(Txn.ARCHIVE) != _number(archive)
+        other = other and next_offsets(bronze, ends) != ends
     if other:
         raise ConfigurationError(
             "GAME_EVENTS_FILES_PATH is an archive, and the lakehouse has records that are not from it, but from a topic, other "

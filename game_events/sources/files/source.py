@@ -58,7 +58,7 @@ class FileSource:
         run_id: str = "",
         *,
         read_by: Callable[[], str | None] = lambda: None,
-        refuse_twice: Callable[[str], None] = lambda _archive: None,
+        refuse_twice: Callable[[str, Positions], None] = lambda _archive, _ends: None,
         look_only: bool = False,
     ) -> None:
         """Nothing is listed yet.
@@ -68,7 +68,7 @@ class FileSource:
             lakehouse: where the file log is.
             run_id: who takes files in.
             read_by: gives the id of the file log that bronze was read by; None: no files were read.
-            refuse_twice: raises ConfigurationError if bronze may not be given the records of this archive.
+            refuse_twice: raises ConfigurationError if bronze, read up to there, would have records of this archive twice.
             look_only: new files are only counted, nothing is written.
 
         Raises:
@@ -121,8 +121,6 @@ class FileSource:
         found = self.place.listing(self.settings.files_pattern, skipped) if archive is None else self.place.files_of(archive)
         self._tell_skipped(skipped)
         self.archive = None if archive is None else f"{self.place.root} {archive.metadata().id}"
-        if self.archive is not None and take_in and not anew:
-            self._refuse_twice(self.archive)  # before its files get numbers
         self._there = frozenset(f.path for f in found)
         known = self._log.known()
         self._refuse_lost_log(known)
@@ -130,6 +128,8 @@ class FileSource:
         ready = self._ready(new)
         self.counts["waiting"] = len(new) - len(ready)
         end = len(known.entries)
+        if self.archive is not None and take_in and not anew:  # before its files get numbers
+            self._refuse_twice(self.archive, {self._lane(known.log_id): first_offset(end + len(ready))})
         if self._look_only or not take_in:
             end += len(ready)
         elif ready or changed or not known.log_id:
@@ -204,9 +204,9 @@ class FileSource:
             if e.path not in self._there
         )
 
-    def lost(self) -> list[str]:
-        """Files that were taken in and are not there any more, by the last look."""
-        return [e.path for e in self._known.entries if e.path not in self._there]
+    def lost(self, first: int = 0) -> list[str]:
+        """Files that were taken in and are not there any more, by the last look, or stand before this position."""
+        return [e.path for e in self._known.entries if e.path not in self._there or first_offset(e.number) < first]
 
     def schemas(self) -> list[RegistrySchema]:
         """The schema of the settings, if they name one."""
