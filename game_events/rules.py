@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from game_events.errors import ConfigurationError
 
-Layer = Literal["silver", "gold"]
+RuleLayer = Literal["silver", "gold"]
 Action = Literal["warn", "drop", "quarantine", "fail"]
 #: What a rule may be called. Reasons of rows that do not decode are in capitals, so the two cannot be mistaken.
 RULE_NAME = r"^[a-z][a-z0-9_]{0,62}$"
@@ -34,7 +34,7 @@ class Rule(BaseModel):
     name: str = Field(pattern=RULE_NAME)
     sql: str = Field(min_length=1, max_length=10_000)
     description: str = ""
-    layer: Layer = "silver"
+    layer: RuleLayer = "silver"
     games: tuple[str, ...] = ()
     action: Action = "warn"
 

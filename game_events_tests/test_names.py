@@ -67,10 +67,11 @@ def test_the_path_of_a_file_tells_whose_it_is(names, game):
 
     for key, pattern in (
         (silver_name(game), names.silver_path()),
-        (gold_name(game), names.gold_path(None)),
+        (gold_name(game), names.gold_path()),
         (gold_name(game, "devices"), names.gold_path("devices")),
     ):
-        assert re.search(pattern, f"file:/lake/{names.name_of(key)}/part-1.parquet")[1] == game
+        for root in ("file:/lake", "file:/a%20lake/x=1/gold_b_player_agg", "s3a://bucket", "abfss://a@b.net/c"):
+            assert re.search(pattern, f"{root}/{names.name_of(key)}/part-1.parquet")[1] == game
 
 
 def test_pipelines_with_other_prefixes_do_not_see_each_others_tables(tmp_path):

@@ -14,6 +14,7 @@ from functools import cached_property
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from game_events.errors import ConfigurationError
+from game_events.extending import PLAYER_AGG
 
 #: What a game may be called: it becomes part of a table's name, so nothing is normalised and nothing else is let in.
 GAME_PATTERN = r"^[a-z0-9][a-z0-9_]{0,62}$"
@@ -116,7 +117,7 @@ class Names(BaseModel):
             raise ValueError(f"silver ({self.silver}) and own_gold ({self.own_gold}) could name one table")
         for template in (self.silver, self.gold):
             for table in tables:
-                of = _entity(template, table)
+                of = entity_of(template, table)
                 if of is not None and of not in RESERVED_GAMES:
                     raise ValueError(f"{table} could be the table {template} of an entity {of!r}: choose another name")
         return self
@@ -143,9 +144,9 @@ class Names(BaseModel):
         """Pattern of a file of a silver table, with the entity as its one group."""
         return self._path(self.silver)
 
-    def gold_path(self, aggregate: str | None) -> str:
-        """Pattern of a file of an aggregate's table (None: the shipped one), with the entity as its one group."""
-        return self._path(self.gold if aggregate is None else self.own_gold.replace(AGGREGATE, aggregate))
+    def gold_path(self, aggregate: str = PLAYER_AGG) -> str:
+        """Pattern of a file of an aggregate's table, with the entity as its one group."""
+        return self._path(self.gold if aggregate == PLAYER_AGG else self.own_gold.replace(AGGREGATE, aggregate))
 
     def asset(self, name: str) -> str:
         """An asset, or the set of partitions, with the prefix."""
@@ -162,7 +163,7 @@ class Names(BaseModel):
             tables = self.own_gold.replace(AGGREGATE, aggregate)
             asset = self.own_gold_asset.replace(AGGREGATE, aggregate)
             for table in (self.bronze, self.quarantine, self.unified, *OWN):
-                if _entity(tables, table) not in (None, *RESERVED_GAMES):
+                if entity_of(tables, table) not in (None, *RESERVED_GAMES):
                     raise ConfigurationError(f"gold aggregate {aggregate}: its tables ({tables}) could be called {table}")
             if _overlap(tables, self.gold) or asset in assets:
                 raise ConfigurationError(
@@ -181,10 +182,10 @@ class Names(BaseModel):
 
     def _name_of_entity(self, key: str) -> str:
         for template, mine in ((_SILVER_KEY, self.silver), (_GOLD_KEY, self.gold)):
-            entity = _entity(template, key)
+            entity = entity_of(template, key)
             if entity is not None:
                 return mine.replace(ENTITY, entity)
-        rest = _entity("gold_{entity}", key)
+        rest = entity_of("gold_{entity}", key)
         return key if rest is None else self.own_gold.replace(f"{ENTITY}_{AGGREGATE}", rest)
 
     def _key_of(self, name: str) -> str | None:
@@ -199,10 +200,10 @@ class Names(BaseModel):
 
     def _key_of_entity(self, name: str) -> str | None:
         for mine, template in ((self.silver, _SILVER_KEY), (self.gold, _GOLD_KEY)):
-            entity = _entity(mine, name)
+            entity = entity_of(mine, name)
             if entity is not None:
                 return template.replace(ENTITY, entity)
-        rest = _entity(self.own_gold.replace(f"{ENTITY}_{AGGREGATE}", ENTITY), name)
+        rest = entity_of(self.own_gold.replace(f"{ENTITY}_{AGGREGATE}", ENTITY), name)
         return None if rest is None else f"gold_{rest}"
 
     def _path(self, template: str) -> str:
@@ -234,8 +235,8 @@ def _template(value: str, placeholder: str) -> str:
     return value
 
 
-def _entity(template: str, name: str) -> str | None:
-    """What stands for the placeholder in a name that a template gives; None if the name is no such one."""
+def entity_of(template: str, name: str) -> str | None:
+    """What stands for `{entity}` in a name that a template gives; None if the template does not give the name."""
     before, _, after = template.partition(ENTITY)
     found = name[len(before) : len(name) - len(after)]
     return found if found and name == f"{before}{found}{after}" else None

@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterable, Mapping
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
-from pyspark.sql import Column
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from game_events.decoding.core.column_map import ColumnMap
-from game_events.decoding.core.wire_format import SchemaId
+from game_events.decoding.core.wire_format import SchemaId, SchemaRef
 
 #: Columns of `Source.read`: what bronze keeps of a record besides its decoded fields. `topic_id`, `partition` and `offset` tell
 #: every record from every other. The types are those of Spark's Kafka source.
@@ -41,6 +41,8 @@ OWN_COLUMNS = pa.schema(
 )
 #: Column of a source -> column of bronze and quarantine.
 STORED_AS = {name: "_raw_value" if name == "value" else f"_kafka_{name}" for name in RAW_COLUMNS}
+#: The two columns of a `SchemaRef`.
+SCHEMA_COLUMNS = ("_schema_id", "_schema_guid")
 #: Columns that tell each record of the source from every other.
 COORDINATES = ("_kafka_topic_id", "_kafka_partition", "_kafka_offset")
 QUARANTINE_COLUMNS = pa.schema(
@@ -113,11 +115,23 @@ def bronze_schema(columns: ColumnMap) -> pa.Schema:
 
 def identity_columns(schema_id: SchemaId | None, count: int) -> dict[str, pa.Array]:
     """`_schema_id` or `_schema_guid`, the other one NULL."""
-    number, guid = (schema_id, None) if isinstance(schema_id, int) else (None, schema_id)
     return {
-        "_schema_id": pa.repeat(pa.scalar(number, pa.int64()), count),
-        "_schema_guid": pa.repeat(pa.scalar(guid, pa.string()), count),
+        name: pa.repeat(pa.scalar(value, OWN_COLUMNS.field(name).type), count)
+        for name, value in zip(SCHEMA_COLUMNS, SchemaRef.of(schema_id), strict=True)
     }
+
+
+def of_schemas(chosen: Collection[SchemaId]) -> Column:
+    """Condition: the record was written with one of these schemas."""
+    refs = [SchemaRef.of(schema_id) for schema_id in chosen]
+    numbers, guids = [r.number for r in refs if r.number is not None], [r.guid for r in refs if r.guid is not None]
+    return F.col("_schema_id").isin(numbers) | F.col("_schema_guid").isin(guids)
+
+
+def schema_ids(rows: DataFrame) -> list[SchemaId]:
+    """The schema ids and GUIDs of rows of bronze or quarantine, each once. Runs a Spark job."""
+    found = (SchemaRef(*row).schema_id for row in rows.select(*SCHEMA_COLUMNS).distinct().collect())
+    return [schema_id for schema_id in found if schema_id is not None]
 
 
 def arranged(columns: Mapping[str, pa.Array | pa.ChunkedArray], schema: pa.Schema, count: int) -> pa.Table:

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 from game_events.config.settings import Settings
 
-#: Layers that may have tags of their own; `all` is for every table.
-LAYERS = ("bronze", "silver", "gold", "own")
+#: The tags of every table.
 EVERY = "all"
 
 

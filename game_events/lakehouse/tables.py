@@ -17,13 +17,14 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 
-from game_events.config.naming import GAME_PATTERN, OWN, RESERVED_GAMES, Names
+from game_events.config.naming import ENTITY, GAME_PATTERN, OWN, RESERVED_GAMES, Names, entity_of
 from game_events.config.settings import Settings
 from game_events.decoding.core.kept_columns import is_of_any_kind
 from game_events.errors import ConfigurationError, DataError
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse.format_version import refuse_newer
 from game_events.lakehouse.labels import Labels
+from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.storage.errors import store_errors_named
 from game_events.lakehouse.storage.options import delta_options
 
@@ -40,7 +41,6 @@ REST_OUTBOX, REST_DELIVERIES, REST_DEAD_LETTERS = REST_TABLES = ("rest_outbox", 
 #: All tables but those of games.
 OWN_TABLES = frozenset({BRONZE, QUARANTINE, UNIFIED, *OWN})
 
-_SILVER = re.compile(r"^silver_(?P<game>.+)_events$")
 #: Table features that readers of single files would get wrong.
 _UNREADABLE = {"deletionVectors", "columnMapping"}
 
@@ -57,20 +57,21 @@ def gold_name(game: str, aggregate: str = PLAYER_AGG) -> str:
 
 def game_of_silver(name: str) -> str | None:
     """The game of a silver table's key, or None for any other table."""
-    match = _SILVER.match(name)
-    return match["game"] if match else None
+    return entity_of(silver_name(ENTITY), name)
 
 
 def game_of_gold(name: str, aggregate: str = PLAYER_AGG) -> str | None:
     """The game of an aggregate's table, or None for any other table."""
-    game = name.removeprefix("gold_").removesuffix(f"_{aggregate}")
-    return game if name == gold_name(game, aggregate) and game not in RESERVED_GAMES else None
+    game = entity_of(gold_name(ENTITY, aggregate), name)
+    return None if game in RESERVED_GAMES else game
 
 
-def layer_of(name: str) -> str:
-    """The layer of a table's key: bronze, silver, gold, or `own` for the pipeline's books."""
+def layer_of(name: str) -> Layer:
+    """The layer of a table's key: bronze, silver, gold, or `own` for the pipeline's own tables."""
     first = name.partition("_")[0]
-    return {"quarantine": "bronze", "bronze": "bronze", "silver": "silver", "gold": "gold"}.get(first, "own")
+    return {"quarantine": Layer.BRONZE, "bronze": Layer.BRONZE, "silver": Layer.SILVER, "gold": Layer.GOLD}.get(
+        first, Layer.OWN
+    )
 
 
 def is_person(column: str, person: str | None) -> bool:

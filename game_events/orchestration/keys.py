@@ -14,7 +14,7 @@ from game_events.config.settings import Settings
 
 #: Metadata key of the run's whole report.
 REPORT = "report"
-Event = dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation | dg.Output[None]
+OpEvent = dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation | dg.Output[None]
 
 JOB = "continuous"
 

@@ -23,26 +23,27 @@ from game_events.errors import ConfigurationError
 from game_events.lakehouse import failpoints as crash_points
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.generations import BronzeIdentity
-from game_events.lakehouse.commits.transactions import BATCH_APP, TASK_RECORDS
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import files_with, read_files, row_count, selection, spark_schema
 from game_events.lakehouse.data.staging import REPORT_SCHEMA
 from game_events.lakehouse.data.table_writer import FileStage, staged_files
-from game_events.lakehouse.event_columns import STORED_AS, no_headers
+from game_events.lakehouse.event_columns import COORDINATES, SCHEMA_COLUMNS, STORED_AS, no_headers, schema_ids
+from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.schema_archive import SchemaArchive
 from game_events.lakehouse.tables import Table
+from game_events.pipeline.bronze.load import TASK_RECORDS
 from game_events.pipeline.bronze.restored import mend_restored_bronze
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.full_refresh import since as at_or_behind
 from game_events.pipeline.quarantine.lost import refuse_lost_quarantine
-from game_events.pipeline.quarantine.replay_marks import COORDINATES
 from game_events.pipeline.reporting.archive_result import Archived
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.state.offsets import next_offsets
 from game_events.sources.core.source import FILES, KAFKA, Lane, Positions
 from game_events.sources.files.archive_format import RECORDS, UNKNOWN, marked_records
-from game_events.sources.files.location import Place
+from game_events.sources.files.location import SourceLocation
 
-_READ_COLUMNS = (*STORED_AS.values(), "_schema_id", "_schema_guid")
+_READ_COLUMNS = (*STORED_AS.values(), *SCHEMA_COLUMNS)
 
 
 def archive(pipeline: Pipeline, report: RunReport, to: str) -> None:
@@ -67,14 +68,14 @@ def archive(pipeline: Pipeline, report: RunReport, to: str) -> None:
 def _archive(pipeline: Pipeline, report: RunReport, to: str) -> Archived:
     if pipeline.settings.keep_raw != "all":
         raise ConfigurationError("bronze keeps no raw values (GAME_EVENTS_KEEP_RAW is failures): there is nothing to archive")
-    place = Place.of(pipeline.settings, to)
+    place = SourceLocation.of(pipeline.settings, to)
     table = Table("archive", place.root, place.options)
     bronze = mend_restored_bronze(pipeline, report)
     if bronze is None:
         return Archived(place.root)
     quarantine = refuse_lost_quarantine(pipeline, bronze, report)
     held, app = _open(table), _app(bronze)
-    batch = int(bronze.transaction_version(BATCH_APP) or 0)
+    batch = int(bronze.transaction_version(Txn.BATCH) or 0)
     since = held.transaction_version(app) if held is not None else None
     if held is not None and since is None:
         raise ConfigurationError(
@@ -85,8 +86,7 @@ def _archive(pipeline: Pipeline, report: RunReport, to: str) -> Archived:
         return Archived(place.root, batch=batch)
     rows, without_raw = _records(pipeline, bronze, quarantine, held, int(since or 0))
     pipeline.on_progress(f"archive: batches {int(since or 0) + 1} to {batch} of {pipeline.bronze.name}")
-    ids = [r[0] if r[0] is not None else r[1] for r in rows.select("_schema_id", "_schema_guid").distinct().collect() if any(r)]
-    schema = marked_records(_schemas(pipeline, ids))
+    schema = marked_records(_schemas(pipeline, schema_ids(rows)))
     new = selection(bronze, "_batch", int(since or 0)).rows
     records = rows.select(*_as_records()).coalesce(max(1, -(-new // TASK_RECORDS)))
     files = staged_files(records.mapInArrow(FileStage(table, schema, "headers"), REPORT_SCHEMA).collect())
@@ -110,7 +110,7 @@ def _archive(pipeline: Pipeline, report: RunReport, to: str) -> Archived:
 
 def _app(bronze: DeltaTable) -> str:
     """`txn` of the archive with the bronze batch it has come to: of this content of this table, no other."""
-    return f"archive:{BronzeIdentity.of(bronze).key}"
+    return Txn.ARCHIVE.of(BronzeIdentity.of(bronze).key)
 
 
 def _open(table: Table) -> DeltaTable | None:
@@ -146,9 +146,9 @@ def _records(
     if quarantine is None or not row_count(quarantine):
         return rows, without_raw
     held = read_files(pipeline.spark, quarantine.file_uris(), spark_schema(quarantine.schema()))
-    held = held.where((F.col("layer") == "bronze") & ~F.col("reason").isin(*map(str, NO_RECORD)))
+    held = held.where((F.col("layer") == Layer.BRONZE) & ~F.col("reason").isin(*map(str, NO_RECORD)))
     # What was replayed to bronze is archived as quarantine's, where it stays.
-    rows = rows.join(held.select(*COORDINATES), COORDINATES, "left_anti").select(*_READ_COLUMNS)
+    rows = rows.join(held.select(*COORDINATES), list(COORDINATES), "left_anti").select(*_READ_COLUMNS)
     held = held.where(~at_or_behind(_ahead(bronze, held))).select(*_READ_COLUMNS)
     if archived is not None:
         # By their coordinates, as no number orders them: a slice's rows may come to quarantine long before it is bronze's.
@@ -157,7 +157,7 @@ def _records(
             F.col("partition").alias("_kafka_partition"),
             F.col("offset").alias("_kafka_offset"),
         )
-        held = held.join(there, COORDINATES, "left_anti").select(*_READ_COLUMNS)
+        held = held.join(there, list(COORDINATES), "left_anti").select(*_READ_COLUMNS)
     return rows.unionByName(held), without_raw
 
 
@@ -167,7 +167,7 @@ def _ahead(bronze: DeltaTable, held: DataFrame) -> Positions:
     An archive with these and without what is good of the slice would be taken for one that has all of it. They come next time.
     """
     found: Positions = {}
-    batch = int(bronze.transaction_version(BATCH_APP) or 0)
+    batch = int(bronze.transaction_version(Txn.BATCH) or 0)
     lasts = held.groupBy("_kafka_topic", *COORDINATES[:2]).agg(F.max(COORDINATES[2]), F.max("_batch")).collect()
     for topic, topic_id, partition, offset, its_batch in lasts:
         lane = Lane(topic, topic_id, partition, FILES if topic == FILES else KAFKA)

@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.commits.generations import generation, oldest_batch
-from game_events.lakehouse.commits.transactions import BATCH_APP
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import files_with, read_files, selection, spark_schema
 from game_events.lakehouse.event_columns import RAW_COLUMNS, STORED_AS
 from game_events.lakehouse.storage.options import delta_options
@@ -61,7 +61,7 @@ class TableSource:
         """
         handle = self._handle()
         missing = sorted({*STORED_AS.values(), "_batch"} - {f.name for f in handle.schema().fields})
-        last = handle.transaction_version(BATCH_APP)
+        last = handle.transaction_version(Txn.BATCH)
         if missing or last is None:
             raise ConfigurationError(
                 f"GAME_EVENTS_SOURCE_TABLE: {self._table.uri} is no bronze table of this project"
@@ -101,7 +101,7 @@ class TableSource:
             records += share
             batches = max(batches, last - start + 1)
         # Batches behind the last one with rows are empty.
-        return max(batches, int(handle.transaction_version(BATCH_APP) or 0) - start + 1)
+        return max(batches, int(handle.transaction_version(Txn.BATCH) or 0) - start + 1)
 
     def records(self, part: Slice) -> int:
         """Rows of the files that hold the slice: at least so many as it has."""

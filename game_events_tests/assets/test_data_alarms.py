@@ -12,6 +12,7 @@ from deltalake import DeltaTable
 
 from game_events.config.settings import load_settings
 from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.event_columns import OWN_COLUMNS
 from game_events.lakehouse.system_tables.event_log import append_events
 from game_events.lakehouse.tables import BRONZE, Lakehouse, Table
@@ -23,7 +24,6 @@ from game_events.orchestration.runs.tags import OWN_ALERTS
 from game_events.orchestration.sensors import data_alarms as sensor
 from game_events.orchestration.sensors.alerts import alerts
 from game_events.orchestration.sensors.data_alarms import Watch, data_alarms
-from game_events.pipeline.bronze.load import BATCH_APP
 from game_events.pipeline.checks import freshness
 from game_events.pipeline.checks.freshness import fresh
 from game_events.pipeline.context import Pipeline, no_spark
@@ -60,9 +60,9 @@ class World:
         self.batch += made
         start, self.offset = self.offset, self.offset + rows
         info = slice_info(self.batch, rows, 0, {LANE: (start, self.offset)}, gaps) | ({"run_id": run_id} if run_id else {})
-        before = {BATCH_APP: self.batch - 1} if made else {}
+        before = {Txn.BATCH: self.batch - 1} if made else {}
         table_id = str(handle.metadata().id) if made else None
-        commit(Commit(self.bronze, OWN_COLUMNS, [], before, {BATCH_APP: self.batch}, table_id, info=info))
+        commit(Commit(self.bronze, OWN_COLUMNS, [], before, {Txn.BATCH: self.batch}, table_id, info=info))
 
     def days(self, games: dict[str, list[int]]):
         """Rows that each game got on each day, the last one is today."""
@@ -260,7 +260,7 @@ def test_rows_of_a_replay_are_nothing_that_a_producer_sent(world):
     world.later_s = 2 * DAY_S
     handle = world.bronze.open()
     info = slice_info(2, 7)
-    commit(Commit(world.bronze, OWN_COLUMNS, [], {BATCH_APP: 1}, {BATCH_APP: 2}, str(handle.metadata().id), info=info))
+    commit(Commit(world.bronze, OWN_COLUMNS, [], {Txn.BATCH: 1}, {Txn.BATCH: 2}, str(handle.metadata().id), info=info))
     assert not fresh(Pipeline(load_settings(), no_spark)).passed
 
 

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from game_events.decoding.core.reasons import Reason
-from game_events.decoding.core.wire_format import MAX_INDEXES, parse_indexes, payloads, split
+from game_events.decoding.core.wire_format import MAX_INDEXES, SchemaRef, parse_indexes, payloads, split
 from game_events_tests.decoding.helpers import compiled, frame, python_class
 from game_events_tests.examples import examples
 
@@ -228,3 +228,11 @@ anything = st.one_of(st.none(), st.binary(max_size=12), shaped, good, cut)
 def test_any_bytes_are_read_as_the_wire_format_says_and_each_row_once(values, skip):
     array = pa.array([b"\0other"] * skip + values, pa.binary()).slice(skip)
     assert found(array) == [reference(value) for value in values]
+
+
+@pytest.mark.parametrize(
+    ("schema_id", "stored"), [(7, (7, None)), (0, (0, None)), ("a-guid", (None, "a-guid")), (None, (None, None))]
+)
+def test_a_schema_is_stored_by_its_id_or_its_guid_and_read_back_from_them(schema_id, stored):
+    assert tuple(SchemaRef.of(schema_id)) == stored
+    assert SchemaRef(*stored).schema_id == schema_id

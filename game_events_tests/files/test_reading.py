@@ -26,7 +26,7 @@ from game_events.sources.files import protobuf_delimited as delimited
 from game_events.sources.files import record_batches as rows
 from game_events.sources.files.archive_format import RECORDS, marked_records
 from game_events.sources.files.limits import Bounds
-from game_events.sources.files.location import Place
+from game_events.sources.files.location import SourceLocation
 from game_events.sources.files.reader import FileReader, FileReading, format_of
 from game_events.sources.files.schemas import NamedSchema, identity_bytes
 from game_events_tests.examples import examples
@@ -58,7 +58,7 @@ class Read:
         parts: int = 1,
         bounds: Bounds = PLENTY,
     ):
-        reading = FileReading(Place(str(folder)), "log", bounds, schema=schema, framed=framed)
+        reading = FileReading(SourceLocation(str(folder)), "log", bounds, schema=schema, framed=framed)
         reader = FileReader(pickle.loads(pickle.dumps(reading)))  # noqa: S301 - our own bytes
         files = [
             {"number": n, "path": str(p), "size": p.stat().st_size, "modified_us": 5, "part": part, "parts": parts}
@@ -257,7 +257,7 @@ def test_parts_of_a_large_parquet_file_are_all_of_it_once(tmp_path: Path) -> Non
 
 def test_a_file_that_is_gone_is_an_error_and_no_damage(tmp_path: Path) -> None:
     file = put(tmp_path, "a.jsonl", lines(range(1)))
-    reader = FileReader(FileReading(Place(str(tmp_path)), "log", PLENTY, schema=KINDS["jsonl"]))
+    reader = FileReader(FileReading(SourceLocation(str(tmp_path)), "log", PLENTY, schema=KINDS["jsonl"]))
     row = {"number": 0, "path": str(file), "size": 1, "modified_us": 1, "part": 0, "parts": 1}
     file.unlink()
     with pytest.raises(FileNotFoundError):
@@ -357,7 +357,7 @@ def test_files_of_an_archive_are_read_where_its_log_names_them_and_no_others(tmp
 
     def read(name: str, *, archive: bool) -> dict[str, object]:
         path = tmp_path / f"{name}.parquet"
-        reader = FileReader(FileReading(Place(str(tmp_path)), "log", PLENTY, archive=archive))
+        reader = FileReader(FileReading(SourceLocation(str(tmp_path)), "log", PLENTY, archive=archive))
         file = {"number": 0, "path": str(path), "size": path.stat().st_size, "modified_us": 5, "part": 0, "parts": 1}
         (batch,) = reader.batches([pa.RecordBatch.from_pylist([file])])
         (row,) = batch.to_pylist()

@@ -22,7 +22,7 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.state.commit_info import bronze_commit, slice_info
 from game_events.pipeline.state.offsets import next_offsets
 from game_events.sources.core.source import Lane
-from game_events.sources.files.location import Place
+from game_events.sources.files.location import SourceLocation
 from game_events.sources.files.offsets import FILE_ROWS, FileGap
 from game_events.sources.files.source import FileSource
 from game_events_tests.files.samples import put
@@ -60,7 +60,7 @@ def test_only_files_that_match_and_are_nobodys_own_are_listed(landing: Path) -> 
         put(landing, name, b"x")
 
     def names(pattern: str) -> set[str]:
-        return {f.path.removeprefix(f"{landing}/") for f in Place(str(landing)).listing(pattern)}
+        return {f.path.removeprefix(f"{landing}/") for f in SourceLocation(str(landing)).listing(pattern)}
 
     assert names("*") == {"a.pb", "x/b.pb", "x/y/c.avro"}
     assert names("x/*") == {"x/b.pb", "x/y/c.avro"}

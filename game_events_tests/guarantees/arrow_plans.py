@@ -15,12 +15,12 @@ import pyarrow.parquet as pq
 from game_events.lakehouse.commits.commit import paths
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.event_columns import QUARANTINE_COLUMNS
-from game_events.lakehouse.system_tables.progress import GOLD
+from game_events.lakehouse.layers import Layer
 from game_events.pipeline.fanout.job import FanOut, FanOutResult, stage
 from game_events.pipeline.gold.plan import GAME
 from game_events.pipeline.quality.decisions import Decisions, Rewritten
 from game_events.pipeline.quality.expressions import DROP, FATE, HELD_BACK, KEEP, READMIT, REJECT, RuleColumns
-from game_events.pipeline.silver.stage import Source, Staging, Start, _split
+from game_events.pipeline.silver.stage import SilverInput, Staging, Start, _split
 from game_events.rules import Rule
 from game_events_tests.guarantees.arrow_bronze import write
 
@@ -98,7 +98,7 @@ def is_kept_out(row: Mapping[str, Any], games: Iterable[str]) -> bool:
     return row["layer"] == "silver" and row["replayed_batch"] is None and row["game"] in games
 
 
-def note(source: Source, decisions: Decisions, starts: Mapping[str, Start]) -> Rewritten:
+def note(source: SilverInput, decisions: Decisions, starts: Mapping[str, Start]) -> Rewritten:
     """For `readmissions.noted`."""
     assert decisions.handle is not None
     held = set(_rejected(decisions, list(starts)))
@@ -159,7 +159,7 @@ def stage_gold(
             player["max_timestamp"] = max(player["max_timestamp"], part["max_timestamp"])
         rows += players.values()
     table = pa.Table.from_pylist(rows, schema=pa.schema([(GAME, pa.string()), *AGGREGATE]))
-    task = FanOut(pipeline.lakehouse, GOLD, GAME, AGGREGATE, aggregate=aggregate.name)
+    task = FanOut(pipeline.lakehouse, Layer.GOLD, GAME, AGGREGATE, aggregate=aggregate.name)
     result = stage(Rows(table), task, 1, 1) if rows else FanOutResult()  # type: ignore[arg-type]
     return result, AGGREGATE, RuleColumns.of((), "gold", GAME)
 

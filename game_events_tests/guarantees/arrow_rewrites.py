@@ -12,10 +12,10 @@ import pytest
 from deltalake import DeltaTable
 
 from game_events.lakehouse.commits.commit import paths
-from game_events.lakehouse.commits.transactions import LAYER
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import StagedFile
 from game_events.lakehouse.event_columns import COORDINATES, OWN_COLUMNS, QUARANTINE_COLUMNS
+from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import UNIFIED, Table
 from game_events.pipeline.bronze import full_refresh as bronze_reset
 from game_events.pipeline.bronze.full_refresh_guard import Expired
@@ -48,7 +48,7 @@ def place(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def stage_replay(
-    pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable, selection: replay.Selection, batch: int, _: Any
+    pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable, selection: replay.ReplaySelection, batch: int, _: Any
 ) -> StageResult:
     """For `replay._stage`."""
     reader: Any = pipeline.source
@@ -56,7 +56,7 @@ def stage_replay(
     there = {place(row) for row in read_arrow(pipeline.bronze, bronze, list(COORDINATES)).to_pylist()}
     good, left = [], Counter[str]()
     for row in read_arrow(pipeline.quarantine, quarantine).to_pylist():
-        asked = row["layer"] == LAYER and (not selection.reasons or row["reason"] in selection.reasons)
+        asked = row["layer"] == Layer.BRONZE and (not selection.reasons or row["reason"] in selection.reasons)
         asked = asked and (not selection.schema_ids or row["_schema_id"] in selection.schema_ids)
         if not asked or row["replayed_table"] == here or place(row) in there:
             continue
@@ -81,7 +81,7 @@ def stage_notes(
     rewritten = set()
     for path in paths(quarantine):
         held = rows_at(pipeline.quarantine, [path])
-        mine = [row["layer"] == LAYER and place(row) in came for row in held]
+        mine = [row["layer"] == Layer.BRONZE and place(row) in came for row in held]
         if any(mine):
             rewritten.add(path)
             rows += [row | note if noted else row for row, noted in zip(held, mine, strict=True)]
@@ -94,7 +94,7 @@ def stage_reset(pipeline: Pipeline, listed: ResetList, rewritten: frozenset[str]
     rows = rows_at(pipeline.quarantine, (f.path for f in listed.files))
     for row in rows_at(pipeline.quarantine, sorted(rewritten)):
         *lane, offset = place(row)
-        if row["layer"] != LAYER or offset >= ends.get(tuple(lane), offset + 1):
+        if row["layer"] != Layer.BRONZE or offset >= ends.get(tuple(lane), offset + 1):
             rows.append(row)
     return write(pipeline.quarantine, QUARANTINE_COLUMNS, rows)
 

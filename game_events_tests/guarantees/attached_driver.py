@@ -33,7 +33,7 @@ from game_events.pipeline.observability.event_log import recorded
 from game_events.pipeline.record_archive import archive
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing.redecode import redecode
-from game_events.pipeline.reprocessing.replay import Selection
+from game_events.pipeline.reprocessing.replay import ReplaySelection
 from game_events.pipeline.runs.refresh import refresh, refresh_downstream
 from game_events.pipeline.runs.replay import replay_and_refresh
 from game_events.sinks.http.run import export_rows
@@ -187,7 +187,7 @@ WORK = {
     "redecode": redecode,
     "export": export_rows,
     "maintain": maintain,
-    "replay": lambda pipeline, report: replay_and_refresh(pipeline, report, Selection()),
+    "replay": lambda pipeline, report: replay_and_refresh(pipeline, report, ReplaySelection()),
     "archive": lambda pipeline, report: archive(pipeline, report, f"{pipeline.settings.state_dir}/archive"),
     "forget": lambda pipeline, report: forget(pipeline, report, frozenset({os.environ[GAMER]})),
     "loop": loop,

@@ -22,6 +22,7 @@ from game_events.lakehouse.commits import commit as commits
 from game_events.lakehouse.commits import parallel as game_commits
 from game_events.lakehouse.commits.generations import BronzeIdentity
 from game_events.lakehouse.commits.restores import restored
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.maintenance.compaction import FULL_GOAL, join_files, small_files
 from game_events.lakehouse.tables import UNIFIED, Lakehouse, Table
@@ -38,7 +39,6 @@ from game_events.pipeline.reprocessing.auto_replay import replay_what_became_kno
 from game_events.pipeline.silver import commit as silver_commit
 from game_events.pipeline.silver import refresh as silver
 from game_events.pipeline.silver import stage as silver_stage
-from game_events.pipeline.silver.commit import DROPPED_APP
 from game_events.pipeline.silver.refresh import refresh_silver
 from game_events_tests.guarantees import arrow_plans
 from game_events_tests.guarantees.arrow_bronze import LANE, Reader, Topic, pipeline_of, without_services
@@ -292,7 +292,7 @@ class World:
         assert all(r["_batch"] == mine[r["_kafka_offset"]]["_batch"] for r in held)
         handle = self.table(game).open()
         assert handle is not None
-        assert (handle.transaction_version(DROPPED_APP) or 0) == len(dropped), f"{game}: dropped rows are miscounted"
+        assert (handle.transaction_version(Txn.ROWS_DROPPED) or 0) == len(dropped), f"{game}: dropped rows are miscounted"
         truth: dict[str, tuple[int, Any, Any]] = {}
         for row in held:
             count, low, high = truth.get(row["gamer_id"], (0, row["event_timestamp"], row["event_timestamp"]))

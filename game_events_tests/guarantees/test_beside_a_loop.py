@@ -14,7 +14,7 @@ from game_events.errors import ConflictError
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
 from game_events.pipeline.maintenance.run import maintain
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reprocessing.replay import Selection, replay
+from game_events.pipeline.reprocessing.replay import ReplaySelection, replay
 from game_events.pipeline.runs.refresh import refresh
 from game_events.stack.stack_state import StackState
 from game_events_tests.books import count, rows
@@ -82,7 +82,7 @@ def test_replay_erasure_and_maintenance_beside_a_loop_of_another_process_lose_do
                 if number == 0:
                     # The loop sees that the schema became known, too: whoever comes first brings the rows.
                     proxy.show_all()
-                    insisting(lambda: replay(make_pipeline(settings), RunReport(), Selection()))
+                    insisting(lambda: replay(make_pipeline(settings), RunReport(), ReplaySelection()))
                 if number == 1:
                     insisting(lambda: forgotten(make_pipeline(settings), vacuum=True))
             until(lambda: count(settings, BRONZE) == len(kept()), PATIENCE_S, what="all that is left to come")

@@ -20,7 +20,7 @@ from game_events.pipeline.maintenance.run import maintain
 from game_events.pipeline.quarantine import full_refresh as quarantine_reset
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing.redecode import redecode
-from game_events.pipeline.reprocessing.replay import Selection, replay
+from game_events.pipeline.reprocessing.replay import ReplaySelection, replay
 from game_events.pipeline.runs.refresh import refresh, refresh_downstream
 from game_events_tests.books import assert_books_balance, count, rows
 from game_events_tests.conftest import MakePipeline, MakeSettings
@@ -114,7 +114,7 @@ def test_everything_that_changes_rows_at_once_one_goes_on_and_the_others_say_why
             lambda p: replace_bronze(p, RunReport()),
             lambda p: redecode(p, RunReport()),
             lambda p: redecode(p, RunReport()),
-            lambda p: replay(p, RunReport(), Selection()),
+            lambda p: replay(p, RunReport(), ReplaySelection()),
             lambda p: refresh_downstream(p, RunReport(), full=True),
             lambda p: maintain(p, RunReport()),
         ]

@@ -9,7 +9,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from game_events.errors import ConflictError, DataError, TransientError
 from game_events.lakehouse.commits import commit as commits
 from game_events.lakehouse.commits.commit import commit
-from game_events.lakehouse.commits.outcome import Outcome, new_mark, outcome_of
+from game_events.lakehouse.commits.outcome import CommitOutcome, new_mark, outcome_of
 from game_events.lakehouse.commits.restores import COMMIT_ID
 from game_events.lakehouse.tables import Lakehouse, Table
 from game_events_tests.lakehouse.helpers import assert_nothing_left_over, data_files, numbers, plan, txn
@@ -218,7 +218,7 @@ def test_every_commit_has_a_mark_of_its_own(table):
     assert len(set(marks)) == 2
     assert DeltaTable(table.uri).history(1)[0]["batch"] == "1"
     before = DeltaTable(table.uri, version=0)
-    assert outcome_of(table, before, marks[0], TIMED_OUT, sent=True) == (Outcome.LANDED, "")
-    assert outcome_of(table, before, marks[1], TIMED_OUT, sent=True) == (Outcome.FAILED, "")
-    assert outcome_of(table, None, marks[1], TIMED_OUT, sent=True) == (Outcome.LANDED, "")
-    assert outcome_of(table, before, new_mark(), TIMED_OUT, sent=False) == (Outcome.FAILED, "")
+    assert outcome_of(table, before, marks[0], TIMED_OUT, sent=True) == (CommitOutcome.LANDED, "")
+    assert outcome_of(table, before, marks[1], TIMED_OUT, sent=True) == (CommitOutcome.FAILED, "")
+    assert outcome_of(table, None, marks[1], TIMED_OUT, sent=True) == (CommitOutcome.LANDED, "")
+    assert outcome_of(table, before, new_mark(), TIMED_OUT, sent=False) == (CommitOutcome.FAILED, "")

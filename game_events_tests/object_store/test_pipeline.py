@@ -19,7 +19,7 @@ from game_events.pipeline.continuous.loop import Loop
 from game_events.pipeline.maintenance.run import maintain
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing.redecode import redecode
-from game_events.pipeline.reprocessing.replay import Selection, replay
+from game_events.pipeline.reprocessing.replay import ReplaySelection, replay
 from game_events.pipeline.runs.refresh import refresh, refresh_downstream
 from game_events.pipeline.runs.selection import selection_of
 from game_events.stack.stack_state import StackState
@@ -121,7 +121,7 @@ def test_full_refresh_replay_redecode_and_maintenance_work_there_too(
     report = refresh(pipeline, selection=selection_of(pipeline, full_refresh=["all"]))
     assert report.success, report.errors
     assert_books_balance(settings, sent)
-    again = replay(make_s3_pipeline(settings), RunReport(), Selection())
+    again = replay(make_s3_pipeline(settings), RunReport(), ReplaySelection())
     assert (again.rows, count(settings, QUARANTINE)) == (0, sum(sent.poison.values()))
     refresh_downstream(make_s3_pipeline(settings), RunReport(), full=True)
     kept = RunReport()
@@ -153,7 +153,7 @@ def test_a_loop_and_a_replay_with_rows_bring_each_row_once_there_too(
             sent = send(s3, version=1)
             until(lambda: count(settings, BRONZE) == sent.decodable, what="the loop's own rows")
             proxy.show_all()
-            again = replay(make_s3_pipeline(settings), RunReport(), Selection())
+            again = replay(make_s3_pipeline(settings), RunReport(), ReplaySelection())
             # The loop sees that the schema became known, too: whoever comes first brings the rows.
             assert again.rows in {0, unknown.decodable}
             later = send(s3, version=3, games=(*GAMES, "late"))

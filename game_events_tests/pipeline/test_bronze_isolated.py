@@ -14,7 +14,7 @@ from game_events.pipeline.bronze import load as bronze_module
 from game_events.pipeline.bronze.isolation import deadly_records
 from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reprocessing.replay import Selection, replay
+from game_events.pipeline.reprocessing.replay import ReplaySelection, replay
 from game_events.pipeline.runs.refresh import refresh
 from game_events.sources.core.source import Lane, Slice
 from game_events.spark.crashed_workers import WorkerCrashError
@@ -130,8 +130,8 @@ def test_the_other_records_of_the_slice_arrive_in_the_same_run_and_the_deadly_on
     assert "Segmentation fault" in detail
     assert "\n" not in detail
     # Whoever replays everything does not run into it; asked for by its reason, it is tried.
-    assert replay(make_pipeline(settings), RunReport(), Selection()).rows == 0
-    assert replay(make_pipeline(settings), RunReport(), Selection(frozenset({Reason.MALFORMED}))).rows == 1
+    assert replay(make_pipeline(settings), RunReport(), ReplaySelection()).rows == 0
+    assert replay(make_pipeline(settings), RunReport(), ReplaySelection(frozenset({Reason.MALFORMED}))).rows == 1
     assert refresh(make_pipeline(settings)).success
     assert count(settings, "silver_uno_events") == 5
     assert reconcile(make_pipeline(settings)).passed

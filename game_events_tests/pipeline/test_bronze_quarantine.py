@@ -13,9 +13,9 @@ from game_events.config.settings import load_settings
 from game_events.errors import ConflictError
 from game_events.lakehouse.commits import commit as commits
 from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.event_columns import QUARANTINE_COLUMNS
 from game_events.pipeline.bronze.load import load_bronze
-from game_events.pipeline.bronze.quarantine import BEGUN_APP, DONE_APP
 from game_events.pipeline.reporting.report import RunReport
 from game_events_tests.guarantees.arrow_bronze import LANE, Reader, Topic, offsets, pipeline_of, without_services, write
 from game_events_tests.guarantees.waves import PowerCut
@@ -143,7 +143,7 @@ def test_a_slice_without_undecodable_records_is_one_commit_and_one_with_such_thr
     assert runs("all").quarantine.open() is None
     assert run(runs("one")) == COMMITS
     bronze = runs("all").bronze.open()
-    assert bronze.transaction_version(BEGUN_APP) == bronze.transaction_version(DONE_APP) == 1
+    assert bronze.transaction_version(Txn.QUARANTINE_BEGUN) == bronze.transaction_version(Txn.QUARANTINE_DONE) == 1
 
 
 def test_after_a_crash_between_the_two_tables_the_next_slice_shuts_the_crashed_one_out_and_then_all_is_as_before(world):

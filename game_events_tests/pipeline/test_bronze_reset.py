@@ -21,8 +21,7 @@ from game_events.pipeline.checks.offsets import offsets_continuous, offsets_uniq
 from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.quarantine.full_refresh import finish_reset
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reprocessing.replay import Selection as Rows
-from game_events.pipeline.reprocessing.replay import replay
+from game_events.pipeline.reprocessing.replay import ReplaySelection, replay
 from game_events.pipeline.runs.refresh import refresh, refresh_downstream
 from game_events.pipeline.runs.selection import selection_of
 from game_events_tests.books import assert_books_balance, coordinates, count, rows
@@ -205,7 +204,7 @@ def test_between_its_two_commits_no_replay_and_no_run_doubles_or_loses_a_row(set
     with power_cut_at("reset_committed"):
         replace_bronze(make_pipeline(settings), RunReport())
     assert (count(settings, BRONZE), count(settings, QUARANTINE)) == (sent.decodable, sent.records_total)
-    assert replay(make_pipeline(settings), RunReport(), Rows()).rows == 0
+    assert replay(make_pipeline(settings), RunReport(), ReplaySelection()).rows == 0
     more = send(settings, version=3)
     load_bronze(make_pipeline(settings), RunReport())
     sent = sent.merge(more)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from game_events.lakehouse.commits.generations import BronzeIdentity
-from game_events.lakehouse.system_tables.progress import GOLD, OWN_GOLD, SILVER
+from game_events.lakehouse.layers import OWN_GOLD, Layer
 from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.runs.refresh import refresh
 from game_events_tests.books import assert_books_balance, count, rows
@@ -58,7 +58,7 @@ def test_silver_of_the_other_games_is_made_and_the_game_comes_when_the_cause_is_
         "a Python worker of Spark crashed over the rows of go in batches 1 to 1 of bronze_events: Segmentation fault in mine_"
     )
     assert "\n" not in error.error
-    assert failed(pipeline, SILVER) == {"go"}
+    assert failed(pipeline, Layer.SILVER) == {"go"}
     others = [game for game in GAMES if game != "go"]
     assert [count(settings, f"silver_{game}_events") for game in others] == [6] * 4
     assert all(rows(settings, f"gold_{game}_player_agg") for game in others)
@@ -75,7 +75,7 @@ def test_silver_of_the_other_games_is_made_and_the_game_comes_when_the_cause_is_
     assert report.success, report.errors
     assert_books_balance(settings, sent)
     assert reconcile(pipeline).passed
-    assert failed(pipeline, SILVER) == set()
+    assert failed(pipeline, Layer.SILVER) == set()
 
 
 @pytest.mark.scenario
@@ -88,7 +88,7 @@ def test_gold_of_the_other_games_is_made_and_the_game_comes_when_the_cause_is_go
         "a Python worker of Spark crashed over the silver rows of go for gold_seen, batches up to 1 of"
     )
     assert failed(pipeline, f"{OWN_GOLD}seen") == {"go"}
-    assert failed(pipeline, GOLD) == set()
+    assert failed(pipeline, Layer.GOLD) == set()
     assert {game: bool(rows(settings, f"gold_{game}_seen")) for game in GAMES} == {game: game != "go" for game in GAMES}
 
     report, pipeline = run("def deadly(game):\n    return game\n", IN_GOLD)

@@ -14,7 +14,7 @@ from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError, ConflictError, DataError
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.generations import BronzeIdentity
-from game_events.lakehouse.commits.transactions import ERASED_APP
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.event_columns import OWN_COLUMNS, QUARANTINE_COLUMNS
@@ -28,7 +28,6 @@ from game_events.pipeline.erasure import run as erasure
 from game_events.pipeline.erasure.resume import resume
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.preflight import environment_checks
-from game_events.pipeline.silver.commit import DROPPED_APP, QUARANTINED_APP
 from game_events.pipeline.suppression.driver import hashes_of, suppression
 from game_events.sources.core.source import Slice
 from game_events_tests.lanes import lanes, seen
@@ -61,7 +60,7 @@ def test_a_slice_that_was_staged_before_an_erasure_commits_nothing_to_quarantine
     handle = put(pipeline.bronze, batch=0)
 
     def stage(*_):
-        put(pipeline.bronze, **{ERASED_APP: 1})
+        put(pipeline.bronze, **{Txn.ERASURES: 1})
         files = staged_file(pipeline.bronze, OWN_COLUMNS), staged_file(pipeline.quarantine, QUARANTINE_COLUMNS)
         return StageResult(*files, set(), set(), Counter())
 
@@ -162,7 +161,7 @@ def test_rows_that_a_run_rejects_while_they_are_erased_are_taken_off_the_count_o
         """It has one row in silver, one was rejected, one dropped."""
         rejected = {**places[1], "layer": "silver", "game": "chess"}
         add(pipeline.quarantine, QUARANTINE_COLUMNS, [rejected])
-        add(silver, schema, rows[:1], **{app: 1, DROPPED_APP: 1, QUARANTINED_APP: 1})
+        add(silver, schema, rows[:1], **{app: 1, Txn.ROWS_DROPPED: 1, Txn.ROWS_QUARANTINED: 1})
         monkeypatch.setattr(erasure_passes, "_commit_bronze", before)
         return before(*arguments)
 
@@ -170,6 +169,6 @@ def test_rows_that_a_run_rejects_while_they_are_erased_are_taken_off_the_count_o
     monkeypatch.setattr(erasure, "_gold_follows", lambda _: None)
     erasure.forget(pipeline, RunReport(), frozenset({"ann"}))
     handle = silver.open()
-    counters = [handle.transaction_version(app) for app in (DROPPED_APP, QUARANTINED_APP)]
+    counters = [handle.transaction_version(app) for app in (Txn.ROWS_DROPPED, Txn.ROWS_QUARANTINED)]
     assert (counters, read_arrow(silver, handle).num_rows) == ([0, 0], 0)
     assert read_arrow(pipeline.quarantine, pipeline.quarantine.open()).num_rows == 0

@@ -28,7 +28,7 @@ from game_events.pipeline.erasure import old_files as erasure_files
 from game_events.pipeline.erasure.commits import without
 from game_events.pipeline.erasure.old_files import remove_old_files
 from game_events.pipeline.erasure.resume import RecoverTask
-from game_events.pipeline.erasure.scan import EraseTask, Found
+from game_events.pipeline.erasure.scan import EraseTask, ScannedFile
 from game_events.pipeline.erasure.state import Work, find_what_is_gone
 from game_events.pipeline.erasure.subjects import RECORDS, Wanted
 from game_events.pipeline.reporting.erasure_result import Erasure
@@ -115,7 +115,7 @@ def test_what_a_receiver_has_answered_of_them_goes_from_the_dead_letters_of_othe
     writer.write(rows)
     (file,) = writer.close()
     task = EraseTask({letters.key: letters}, Wanted("gamer_id", "game_name", frozenset({WHOM})), rewrite=True)
-    found = Found.from_json(task.look(letters.key, file.path).to_json())
+    found = ScannedFile.from_json(task.look(letters.key, file.path).to_json())
     assert (found.rows, found.quoted, found.anything) == (1, 3, True)
     (left,) = found.files
     kept = pq.read_table(Path(letters.uri) / left.path)
@@ -143,7 +143,7 @@ def test_rows_of_bronze_that_are_not_decoded_tell_whose_they_are_by_key_and_byte
     writer.write(rows)
     (file,) = writer.close()
     task = EraseTask({bronze.key: bronze}, Wanted("gamer_id", "game_name", frozenset({WHOM})), rewrite=True)
-    found = Found.from_json(task.look(bronze.key, file.path).to_json())
+    found = ScannedFile.from_json(task.look(bronze.key, file.path).to_json())
     assert (found.rows, found.unsearchable) == (2, 2)
     assert found.traced.column("_kafka_offset").to_pylist() == [0, 1]
     (left,) = found.files

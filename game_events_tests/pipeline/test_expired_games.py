@@ -8,7 +8,7 @@ from game_events.config.settings import load_settings
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.generations import BronzeIdentity
 from game_events.lakehouse.data.staging import StagedWriter
-from game_events.lakehouse.system_tables.progress import GOLD, SILVER
+from game_events.lakehouse.layers import Layer
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.reporting.report import RunReport
@@ -61,29 +61,29 @@ def test_a_run_that_has_read_an_older_bronze_replaces_no_rows_by_fewer(pipeline,
 def test_gold_looks_at_a_replaced_table_though_a_rival_took_the_note_back_before_it_was(pipeline, monkeypatch):
     bronze = BronzeIdentity.of(pipeline.bronze.open())
     made(pipeline.lakehouse.silver("uno"), "uno", 2, **{f"bronze__{bronze.table_id}": 2})
-    settled = pipeline.progress.update(bronze.key, lambda now: now.done(SILVER, 2, {"uno": 2}).done(GOLD, 2))
+    settled = pipeline.progress.update(bronze.key, lambda now: now.done(Layer.SILVER, 2, {"uno": 2}).done(Layer.GOLD, 2))
 
     def stage(*_):
         # A rival's run over every game: gold has what silver has.
-        pipeline.progress.update(bronze.key, lambda now: now.done(GOLD, 2, seen=now))
+        pipeline.progress.update(bronze.key, lambda now: now.done(Layer.GOLD, 2, seen=now))
         return FanOutResult()
 
     monkeypatch.setattr(silver, "stage_games", stage)
     refresh_silver(pipeline, RunReport(), frozenset({"uno"}), full=True)
-    assert settled.failed_in(GOLD) == set()
-    assert pipeline.progress.read(bronze.key).failed_in(GOLD) == {"uno"}
+    assert settled.failed_in(Layer.GOLD) == set()
+    assert pipeline.progress.read(bronze.key).failed_in(Layer.GOLD) == {"uno"}
 
 
 def test_a_run_whose_floor_is_gone_by_its_end_moves_none(pipeline, monkeypatch):
     """Whoever lost it lost the failures that it left out, too: a floor without these would pass their rows."""
     bronze = BronzeIdentity.of(pipeline.bronze.open())
-    pipeline.progress.update(bronze.key, lambda now: now.done(SILVER, 1, {}, {"uno": "disk full"}))
+    pipeline.progress.update(bronze.key, lambda now: now.done(Layer.SILVER, 1, {}, {"uno": "disk full"}))
 
     def stage(*_):
         # A run that began before bronze was rebuilt ends.
-        pipeline.progress.update("another bronze", lambda now: now.done(SILVER, 9))
+        pipeline.progress.update("another bronze", lambda now: now.done(Layer.SILVER, 9))
         return FanOutResult(failed={"uno": "disk full"})
 
     monkeypatch.setattr(silver, "stage_games", stage)
     refresh_silver(pipeline, RunReport())
-    assert pipeline.progress.read(bronze.key).floor(SILVER) == 0
+    assert pipeline.progress.read(bronze.key).floor(Layer.SILVER) == 0

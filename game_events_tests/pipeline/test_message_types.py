@@ -10,7 +10,7 @@ from game_events.pipeline.erasure.old_files import remove_old_files
 from game_events.pipeline.erasure.run import forget
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing.redecode import redecode
-from game_events.pipeline.reprocessing.replay import Selection, replay
+from game_events.pipeline.reprocessing.replay import ReplaySelection, replay
 from game_events.pipeline.runs.preflight import environment_checks
 from game_events.pipeline.runs.preflight_sql import sql_checks
 from game_events.pipeline.runs.refresh import refresh, refresh_downstream
@@ -139,11 +139,11 @@ def test_damaged_records_of_a_type_that_is_not_selected_any_more_come_out_of_qua
     report = refresh(selecting())
     assert (report.rejected, report.other_types) == ({"TRUNCATED": 1}, {})
     pipeline, report = selecting(PLAYED), RunReport()
-    assert replay(pipeline, report, Selection()).rows == 1
+    assert replay(pipeline, report, ReplaySelection()).rows == 1
     assert report.other_types == {HEARTBEAT: 1}
     refresh(selecting(PLAYED))
     assert (count(pipeline.settings, BRONZE), count(pipeline.settings, "silver_uno_events")) == (2, 1)
-    assert replay(selecting(PLAYED), RunReport(), Selection()).rows == 0
+    assert replay(selecting(PLAYED), RunReport(), ReplaySelection()).rows == 0
     assert_sound(selecting(PLAYED))
 
 

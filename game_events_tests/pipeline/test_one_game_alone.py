@@ -10,7 +10,7 @@ from game_events.errors import TransientError
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.generations import BronzeIdentity
 from game_events.lakehouse.data.staging import StagedWriter
-from game_events.lakehouse.system_tables.progress import GOLD, SILVER, UNIFIED_LAYER
+from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import UNIFIED, Table
 from game_events.pipeline.context import Pipeline, no_spark
 from game_events.pipeline.gold.refresh import refresh_gold
@@ -53,23 +53,23 @@ def test_what_is_owed_to_a_game_is_still_owed_after_a_run_whose_allow_list_leave
     only_a, both = pipeline(games=["a"]), pipeline(games=["a", "b"])
     identity = bronze(only_a, game_name=["b", "b"], _batch=[5, 7])
     silver(only_a, identity, "b", 5)
-    only_a.progress.update(identity.key, lambda now: now.done(SILVER, 7, {"a": 7, "b": 5}, {"b": "disk full"}))
+    only_a.progress.update(identity.key, lambda now: now.done(Layer.SILVER, 7, {"a": 7, "b": 5}, {"b": "disk full"}))
     report = RunReport()
     refresh_silver(only_a, report)
     assert report.success
     state = both.progress.read(identity.key)
-    assert state.failed[SILVER, "b"] == "disk full"
+    assert state.failed[Layer.SILVER, "b"] == "disk full"
     # So the next run that may have it does not take its floor for the game's.
-    assert state.failed_in(SILVER) == {"b"}
+    assert state.failed_in(Layer.SILVER) == {"b"}
 
 
 def test_a_new_game_that_failed_is_not_forgotten_either(pipeline):
     """It has no table yet, and its rows are below the floor."""
     only_a = pipeline(games=["a"])
     identity = bronze(only_a, game_name=["a", "b"], _batch=[7, 7])
-    only_a.progress.update(identity.key, lambda now: now.done(SILVER, 7, {"a": 7}, {"b": "disk full"}))
+    only_a.progress.update(identity.key, lambda now: now.done(Layer.SILVER, 7, {"a": 7}, {"b": "disk full"}))
     refresh_silver(only_a, RunReport())
-    assert only_a.progress.read(identity.key).failed == {(SILVER, "b"): "disk full"}
+    assert only_a.progress.read(identity.key).failed == {(Layer.SILVER, "b"): "disk full"}
 
 
 def test_a_game_without_the_key_column_fails_alone(pipeline, make_pipeline):
@@ -80,7 +80,7 @@ def test_a_game_without_the_key_column_fails_alone(pipeline, make_pipeline):
         silver(apart, identity, game, 9, gamer_id=["u"], event_timestamp=pa.array([0], TIME))
     games = {"aaa": 1, "bbb": 9, "ccc": 9}
     apart.progress.update(
-        identity.key, lambda now: now.done(SILVER, 9, games).done(GOLD, 1, failed={"aaa": "silver has no column"})
+        identity.key, lambda now: now.done(Layer.SILVER, 9, games).done(Layer.GOLD, 1, failed={"aaa": "silver has no column"})
     )
     report = RunReport()
     refresh_gold(make_pipeline(apart.settings), report)
@@ -88,7 +88,7 @@ def test_a_game_without_the_key_column_fails_alone(pipeline, make_pipeline):
         "aaa": "silver has no column 'gamer_id', 'event_timestamp': set GAME_EVENTS_KEY_COLUMN / GAME_EVENTS_TIME_COLUMN"
     }
     assert [list(gold_rows(apart.settings, game)) for game in ("bbb", "ccc")] == [["u"], ["u"]]
-    assert apart.progress.read(identity.key).failed_in(GOLD) == {"aaa"}
+    assert apart.progress.read(identity.key).failed_in(Layer.GOLD) == {"aaa"}
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["a game with new rows", "a game that bronze does not have any more"])
@@ -106,7 +106,7 @@ def test_a_store_that_refuses_one_look_at_gold_makes_the_run_fail_and_the_game_i
     put(rummy, rows, {"commits": 2}, {"bronze_batch": "2"})
     games, owed = ({"rummy": 2}, {}) if known else ({}, {"rummy": "its gold cannot be read"})
     apart.progress.update(
-        identity.key, lambda now: now.done(SILVER, 2, games).done(GOLD, 2).done(UNIFIED_LAYER, 1, failed=owed)
+        identity.key, lambda now: now.done(Layer.SILVER, 2, games).done(Layer.GOLD, 2).done(Layer.UNIFIED, 1, failed=owed)
     )
     look = Table.open
 
@@ -122,7 +122,7 @@ def test_a_store_that_refuses_one_look_at_gold_makes_the_run_fail_and_the_game_i
     ((game, error),) = [(t.game, t.error) for t in report.tables]
     assert (game, error) == ("rummy", "its gold cannot be read: the object store answers 503")
     assert not report.success
-    assert apart.progress.read(identity.key).failed_in(UNIFIED_LAYER) == {"rummy"}
+    assert apart.progress.read(identity.key).failed_in(Layer.UNIFIED) == {"rummy"}
 
 
 def test_a_game_that_fails_in_gold_is_owed_to_unified_and_comes_when_its_gold_does(pipeline, make_pipeline, monkeypatch):
@@ -131,7 +131,7 @@ def test_a_game_that_fails_in_gold_is_owed_to_unified_and_comes_when_its_gold_do
     identity = bronze(apart, game_name=["x"], _batch=[9])
     for game in ("chess", "rummy"):
         silver(apart, identity, game, 9, gamer_id=["u"], event_timestamp=pa.array([0], TIME))
-    apart.progress.update(identity.key, lambda now: now.done(SILVER, 9, {"chess": 9, "rummy": 9}))
+    apart.progress.update(identity.key, lambda now: now.done(Layer.SILVER, 9, {"chess": 9, "rummy": 9}))
     whole, look = make_pipeline(apart.settings), Table.open
 
     def refused(table):
@@ -151,10 +151,10 @@ def test_a_game_that_fails_in_gold_is_owed_to_unified_and_comes_when_its_gold_do
         for _ in range(2):  # one that fails for long, too
             assert run() == (["chess"], [("rummy", "the object store answers 503")])
     state = apart.progress.read(identity.key)
-    assert state.failed_in(GOLD) == {"rummy"}
-    assert state.floor(UNIFIED_LAYER) < 9 or state.failed_in(UNIFIED_LAYER) == {"rummy"}
+    assert state.failed_in(Layer.GOLD) == {"rummy"}
+    assert state.floor(Layer.UNIFIED) < 9 or state.failed_in(Layer.UNIFIED) == {"rummy"}
     assert run() == (["chess", "rummy"], [])
-    assert apart.progress.read(identity.key).floor(UNIFIED_LAYER) == 9
+    assert apart.progress.read(identity.key).floor(Layer.UNIFIED) == 9
     before = apart.lakehouse.table(UNIFIED).open().version()
     assert run() == (["chess", "rummy"], [])
     assert apart.lakehouse.table(UNIFIED).open().version() == before, "nothing is owed any more"

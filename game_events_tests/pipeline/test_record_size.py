@@ -12,7 +12,7 @@ from game_events.decoding.core.reasons import KEPT_BYTES
 from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.record_archive import archive
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reprocessing.replay import Selection, replay
+from game_events.pipeline.reprocessing.replay import ReplaySelection, replay
 from game_events.pipeline.runs.refresh import refresh
 from game_events.pipeline.runs.selection import selection_of
 from game_events_tests.books import count, rows
@@ -61,7 +61,7 @@ def test_records_above_the_bound_are_rows_of_quarantine_and_no_run_ends_by_them(
     assert [(h["key"], h["value"]) for h in headers[0][0]] == [("h", b"v")]
     assert reconcile(make_pipeline(settings)).passed
     # What is left of them is no record: it is neither decoded, nor archived as one.
-    assert replay(make_pipeline(settings), RunReport(), Selection()).rows == 0
+    assert replay(make_pipeline(settings), RunReport(), ReplaySelection()).rows == 0
     archived = RunReport()
     archive(make_pipeline(settings), archived, f"{tmp_path}/archive")
     assert archived.archive is not None

@@ -8,7 +8,7 @@ import pytest
 
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.commits.commit import Commit, commit
-from game_events.lakehouse.commits.transactions import BATCH_APP
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.event_columns import OWN_COLUMNS
@@ -20,7 +20,7 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing import auto_replay as replay_due
 from game_events.pipeline.reprocessing import replay as replay_module
 from game_events.pipeline.reprocessing.redecode import redecode
-from game_events.pipeline.reprocessing.replay import Selection, replay, selection_of
+from game_events.pipeline.reprocessing.replay import ReplaySelection, replay, replay_selection
 from game_events.pipeline.runs.refresh import refresh
 from game_events_tests.books import coordinates, count, rows
 from game_events_tests.guarantees.waves import assert_gold_follows_silver, power_cut_at, send, versions
@@ -124,9 +124,9 @@ def test_replay_takes_only_what_was_asked_for_and_leaves_what_still_cannot_be_de
     poison = sum(second.poison.values())
     tombstones = held(settings, "SELECT count(*) FROM t WHERE _raw_value IS NULL")[0][0]
 
-    assert replay(pipeline, report, Selection(schema_ids=frozenset({ids[0]}))).rows == first.records_total
-    assert replay(pipeline, report, Selection(reasons=frozenset({"TOMBSTONE"}))).rows == 0
-    rest = replay(pipeline, report, Selection())
+    assert replay(pipeline, report, ReplaySelection(schema_ids=frozenset({ids[0]}))).rows == first.records_total
+    assert replay(pipeline, report, ReplaySelection(reasons=frozenset({"TOMBSTONE"}))).rows == 0
+    rest = replay(pipeline, report, ReplaySelection())
     assert rest.rows == second.decodable
     assert sum(rest.left.values()) == poison - tombstones
     assert count(settings, BRONZE) == first.records_total + second.decodable
@@ -161,10 +161,10 @@ def test_of_two_replays_at_once_one_brings_the_rows(settings, make_settings, mak
     def act(name, _=None):
         if name == "replay_staged" and not rival:
             rival.append(None)
-            rival[0] = replay(make_pipeline(settings), RunReport(), Selection()).rows
+            rival[0] = replay(make_pipeline(settings), RunReport(), ReplaySelection()).rows
 
     monkeypatch.setattr("game_events.lakehouse.failpoints.reach", act)
-    mine = replay(make_pipeline(settings), RunReport(), Selection()).rows
+    mine = replay(make_pipeline(settings), RunReport(), ReplaySelection()).rows
     assert (rival[0], mine) == (sent.records_total, 0)
     refresh(make_pipeline(settings))
     assert_all_there(settings, sent.records_total)
@@ -177,10 +177,10 @@ def test_rows_that_are_in_bronze_all_the_same_are_not_there_twice_after_a_replay
     refresh(pipeline)
     bronze = pipeline.bronze.open()
     twice = read_arrow(pipeline.quarantine, pipeline.quarantine.open(), OWN_COLUMNS.names).slice(0, 5)
-    batch = bronze.transaction_version(BATCH_APP)
+    batch = bronze.transaction_version(Txn.BATCH)
     writer = StagedWriter(pipeline.bronze, OWN_COLUMNS)
     writer.write(twice)
-    expected, advance = {BATCH_APP: batch}, {BATCH_APP: batch + 1}
+    expected, advance = {Txn.BATCH: batch}, {Txn.BATCH: batch + 1}
     commit(Commit(pipeline.bronze, OWN_COLUMNS, writer.close(), expected, advance, str(bronze.metadata().id), owns_map=True))
 
     proxy.show_all()
@@ -210,7 +210,7 @@ def test_a_rival_in_the_middle_of_a_replays_notes_neither_fails_it_nor_doubles_a
 
     with monkeypatch.context() as patch:
         patch.setattr(replay_notes, "commit", rival_then_commit)
-        assert replay(make_pipeline(settings), RunReport(), Selection()).rows == sent.records_total
+        assert replay(make_pipeline(settings), RunReport(), ReplaySelection()).rows == sent.records_total
     assert rivals
     assert held(settings) == [("UNKNOWN_SCHEMA", True, sent.records_total)]
 
@@ -225,10 +225,10 @@ def test_a_rival_in_the_middle_of_a_replays_notes_neither_fails_it_nor_doubles_a
         if not rivals:
             rivals.append(None)
             with power_cut_at("replay_committed"):
-                replay(make_pipeline(settings), RunReport(), Selection())
+                replay(make_pipeline(settings), RunReport(), ReplaySelection())
 
     monkeypatch.setattr(replay_module, "note_replay", note_then_rival)
-    assert replay(make_pipeline(settings), RunReport(), Selection()).rows == 0
+    assert replay(make_pipeline(settings), RunReport(), ReplaySelection()).rows == 0
     assert rivals
     refresh(make_pipeline(settings))
     assert_all_there(settings, sent.records_total + more.records_total)
@@ -249,7 +249,7 @@ def test_a_run_that_commits_while_a_replay_works_costs_neither_a_row(
             refresh(make_pipeline(settings))
 
     monkeypatch.setattr("game_events.lakehouse.failpoints.reach", act)
-    replay(make_pipeline(settings), RunReport(), Selection())
+    replay(make_pipeline(settings), RunReport(), ReplaySelection())
     refresh(make_pipeline(settings))
     assert_all_there(settings, sent.records_total + more[0].decodable)
 
@@ -327,11 +327,13 @@ def test_rows_of_an_unknown_schema_without_message_indexes_are_known_as_such(
 @pytest.mark.parametrize("word", ["99999999999999999999", "\u00b2", "abc", "-1"])
 def test_what_is_no_schema_id_is_told_as_such(word):
     with pytest.raises(ConfigurationError, match=r"neither a schema id .* nor a GUID"):
-        selection_of([], [word])
+        replay_selection([], [word])
 
 
 def test_ids_and_guids_are_told_apart_and_a_reason_that_is_none_is_named():
     guid = "6299e41b-231a-40c8-ba89-57b657147ab2"
-    assert selection_of(["TOMBSTONE"], ["7", guid.upper()]) == Selection(frozenset({"TOMBSTONE"}), frozenset({7, guid}))
+    assert replay_selection(["TOMBSTONE"], ["7", guid.upper()]) == ReplaySelection(
+        frozenset({"TOMBSTONE"}), frozenset({7, guid})
+    )
     with pytest.raises(ConfigurationError, match="there is no NOPE; there are BAD_INDEX"):
-        selection_of(["NOPE"], [])
+        replay_selection(["NOPE"], [])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reprocessing.replay import Selection, selection_of
+from game_events.pipeline.reprocessing.replay import ReplaySelection, replay_selection
 from game_events.pipeline.runs.refresh import refresh, refresh_downstream
 from game_events.pipeline.runs.replay import replay_and_refresh
 from game_events_tests.books import gold
@@ -27,7 +27,7 @@ EVENTS = [Event("uno", 1, "x"), Event("uno", 3, "x"), Event("uno", 7, "x"), Even
 
 def replayed(pipeline, *reasons):
     report = RunReport()
-    replay_and_refresh(pipeline, report, selection_of(reasons, []))
+    replay_and_refresh(pipeline, report, replay_selection(reasons, []))
     assert report.success, report.errors
     return report
 
@@ -80,7 +80,7 @@ def test_a_replay_killed_after_its_decision_is_finished_by_the_next_run_whatever
     refresh(make_pipeline(settings))
     for point in ("rejections_decided", "game_committed:1"):
         with power_cut_at(point):
-            replay_and_refresh(make_pipeline(make_settings(rules=MILD)), RunReport(), Selection())
+            replay_and_refresh(make_pipeline(make_settings(rules=MILD)), RunReport(), ReplaySelection())
         strict = make_pipeline(settings)
         assert refresh(strict).success
         assert (in_silver(settings)["uno"], rejected(settings)) == ([1, 2, 3], [0])

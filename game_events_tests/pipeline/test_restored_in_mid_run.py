@@ -15,7 +15,7 @@ import pytest
 from game_events.config.settings import load_settings
 from game_events.errors import DataError
 from game_events.lakehouse.commits.commit import Commit, commit
-from game_events.lakehouse.commits.transactions import BATCH_APP
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import BATCH_INFO, read_arrow
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.event_columns import OWN_COLUMNS, QUARANTINE_COLUMNS, bronze_schema
@@ -25,10 +25,9 @@ from game_events.pipeline.bronze.worker_result import StageResult
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.quality.decisions import Decisions, Verdict, decide
-from game_events.pipeline.quarantine.lost import QUARANTINED_APP
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver.commit import settle
-from game_events.pipeline.silver.stage import Source, Start
+from game_events.pipeline.silver.stage import SilverInput, Start
 from game_events.pipeline.state.offsets import offsets_of
 from game_events_tests.lanes import by_partition, seen
 
@@ -131,12 +130,12 @@ def test_a_bronze_that_is_restored_while_a_slice_is_read_lacks_no_row_afterwards
 
 def test_a_quarantine_that_is_restored_while_a_slice_is_read_stops_the_run_before_it_decides(world):
     pipeline = world.pipeline()
-    whole, before = pipeline.quarantine.open().version(), pipeline.bronze.open().transaction_version(BATCH_APP)
+    whole, before = pipeline.quarantine.open().version(), pipeline.bronze.open().transaction_version(Txn.BATCH)
     world.topic.latest = {0: 15}
     world.meanwhile = [lambda: pipeline.quarantine.open().restore(0)]
     with pytest.raises(DataError, match=rf"quarantine_events was restored.*TO VERSION AS OF {whole},"):
         world.run()
-    assert pipeline.bronze.open().transaction_version(BATCH_APP) == before
+    assert pipeline.bronze.open().transaction_version(Txn.BATCH) == before
     pipeline.quarantine.open().restore(whole)
     world.run()
     world.assert_every_record_once()
@@ -188,12 +187,12 @@ def test_a_quarantine_that_is_gone_is_told_of_once(world):
     assert world.run(on_data_loss="record_gap").notices == []
     world.topic.latest = {0: 15}
     assert world.run().notices == []
-    assert pipeline.bronze.open().transaction_version(QUARANTINED_APP) == 1
+    assert pipeline.bronze.open().transaction_version(Txn.RECORDS_QUARANTINED) == 1
 
 
 def test_a_silver_table_that_is_restored_while_its_rows_are_made_is_planned_again(world):
     pipeline = world.pipeline(entity_column="_kafka_topic")
-    silver, source = pipeline.lakehouse.silver("uno"), Source.of(pipeline, pipeline.bronze.open())
+    silver, source = pipeline.lakehouse.silver("uno"), SilverInput.of(pipeline, pipeline.bronze.open())
     for batch in (0, 1):
         held = silver.open()
         table_id = str(held.metadata().id) if held is not None else None
@@ -207,7 +206,7 @@ def test_a_silver_table_that_is_restored_while_its_rows_are_made_is_planned_agai
 
 def test_nothing_is_decided_on_a_quarantine_that_was_restored_since(world):
     pipeline = world.pipeline(entity_column="_kafka_topic")
-    key = Source.of(pipeline, pipeline.bronze.open()).bronze.key
+    key = SilverInput.of(pipeline, pipeline.bronze.open()).bronze.key
     planned = Decisions.read(pipeline, key)
     pipeline.quarantine.open().restore(0)
     before = pipeline.quarantine.open().version()

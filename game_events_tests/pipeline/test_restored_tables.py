@@ -14,9 +14,9 @@ from game_events.errors import DataError
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.generations import BronzeIdentity, oldest_batch
 from game_events.lakehouse.commits.restores import LOOKED_AT, MAINTENANCE_INFO, history, restored_lately
-from game_events.lakehouse.commits.transactions import ERASED_APP, GENERATION_APP
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.staging import StagedWriter
-from game_events.lakehouse.system_tables.progress import GOLD, SILVER, UNIFIED_LAYER
+from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.suppressed import add_suppressed, finish_suppressed
 from game_events.lakehouse.tables import QUARANTINE, UNIFIED, Table
 from game_events.pipeline.bronze import restored as bronze_restored
@@ -26,7 +26,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure.run import forget
 from game_events.pipeline.maintenance.incremental import COMMITS, Upkeep
 from game_events.pipeline.maintenance.run import maintain
-from game_events.pipeline.quarantine.lost import QUARANTINED_APP, refuse_lost_quarantine
+from game_events.pipeline.quarantine.lost import refuse_lost_quarantine
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.lost_tables import find_lost_tables
 from game_events.pipeline.silver.refresh import refresh_silver
@@ -95,7 +95,7 @@ def test_offsets_go_back_to_those_of_the_rows_that_are_there_and_a_new_generatio
     put(pipeline.bronze, info={MAINTENANCE_INFO: "compaction"})
     assert mended(pipeline)
     assert by_partition(offsets_of(pipeline.bronze.open(), TOPIC, ID)) == {0: 12, 1: 3}
-    assert pipeline.bronze.open().transaction_version(GENERATION_APP) == 4
+    assert pipeline.bronze.open().transaction_version(Txn.INCARNATION) == 4
 
 
 def test_a_restore_that_takes_no_row_away_changes_nothing(pipeline):
@@ -179,7 +179,7 @@ def test_entries_of_a_history_have_their_own_versions_whoever_commits_meanwhile(
 def erased(pipeline, number, *hashes):
     """As an erasure does it, but for the rows."""
     add_suppressed(pipeline.lakehouse, b"a key of the tests", hashes, "run")
-    put(pipeline.bronze, advance={ERASED_APP: number}, info={ERASED_ROWS: "1"})
+    put(pipeline.bronze, advance={Txn.ERASURES: number}, info={ERASED_ROWS: "1"})
     finish_suppressed(pipeline.lakehouse, hashes)
 
 
@@ -218,13 +218,13 @@ def test_the_same_where_nothing_else_came_since_the_erasure(pipeline):
         mended(pipeline)
     erased(pipeline, 2, "ann")
     assert mended(pipeline), "silver has counted the rows twice as gone, so it begins anew"
-    assert pipeline.bronze.open().transaction_version(GENERATION_APP) == 2
+    assert pipeline.bronze.open().transaction_version(Txn.INCARNATION) == 2
     erased(pipeline, 3, "bob")
     assert mended(pipeline) == []
 
 
 def test_a_quarantine_that_lacks_rows_is_refused_until_the_restore_is_undone(pipeline, make):
-    slice_(pipeline, 1, {}, {0: 9}, **{QUARANTINED_APP: 4})
+    slice_(pipeline, 1, {}, {0: 9}, **{Txn.RECORDS_QUARANTINED: 4})
     bronze, report = pipeline.bronze.open(), RunReport()
     with pytest.raises(DataError, match=r"quarantine_events is gone, and with it 4 records.*ON_DATA_LOSS=record_gap"):
         refuse_lost_quarantine(pipeline, bronze, report)
@@ -290,7 +290,7 @@ def test_games_whose_tables_are_gone_or_went_back_are_noted_and_others_are_left_
     slice_(pipeline, 2, {}, {0: 9})
     lakehouse, key = pipeline.lakehouse, BronzeIdentity.of(pipeline.bronze.open()).key
     games = ("chess", "go", "ludo", "uno")
-    pipeline.progress.update(key, lambda now: now.done(SILVER, 2, dict.fromkeys(games, 2)).done(GOLD, 2))
+    pipeline.progress.update(key, lambda now: now.done(Layer.SILVER, 2, dict.fromkeys(games, 2)).done(Layer.GOLD, 2))
     for game in games:
         for table in (lakehouse.silver(game), lakehouse.gold(game)):
             for batch in (1, 2):
@@ -306,9 +306,15 @@ def test_games_whose_tables_are_gone_or_went_back_are_noted_and_others_are_left_
     find_lost_tables(make(games=("go", "ludo", "uno")), report)
     assert report.notices == ["made whole again: gold_uno_player_agg (restored), silver_go_events (restored)"]
     failed = pipeline.progress.read(key).failed.keys()
-    assert failed == {(SILVER, "go"), (GOLD, "go"), (UNIFIED_LAYER, "go"), (GOLD, "uno"), (UNIFIED_LAYER, "uno")}
+    assert failed == {
+        (Layer.SILVER, "go"),
+        (Layer.GOLD, "go"),
+        (Layer.UNIFIED, "go"),
+        (Layer.GOLD, "uno"),
+        (Layer.UNIFIED, "uno"),
+    }
     find_lost_tables(pipeline, RunReport())
-    assert (SILVER, "chess") in pipeline.progress.read(key).failed
+    assert (Layer.SILVER, "chess") in pipeline.progress.read(key).failed
 
 
 def test_a_gold_table_that_was_never_made_is_not_lost(pipeline):
@@ -316,7 +322,7 @@ def test_a_gold_table_that_was_never_made_is_not_lost(pipeline):
     slice_(pipeline, 3, {}, {0: 9})
     key = BronzeIdentity.of(pipeline.bronze.open()).key
     games = {"chess": 2, "new": 3, "broken": 2}
-    pipeline.progress.update(key, lambda now: now.done(SILVER, 3, games).done(GOLD, 2, failed={"broken": "a rule"}))
+    pipeline.progress.update(key, lambda now: now.done(Layer.SILVER, 3, games).done(Layer.GOLD, 2, failed={"broken": "a rule"}))
     for game in games:
         put(pipeline.lakehouse.silver(game), [1], info={"bronze_batch": "1"})
     report = RunReport()

@@ -19,7 +19,7 @@ from game_events.pipeline.fanout.job import FanOut
 from game_events.pipeline.quality.expressions import APART, BITS, DROP, FATE, HELD_BACK, KEEP, READMIT, REJECT
 from game_events.pipeline.quality.worker import RuleSplit, counts_from_json
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reprocessing.replay import Selection
+from game_events.pipeline.reprocessing.replay import ReplaySelection
 from game_events.pipeline.runs.refresh import refresh
 from game_events.pipeline.runs.replay import replay_and_refresh
 from game_events.rules import Rule
@@ -115,7 +115,7 @@ def test_random_waves_rules_crashes_and_replays_leave_each_row_where_the_model_s
         if step in (1, 3):
             rules = random_rules(random)
             pipeline = make_pipeline(make_settings(rules=rules))
-            replay_and_refresh(pipeline, report := RunReport(), Selection())
+            replay_and_refresh(pipeline, report := RunReport(), ReplaySelection())
             model.anew(rules)
         assert report.success, report.errors
         said = f"seed {seed}, step {step}, rules {rules}"

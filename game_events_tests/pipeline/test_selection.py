@@ -8,10 +8,11 @@ from game_events.config.extensions import Extensions
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
 from game_events.extending import GoldAggregate, count
+from game_events.lakehouse.layers import REFRESHED
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.runs.selection import EVERYTHING, LAYERS, selection_of
+from game_events.pipeline.runs.selection import EVERYTHING, selection_of
 
-ALL_OF_IT = dict.fromkeys(LAYERS)
+ALL_OF_IT = dict.fromkeys(REFRESHED)
 CHESS, POKER = frozenset({"chess"}), frozenset({"poker"})
 
 
@@ -44,7 +45,7 @@ def test_nothing_asked_for_is_everything_and_replaces_nothing(pipeline):
 def test_layers_assets_and_tables_are_selected_in_the_order_of_the_layers(pipeline, words, update):
     found = selection_of(pipeline, words)
     assert found.update == update
-    assert list(found.update) == [layer for layer in LAYERS if layer in update]
+    assert list(found.update) == [layer for layer in REFRESHED if layer in update]
 
 
 def test_games_narrow_silver_and_gold(pipeline):
@@ -67,7 +68,7 @@ def test_all_spares_bronze_with_a_notice_unless_the_setting_allows_it(pipeline):
     assert list(found.full) == ["silver", "gold", "unified"]
     assert "GAME_EVENTS_ALLOW_BRONZE_FULL_REFRESH" in found.notices[0]
     named = selection_of(pipeline, full_refresh=["all", "bronze"])
-    assert (list(named.full), named.notices) == (list(LAYERS), ())
+    assert (list(named.full), named.notices) == (list(REFRESHED), ())
     allowed = Pipeline(pipeline.settings.model_copy(update={"allow_bronze_full_refresh": True}), pipeline.get_spark)
     assert (selection_of(allowed, full_refresh=["all"]).full, named.notices) == (ALL_OF_IT, ())
 
@@ -113,6 +114,6 @@ def test_aggregates_of_ones_own_are_selected_by_asset_by_table_and_with_gold(pip
         "silver": CHESS,
         "gold:sessions": CHESS,
     }
-    assert list(selection_of(pipeline).update) == [*LAYERS, "gold:sessions"]
+    assert list(selection_of(pipeline).update) == [*REFRESHED, "gold:sessions"]
     with pytest.raises(ConfigurationError, match=r"gold_\{game\}_sessions"):
         selection_of(pipeline, ["gold_sesions"])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.commits.commit import Commit, commit
-from game_events.lakehouse.commits.transactions import GENERATION_APP
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.event_columns import OWN_COLUMNS, QUARANTINE_COLUMNS
 from game_events.lakehouse.tables import BRONZE, Lakehouse
@@ -160,7 +160,7 @@ def test_a_table_whose_rows_were_replaced_is_another_one_and_stops_the_run(their
     assert (now.earliest, now.latest) == ({lane: 1}, {lane: 4})
     add(ours, 1, {lane: (1, 4)})
     assert next_slice(settings, ours.open(), now, now.latest, 10) is None
-    grow(theirs, 4, 1, **{GENERATION_APP: 4})
+    grow(theirs, 4, 1, **{Txn.INCARNATION: 4})
     changed = TableSource(settings).look()
     assert TableSource(settings).changed(Slice({lane: 1}, {lane: 4}))
     with pytest.raises(DataError, match="has other rows than those"):

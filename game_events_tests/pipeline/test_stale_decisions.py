@@ -10,7 +10,7 @@ from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.quality.decisions import Decisions, Verdict, decide
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver.commit import settle
-from game_events.pipeline.silver.stage import Source, Start
+from game_events.pipeline.silver.stage import SilverInput, Start
 from game_events.rules import Rule
 
 
@@ -29,7 +29,7 @@ def pipeline(tmp_path):
 
 
 def test_a_decision_planned_before_a_full_refresh_of_bronze_came_to_quarantine_does_not_land(pipeline):
-    bronze = Source.of(pipeline, pipeline.bronze.open()).bronze
+    bronze = SilverInput.of(pipeline, pipeline.bronze.open()).bronze
     planned = Decisions.read(pipeline, bronze.key)
     advance(pipeline.quarantine, QUARANTINE_COLUMNS, **{f"reset__{bronze.table_id}": 7})
     outcome = decide(pipeline, planned, {"uno": Verdict(1)})
@@ -37,7 +37,7 @@ def test_a_decision_planned_before_a_full_refresh_of_bronze_came_to_quarantine_d
 
 
 def test_a_run_that_has_read_the_bronze_before_decides_nothing(pipeline, monkeypatch):
-    source = Source.of(pipeline, pipeline.bronze.open())
+    source = SilverInput.of(pipeline, pipeline.bronze.open())
     rules = type("Rules", (), {"rules": (Rule(name="r", sql="true", action="quarantine"),), "has": lambda *_: True})()
     monkeypatch.setitem(source.__dict__, "rules", rules)
     advance(pipeline.bronze, OWN_COLUMNS, batch=2, generation=2)

@@ -14,8 +14,8 @@ from game_events.errors import DataError
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.generations import BronzeIdentity
 from game_events.lakehouse.data.staging import StagedWriter
+from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.event_log import append_events
-from game_events.lakehouse.system_tables.progress import SILVER
 from game_events.pipeline.context import Pipeline, no_spark
 from game_events.pipeline.runs import state_checks
 from game_events.pipeline.runs.preflight import run_checks
@@ -56,7 +56,7 @@ def test_an_empty_lakehouse_is_well(pipeline):
 def test_a_failed_run_rows_that_wait_and_bad_schemas_are_to_be_looked_at(pipeline):
     put(pipeline.bronze, {"game_name": ["chess", "chess", "go", None], "_batch": [1, 2, 2, 2]}, {"batch": 2})
     identity = BronzeIdentity.of(pipeline.bronze.open())
-    pipeline.progress.update(identity.key, lambda now: now.done(SILVER, 1, {"chess": 1}, {"go": "a worker crashed"}))
+    pipeline.progress.update(identity.key, lambda now: now.done(Layer.SILVER, 1, {"chess": 1}, {"go": "a worker crashed"}))
     reasons = ["TOMBSTONE", "BAD_SCHEMA", "BAD_SCHEMA", "UNKNOWN_SCHEMA"]
     put(pipeline.quarantine, {"reason": reasons, "replayed_batch": pa.array([None, None, None, 7], pa.int64())}, {})
     error = {"error": {"class": "DataError", "text": "the topic\nwas truncated"}}
@@ -80,7 +80,7 @@ def test_a_failed_run_rows_that_wait_and_bad_schemas_are_to_be_looked_at(pipelin
 def test_a_run_that_went_well_and_records_nobody_can_mend_are_no_hints(pipeline):
     put(pipeline.bronze, {"game_name": ["chess"], "_batch": [1]}, {"batch": 1})
     identity = BronzeIdentity.of(pipeline.bronze.open())
-    pipeline.progress.update(identity.key, lambda now: now.done(SILVER, 1, {"chess": 1}))
+    pipeline.progress.update(identity.key, lambda now: now.done(Layer.SILVER, 1, {"chess": 1}))
     put(pipeline.quarantine, {"reason": ["TOMBSTONE"], "replayed_batch": pa.array([None], pa.int64())}, {})
     run = {"kind": "run", "name": "refresh", "status": "succeeded", "seconds": 1.0, "time": AT}
     append_events(pipeline.lakehouse, [run], "abcdefgh-1", "refresh#0")

@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from game_events.lakehouse.commits.commit import Commit, commit
-from game_events.lakehouse.commits.transactions import BATCH_APP
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.event_columns import QUARANTINE_COLUMNS
 from game_events.lakehouse.tables import BRONZE, UNIFIED, Lakehouse
 from game_events.pipeline.checks import freshness
@@ -233,10 +233,10 @@ def assert_sound(pipeline):
 def commit_slice(pipeline, skipped, records=10, rows=0):
     """A commit of bronze as a faulty writer would make it: it begins `skipped` offsets behind where the last one ended."""
     handle, lane = pipeline.bronze.open(), min(pipeline.source.look().latest)
-    batch = handle.transaction_version(BATCH_APP)
+    batch = handle.transaction_version(Txn.BATCH)
     start = handle.transaction_version(lane.app) + skipped
     info = slice_info(batch + 1, rows, 0, {lane: (start, start + records)})
-    advance = {BATCH_APP: batch + 1, lane.app: start + records}
+    advance = {Txn.BATCH: batch + 1, lane.app: start + records}
     plan = Commit(pipeline.bronze, pa.schema([]), [], {}, advance, str(handle.metadata().id), info=info)
     commit(plan)
 

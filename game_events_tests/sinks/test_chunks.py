@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from game_events.lakehouse.tables import Table
-from game_events.sinks.http.chunks import CutChunks, Origin
+from game_events.sinks.http.chunks import ChunkOrigin, CutChunks
 
 SCHEMA = pa.schema(
     [
@@ -21,7 +21,7 @@ SCHEMA = pa.schema(
         ("json", pa.string()),
     ]
 )
-ORIGINS = {g: Origin(f"silver_{g}_events", g, "era", 0, 9) for g in ("chess", "uno")}
+ORIGINS = {g: ChunkOrigin(f"silver_{g}_events", g, "era", 0, 9) for g in ("chess", "uno")}
 
 
 def rows(*sizes, group="chess", begin=0):
@@ -80,7 +80,7 @@ def test_keys_are_the_same_each_time_and_others_for_another_content():
     same, again = (cut([rows(10, 10, 10, 10)]) for _ in range(2))
     assert same.equals(again)
     assert len(set(same.column("key").to_pylist())) == 2
-    other = cut([rows(10, 10, 10, 10)], origins={"chess": Origin("silver_chess_events", "chess", "another era", 0, 9)})
+    other = cut([rows(10, 10, 10, 10)], origins={"chess": ChunkOrigin("silver_chess_events", "chess", "another era", 0, 9)})
     assert not set(other.column("key").to_pylist()) & set(same.column("key").to_pylist())
 
 

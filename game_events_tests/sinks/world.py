@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from game_events.config.settings import Settings, load_settings
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.generations import BronzeIdentity
-from game_events.lakehouse.commits.transactions import BATCH_APP, GENERATION_APP
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import BRONZE, Table
 from game_events.pipeline.context import Pipeline
@@ -79,14 +79,14 @@ class World:
         pipeline = self.pipeline()
         everything = [row for part in rows.values() for row in part]
         bronze = pipeline.bronze
-        self._append(bronze, everything, {BATCH_APP: self.batch})
+        self._append(bronze, everything, {Txn.BATCH: self.batch})
         handle = bronze.open()
         assert handle is not None
         for game, part in rows.items():
             again = self.sent.get(game, []) if game in (generation or {}) else []
             advance = {BronzeIdentity.of(handle).app: self.batch}
             if game in (generation or {}):
-                advance[GENERATION_APP] = (generation or {})[game]
+                advance[Txn.INCARNATION] = (generation or {})[game]
             self._append(pipeline.lakehouse.silver(game), [*again, *part], advance, replace=bool(again))
             self.sent.setdefault(game, []).extend(part)
         pipeline.progress.update(

@@ -14,8 +14,9 @@ from game_events.cli.common.summary import show_run
 from game_events.config.settings import load_settings
 from game_events.decoding.core.reasons import Reason
 from game_events.lakehouse.data.snapshot import read_arrow
+from game_events.lakehouse.event_columns import SCHEMA_COLUMNS
 from game_events.lakehouse.tables import QUARANTINE, Lakehouse
-from game_events.pipeline.reprocessing.replay import selection_of
+from game_events.pipeline.reprocessing.replay import replay_selection
 
 app = typer.Typer(help="Rows that are in no other table: list them, and replay them.", no_args_is_help=True)
 
@@ -27,17 +28,17 @@ Rows = Annotated[int, typer.Option("--rows", min=0, help="Show so many single ro
 FOR_EVER = frozenset({Reason.TOMBSTONE, Reason.TOO_SHORT})
 
 _COLUMNS = [
-    "_kafka_topic", "_kafka_partition", "_kafka_offset", "_kafka_timestamp", "_schema_id", "_schema_guid",
+    "_kafka_topic", "_kafka_partition", "_kafka_offset", "_kafka_timestamp", *SCHEMA_COLUMNS,
     "layer", "reason", "detail", "quarantined_at", "run_id", "replayed_table", "replayed_batch", "replayed_at", "game",
 ]  # fmt: skip
 _GROUPS = """
-SELECT layer, reason, coalesce(_schema_id::VARCHAR, _schema_guid, '-') AS schema_id, count(*) AS rows,
+SELECT layer, reason, coalesce(schema_id, '-') AS schema_id, count(*) AS rows,
   count(replayed_batch) AS replayed, any_value(detail) AS example, min(quarantined_at) AS first, max(quarantined_at) AS last
 FROM chosen GROUP BY ALL ORDER BY rows DESC, layer, reason, schema_id
 """
 _SINGLE = """
 SELECT concat(_kafka_topic, '[', _kafka_partition, ']@', _kafka_offset) AS record, layer, reason, detail, game,
-  coalesce(_schema_id::VARCHAR, _schema_guid, '-') AS schema_id, quarantined_at, run_id,
+  coalesce(schema_id, '-') AS schema_id, quarantined_at, run_id,
   replayed_table, replayed_batch, replayed_at
 FROM chosen ORDER BY quarantined_at DESC, _kafka_partition, _kafka_offset DESC LIMIT $rows
 """
@@ -47,7 +48,7 @@ FROM chosen ORDER BY quarantined_at DESC, _kafka_partition, _kafka_offset DESC L
 def list_rows(reason: Reasons = None, schema_id: SchemaIds = None, rows: Rows = 0, as_json: Json = False) -> None:
     """Count the rows by reason (or rule) and schema id: how many, how many were replayed, since when. No value is shown."""
     output = Output(as_json=as_json)
-    chosen = selection_of(reason or [], schema_id or [])
+    chosen = replay_selection(reason or [], schema_id or [])
     table = Lakehouse.of(load_settings()).table(QUARANTINE)
     handle = table.open()
     groups: list[dict[str, Any]] = []
@@ -60,8 +61,9 @@ def list_rows(reason: Reasons = None, schema_id: SchemaIds = None, rows: Rows = 
                 found = found.append_column(name, [[None] * found.num_rows])
             connection.register("held", found)
             connection.execute(
-                "CREATE TEMP TABLE chosen AS SELECT * FROM held WHERE (len($reasons) = 0 OR list_contains($reasons, reason)) "
-                "AND (len($ids) = 0 OR list_contains($ids, coalesce(_schema_id::VARCHAR, _schema_guid)))",
+                "CREATE TEMP TABLE chosen AS SELECT *, coalesce(_schema_id::VARCHAR, _schema_guid) AS schema_id FROM held "
+                "WHERE (len($reasons) = 0 OR list_contains($reasons, reason)) "
+                "AND (len($ids) = 0 OR list_contains($ids, schema_id))",
                 {"reasons": sorted(chosen.reasons), "ids": sorted(map(str, chosen.schema_ids))},
             )
             groups = _records(connection.execute(_GROUPS))
@@ -93,7 +95,7 @@ def replay(reason: Reasons = None, schema_id: SchemaIds = None, as_json: Json = 
     """Try rows again with what the registry knows and the rules say now; what passes reaches silver and gold once."""
     output = Output(as_json=as_json)
     settings = load_settings()
-    selection_of(reason or [], schema_id or [])  # what is wrong with it is said before Spark starts
+    replay_selection(reason or [], schema_id or [])  # what is wrong with it is said before Spark starts
     config = {"reasons": reason or [], "schema_ids": schema_id or []}
     with output.working("replaying"):
         result = run_job(settings, "replay", "replay_quarantined_rows", config)

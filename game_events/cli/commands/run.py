@@ -20,7 +20,7 @@ from game_events.lakehouse.tables import Lakehouse
 from game_events.orchestration.jobs.validate import validation
 from game_events.orchestration.resources import SparkResource
 from game_events.pipeline.context import Pipeline, no_spark
-from game_events.pipeline.runs.preflight import CheckResult
+from game_events.pipeline.runs.preflight import PreflightResult
 from game_events.pipeline.runs.selection import ALL, selection_of
 
 FULL_REFRESH = "--full-refresh"
@@ -103,7 +103,7 @@ def _show_dry_run(output: Output, asked: Mapping[str, list[str]]) -> None:
     try:
         settings = load_settings()
     except GameEventsError as error:
-        show_checks(output, DRY_RUN, [CheckResult("settings", False, str(error))])
+        show_checks(output, DRY_RUN, [PreflightResult("settings", False, str(error))])
         return
     pipeline = Pipeline(settings, lambda: SparkResource().spark_session)  # only rules need it
     show_checks(output, DRY_RUN, validation(pipeline, lambda: build_defs(settings), **asked))

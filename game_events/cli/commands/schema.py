@@ -16,7 +16,7 @@ from game_events.decoding.core.kept_columns import kept_columns
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.descriptions import comments_of, owners_of, tags_of
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.schemas.column_origins import Origin, origins
+from game_events.pipeline.schemas.column_origins import ColumnOrigin, origins
 from game_events.pipeline.schemas.history import SchemaHistory
 from game_events.schema_registry import SchemaRegistry
 from game_events.sources.factory import subjects
@@ -154,7 +154,7 @@ def columns(
     chosen, handle = existing_table(lakehouse, table)
     schema = pa.schema(handle.schema())
     comments = comments_of(schema)
-    by_column: dict[str, list[Origin]] = {}
+    by_column: dict[str, list[ColumnOrigin]] = {}
     for origin in origins(lakehouse) if chosen.key.startswith(("bronze_", "silver_")) else []:
         by_column.setdefault(origin.column, []).append(origin)
     nested = {
@@ -213,7 +213,7 @@ def _member(schema: pa.Schema, path: str) -> pa.DataType:
     return kind
 
 
-def _origin(origin: Origin) -> dict[str, object]:
+def _origin(origin: ColumnOrigin) -> dict[str, object]:
     return {
         "message": origin.message,
         "field": origin.field,
@@ -223,11 +223,11 @@ def _origin(origin: Origin) -> dict[str, object]:
     }
 
 
-def _names(found: list[Origin]) -> str:
+def _names(found: list[ColumnOrigin]) -> str:
     return ", ".join(dict.fromkeys(f"{o.message.rpartition('.')[2]}.{o.field}" for o in found))
 
 
-def _first(found: list[Origin]) -> str:
+def _first(found: list[ColumnOrigin]) -> str:
     if not found:
         return ""
     first = found[0]

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from game_events.config.logging import PROGRESS_LOGGER
-from game_events.pipeline.runs.preflight import CheckResult
+from game_events.pipeline.runs.preflight import PreflightResult
 
 #: Characters of a cell that can be read: a table in which a column has less room is no table any more.
 CELL_CHARS = 12
@@ -164,7 +164,7 @@ def _finite(value: object) -> object:
     return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def show_checks(output: Output, title: str, found: Sequence[CheckResult]) -> None:
+def show_checks(output: Output, title: str, found: Sequence[PreflightResult]) -> None:
     """All of them; exit code 1 if one has failed."""
     output.table(title, ("check", "", "detail"), [(c.check, _word(c), c.detail) for c in found])
     healthy = all(c.ok for c in found)
@@ -173,5 +173,5 @@ def show_checks(output: Output, title: str, found: Sequence[CheckResult]) -> Non
         raise typer.Exit(1)
 
 
-def _word(found: CheckResult) -> str:
+def _word(found: PreflightResult) -> str:
     return "FAILED" if not found.ok else "LOOK" if found.look else "ok"

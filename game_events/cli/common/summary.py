@@ -6,8 +6,8 @@ from typing import Any
 
 from game_events.cli.common.output import Output
 from game_events.config.naming import Words
+from game_events.lakehouse.layers import REPORTED, Layer
 
-LAYERS = ("bronze", "quarantine", "silver", "gold", "unified")
 #: What they are called without the setting.
 USUAL = Words()
 #: More games than this are summed up in one line.
@@ -32,14 +32,14 @@ def show_run(output: Output, report: dict[str, Any], words: Words = USUAL) -> No
         return
     rows, seconds = report["rows"], report["seconds"]
     lines = []
-    for layer in (*LAYERS, *(own for own in rows if own not in LAYERS)):
-        took = seconds.get("bronze" if layer == "quarantine" else layer, 0.0)
-        rate = f"{rows[layer] / took:,.0f}/s" if took and rows[layer] and layer != "quarantine" else "-"
+    for layer in (*REPORTED, *(own for own in rows if own not in REPORTED)):
+        took = seconds.get(Layer.BRONZE if layer == Layer.QUARANTINE else layer, 0.0)
+        rate = f"{rows[layer] / took:,.0f}/s" if took and rows[layer] and layer != Layer.QUARANTINE else "-"
         lines.append((layer, rows[layer], f"{took:.1f} s" if layer in seconds else "-", rate))
     output.table("rows by layer (gold and unified: rows of the tables that changed)", ("layer", "rows", "took", "rate"), lines)
     games = report["games"]
     if games:
-        shown = [(g, counts.get("silver", 0), counts.get("gold", 0)) for g, counts in sorted(games.items())]
+        shown = [(g, counts.get(Layer.SILVER, 0), counts.get(Layer.GOLD, 0)) for g, counts in sorted(games.items())]
         rest = shown[GAMES_SHOWN:]
         shown = shown[:GAMES_SHOWN]
         if rest:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +39,23 @@ Mask = npt.NDArray[np.bool_]
 def ordered(schema_id: SchemaId) -> tuple[bool, SchemaId]:
     """A sort key: ids by number, as they were registered, then GUIDs."""
     return isinstance(schema_id, str), schema_id
+
+
+class SchemaRef(NamedTuple):
+    """A schema's identity as tables store it, in two columns: its id, or else its GUID; both None: there is none."""
+
+    number: int | None
+    guid: str | None
+
+    @classmethod
+    def of(cls, schema_id: SchemaId | None) -> SchemaRef:
+        """The two values of an identity."""
+        return cls(None, schema_id) if isinstance(schema_id, str) else cls(schema_id, None)
+
+    @property
+    def schema_id(self) -> SchemaId | None:
+        """The identity that two values hold."""
+        return self.guid if self.number is None else self.number
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Source: JSON Schema, "A Vocabulary for Basic Meta-Data Annotations".
 from __future__ import annotations
 
 from game_events.decoding.core.registry_schema import RegistrySchema
-from game_events.decoding.json.schema import JsonSchema, Place, inner_place
+from game_events.decoding.json.schema import JsonSchema, SchemaNode, inner_place
 from game_events.errors import DataError
 
 #: Schemas looked at for one property: references may lead in circles.
@@ -36,9 +36,9 @@ class JsonComments:
             places = self._parts(inner)
         return next((str(p.node["description"]) for p in places if isinstance(p.node.get("description"), str)), "")
 
-    def _parts(self, places: list[Place]) -> list[Place]:
+    def _parts(self, places: list[SchemaNode]) -> list[SchemaNode]:
         """The schemas that describe a value, itself first: what they refer to, their parts, the items of a list or map."""
-        found: list[Place] = []
+        found: list[SchemaNode] = []
         waiting = list(places)
         while waiting and len(found) < MAX_PLACES:
             place = waiting.pop(0)
@@ -59,6 +59,6 @@ class JsonComments:
         return found
 
 
-def _properties(place: Place) -> dict[str, object]:
+def _properties(place: SchemaNode) -> dict[str, object]:
     found = place.node.get("properties")
     return found if isinstance(found, dict) else {}

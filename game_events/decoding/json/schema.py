@@ -23,7 +23,7 @@ _INDEX_DIGITS = 10
 
 
 @dataclass(frozen=True)
-class Place:
+class SchemaNode:
     """A schema inside a document.
 
     Attributes:
@@ -47,19 +47,19 @@ class JsonSchema:
     indexed: ClassVar[bool] = False
 
     @cached_property
-    def root(self) -> Place:
+    def root(self) -> SchemaNode:
         """The schema itself."""
         document = self._load(self.text, "its text")
-        return Place(document, document, _address(document))
+        return SchemaNode(document, document, _address(document))
 
     @cached_property
-    def _documents(self) -> dict[str, Place]:
+    def _documents(self) -> dict[str, SchemaNode]:
         """Schemas by address: references by name and by ``$id``, whatever has an ``$id`` inside them, and the schema itself."""
-        found: dict[str, Place] = {}
+        found: dict[str, SchemaNode] = {}
         _collect(self.root, found)
         for name, text in self.references:
             document = self._load(text, f"reference {name!r}")
-            place = Place(document, document, _address(document) or name)
+            place = SchemaNode(document, document, _address(document) or name)
             found[name] = found[_file(place.base)] = place
             _collect(place, found)
         return found
@@ -89,13 +89,13 @@ class JsonSchema:
         """None: an `enum` of JSON Schema is a list of values without a name, and is not looked at."""
         return {}
 
-    def follow(self, reference: str, place: Place) -> Place:
+    def follow(self, reference: str, place: SchemaNode) -> SchemaNode:
         """The schema that a ``$ref`` leads to.
 
         Raises:
             DataError: there is none.
         """
-        target: Place | None = Place(place.document, place.document, place.base)
+        target: SchemaNode | None = SchemaNode(place.document, place.document, place.base)
         address, _, fragment = reference.partition("#")
         if address:
             target = self._documents.get(address) or self._documents.get(_file(_joined(place.base, address)))
@@ -105,7 +105,7 @@ class JsonSchema:
             raise DataError(f"schema id {self.schema_id} does not compile: $ref {reference!r} leads nowhere")
         return target
 
-    def _inside(self, place: Place, fragment: str) -> Place | None:
+    def _inside(self, place: SchemaNode, fragment: str) -> SchemaNode | None:
         """What a JSON pointer or an anchor names in a document."""
         if fragment.startswith("/"):
             node = _pointed(place.document, fragment)
@@ -114,7 +114,7 @@ class JsonSchema:
             if known is None:
                 known = self._anchors[id(place.document)] = _anchors(place.document)
             node = known.get(fragment)
-        return None if node is None else Place(node, place.document, place.base)
+        return None if node is None else SchemaNode(node, place.document, place.base)
 
     @cached_property
     def _anchors(self) -> dict[int, dict[str, Any]]:
@@ -156,15 +156,15 @@ def _address(node: Any) -> str:  # noqa: ANN401 - any JSON
     return found if isinstance(found, str) and not found.startswith("#") else ""
 
 
-def inner_place(node: Any, outer: Place) -> Place:  # noqa: ANN401 - any JSON
+def inner_place(node: Any, outer: SchemaNode) -> SchemaNode:  # noqa: ANN401 - any JSON
     """Where a schema inside another one stands: one with an ``$id`` is a document of its own."""
     address = node.get("$id") if isinstance(node, dict) else None
     if isinstance(address, str) and not address.startswith("#"):
-        return Place(node, node, _joined(outer.base, address))
-    return Place(node, outer.document, outer.base)
+        return SchemaNode(node, node, _joined(outer.base, address))
+    return SchemaNode(node, outer.document, outer.base)
 
 
-def _collect(place: Place, found: dict[str, Place]) -> None:
+def _collect(place: SchemaNode, found: dict[str, SchemaNode]) -> None:
     """Adds every schema with an ``$id`` of its own, from a place downwards."""
     stack = [place]
     while stack:

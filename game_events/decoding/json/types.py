@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from game_events.decoding.core.column_map import Field
 from game_events.decoding.core.registry_schema import RegistrySchema
-from game_events.decoding.json.schema import JsonSchema, Place, inner_place
+from game_events.decoding.json.schema import JsonSchema, SchemaNode, inner_place
 from game_events.errors import DataError
 
 #: Depth to which values become columns; what is deeper stays JSON text.
@@ -110,7 +110,7 @@ class _Types:
         self._schema = schema
         self._count = 0
 
-    def of(self, places: Iterable[Place], above: tuple[Key, ...]) -> JsonType:
+    def of(self, places: Iterable[SchemaNode], above: tuple[Key, ...]) -> JsonType:
         """The type of a value that all of these schemas describe, inside the values `above`."""
         self._count += 1
         if self._count > MAX_COLUMNS:
@@ -141,9 +141,9 @@ class _Types:
                 found = TEXT
         return found
 
-    def _expand(self, places: Iterable[Place]) -> list[Place]:
+    def _expand(self, places: Iterable[SchemaNode]) -> list[SchemaNode]:
         """The schemas with what ``$ref`` and allOf add to them, each once."""
-        parts: list[Place] = []
+        parts: list[SchemaNode] = []
         seen: set[int] = set()
         waiting = deque(places)
         while waiting:
@@ -162,21 +162,21 @@ class _Types:
             waiting += [inner_place(node, place) for node in _list(place.node, "allOf")]
         return parts
 
-    def _choices(self, place: Place, name: str) -> list[list[Place]]:
+    def _choices(self, place: SchemaNode, name: str) -> list[list[SchemaNode]]:
         """The alternatives that are not null, and not impossible."""
         options = [self._expand([inner_place(node, place)]) for node in _list(place.node, name)]
         possible = [parts for parts in options if not any(p.node is False for p in parts)]
         return [parts for parts in possible if _allowed(p.node for p in parts) != []]
 
-    def _one_of(self, choices: list[list[list[Place]]], above: tuple[Key, ...]) -> JsonType:
+    def _one_of(self, choices: list[list[list[SchemaNode]]], above: tuple[Key, ...]) -> JsonType:
         """Alternatives that all have the same type have that one; objects become one struct that has the members of all."""
         found = [self.of(parts, above) for options in choices for parts in options]
         if found and all(f == found[0] for f in found):
             return found[0]
         return JsonType("struct", tuple(_merged(found).items())) if all(f.kind == "struct" for f in found) and found else TEXT
 
-    def _object(self, parts: list[Place], choices: list[list[list[Place]]], above: tuple[Key, ...]) -> JsonType:
-        members: dict[str, list[Place]] = {}
+    def _object(self, parts: list[SchemaNode], choices: list[list[list[SchemaNode]]], above: tuple[Key, ...]) -> JsonType:
+        members: dict[str, list[SchemaNode]] = {}
         for place in parts:
             for name, node in _dict(place.node, "properties").items():
                 members.setdefault(name, []).append(inner_place(node, place))
@@ -192,7 +192,7 @@ class _Types:
             return TEXT
         return JsonType("map", item=self.of(values, above))
 
-    def _array(self, parts: list[Place], above: tuple[Key, ...]) -> JsonType:
+    def _array(self, parts: list[SchemaNode], above: tuple[Key, ...]) -> JsonType:
         items = [inner_place(p.node["items"], p) for p in parts if "items" in p.node]
         if any("prefixItems" in p.node for p in parts) or not items or not all(isinstance(p.node, dict) for p in items):
             return TEXT

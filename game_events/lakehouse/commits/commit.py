@@ -20,7 +20,7 @@ from game_events.decoding.core.column_map import METADATA_KEY, type_name
 from game_events.errors import ConfigurationError, ConflictError, DataError, GameEventsError, TransientError
 from game_events.lakehouse import failpoints as crash_points
 from game_events.lakehouse.commits.column_map_merge import merge_shares, refuse_other_case
-from game_events.lakehouse.commits.outcome import Outcome, is_refusal, new_mark, outcome_of
+from game_events.lakehouse.commits.outcome import CommitOutcome, is_refusal, new_mark, outcome_of
 from game_events.lakehouse.commits.restores import COMMIT_ID, restored_between
 from game_events.lakehouse.data.staging import StagedFile, discard, unseen
 from game_events.lakehouse.descriptions import DESCRIBING, comments_of, describe, described, undescribed
@@ -83,9 +83,8 @@ class Commit:
         return self.replace or bool(self.rewritten)
 
 
-#: `txn` of tables whose commits are counted (gold, the unified table, the export's outbox): each is made from rows or files of
-#: the version before, so no rival's may come between; whoever else rewrites these tables (erasure) counts on.
-COMMITS_APP = "commits"
+#: Times a commit to bronze or quarantine is planned again after concurrent writers committed first.
+CONFLICT_ATTEMPTS = 50
 
 
 @dataclass(frozen=True)
@@ -226,9 +225,9 @@ def _landed_all_the_same(plan: Commit, attempt: _Attempt, error: Exception, *, l
     The files are deleted only if it is known that the commit failed for good.
     """
     outcome, doubt = outcome_of(plan.table, attempt.handle, attempt.mark, error, sent=attempt.sent)
-    if outcome is Outcome.LANDED:
+    if outcome is CommitOutcome.LANDED:
         return True
-    if outcome is Outcome.UNKNOWN:
+    if outcome is CommitOutcome.UNKNOWN:
         raise TransientError(
             f"{plan.table.name}: outcome of the commit is unknown ({error}; {doubt}). Run again: the table's own progress "
             "decides whether it landed"

@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from game_events.lakehouse.commits.transactions import ERASED_APP, GENERATION_APP
+from game_events.lakehouse.commits.transactions import Txn
 
 
 def generation(handle: DeltaTable | None) -> int:
     """Which content a table has; 0 if its rows were never replaced, or there is no table."""
-    return int(handle.transaction_version(GENERATION_APP) or 0) if handle is not None else 0
+    return int(handle.transaction_version(Txn.INCARNATION) or 0) if handle is not None else 0
 
 
 def oldest_batch(bronze: DeltaTable) -> int:
@@ -32,7 +32,17 @@ def oldest_batch(bronze: DeltaTable) -> int:
 
 def erasures(handle: DeltaTable | None) -> int:
     """How often gamers were erased from a version of a table."""
-    return int(handle.transaction_version(ERASED_APP) or 0) if handle is not None else 0
+    return int(handle.transaction_version(Txn.ERASURES) or 0) if handle is not None else 0
+
+
+def silver_app(silver: DeltaTable) -> str:
+    """Name of the `txn` that holds the highest bronze batch of the silver rows in a gold table.
+
+    Another table, or other rows in it (another bronze, a full refresh, a repair, a gamer who was erased), is another name: gold
+    begins anew.
+    """
+    erased = erasures(silver)
+    return Txn.SILVER.of(silver.metadata().id, generation(silver), *([erased] if erased else []))
 
 
 @dataclass(frozen=True)
@@ -60,12 +70,12 @@ class BronzeIdentity:
     @property
     def app(self) -> str:
         """`txn` of silver: the highest batch taken."""
-        return f"bronze:{self.table_id}"
+        return Txn.BRONZE.of(self.table_id)
 
     @property
     def erased_app(self) -> str:
         """`txn` of silver: how often gamers had been erased from this bronze when rows of theirs went from silver."""
-        return f"{ERASED_APP}:{self.table_id}"
+        return Txn.ERASURES.of(self.table_id)
 
     def erased(self, silver: DeltaTable | None) -> int:
         """The value of `erased_app`: rows read from a bronze that counts less may hold a gamer who is gone from silver."""

@@ -17,7 +17,7 @@ from game_events.lakehouse.commits.restores import COMMIT_ID
 from game_events.lakehouse.tables import Table
 
 
-class Outcome(StrEnum):
+class CommitOutcome(StrEnum):
     """The three outcomes."""
 
     LANDED = "landed"
@@ -35,7 +35,9 @@ def is_refusal(error: Exception) -> bool:
     return isinstance(error, CommitFailedError) or "already exists" in str(error)
 
 
-def outcome_of(table: Table, before: DeltaTable | None, mark: str, error: Exception, *, sent: bool) -> tuple[Outcome, str]:
+def outcome_of(
+    table: Table, before: DeltaTable | None, mark: str, error: Exception, *, sent: bool
+) -> tuple[CommitOutcome, str]:
     """Find out what became of a commit.
 
     Args:
@@ -49,19 +51,19 @@ def outcome_of(table: Table, before: DeltaTable | None, mark: str, error: Except
         the outcome, and what is in the way of a better answer if it is unknown.
     """
     if not sent:
-        return Outcome.FAILED, ""
+        return CommitOutcome.FAILED, ""
     try:
         now = table.open()
         landed = now is not None and _holds(now, before.version() if before is not None else -1, mark)
     except (GameEventsError, DeltaError, OSError) as second:
-        return Outcome.UNKNOWN, str(second)
+        return CommitOutcome.UNKNOWN, str(second)
     if landed:
-        return Outcome.LANDED, ""
+        return CommitOutcome.LANDED, ""
     # A local file is there, or it is not, when the call is over. A request to an object store whose answer did not come may
     # still be on its way, unless the answer was that the place is taken.
     if table.local_path is not None or is_refusal(error):
-        return Outcome.FAILED, ""
-    return Outcome.UNKNOWN, "the storage may still carry it out"
+        return CommitOutcome.FAILED, ""
+    return CommitOutcome.UNKNOWN, "the storage may still carry it out"
 
 
 def _holds(now: DeltaTable, before: int, mark: str) -> bool:

@@ -21,6 +21,8 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 #: delta-rs works outside Python's lock: a commit is waiting (object stores) or short (2-3 ms on a local disk).
 THREADS = 16
+#: Times games are planned again (concurrent writers, games ahead of the low watermark) before a run fails.
+GAME_ATTEMPTS = 10
 
 
 @dataclass

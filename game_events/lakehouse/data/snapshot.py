@@ -33,7 +33,7 @@ def files_with(handle: DeltaTable, column: str | None = None, above: int | None 
 
 
 @dataclass(frozen=True)
-class Selection:
+class FileSelection:
     """Files of one version that may hold rows above a bound.
 
     Attributes:
@@ -48,7 +48,7 @@ class Selection:
     exact: bool
 
 
-def selection(handle: DeltaTable, column: str | None = None, above: int | None = None) -> Selection:
+def selection(handle: DeltaTable, column: str | None = None, above: int | None = None) -> FileSelection:
     """Files that may hold rows with ``column > above``; all files without a column."""
     actions = _actions(handle, column, above)
     root = handle.table_uri.rstrip("/")
@@ -56,7 +56,7 @@ def selection(handle: DeltaTable, column: str | None = None, above: int | None =
     exact = column is None or not uris
     if not exact and f"min.{column}" in actions.column_names:
         exact = pc.all(pc.fill_null(pc.greater(actions.column(f"min.{column}"), above), False)).as_py()
-    return Selection(uris, int(pc.sum(actions.column("num_records")).as_py() or 0), exact)
+    return FileSelection(uris, int(pc.sum(actions.column("num_records")).as_py() or 0), exact)
 
 
 def _actions(handle: DeltaTable, column: str | None, above: int | None) -> pa.Table:
@@ -91,9 +91,16 @@ def read_files(spark: SparkSession, uris: Sequence[str], schema: StructType) -> 
     return spark.read.schema(schema).parquet(*[unquote(u.removeprefix("file://")) for u in uris])
 
 
-def path_column(uris: Sequence[str]) -> Column:
-    """The file that a row of `read_files` came from: where there are no files, Spark has no such column."""
-    return F.col("_metadata.file_path") if uris else F.lit(None).cast("string")
+def game_of_file(uris: Sequence[str], pattern: str) -> Column:
+    """The game of each row of `read_files`, from the folder of its file.
+
+    Args:
+        uris: the files that were read.
+        pattern: of `Names.silver_path` or `Names.gold_path`.
+    """
+    # Without files Spark has no such column.
+    path = F.col("_metadata.file_path") if uris else F.lit(None).cast("string")
+    return F.regexp_extract(path, pattern, 1)
 
 
 def read_arrow(

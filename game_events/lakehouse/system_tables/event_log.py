@@ -15,12 +15,11 @@ from deltalake import DeltaTable
 
 from game_events.errors import ConflictError
 from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import EVENT_LOG, Lakehouse
 
-#: `txn` that counts the commits. One for all runs: a `txn` for each run would stay in the table's log for ever.
-APP = "commits"
 ATTEMPTS = 50
 #: A part is written again within minutes, or never.
 AGAIN = timedelta(hours=1)
@@ -68,10 +67,10 @@ KINDS = {
     "upkeep": "files of a table that maintenance joined or deleted, and those that wait for it",
 }
 
-Event = Mapping[str, Any]
+EventRow = Mapping[str, Any]
 
 
-def append_events(lakehouse: Lakehouse, events: Sequence[Event], run_id: str, part: str) -> bool:
+def append_events(lakehouse: Lakehouse, events: Sequence[EventRow], run_id: str, part: str) -> bool:
     """Append a run's events in one commit.
 
     Args:
@@ -92,15 +91,15 @@ def append_events(lakehouse: Lakehouse, events: Sequence[Event], run_id: str, pa
         handle = table.open()
         if handle is not None and _holds(lakehouse, handle, run_id, part, min(event["time"] for event in events) - AGAIN):
             return False
-        before = handle.transaction_version(APP) if handle is not None else None
+        before = handle.transaction_version(Txn.COMMITS) if handle is not None else None
         writer = StagedWriter(table, SCHEMA)
         writer.write(rows)
         plan = Commit(
             table,
             SCHEMA,
             writer.close(),
-            expected={APP: before},
-            advance={APP: (before or 0) + 1},
+            expected={Txn.COMMITS: before},
+            advance={Txn.COMMITS: (before or 0) + 1},
             table_id=str(handle.metadata().id) if handle is not None else None,
             description="What every run did: tables, offsets, rejections, checks, schema changes, who ran it; append-only",
         )

@@ -16,20 +16,13 @@ import pyarrow as pa
 from game_events.errors import ConflictError, without_quotes
 from game_events.lakehouse import failpoints as crash_points
 from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import StagedWriter
+from game_events.lakehouse.layers import OWN_GOLD, Layer
 from game_events.lakehouse.tables import PROGRESS, Lakehouse
 
-SILVER, GOLD, UNIFIED_LAYER = "silver", "gold", "unified"
-#: What the layers of one's own aggregates begin with.
-OWN_GOLD = f"{GOLD}:"
-APP = "progress"
 ATTEMPTS = 20
-
-
-def is_gold(layer: str) -> bool:
-    """Whether a layer is gold's: of the shipped aggregate or of one's own."""
-    return layer == GOLD or layer.startswith(OWN_GOLD)
 
 
 SCHEMA = pa.schema(
@@ -117,7 +110,7 @@ class Progress:
     def pending_downstream(self, games: Iterable[str], why: str) -> Progress:
         """This state with games that everything made from silver has to look at: aggregates no longer declared too."""
         names, state = list(games), self
-        for layer in (GOLD, UNIFIED_LAYER, *(at for at in self.floors if at.startswith(OWN_GOLD))):
+        for layer in (Layer.GOLD, Layer.UNIFIED, *(at for at in self.floors if at.startswith(OWN_GOLD))):
             state = state.pending(layer, names, why)
         return state
 
@@ -157,8 +150,8 @@ class ProgressTable:
                 self._table,
                 SCHEMA,
                 writer.close(),
-                expected={APP: version},
-                advance={APP: (version or 0) + 1},
+                expected={Txn.PROGRESS: version},
+                advance={Txn.PROGRESS: (version or 0) + 1},
                 table_id=table_id,
                 replace=True,
                 description="How far each layer has come: a hint that saves work; each table's own txn is the truth",
@@ -188,7 +181,8 @@ class ProgressTable:
             decided_anew=max((r["batch"] for r in rows if r["kind"] == "decided_anew"), default=0),
             marks={r["layer"]: Mark(**json.loads(r["detail"])) for r in rows if r["kind"] == "floor" and r["detail"]},
         )
-        return state, handle.transaction_version(APP), str(handle.metadata().id), every[0]["bronze_id"] if every else ""
+        bronze_id = every[0]["bronze_id"] if every else ""
+        return state, handle.transaction_version(Txn.PROGRESS), str(handle.metadata().id), bronze_id
 
 
 def _is_later(held: str, bronze_id: str) -> bool:
@@ -209,11 +203,11 @@ def _rows(state: Progress) -> pa.Table:
         mark = state.marks.get(layer)
         add("floor", layer, None, batch, json.dumps(asdict(mark)) if mark is not None else None)
     for game, batch in state.games.items():
-        add("game", SILVER, game, batch)
+        add("game", Layer.SILVER, game, batch)
     for (layer, game), why in state.failed.items():
         add("failed", layer, game, None, without_quotes(why))
     if state.unrouted_batch:
-        add("unrouted", SILVER, None, state.unrouted_batch)
+        add("unrouted", Layer.SILVER, None, state.unrouted_batch)
     if state.decided_anew:
-        add("decided_anew", SILVER, None, state.decided_anew)
+        add("decided_anew", Layer.SILVER, None, state.decided_anew)
     return pa.Table.from_pylist(rows, schema=SCHEMA)

@@ -11,15 +11,14 @@ from datetime import UTC, datetime
 import pyarrow as pa
 
 from game_events.decoding.core.registry_schema import RegistrySchema
-from game_events.decoding.core.wire_format import SchemaId
+from game_events.decoding.core.wire_format import SchemaId, SchemaRef
 from game_events.errors import ConflictError, DataError
 from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import SCHEMAS, Lakehouse
 
-#: `txn` that counts the commits: whoever adds ids has seen all that are there.
-APP = "commits"
 ATTEMPTS = 50
 
 SCHEMA = pa.schema(
@@ -74,8 +73,8 @@ class SchemaArchive:
                 self._table,
                 SCHEMA,
                 writer.close(),
-                expected={APP: before},
-                advance={APP: (before or 0) + 1},
+                expected={Txn.COMMITS: before},
+                advance={Txn.COMMITS: (before or 0) + 1},
                 table_id=table_id,
                 description="Schema texts by id, as the registry had them when their first record was read",
             )
@@ -93,10 +92,11 @@ class SchemaArchive:
             return {}, None, None
         found: dict[SchemaId, RegistrySchema] = {}
         for row in read_arrow(self._table, handle).to_pylist():
-            schema_id = row["schema_id"] if row["schema_id"] is not None else row["schema_guid"]
+            schema_id = SchemaRef(row["schema_id"], row["schema_guid"]).schema_id
             references = tuple((x["name"], x["text"]) for x in row["references"] or [])
-            found[schema_id] = RegistrySchema(schema_id, row["format"], row["text"], references)
-        return found, handle.transaction_version(APP), str(handle.metadata().id)
+            if schema_id is not None:
+                found[schema_id] = RegistrySchema(schema_id, row["format"], row["text"], references)
+        return found, handle.transaction_version(Txn.COMMITS), str(handle.metadata().id)
 
 
 def require_same(archived: RegistrySchema | None, found: RegistrySchema, registry: str, uri: str) -> None:
@@ -114,10 +114,11 @@ def require_same(archived: RegistrySchema | None, found: RegistrySchema, registr
 
 
 def _row(schema: RegistrySchema, registry: str) -> Mapping[str, object]:
+    number, guid = SchemaRef.of(schema.schema_id)
     return {
         "registry": registry,
-        "schema_id": schema.schema_id if isinstance(schema.schema_id, int) else None,
-        "schema_guid": schema.schema_id if isinstance(schema.schema_id, str) else None,
+        "schema_id": number,
+        "schema_guid": guid,
         "format": schema.format,
         "text": schema.text,
         "references": [{"name": name, "text": text} for name, text in schema.references],

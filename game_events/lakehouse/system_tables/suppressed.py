@@ -15,12 +15,11 @@ import pyarrow as pa
 
 from game_events.errors import ConfigurationError, ConflictError, DataError
 from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import SUPPRESSED, Lakehouse
 
-#: `txn` that counts the commits.
-APP = "commits"
 ATTEMPTS = 20
 #: Characters of a hash that tell one erasure from another in logs and messages.
 HASH_CHARS = 12
@@ -97,7 +96,7 @@ def read_suppressed(lakehouse: Lakehouse) -> Listed:
     if handle is None:
         return Listed()
     rows = read_arrow(table, handle).to_pylist()
-    return Listed({row["hash"]: row for row in rows}, handle.transaction_version(APP), str(handle.metadata().id))
+    return Listed({row["hash"]: row for row in rows}, handle.transaction_version(Txn.COMMITS), str(handle.metadata().id))
 
 
 def add_suppressed(lakehouse: Lakehouse, key: bytes, hashes: Collection[str], run_id: str) -> Listed:
@@ -165,8 +164,8 @@ def _change(lakehouse: Lakehouse, change: Callable[[Listed], Mapping[str, Mappin
             table,
             SCHEMA,
             writer.close(),
-            expected={APP: before.version},
-            advance={APP: (before.version or 0) + 1},
+            expected={Txn.COMMITS: before.version},
+            advance={Txn.COMMITS: (before.version or 0) + 1},
             table_id=before.table_id,
             replace=before.table_id is not None,
             description="Gamers who were forgotten, as keyed hashes: what still comes of them is kept out",

@@ -11,7 +11,7 @@ from game_events.orchestration.checks.rules import rule_evaluations
 from game_events.orchestration.checks.tables import check_evaluation
 from game_events.orchestration.events.materializations import report_events
 from game_events.orchestration.events.metadata import table_metadata
-from game_events.orchestration.events.partitions import Event, fail_for
+from game_events.orchestration.events.partitions import AssetEvent, fail_for
 from game_events.orchestration.jobs.config import RefreshConfig
 from game_events.orchestration.keys import BY_PATTERN, DEFAULT, OWNERS, Keys, schema_key, source_key
 from game_events.orchestration.resources import LakehouseResource
@@ -136,7 +136,7 @@ def _unified(settings: Settings, keys: Keys) -> dg.AssetsDefinition:
     )
     def gold_unified_player_agg(
         context: dg.AssetExecutionContext, config: RefreshConfig, lakehouse: LakehouseResource
-    ) -> Iterator[Event]:
+    ) -> Iterator[AssetEvent]:
         """Bring the unified table up to the games' gold tables."""
         report, pipeline = RunReport(), lakehouse.pipeline(context.run.run_id)
         with errors_decide(context, pipeline.settings), recorded(pipeline, report, keys.unified.path[-1], context.retry_number):

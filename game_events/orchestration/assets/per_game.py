@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import dagster as dg
 
 from game_events.orchestration.checks.rules import rule_evaluations
-from game_events.orchestration.events.partitions import Event, partition_events
+from game_events.orchestration.events.partitions import AssetEvent, partition_events
 from game_events.orchestration.jobs.config import RefreshConfig
 from game_events.orchestration.keys import Keys
 from game_events.orchestration.resources import LakehouseResource
@@ -44,7 +44,7 @@ def game_asset(spec: dg.AssetSpec, pool: str, layer: str, keys: Keys, refresh: R
         )
         def tables_of_games(
             context: dg.AssetExecutionContext, config: RefreshConfig, lakehouse: LakehouseResource
-        ) -> Iterator[Event]:
+        ) -> Iterator[AssetEvent]:
             report, pipeline = RunReport(), lakehouse.pipeline(context.run.run_id)
             with errors_decide(context, pipeline.settings), recorded(pipeline, report, name, context.retry_number):
                 refresh(pipeline, report, frozenset(context.partition_keys), config.full_refresh)

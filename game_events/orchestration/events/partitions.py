@@ -9,12 +9,12 @@ from game_events.orchestration.events.metadata import table_metadata
 from game_events.orchestration.keys import DEFAULT, REPORT, Keys
 from game_events.pipeline.reporting.report import RunReport, TableReport
 
-Event = dg.MaterializeResult[None] | dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation
+AssetEvent = dg.MaterializeResult[None] | dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation
 
 
 def partition_events(
     context: dg.AssetExecutionContext, report: RunReport, key: dg.AssetKey, layer: str, keys: Keys = DEFAULT
-) -> Iterator[Event]:
+) -> Iterator[AssetEvent]:
     """Each requested game's own event, with metadata if it changed; a failed game has none and fails the run at the end.
 
     So a backfill counts exactly the failed games as failed, and the UI offers exactly them for a retry.

@@ -22,7 +22,7 @@ from game_events.orchestration.checks.tables import check_evaluation
 from game_events.orchestration.events.materializations import report_events
 from game_events.orchestration.events.metadata import latency_metadata, latency_table
 from game_events.orchestration.jobs.event_throttle import EventPacing
-from game_events.orchestration.keys import DEFAULT, JOB, REPORT, Event, Keys
+from game_events.orchestration.keys import DEFAULT, JOB, REPORT, Keys, OpEvent
 from game_events.orchestration.resources import LakehouseResource
 from game_events.orchestration.runs.process_tag import PROCESS_TAG, this_process, worker_is_gone
 from game_events.orchestration.runs.tags import ENDED_BY_ITSELF, HANDED_OVER, ROW_CHANGING_TAG
@@ -116,7 +116,9 @@ class LoopThread(threading.Thread):
     out=dg.Out(dg.Nothing),
     pool="continuous",
 )
-def run_continuously(context: dg.OpExecutionContext, config: ContinuousConfig, lakehouse: LakehouseResource) -> Iterator[Event]:
+def run_continuously(
+    context: dg.OpExecutionContext, config: ContinuousConfig, lakehouse: LakehouseResource
+) -> Iterator[OpEvent]:
     """The loop in a thread, its events as they become due; each table's rows are told once."""
     instance = context.instance
     instance.add_run_tags(context.run_id, {PROCESS_TAG: this_process(), ENDED_BY_ITSELF: "false", HANDED_OVER: "false"})
@@ -172,7 +174,7 @@ def run_continuously(context: dg.OpExecutionContext, config: ContinuousConfig, l
 
 def _tell_while(
     context: dg.OpExecutionContext, worker: LoopThread, pacing: EventPacing, keys: Keys = DEFAULT
-) -> Iterator[Event]:
+) -> Iterator[OpEvent]:
     """What becomes due while the loop works; and its state, while that keeps it from working."""
     report, told_at = worker.loop.report, float("-inf")
     while not worker.done.wait(LOOK_S):
@@ -184,16 +186,16 @@ def _tell_while(
             yield _observation(report, keys)
 
 
-def _is_bronze(event: Event, keys: Keys) -> bool:
+def _is_bronze(event: OpEvent, keys: Keys) -> bool:
     return isinstance(event, dg.AssetMaterialization) and event.asset_key == keys.bronze
 
 
-def _tell(context: dg.OpExecutionContext, pacing: EventPacing, keys: Keys, *, everything: bool = False) -> Iterator[Event]:
+def _tell(context: dg.OpExecutionContext, pacing: EventPacing, keys: Keys, *, everything: bool = False) -> Iterator[OpEvent]:
     report = pacing.due(everything=everything)
     if report is None:
         return
     try:
-        events: list[Event] = [*report_events(context, report, keys), *rule_evaluations(report, keys)]
+        events: list[OpEvent] = [*report_events(context, report, keys), *rule_evaluations(report, keys)]
     except BaseException:  # an interrupt among others: what ends the run tells it
         pacing.give_back(report)
         raise
@@ -215,7 +217,7 @@ def _observation(report: LoopReport, keys: Keys) -> dg.AssetObservation:
     return dg.AssetObservation(keys.bronze, metadata=metadata)
 
 
-def _result(loop: Loop, worker: LoopThread, keys: Keys) -> Iterator[Event]:
+def _result(loop: Loop, worker: LoopThread, keys: Keys) -> Iterator[OpEvent]:
     """The books and the whole report of a loop that ended by itself or by the command line's Ctrl-C."""
     report = loop.report
     whole: dict[str, Any] = {

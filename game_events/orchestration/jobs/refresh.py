@@ -8,7 +8,7 @@ from game_events.orchestration.checks.rules import rule_evaluations
 from game_events.orchestration.checks.tables import check_evaluation
 from game_events.orchestration.events.materializations import report_events
 from game_events.orchestration.jobs.config import RunConfig
-from game_events.orchestration.keys import REPORT, Event, Keys
+from game_events.orchestration.keys import REPORT, Keys, OpEvent
 from game_events.orchestration.resources import LakehouseResource
 from game_events.orchestration.runs.errors import errors_decide
 from game_events.orchestration.runs.tags import CARRIES_ALL, ROW_CHANGING_TAG
@@ -17,7 +17,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.observability.event_log import recorded
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing.redecode import redecode as redecode_bronze
-from game_events.pipeline.reprocessing.replay import selection_of
+from game_events.pipeline.reprocessing.replay import replay_selection
 from game_events.pipeline.runs.refresh import refresh as refresh_all
 from game_events.pipeline.runs.refresh import refresh_downstream
 from game_events.pipeline.runs.replay import replay_and_refresh
@@ -43,7 +43,7 @@ class RedecodeConfig(dg.Config):
     out=dg.Out(dg.Nothing),
     pool="bronze",
 )
-def refresh_all_layers(context: dg.OpExecutionContext, config: RunConfig, lakehouse: LakehouseResource) -> Iterator[Event]:
+def refresh_all_layers(context: dg.OpExecutionContext, config: RunConfig, lakehouse: LakehouseResource) -> Iterator[OpEvent]:
     """One run of the whole pipeline; a game that fails alone fails the run after the others' results are kept."""
     pipeline, report = lakehouse.pipeline(context.run_id), RunReport()
     if config.full_refresh:
@@ -67,13 +67,13 @@ def refresh_all_layers(context: dg.OpExecutionContext, config: RunConfig, lakeho
 )
 def replay_quarantined_rows(
     context: dg.OpExecutionContext, config: ReplayConfig, lakehouse: LakehouseResource
-) -> Iterator[Event]:
+) -> Iterator[OpEvent]:
     """After a schema was registered, decoding learned something new, or a rule changed."""
     pipeline, report = lakehouse.pipeline(context.run_id), RunReport()
 
     def work() -> Mapping[str, object]:
         with recorded(pipeline, report, "replay", context.retry_number):
-            done = replay_and_refresh(pipeline, report, selection_of(config.reasons, config.schema_ids))
+            done = replay_and_refresh(pipeline, report, replay_selection(config.reasons, config.schema_ids))
             check_after_run(pipeline, report)
         return {"replayed_rows": done.rows, "left_by_reason": dict(done.left)}
 
@@ -88,7 +88,7 @@ def replay_quarantined_rows(
 )
 def redecode_bronze_events(
     context: dg.OpExecutionContext, config: RedecodeConfig, lakehouse: LakehouseResource
-) -> Iterator[Event]:
+) -> Iterator[OpEvent]:
     """After decoding learned something new."""
     pipeline, report = lakehouse.pipeline(context.run_id), RunReport()
 
@@ -110,7 +110,7 @@ def redecode_bronze_events(
 
 def _run(
     context: dg.OpExecutionContext, pipeline: Pipeline, report: RunReport, work: Callable[[], Mapping[str, object]]
-) -> Iterator[Event]:
+) -> Iterator[OpEvent]:
     """Do the work and tell what came of it; then its failure, if it stopped or a table failed."""
     keys = Keys.of(pipeline.settings)
     with errors_decide(context, pipeline.settings):

@@ -7,7 +7,7 @@ import dagster as dg
 from game_events.orchestration.jobs.config import RunConfig
 from game_events.orchestration.resources import LakehouseResource
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.runs.preflight import CheckResult, environment_checks, run_checks, run_plan_checks
+from game_events.pipeline.runs.preflight import PreflightResult, environment_checks, run_checks, run_plan_checks
 from game_events.pipeline.runs.preflight_sql import sql_checks
 from game_events.pipeline.runs.selection import selection_of
 
@@ -18,7 +18,7 @@ def validation(
     select: Collection[str] = (),
     games: Collection[str] = (),
     full_refresh: Collection[str] = (),
-) -> list[CheckResult]:
+) -> list[PreflightResult]:
     """Everything a run needs, and what it would do; nothing is changed.
 
     Args:

@@ -41,7 +41,7 @@ class PastRun:
 
 
 @dataclass(frozen=True)
-class Decision:
+class StartDecision:
     """Whether to start a run now; why or why not, in words."""
 
     start: bool
@@ -49,21 +49,21 @@ class Decision:
     run_key: str | None = None
 
 
-def decide(runs: Sequence[PastRun], now_s: float) -> Decision:
+def decide(runs: Sequence[PastRun], now_s: float) -> StartDecision:
     """Decide from the newest runs, newest first."""
     if not runs:
-        return Decision(False, f"continuous mode was never started: start the job `{JOB}` once, or `run --continuous`")
+        return StartDecision(False, f"continuous mode was never started: start the job `{JOB}` once, or `run --continuous`")
     newest = runs[0]
     if newest.status in UNFINISHED:
-        return Decision(False, f"on: run {newest.run_id} is {newest.status.value.lower()}")
+        return StartDecision(False, f"on: run {newest.run_id} is {newest.status.value.lower()}")
     if newest.handed_over:
         left = newest.ended_s + HAND_OVER_S - now_s
         why = f"on: run {newest.run_id} has lasted long enough"
         # Each run hands over once, so no key is ever used twice.
-        return Decision(False, f"{why}; the next one in {left:.0f} s") if left > 0 else _after(newest, why)
+        return StartDecision(False, f"{why}; the next one in {left:.0f} s") if left > 0 else _after(newest, why)
     if newest.status != DagsterRunStatus.FAILURE:
         how = "was terminated" if newest.status == DagsterRunStatus.CANCELED else "ended by itself"
-        return Decision(False, f"off: run {newest.run_id} {how}; start the job `{JOB}` to switch it on")
+        return StartDecision(False, f"off: run {newest.run_id} {how}; start the job `{JOB}` to switch it on")
     failures = 0
     for run in runs:
         if run.status != DagsterRunStatus.FAILURE:
@@ -74,13 +74,13 @@ def decide(runs: Sequence[PastRun], now_s: float) -> Decision:
     pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (failures - 1))
     left = newest.ended_s + pause - now_s
     if left > 0:
-        return Decision(False, f"on: run {newest.run_id} failed ({failures} in a row); started again in {left:.0f} s")
+        return StartDecision(False, f"on: run {newest.run_id} failed ({failures} in a row); started again in {left:.0f} s")
     # Each run fails at most once, so no key is ever used twice.
     return _after(newest, f"run {newest.run_id} failed ({failures} in a row)")
 
 
-def _after(run: PastRun, why: str) -> Decision:
-    return Decision(True, why, f"continuous-after-{run.run_id}")
+def _after(run: PastRun, why: str) -> StartDecision:
+    return StartDecision(True, why, f"continuous-after-{run.run_id}")
 
 
 def past_runs(instance: dg.DagsterInstance) -> list[PastRun]:

@@ -46,7 +46,7 @@ class Memory(BaseModel):
 
 
 @dataclass(frozen=True)
-class Decision:
+class LagDecision:
     """Whether to ask for a run.
 
     Attributes:
@@ -65,23 +65,23 @@ def wait_s(attempts: int) -> float:
     return min(FIRST_WAIT_S * 2.0 ** min(attempts - 1, 20), LONGEST_WAIT_S) if attempts else 0.0
 
 
-def decide(standing: Standing, memory: Memory, now: float) -> Decision:
+def decide(standing: Standing, memory: Memory, now: float) -> LagDecision:
     """A run if there is something to do, and the last runs for it did not get nowhere just now."""
     position = standing.position
     if position != memory.seen:
         memory = memory.model_copy(update={"seen": position, "seen_at": now})
     why = reason(standing)
     if why is None:
-        return Decision(f"nothing to do: bronze has every record of {standing.name}", None, memory)
+        return LagDecision(f"nothing to do: bronze has every record of {standing.name}", None, memory)
     attempts = memory.attempts if memory.asked == position else 0
     due = memory.asked_at + wait_s(attempts) if attempts else 0.0
     if not standing.to_read:
         due = max(due, memory.seen_at + GRACE_S)
     if now < due:
         tried = f"; {attempts} runs for it got nowhere" if attempts else ""
-        return Decision(f"{why}{tried}; the next run is due in {due - now:.0f} s", None, memory)
+        return LagDecision(f"{why}{tried}; the next run is due in {due - now:.0f} s", None, memory)
     key = f"{position}-{attempts + 1}"
-    return Decision(why, key, memory.model_copy(update={"asked": position, "attempts": attempts + 1, "asked_at": now}))
+    return LagDecision(why, key, memory.model_copy(update={"asked": position, "attempts": attempts + 1, "asked_at": now}))
 
 
 def reason(standing: Standing) -> str | None:

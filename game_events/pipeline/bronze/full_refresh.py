@@ -22,11 +22,12 @@ from game_events.decoding.core.column_map import ColumnMap
 from game_events.errors import ConflictError, DataError
 from game_events.lakehouse import failpoints as crash_points
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
-from game_events.lakehouse.commits.transactions import BATCH_APP, ERASED_APP, GENERATION_APP, REPLAY_APP, RESET_APP
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_files, spark_schema
 from game_events.lakehouse.data.staging import REPORT_SCHEMA, StagedFile, discard
 from game_events.lakehouse.data.table_writer import FileStage, staged_files
 from game_events.lakehouse.event_columns import HEADERS, bronze_schema, column_map, travelling
+from game_events.lakehouse.layers import Layer
 from game_events.pipeline.bronze.file_worker import ends_of_origins
 from game_events.pipeline.bronze.full_refresh_guard import Expired, count_expired, refuse_unless_allowed, source_to_read
 from game_events.pipeline.bronze.load import archive_schemas, stage_slice
@@ -34,10 +35,9 @@ from game_events.pipeline.bronze.truncated_log import epochs_noted, epochs_unkno
 from game_events.pipeline.column_comments import documented
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.full_refresh import ResetList, finish_reset, forget, is_finished, keep, not_read, sweep
-from game_events.pipeline.quarantine.lost import QUARANTINED_APP
 from game_events.pipeline.quarantine.replay_marks import is_noted, note_replay
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.state.archive_origin import ARCHIVE_APP, archive_noted
+from game_events.pipeline.state.archive_origin import archive_noted
 from game_events.pipeline.state.commit_info import kept_info, slice_info
 from game_events.pipeline.state.offsets import identity
 from game_events.sources.core.slices import plan_slice
@@ -83,10 +83,10 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
     now = source_to_read(pipeline)
     staged = _Staged(column_map(bronze))
     # Names the list of quarantine's files: of two full refreshes at once, each has a list of its own.
-    ticket = max(int(bronze.transaction_version(RESET_APP) or 0) + 1, time.time_ns() // 1000)
+    ticket = max(int(bronze.transaction_version(Txn.FULL_REFRESH) or 0) + 1, time.time_ns() // 1000)
     try:
         # All slices are one batch, as they are one commit.
-        batch = int(bronze.transaction_version(BATCH_APP) or 0) + 1
+        batch = int(bronze.transaction_version(Txn.BATCH) or 0) + 1
         _stage_all(pipeline, bronze, now, batch, staged)
         expired = count_expired(pipeline, now, staged.origins)
         if expired.staying:
@@ -110,7 +110,7 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
     sweep(pipeline)
     _record(pipeline, bronze, staged, batch, landed, expired, report)
     report.add_read(staged.start, staged.end, now.unit)
-    report.seconds["bronze"] = report.seconds.get("bronze", 0.0) + time.monotonic() - began
+    report.seconds[Layer.BRONZE] = report.seconds.get(Layer.BRONZE, 0.0) + time.monotonic() - began
 
 
 def _stage_all(pipeline: Pipeline, bronze: DeltaTable, now: Seen, batch: int, staged: _Staged) -> None:
@@ -150,8 +150,8 @@ def _commit(
     # A run that reads an archive's topics goes on where that ends, also if bronze had more of them: those rows go.
     to = staged.end | ends_of_origins(staged.origins)
     # With rows from elsewhere: what the archive gets later may be these.
-    archive = {ARCHIVE_APP: 0} if staged.kept or undecodable_kept else archive_noted(bronze, pipeline.source)
-    compared = (BATCH_APP, GENERATION_APP, RESET_APP, REPLAY_APP, ERASED_APP, *(p.app for p in to))
+    archive = {Txn.ARCHIVE: 0} if staged.kept or undecodable_kept else archive_noted(bronze, pipeline.source)
+    compared = (Txn.BATCH, Txn.INCARNATION, Txn.FULL_REFRESH, Txn.REPLAY, Txn.ERASURES, *(p.app for p in to))
     read = {p: (staged.start[p], end) for p, end in staged.end.items()}
     rows, undecodable = sum(f.rows for f in staged.bronze), sum(f.rows for f in staged.quarantine)
     note = slice_info(batch, rows, undecodable, read, (), staged.suppressed) | kept_info(staged.kept)
@@ -166,8 +166,8 @@ def _commit(
             | epochs_unknown(lane for lane in to if lane not in staged.end)
             | epochs_noted(now, staged.end)
             | archive
-            | {QUARANTINED_APP: undecodable + undecodable_kept}
-            | {BATCH_APP: batch, GENERATION_APP: batch, RESET_APP: ticket},
+            | {Txn.RECORDS_QUARANTINED: undecodable + undecodable_kept}
+            | {Txn.BATCH: batch, Txn.INCARNATION: batch, Txn.FULL_REFRESH: ticket},
             table_id=str(bronze.metadata().id),
             replace=True,
             owns_map=True,
@@ -188,7 +188,7 @@ def _record(
 ) -> None:
     schema = bronze_schema(staged.columns)
     known = {f.name for f in before.schema().fields}
-    entry = report.add_landed("bronze", pipeline.bronze, landed, schema, batch)
+    entry = report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, batch)
     entry.new_columns += [f.name for f in schema if f.name not in known]
     report.batches.append(batch)
     report.schema_ids.update(i for i, _ in (*staged.types, *staged.undecoded))

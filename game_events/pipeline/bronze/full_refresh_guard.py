@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pyspark.sql import functions as F
 
 from game_events.errors import ConfigurationError, TransientError
-from game_events.lakehouse.commits.transactions import LAYER
 from game_events.lakehouse.data.snapshot import read_files, row_count, spark_schema
 from game_events.lakehouse.event_columns import COORDINATES
+from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
 from game_events.pipeline.bronze.starting_offsets import all_there_is
 from game_events.pipeline.context import Pipeline
@@ -91,7 +91,7 @@ def count_expired(pipeline: Pipeline, now: Seen, origins: Positions | None = Non
             continue
         rows = read_files(pipeline.spark, handle.file_uris(), spark_schema(handle.schema()))
         if table is pipeline.quarantine:
-            rows = rows.where(F.col("layer") == LAYER)
+            rows = rows.where(F.col("layer") == Layer.BRONZE)
         stays = not_read({*now.latest, *(origins or ())})
         if isinstance(pipeline.source, FileSource):
             # By the file: records of an archive have Kafka's coordinates.

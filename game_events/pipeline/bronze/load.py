@@ -22,8 +22,8 @@ from game_events.decoding.batch_decoder import DecodePlan, TypeKey
 from game_events.decoding.core.column_map import ColumnMap
 from game_events.errors import ConflictError, GameEventsError
 from game_events.lakehouse import failpoints as crash_points
-from game_events.lakehouse.commits.commit import Commit, commit
-from game_events.lakehouse.commits.transactions import BATCH_APP, RIVAL_ATTEMPTS, TASK_RECORDS
+from game_events.lakehouse.commits.commit import CONFLICT_ATTEMPTS, Commit, commit
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.event_columns import (
     FIRST_MESSAGE,
     OWN_COLUMNS,
@@ -32,20 +32,13 @@ from game_events.lakehouse.event_columns import (
     column_map,
     source_columns,
 )
+from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.store_probe import refuse_unsafe_store
 from game_events.pipeline.bronze.data_loss import next_slice, told, went_meanwhile
 from game_events.pipeline.bronze.decode_job import run_decode_job
 from game_events.pipeline.bronze.file_worker import FileBronzeTask, behind_origins
 from game_events.pipeline.bronze.isolation import Deadly, discard_staged, marked, whole_or_isolated
-from game_events.pipeline.bronze.quarantine import (
-    BEGUN_APP,
-    DONE_APP,
-    Decided,
-    announce,
-    commit_undecodable,
-    decided_on,
-    is_under_way,
-)
+from game_events.pipeline.bronze.quarantine import Decided, announce, commit_undecodable, decided_on, is_under_way
 from game_events.pipeline.bronze.record_size import WHY, cut
 from game_events.pipeline.bronze.restored import mend_restored_bronze
 from game_events.pipeline.bronze.starting_offsets import all_there_is, is_gone, not_there_any_more, starting_point
@@ -55,7 +48,7 @@ from game_events.pipeline.bronze.worker_result import StageResult
 from game_events.pipeline.column_comments import BRONZE_DESCRIPTION, about_bronze, documented
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.full_refresh import finish_reset
-from game_events.pipeline.quarantine.lost import QUARANTINED_APP, refuse_lost_quarantine
+from game_events.pipeline.quarantine.lost import refuse_lost_quarantine
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.state.archive_origin import archive_noted
 from game_events.pipeline.state.commit_info import slice_info
@@ -67,6 +60,9 @@ from game_events.sources.files.source import FileSource
 from game_events.sources.kafka.source import KafkaSource
 from game_events.spark.config import kafka_batches
 from game_events.spark.crashed_workers import crashes_named, named
+
+#: Records of one task: fewer tasks for small micro-batches, as each costs about 100 ms.
+TASK_RECORDS = 500_000
 
 
 def load_bronze(pipeline: Pipeline, report: RunReport, until: Seen | None = None, slices: int | None = None) -> int:
@@ -116,17 +112,17 @@ def load_bronze(pipeline: Pipeline, report: RunReport, until: Seen | None = None
                 break
         except ConflictError:
             rivals += 1
-            if rivals >= RIVAL_ATTEMPTS:
+            if rivals >= CONFLICT_ATTEMPTS:
                 raise
         except (PySparkException, Py4JJavaError):
             # Spark refuses to read less than it was told to: then what is left is planned anew, or refused.
             rivals += 1
-            if rivals >= RIVAL_ATTEMPTS or not went_meanwhile(pipeline, part):
+            if rivals >= CONFLICT_ATTEMPTS or not went_meanwhile(pipeline, part):
                 raise
     if isinstance(pipeline.source, FileSource):
         report.add_files(pipeline.source.counts)
-    report.seconds["bronze"] = report.seconds.get("bronze", 0.0) + time.monotonic() - began
-    return max([int(handle.transaction_version(BATCH_APP) or 0), *report.batches])
+    report.seconds[Layer.BRONZE] = report.seconds.get(Layer.BRONZE, 0.0) + time.monotonic() - began
+    return max([int(handle.transaction_version(Txn.BATCH) or 0), *report.batches])
 
 
 def _open_or_create(pipeline: Pipeline, now: Seen, report: RunReport) -> DeltaTable:
@@ -149,7 +145,7 @@ def _open_or_create(pipeline: Pipeline, now: Seen, report: RunReport) -> DeltaTa
         OWN_COLUMNS,
         [],
         expected={},
-        advance={p.app: at for p, at in start.items()} | identity(start) | epochs_noted(now, start) | {BATCH_APP: 0},
+        advance={p.app: at for p, at in start.items()} | identity(start) | epochs_noted(now, start) | {Txn.BATCH: 0},
         table_id=None,
         info=slice_info(0, 0, 0, {p: (at, at) for p, at in start.items()}, gaps),
         description=BRONZE_DESCRIPTION,
@@ -166,7 +162,7 @@ def _load_slice(
     pipeline: Pipeline, handle: DeltaTable, quarantine: DeltaTable | None, now: Seen, part: Slice, report: RunReport
 ) -> None:
     """Stage one slice in the workers, then commit quarantine, then bronze: both as they were when restores were looked for."""
-    batch = int(handle.transaction_version(BATCH_APP) or 0) + 1
+    batch = int(handle.transaction_version(Txn.BATCH) or 0) + 1
     decided = decided_on(pipeline.quarantine, quarantine, part)
     staged = stage_slice(pipeline, handle, column_map(handle), part, batch, decided)
     crash_points.reach("bronze_staged")
@@ -174,13 +170,13 @@ def _load_slice(
     seen = pipeline.catalog.message_columns(column_map(handle), staged.types)
     archive_schemas(pipeline, report, {*staged.types, *staged.undecoded})
     crash_points.reach("schemas_archived")
-    begun = handle.transaction_version(BEGUN_APP)
+    begun = handle.transaction_version(Txn.QUARANTINE_BEGUN)
     if staged.quarantine or is_under_way(handle):
         begun = announce(pipeline, handle, part, staged)
         crash_points.reach("quarantine_announced")
         held = commit_undecodable(pipeline, quarantine, part, staged)
         if staged.quarantine:
-            report.add_landed("quarantine", pipeline.quarantine, held, QUARANTINE_COLUMNS, batch)
+            report.add_landed(Layer.QUARANTINE, pipeline.quarantine, held, QUARANTINE_COLUMNS, batch)
         crash_points.reach("quarantine_committed")
     schema = documented(pipeline, bronze_schema(seen), seen, staged.types)
     behind = behind_origins(handle, staged.origins)
@@ -193,14 +189,14 @@ def _load_slice(
         schema,
         staged.bronze,
         expected={p.app: handle.transaction_version(p.app) for p in (*part.end, *placed, *behind)}
-        | {BATCH_APP: batch - 1, BEGUN_APP: begun}
+        | {Txn.BATCH: batch - 1, Txn.QUARANTINE_BEGUN: begun}
         | unfenced(handle),
         advance={p.app: at for p, at in (placed | part.end | behind).items()}
         | identity([*part.end, *placed, *behind])
         | epochs_noted(now, part.end)
         | epochs_unknown(behind)
         | archive_noted(handle, pipeline.source)
-        | {BATCH_APP: batch, BEGUN_APP: begun or 0, DONE_APP: begun or 0},
+        | {Txn.BATCH: batch, Txn.QUARANTINE_BEGUN: begun or 0, Txn.QUARANTINE_DONE: begun or 0},
         table_id=str(handle.metadata().id),
         seen=handle.version(),
         owns_map=True,
@@ -217,11 +213,11 @@ def _load_slice(
         about=about_bronze(pipeline, handle, staged.types),
     )
     if staged.quarantine:
-        before = int(handle.transaction_version(QUARANTINED_APP) or 0)
-        plan = replace(plan, advance={**plan.advance, QUARANTINED_APP: before + sum(f.rows for f in staged.quarantine)})
+        before = int(handle.transaction_version(Txn.RECORDS_QUARANTINED) or 0)
+        plan = replace(plan, advance={**plan.advance, Txn.RECORDS_QUARANTINED: before + sum(f.rows for f in staged.quarantine)})
     landed = commit(plan)
     crash_points.reach("bronze_committed")
-    entry = report.add_landed("bronze", pipeline.bronze, landed, schema, batch)
+    entry = report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, batch)
     entry.new_columns += [f.name for f in schema if f.name not in known]
     report.add_read(part.start, part.end, part.unit)
     report.gaps += part.gaps

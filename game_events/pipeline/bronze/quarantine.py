@@ -17,10 +17,11 @@ from deltalake import DeltaTable
 
 from game_events.errors import ConflictError, GameEventsError
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
-from game_events.lakehouse.commits.transactions import BATCH_APP, SLICES_APP
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.event_columns import COORDINATES, QUARANTINE_COLUMNS, QUARANTINE_DESCRIPTION
+from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.bronze.worker_result import StageResult
 from game_events.pipeline.context import Pipeline
@@ -30,8 +31,6 @@ from game_events.sources.core.source import KAFKA, Slice
 
 #: (topic id, partition) -> offsets of records that quarantine holds already.
 Decided = Mapping[tuple[str, int], frozenset[int]]
-#: `txn` of bronze: how often a slice was about to commit to quarantine; and what that was when a slice came to bronze last.
-BEGUN_APP, DONE_APP = "quarantine_begun", "quarantine_done"
 
 
 def decided_on(table: Table, quarantine: DeltaTable | None, part: Slice) -> Decided:
@@ -47,7 +46,7 @@ def decided_on(table: Table, quarantine: DeltaTable | None, part: Slice) -> Deci
     if quarantine is None or not ahead:
         return {}
     rows = read_arrow(table, quarantine, [*COORDINATES, "layer"])
-    rows = rows.filter(pc.equal(rows.column("layer"), "bronze"))
+    rows = rows.filter(pc.equal(rows.column("layer"), Layer.BRONZE))
     if all(p.kind == KAFKA for p in ahead):
         names = pa.table({"_kafka_topic_id": [p.topic_id for p in ahead], "_kafka_partition": [p.partition for p in ahead]})
         names = names.cast(pa.schema([rows.schema.field(c) for c in names.column_names]))
@@ -63,7 +62,7 @@ def decided_on(table: Table, quarantine: DeltaTable | None, part: Slice) -> Deci
 
 def is_under_way(bronze: DeltaTable) -> bool:
     """Whether a slice was announced that did not come to bronze: it crashed, or is at work, or lost to a rival."""
-    return bronze.transaction_version(BEGUN_APP) != bronze.transaction_version(DONE_APP)
+    return bronze.transaction_version(Txn.QUARANTINE_BEGUN) != bronze.transaction_version(Txn.QUARANTINE_DONE)
 
 
 def announce(pipeline: Pipeline, bronze: DeltaTable, part: Slice, staged: StageResult) -> int:
@@ -75,15 +74,15 @@ def announce(pipeline: Pipeline, bronze: DeltaTable, part: Slice, staged: StageR
     Raises:
         ConflictError: a rival was first, or gamers were erased since `bronze` was opened; the slice's files are deleted.
     """
-    before = {app: bronze.transaction_version(app) for app in (BATCH_APP, BEGUN_APP, *(p.app for p in part.end))}
-    number = int(before[BEGUN_APP] or 0) + 1
+    before = {app: bronze.transaction_version(app) for app in (Txn.BATCH, Txn.QUARANTINE_BEGUN, *(p.app for p in part.end))}
+    number = int(before[Txn.QUARANTINE_BEGUN] or 0) + 1
     plan = Commit(
         pipeline.bronze,
         pa.schema(bronze.schema()),
         [],
         expected=before | unfenced(bronze),
         # With the batch as it is: whatever else gets a batch of its own (a replay, a full refresh) excludes this commit.
-        advance={BEGUN_APP: number, BATCH_APP: int(before[BATCH_APP] or 0)},
+        advance={Txn.QUARANTINE_BEGUN: number, Txn.BATCH: int(before[Txn.BATCH] or 0)},
         table_id=str(bronze.metadata().id),
         seen=bronze.version(),
         owns_map=True,
@@ -105,13 +104,13 @@ def commit_undecodable(pipeline: Pipeline, quarantine: DeltaTable | None, part: 
         ConflictError: a rival's slice came to quarantine first; the files of both tables are deleted.
     """
     until = next_offsets(quarantine, part.end)
-    slices = quarantine.transaction_version(SLICES_APP) if quarantine is not None else None
+    slices = quarantine.transaction_version(Txn.MICRO_BATCHES) if quarantine is not None else None
     plan = Commit(
         pipeline.quarantine,
         QUARANTINE_COLUMNS,
         staged.quarantine,
-        expected={p.app: until.get(p) for p in part.end} | {SLICES_APP: slices},
-        advance={p.app: max(end, until.get(p, 0)) for p, end in part.end.items()} | {SLICES_APP: (slices or 0) + 1},
+        expected={p.app: until.get(p) for p in part.end} | {Txn.MICRO_BATCHES: slices},
+        advance={p.app: max(end, until.get(p, 0)) for p, end in part.end.items()} | {Txn.MICRO_BATCHES: (slices or 0) + 1},
         table_id=str(quarantine.metadata().id) if quarantine is not None else None,
         seen=quarantine.version() if quarantine is not None else None,
         info={"run_id": pipeline.run_id},

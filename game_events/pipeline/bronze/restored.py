@@ -31,7 +31,7 @@ from game_events.lakehouse.commits.restores import (
     version_before_restores,
 )
 from game_events.lakehouse.commits.restores_note import note_looked_at
-from game_events.lakehouse.commits.transactions import BATCH_APP, GENERATION_APP
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import row_count
 from game_events.lakehouse.system_tables.suppressed import read_suppressed
 from game_events.pipeline.context import Pipeline
@@ -39,9 +39,6 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.state.commit_info import ERASED_ROWS, BronzeCommit, bronze_commit, slice_info
 from game_events.pipeline.state.offsets import identity, next_offsets, offsets_of, topic_id_read
 from game_events.sources.core.source import KAFKA, Lane, Positions
-
-#: `txn` of bronze, as `replay_notes` and `quarantine_reset` name them.
-REPLAY_APP, RESET_APP = "replay", "reset"
 
 
 def mend_restored_bronze(pipeline: Pipeline, report: RunReport, opened: DeltaTable | None = None) -> DeltaTable | None:
@@ -74,7 +71,7 @@ def mend_restored_bronze(pipeline: Pipeline, report: RunReport, opened: DeltaTab
 
 def _mend(pipeline: Pipeline, handle: DeltaTable, report: RunReport, *, forgotten_again: bool) -> None:
     notes = {n.batch: (n, int(e["version"])) for e in history(pipeline.bronze) if (n := bronze_commit(e)) is not None}
-    now, held = int(handle.transaction_version(BATCH_APP) or 0), _highest_batch(handle)
+    now, held = int(handle.transaction_version(Txn.BATCH) or 0), _highest_batch(handle)
     gone = [notes.get(batch) for batch in range(held + 1, now + 1)]
     rows = sum(found[0].rows for found in gone if found is not None)
     before = _version_of(pipeline, notes.get(held))
@@ -85,14 +82,14 @@ def _mend(pipeline: Pipeline, handle: DeltaTable, report: RunReport, *, forgotte
     if reached == back and not rows and not forgotten_again:
         note_looked_at(pipeline.bronze, handle)
         return
-    for app, what in ((REPLAY_APP, "rows were replayed from quarantine"), (RESET_APP, "a full refresh")):
+    for app, what in ((Txn.REPLAY, "rows were replayed from quarantine"), (Txn.FULL_REFRESH, "a full refresh")):
         if before.transaction_version(app) != handle.transaction_version(app):
             raise _only_undone(handle, rows, f"{what} came between")
     if any(topic_id_read(before, p.topic, p.kind) not in {None, p.topic_id} for p in reached):
         raise _only_undone(handle, rows, "the topic was made anew in between")
     # A partition or a topic that came since begins where it was begun.
     to = {p: back.get(p, _first(p, [note for note, _ in notes.values()])) for p in reached}
-    compared = (BATCH_APP, GENERATION_APP, *(p.app for p in reached))
+    compared = (Txn.BATCH, Txn.INCARNATION, *(p.app for p in reached))
     with suppress(ConflictError):  # a rival has done it
         commit(
             Commit(
@@ -102,7 +99,7 @@ def _mend(pipeline: Pipeline, handle: DeltaTable, report: RunReport, *, forgotte
                 expected={app: handle.transaction_version(app) for app in compared},
                 advance={p.app: offset for p, offset in to.items()}
                 | identity(to)
-                | {BATCH_APP: now + 1, GENERATION_APP: now + 1},
+                | {Txn.BATCH: now + 1, Txn.INCARNATION: now + 1},
                 table_id=str(handle.metadata().id),
                 seen=handle.version(),
                 info=slice_info(now + 1, 0, 0, {p: (o, o) for p, o in to.items()}),
@@ -159,7 +156,7 @@ def _has_all_rows(pipeline: Pipeline, handle: DeltaTable) -> bool:
         before = DeltaTable(pipeline.bronze.uri, version=version, storage_options=pipeline.bronze.options)
         return (_highest_batch(before), row_count(before)) == (held, row_count(handle))
     # The log does not reach back so far. With the last batch all others are there, but for rows that an erasure took out.
-    return held == int(handle.transaction_version(BATCH_APP) or 0) and not erasures(handle)
+    return held == int(handle.transaction_version(Txn.BATCH) or 0) and not erasures(handle)
 
 
 def _highest_batch(handle: DeltaTable) -> int:

@@ -26,6 +26,7 @@ from game_events.lakehouse.event_columns import (
     identity_columns,
     none_if_empty,
 )
+from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.reporting.latency import Arrivals, count_arrivals
 from game_events.pipeline.suppression.worker import Suppression, Suppressor
@@ -236,7 +237,7 @@ class _Stage:
         count = len(rejected.rows)
         own = self._own(batch, rejected.rows, rejected.schema_id, raw=True)
         own |= {
-            "layer": pa.repeat(pa.scalar("bronze"), count),
+            "layer": pa.repeat(pa.scalar(Layer.BRONZE), count),
             "reason": pa.repeat(pa.scalar(str(rejected.reason)), count),
             "detail": pa.repeat(pa.scalar(rejected.detail), count),
             "quarantined_at": pa.repeat(pa.scalar(self._now, TIME), count),

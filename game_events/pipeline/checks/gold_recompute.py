@@ -11,16 +11,13 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, DoubleType, FloatType, StructType
 
-from game_events.extending import PLAYER_AGG
-from game_events.lakehouse.commits.generations import BronzeIdentity
+from game_events.lakehouse.commits.generations import BronzeIdentity, silver_app
 from game_events.lakehouse.commits.parallel import for_games
-from game_events.lakehouse.data.snapshot import files_with, path_column, read_files, spark_schema
+from game_events.lakehouse.data.snapshot import files_with, game_of_file, read_files, spark_schema
 from game_events.lakehouse.tables import UNIFIED
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.aggregates import expressions, is_current, player_agg
 from game_events.pipeline.gold.null_values import known_or_meant
-from game_events.pipeline.gold.plan import game_in_path
-from game_events.pipeline.gold.refresh import silver_app
 from game_events.pipeline.gold.unified import gold_app
 from game_events.pipeline.reporting.check_result import CheckResult
 from game_events.spark.schemas import quoted, united
@@ -105,7 +102,7 @@ def _all_rows(
     limits = spark.createDataFrame(pa.table({"_game": list(taken), "_taken": pa.array(taken.values(), pa.int64())}))
     events = events.join(F.broadcast(limits), "_game").where(F.col("_batch") <= F.col("_taken"))
     anew = events.groupBy("_game", key).agg(*(F.expr(sql).alias(column) for column, sql in made.items()))
-    held = _files(pipeline, gold, taken, (key, *made), game_in_path(pipeline.lakehouse.called, PLAYER_AGG))
+    held = _files(pipeline, gold, taken, (key, *made), pipeline.lakehouse.called.gold_path())
     rows = anew.select(*columns, F.lit("silver").alias("_source")).unionByName(
         held.select(*columns, F.lit("gold").alias("_source"))
     )
@@ -137,7 +134,7 @@ def _files(
     read = StructType([f for f in fields.values() if f.name in wanted])
     uris = [uri for table in opened for uri in files_with(table)]
     rows = read_files(pipeline.spark, uris, read)
-    return rows.select(F.regexp_extract(path_column(uris), pattern, 1).alias("_game"), *(F.col(quoted(c)) for c in wanted))
+    return rows.select(game_of_file(uris, pattern).alias("_game"), *(F.col(quoted(c)) for c in wanted))
 
 
 def _compared(rows: DataFrame, key: str, columns: list[str], current: list[str]) -> DataFrame:

@@ -14,12 +14,14 @@ from pyspark.sql import functions as F
 
 from game_events.lakehouse.commits.commit import paths
 from game_events.lakehouse.commits.generations import generation
-from game_events.lakehouse.commits.transactions import BATCH_APP, REPLAY_APP
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_files, row_count, spark_schema
 from game_events.lakehouse.data.staging import file_system
+from game_events.lakehouse.event_columns import COORDINATES
+from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.quarantine.replay_marks import COORDINATES, is_noted
+from game_events.pipeline.quarantine.replay_marks import is_noted
 from game_events.pipeline.reporting.check_result import CheckResult
 from game_events.pipeline.state.commit_info import BronzeCommit, bronze_commit, erased_rows
 from game_events.sources.core.source import FILES, KAFKA, Lane
@@ -45,7 +47,7 @@ def offsets_continuous(pipeline: Pipeline, recent: int | None = None) -> CheckRe
     history = handle.history(recent)
     notes = [bronze_commit(entry) for entry in history]
     # The history reaches further than the handle if somebody committed since.
-    now = int(handle.transaction_version(BATCH_APP) or 0)
+    now = int(handle.transaction_version(Txn.BATCH) or 0)
     # What came before a full refresh is gone, and its offsets were read again.
     first = generation(handle)
     commits = sorted((c for c in notes if c is not None and first <= c.batch <= now), key=lambda c: c.batch)
@@ -87,7 +89,7 @@ def _batches(handle: DeltaTable, commits: Sequence[BronzeCommit]) -> list[str]:
         for earlier, later in pairwise(commits)
         if later.batch != earlier.batch + 1
     ]
-    now = int(handle.transaction_version(BATCH_APP) or 0)
+    now = int(handle.transaction_version(Txn.BATCH) or 0)
     if commits and commits[-1].batch != now:
         faults.append(f"the newest commit is batch {commits[-1].batch}, the table's transaction says {now}")
     return faults
@@ -164,7 +166,7 @@ def offsets_unique(pipeline: Pipeline) -> CheckResult:
     # A replay that crashed between its two commits: its rows are in both until the next run has noted them.
     open_replay = -1
     if quarantine is not None and not is_noted(bronze, quarantine):
-        open_replay = int(bronze.transaction_version(REPLAY_APP) or 0)
+        open_replay = int(bronze.transaction_version(Txn.REPLAY) or 0)
     rows = read_files(pipeline.spark, bronze.file_uris(), spark_schema(bronze.schema()))
     # Columns only once there is a session: without one PySpark cannot tell of which kind they are to be.
     zero, one = F.lit(0), F.lit(1)
@@ -176,7 +178,7 @@ def offsets_unique(pipeline: Pipeline) -> CheckResult:
         replayed = (
             F.col("replayed_table").eqNullSafe(str(bronze.metadata().id)) if "replayed_table" in held.columns else F.lit(False)
         )
-        held = held.where(F.col("layer") == "bronze").select(
+        held = held.where(F.col("layer") == Layer.BRONZE).select(
             *COORDINATES, zero.alias("b"), one.alias("q"), F.when(replayed, 0).otherwise(1).alias("alone")
         )
         rows = rows.unionByName(held)

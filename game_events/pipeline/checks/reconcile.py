@@ -12,11 +12,11 @@ from pyspark.sql import functions as F
 
 from game_events.lakehouse.commits.generations import BronzeIdentity
 from game_events.lakehouse.commits.parallel import for_games
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_files, row_count, spark_schema
 from game_events.lakehouse.event_columns import COORDINATES, has_decoded_columns
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quality.decisions import Decisions
-from game_events.pipeline.silver.commit import DROPPED_APP, QUARANTINED_APP
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def _count(
 
 
 def _kept_out(tables: Mapping[str, DeltaTable], game: str) -> tuple[int, int]:
-    return _value(tables[game], DROPPED_APP), _value(tables[game], QUARANTINED_APP)
+    return _value(tables[game], Txn.ROWS_DROPPED), _value(tables[game], Txn.ROWS_QUARANTINED)
 
 
 def _value(table: DeltaTable, app: str) -> int:

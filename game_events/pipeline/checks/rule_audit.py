@@ -10,17 +10,15 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from game_events.extending import PLAYER_AGG
 from game_events.lakehouse.commits.parallel import for_games
-from game_events.lakehouse.data.snapshot import files_with, path_column, read_files, row_count, spark_schema
+from game_events.lakehouse.data.snapshot import files_with, game_of_file, read_files, row_count, spark_schema
 from game_events.lakehouse.event_columns import has_decoded_columns
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.aggregates import player_agg_columns
-from game_events.pipeline.gold.plan import game_in_path
 from game_events.pipeline.quality.expressions import RuleColumns
 from game_events.pipeline.quality.validation import require_valid
 from game_events.pipeline.reporting.report import RuleReport
-from game_events.pipeline.silver.stage import Source
+from game_events.pipeline.silver.stage import SilverInput
 from game_events.rules import Rule
 from game_events.spark.config import forgiving
 
@@ -43,7 +41,7 @@ def audit_rules(pipeline: Pipeline, rules: Iterable[Rule]) -> Found:
     bronze = pipeline.bronze.open()
     if bronze is None or not row_count(bronze) or not has_decoded_columns(bronze):
         return {}
-    source = Source.of(pipeline, bronze)
+    source = SilverInput.of(pipeline, bronze)
     games = sorted(pipeline.progress.read(source.bronze.key).games)
     found: Found = {}
     silver = [r for r in chosen if r.layer == "silver"]
@@ -57,13 +55,13 @@ def audit_rules(pipeline: Pipeline, rules: Iterable[Rule]) -> Found:
         tables = _tables(for_games(games, lambda game: pipeline.lakehouse.gold(game).open()))
         columns = player_agg_columns(pipeline.spark, pipeline.settings, source.columns)
         uris = _files(tables)
-        game = F.regexp_extract(path_column(uris), game_in_path(pipeline.lakehouse.called, PLAYER_AGG), 1)
+        game = game_of_file(uris, pipeline.lakehouse.called.gold_path())
         rows = read_files(pipeline.spark, uris, columns).withColumn("_game", game)
         found |= _count(pipeline, gold, rows, columns, "_game", tables)
     return found
 
 
-def _rows_taken(source: Source, tables: Mapping[str, DeltaTable]) -> DataFrame:
+def _rows_taken(source: SilverInput, tables: Mapping[str, DeltaTable]) -> DataFrame:
     """Bronze's rows of each game, up to the batch that its silver table has taken of this bronze."""
     taken = {game: int(handle.transaction_version(source.app) or 0) for game, handle in tables.items()}
     bounds = pa.table({"_game": pa.array(taken, pa.string()), "_to": pa.array(taken.values(), pa.int64())})

@@ -10,11 +10,11 @@ from deltalake import DeltaTable
 from game_events.errors import ConflictError
 from game_events.lakehouse.commits.commit import Commit, commit, paths
 from game_events.lakehouse.commits.generations import erasures
-from game_events.lakehouse.commits.transactions import ERASED_APP
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.event_columns import RECORD
 from game_events.lakehouse.tables import QUARANTINE, Table
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.erasure.scan import EraseTask, Found, look_at
+from game_events.pipeline.erasure.scan import EraseTask, ScannedFile, look_at
 from game_events.pipeline.erasure.subjects import RECORDS, Wanted
 from game_events.pipeline.state.commit_info import ERASED_ROWS
 
@@ -24,7 +24,7 @@ ATTEMPTS = 20
 def without(
     table: Table,
     handle: DeltaTable,
-    hits: Sequence[Found],
+    hits: Sequence[ScannedFile],
     run_id: str,
     *,
     expected: Mapping[str, int | None] | None = None,
@@ -47,8 +47,8 @@ def without(
         table,
         pa.schema([]),  # no file has a column that the table lacks
         [file for found in hits for file in found.files],
-        expected={ERASED_APP: handle.transaction_version(ERASED_APP), **(expected or {})},
-        advance={ERASED_APP: erasures(handle) + 1, **(advance or {})},
+        expected={Txn.ERASURES: handle.transaction_version(Txn.ERASURES), **(expected or {})},
+        advance={Txn.ERASURES: erasures(handle) + 1, **(advance or {})},
         table_id=str(handle.metadata().id),
         rewritten=frozenset(found.path for found in hits),
         info={"erasure": "rows of forgotten gamers", ERASED_ROWS: str(rows), "run_id": run_id, **(info or {})},

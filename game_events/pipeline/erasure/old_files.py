@@ -24,7 +24,7 @@ from game_events.lakehouse.data.staging import file_system
 from game_events.lakehouse.maintenance.unreferenced_files import delete_files
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Table, game_of_silver, has_persons, is_person
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.erasure.scan import EraseTask, Found, look_at
+from game_events.pipeline.erasure.scan import EraseTask, ScannedFile, look_at
 from game_events.pipeline.erasure.subjects import Wanted
 from game_events.pipeline.reporting.erasure_result import Erasure
 
@@ -74,7 +74,7 @@ def replaced_files(table: Table, handle: DeltaTable) -> list[str]:
     return [path for path in old_files(table, handle) if path in removed]
 
 
-def _search(pipeline: Pipeline, wanted: Wanted, handles: Mapping[str, DeltaTable]) -> list[Found]:
+def _search(pipeline: Pipeline, wanted: Wanted, handles: Mapping[str, DeltaTable]) -> list[ScannedFile]:
     """Old files with rows of theirs, and those that cannot be read."""
     tables = {name: pipeline.lakehouse.table(name) for name in handles}
     files = [(name, path) for name, handle in handles.items() for path in old_files(tables[name], handle)]
@@ -82,7 +82,7 @@ def _search(pipeline: Pipeline, wanted: Wanted, handles: Mapping[str, DeltaTable
     return [found for found in look_at(pipeline, task, files) if found.anything or found.unreadable]
 
 
-def _remove(pipeline: Pipeline, account: Erasure, handles: Mapping[str, DeltaTable], hits: Sequence[Found]) -> None:
+def _remove(pipeline: Pipeline, account: Erasure, handles: Mapping[str, DeltaTable], hits: Sequence[ScannedFile]) -> None:
     """Delete what was found, but for files that a run may be about to commit."""
     for name in sorted({found.table for found in hits}):
         table = pipeline.lakehouse.table(name)

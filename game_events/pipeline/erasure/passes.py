@@ -15,16 +15,16 @@ from game_events.lakehouse import failpoints as crash_points
 from game_events.lakehouse.commits.commit import Commit, commit, paths
 from game_events.lakehouse.commits.generations import BronzeIdentity, erasures
 from game_events.lakehouse.commits.parallel import commit_games, for_games
-from game_events.lakehouse.commits.transactions import GENERATION_APP
+from game_events.lakehouse.commits.transactions import Txn
+from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.suppressed import add_records
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, silver_name
 from game_events.pipeline.context import note
 from game_events.pipeline.erasure.commits import without
-from game_events.pipeline.erasure.scan import EraseTask, Found
+from game_events.pipeline.erasure.scan import EraseTask, ScannedFile
 from game_events.pipeline.erasure.state import Work
 from game_events.pipeline.erasure.subjects import by_game_and_batch
 from game_events.pipeline.reporting.report import TableReport
-from game_events.pipeline.silver.commit import DROPPED_APP, QUARANTINED_APP
 from game_events.pipeline.state.commit_info import ERASED_BY_BATCH
 
 
@@ -65,7 +65,7 @@ def erase_events(work: Work) -> bool:
     return True
 
 
-def _commit_quarantine(work: Work, hits: list[Found], tables: Mapping[str, DeltaTable]) -> None:
+def _commit_quarantine(work: Work, hits: list[ScannedFile], tables: Mapping[str, DeltaTable]) -> None:
     if hits:
         # Before they go: nothing else would tell whose they are if a full refresh met them again.
         add_records(work.pipeline.lakehouse, work.hashes, work.undecodable(hits))
@@ -75,7 +75,7 @@ def _commit_quarantine(work: Work, hits: list[Found], tables: Mapping[str, Delta
     crash_points.reach("forget_quarantine_committed")
 
 
-def _commit_bronze(work: Work, hits: list[Found], bronze: DeltaTable) -> DeltaTable:
+def _commit_bronze(work: Work, hits: list[ScannedFile], bronze: DeltaTable) -> DeltaTable:
     if not hits:
         return bronze
     theirs = work.undecoded(hits)
@@ -85,7 +85,7 @@ def _commit_bronze(work: Work, hits: list[Found], bronze: DeltaTable) -> DeltaTa
     batches = Counter[int]()
     for (_, batch), rows in by_game_and_batch(pa.concat_tables([f.records for f in hits])).items():
         batches[batch] += rows
-    expected = {GENERATION_APP: bronze.transaction_version(GENERATION_APP)}
+    expected: dict[str, int | None] = {Txn.INCARNATION: bronze.transaction_version(Txn.INCARNATION)}
     info = {ERASED_BY_BATCH: json.dumps(batches)}
     commit(without(work.pipeline.bronze, bronze, hits, work.pipeline.run_id, expected=expected, info=info))
     work.erased(BRONZE, hits)
@@ -95,7 +95,7 @@ def _commit_bronze(work: Work, hits: list[Found], bronze: DeltaTable) -> DeltaTa
     return after
 
 
-def _commit_silver(work: Work, bronze: DeltaTable, games: set[str], hits: dict[str, list[Found]]) -> None:
+def _commit_silver(work: Work, bronze: DeltaTable, games: set[str], hits: dict[str, list[ScannedFile]]) -> None:
     pipeline, identity = work.pipeline, BronzeIdentity.of(bronze)
     # Before any commit: after a crash the next run brings gold and the unified table behind silver.
     why = note(pipeline, "a gamer was erased from its silver table")
@@ -109,12 +109,12 @@ def _commit_silver(work: Work, bronze: DeltaTable, games: set[str], hits: dict[s
     work.touched |= set(outcome.landed)
     for game, error in outcome.failed.items():
         table = pipeline.lakehouse.silver(game)
-        work.report.tables.append(TableReport("silver", table.name, table.uri, game, error=error))
+        work.report.tables.append(TableReport(Layer.SILVER, table.name, table.uri, game, error=error))
     if outcome.failed:
         raise ConflictError(f"{len(outcome.failed)} silver tables cannot be written; run `game-events forget` again")
 
 
-def _silver_plan(work: Work, bronze: DeltaTable, game: str, hits: list[Found]) -> Commit | None:
+def _silver_plan(work: Work, bronze: DeltaTable, game: str, hits: list[ScannedFile]) -> Commit | None:
     """One game's commit, on the version that it is made on: files that came since it was looked at are looked at here."""
     table, identity = work.pipeline.lakehouse.silver(game), BronzeIdentity.of(bronze)
     handle = table.open()
@@ -134,10 +134,10 @@ def _silver_plan(work: Work, bronze: DeltaTable, game: str, hits: list[Found]) -
         # As it is: of two commits that name it, Delta lets one land, however close they come.
         advance[identity.app] = taken
     advance |= _counters(work, handle, identity.taken(handle) or 0, game, sum(found.rows for found in hits))
-    compared = (identity.app, GENERATION_APP, DROPPED_APP, QUARANTINED_APP)
+    compared = (identity.app, Txn.INCARNATION, Txn.ROWS_DROPPED, Txn.ROWS_QUARANTINED)
     expected = {app: handle.transaction_version(app) for app in compared}
     if work.done_before is not None and identity.erased(handle) >= work.done_before > 0 and not hits:
-        advance = {app: value for app, value in advance.items() if app not in (DROPPED_APP, QUARANTINED_APP)}
+        advance = {app: value for app, value in advance.items() if app not in (Txn.ROWS_DROPPED, Txn.ROWS_QUARANTINED)}
     return without(table, handle, hits, work.pipeline.run_id, expected=expected, advance=advance)
 
 
@@ -155,7 +155,7 @@ def _counters(work: Work, handle: DeltaTable, taken: int, game: str, gone: int) 
     if work.pipeline.extensions.transformed(game):
         dropped = 0  # its rows may have become any number of rows
     found: dict[str, int] = {}
-    for app, rows in ((DROPPED_APP, dropped), (QUARANTINED_APP, held)):
+    for app, rows in ((Txn.ROWS_DROPPED, dropped), (Txn.ROWS_QUARANTINED, held)):
         value = handle.transaction_version(app)
         if value is not None and rows > 0:
             found[app] = max(0, value - rows)

@@ -15,11 +15,11 @@ from deltalake import DeltaTable
 
 from game_events.errors import ConfigurationError, ConflictError
 from game_events.lakehouse import failpoints as crash_points
-from game_events.lakehouse.commits.commit import COMMITS_APP, commit
+from game_events.lakehouse.commits.commit import CONFLICT_ATTEMPTS, commit
 from game_events.lakehouse.commits.generations import BronzeIdentity, erasures, oldest_batch
-from game_events.lakehouse.commits.transactions import BATCH_APP, RIVAL_ATTEMPTS
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.event_columns import has_decoded_columns
-from game_events.lakehouse.system_tables.progress import GOLD
+from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.suppressed import HASH_CHARS, add_suppressed, finish_suppressed, read_suppressed
 from game_events.lakehouse.tables import (
     BRONZE,
@@ -132,7 +132,7 @@ def _until_nothing_is_found(work: Work, look: Callable[[Work], bool]) -> None:
 
 def _require_id_column(pipeline: Pipeline, bronze: DeltaTable) -> None:
     """Keep somebody with a wrong setting from believing that a gamer is gone."""
-    if not int(bronze.transaction_version(BATCH_APP) or 0) or not has_decoded_columns(bronze):
+    if not int(bronze.transaction_version(Txn.BATCH) or 0) or not has_decoded_columns(bronze):
         return
     if not has_persons(bronze, pipeline.settings.key_column):
         raise ConfigurationError(
@@ -143,20 +143,20 @@ def _require_id_column(pipeline: Pipeline, bronze: DeltaTable) -> None:
 
 def _fence(pipeline: Pipeline) -> None:
     """Make every run that looked before the list was changed look again: whatever it has staged does not land any more."""
-    for attempt in range(RIVAL_ATTEMPTS):
+    for attempt in range(CONFLICT_ATTEMPTS):
         bronze = pipeline.bronze.open()
         if bronze is None:
             return
-        batch = bronze.transaction_version(BATCH_APP)
+        batch = bronze.transaction_version(Txn.BATCH)
         # The batch too, as it is: of two commits that name it, Delta lets one land, however close they come.
         plan = without(
-            pipeline.bronze, bronze, [], pipeline.run_id, expected={BATCH_APP: batch}, advance={BATCH_APP: int(batch or 0)}
+            pipeline.bronze, bronze, [], pipeline.run_id, expected={Txn.BATCH: batch}, advance={Txn.BATCH: int(batch or 0)}
         )
         try:
             commit(plan)
             return
         except ConflictError:
-            if attempt == RIVAL_ATTEMPTS - 1:
+            if attempt == CONFLICT_ATTEMPTS - 1:
                 raise
 
 
@@ -166,7 +166,7 @@ def _gold_follows(work: Work) -> None:
     bronze = pipeline.bronze.open()
     if bronze is None:
         return
-    games = frozenset(work.touched | pipeline.progress.read(BronzeIdentity.of(bronze).key).failed_in(GOLD))
+    games = frozenset(work.touched | pipeline.progress.read(BronzeIdentity.of(bronze).key).failed_in(Layer.GOLD))
     if not games:
         return
     refresh_gold(pipeline, report, games)
@@ -189,10 +189,10 @@ def _rest(work: Work) -> bool:
         if work.account.dry_run:
             work.erased(name, found)
             continue
-        commits = tables[name].transaction_version(COMMITS_APP)
-        moved = {COMMITS_APP: commits + 1} if commits is not None else {}
+        commits = tables[name].transaction_version(Txn.COMMITS)
+        moved: dict[str, int] = {Txn.COMMITS: commits + 1} if commits is not None else {}
         plan = without(
-            pipeline.lakehouse.table(name), tables[name], found, pipeline.run_id, expected={COMMITS_APP: commits}, advance=moved
+            pipeline.lakehouse.table(name), tables[name], found, pipeline.run_id, expected={Txn.COMMITS: commits}, advance=moved
         )
         try:
             commit(plan)

@@ -32,7 +32,7 @@ FileTask = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 @dataclass(frozen=True)
-class Found:
+class ScannedFile:
     """One file that was looked at.
 
     Attributes:
@@ -69,7 +69,7 @@ class Found:
         return json.dumps(body | {"files": [f.to_json() for f in self.files]} | packed)
 
     @classmethod
-    def from_json(cls, text: str) -> Found:
+    def from_json(cls, text: str) -> ScannedFile:
         """The inverse of `to_json`."""
         body = json.loads(text)
         files = [StagedFile.from_json(f) for f in body["files"]]
@@ -103,7 +103,7 @@ class EraseTask:
             for table, path in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
         )
 
-    def look(self, name: str, path: str) -> Found:
+    def look(self, name: str, path: str) -> ScannedFile:
         """One file; a row group of it is in memory at a time.
 
         Raises:
@@ -114,13 +114,13 @@ class EraseTask:
         except FileNotFoundError:
             if not self.old:
                 raise
-            return Found(name, path)
+            return ScannedFile(name, path)
         except pa.ArrowInvalid:
             if not self.old:
                 raise
-            return Found(name, path, unreadable=True)
+            return ScannedFile(name, path, unreadable=True)
 
-    def _look(self, name: str, path: str) -> Found:
+    def _look(self, name: str, path: str) -> ScannedFile:
         table = self.tables[name]
         system, prefix = file_system(table)
         with system.open_input_file(prefix + path) as source:
@@ -144,11 +144,11 @@ class EraseTask:
             hits = sum(int(mask.sum()) for mask in masks)
             quoted = self._quoted(name, file, masks)
             if not hits and not any(mask.any() for mask in quoted):
-                return Found(name, path, unsearchable=unsearchable)
+                return ScannedFile(name, path, unsearchable=unsearchable)
             files = _without(table, file, masks, quoted) if self.rewrite else []
         by_bytes, theirs = (pa.concat_tables([RECORDS.empty_table(), *found]) for found in (traced, parts))
         answers = sum(int(mask.sum()) for mask in quoted)
-        return Found(name, path, hits, files, theirs, unsearchable, traced=by_bytes, quoted=answers)
+        return ScannedFile(name, path, hits, files, theirs, unsearchable, traced=by_bytes, quoted=answers)
 
     def _quoted(self, name: str, file: pq.ParquetFile, masks: Sequence[npt.NDArray[np.bool_]]) -> list[npt.NDArray[np.bool_]]:
         """Of dead letters, by row group: rows that stay, and lose their answer. A call's rows may be in several of them."""
@@ -205,7 +205,7 @@ def _without(
     return writer.close()
 
 
-def look_at(pipeline: Pipeline, task: EraseTask, files: Sequence[tuple[str, str]]) -> list[Found]:
+def look_at(pipeline: Pipeline, task: EraseTask, files: Sequence[tuple[str, str]]) -> list[ScannedFile]:
     """Look at files of any tables, in one Spark job; a handful of them without any.
 
     Args:
@@ -215,7 +215,7 @@ def look_at(pipeline: Pipeline, task: EraseTask, files: Sequence[tuple[str, str]
     """
     if len(files) <= FILES_IN_DRIVER:
         return [task.look(name, path) for name, path in files]
-    return [Found.from_json(body) for body in by_workers(pipeline, task, files)]
+    return [ScannedFile.from_json(body) for body in by_workers(pipeline, task, files)]
 
 
 def by_workers(pipeline: Pipeline, task: FileTask, files: Sequence[tuple[str, str]]) -> list[str]:

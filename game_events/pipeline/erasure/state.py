@@ -16,7 +16,7 @@ from game_events.lakehouse.system_tables.suppressed import Record
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure.old_files import replaced_files
-from game_events.pipeline.erasure.scan import EraseTask, Found, look_at
+from game_events.pipeline.erasure.scan import EraseTask, ScannedFile, look_at
 from game_events.pipeline.erasure.subjects import RECORDS, Wanted
 from game_events.pipeline.reporting.erasure_result import Erasure
 from game_events.pipeline.reporting.report import RunReport
@@ -44,13 +44,13 @@ class Work:
     #: (table, file) -> rows of which nobody can say whose they are.
     unsearchable: dict[tuple[str, str], int] = field(default_factory=dict)
 
-    def look(self, tables: Mapping[str, DeltaTable]) -> dict[str, list[Found]]:
+    def look(self, tables: Mapping[str, DeltaTable]) -> dict[str, list[ScannedFile]]:
         """Look at the files that were not looked at yet; table -> files with rows of theirs."""
         files = [(name, path) for name, handle in tables.items() for path in paths(handle) if path not in self.clean[name]]
         task = EraseTask(
             {name: self.pipeline.lakehouse.table(name) for name in tables}, self.wanted, rewrite=not self.account.dry_run
         )
-        hits: dict[str, list[Found]] = {}
+        hits: dict[str, list[ScannedFile]] = {}
         for found in look_at(self.pipeline, task, files):
             if found.table in (BRONZE, QUARANTINE):
                 self.unsearchable[found.table, found.path] = found.unsearchable
@@ -60,7 +60,7 @@ class Work:
                 self.clean[found.table].add(found.path)
         return hits
 
-    def add_records(self, found: Iterable[Found]) -> None:
+    def add_records(self, found: Iterable[ScannedFile]) -> None:
         """Rows of bronze that lead to rows of other tables, which are looked at once more if these are news."""
         wanted = self.wanted.with_records(f.records for f in found)
         if wanted.records.num_rows != self.wanted.records.num_rows:
@@ -68,11 +68,11 @@ class Work:
             for name in [n for n in self.clean if n != BRONZE]:
                 del self.clean[name]
 
-    def undecodable(self, hits: Iterable[Found]) -> set[Record]:
+    def undecodable(self, hits: Iterable[ScannedFile]) -> set[Record]:
         """Those of quarantine's rows that have no row of bronze: only their key or bytes tell whose they are."""
         return _coordinates(f.records for f in hits) - _coordinates([self.wanted.records])
 
-    def undecoded(self, hits: Iterable[Found]) -> set[Record]:
+    def undecoded(self, hits: Iterable[ScannedFile]) -> set[Record]:
         """Those of bronze's rows whose message type is not decoded: the same is true of them."""
         return _coordinates(f.traced for f in hits)
 
@@ -91,13 +91,13 @@ class Work:
         news = [path for path in paths(handle) if path not in self.clean[QUARANTINE]] if handle is not None else []
         return pa.concat_tables([self.held, *(task.look(QUARANTINE, path).records for path in news)])
 
-    def erased(self, table: str, hits: Iterable[Found]) -> None:
+    def erased(self, table: str, hits: Iterable[ScannedFile]) -> None:
         """Note what landed, or would."""
         for found in hits:
             self.account.rows[self.pipeline.lakehouse.table(table).name] += found.rows
             self.clean[table] |= {file.path for file in found.files}
 
-    def drop(self, hits: Mapping[str, list[Found]]) -> None:
+    def drop(self, hits: Mapping[str, list[ScannedFile]]) -> None:
         """Delete files that nobody has committed, nor will."""
         for name, found in hits.items():
             discard(self.pipeline.lakehouse.table(name), [file for f in found for file in f.files])

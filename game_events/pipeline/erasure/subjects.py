@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, REST_DEAD_LETTERS, is_person
 from game_events.pipeline.suppression.worker import as_texts
 
@@ -160,7 +161,7 @@ class Wanted:
 
     def unsearchable(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
         """Rows of quarantine of which nobody can say for certain whose they are: they decode under nothing."""
-        decodes = pc.equal(rows.column("layer"), "silver").to_numpy()
+        decodes = pc.equal(rows.column("layer"), Layer.SILVER).to_numpy()
         if "replayed_batch" in rows.column_names:
             # Noted without a table: a rejected row that bronze does not have any more, so nothing leads to it.
             noted = pc.is_valid(rows.column("replayed_batch")).to_numpy()

@@ -18,6 +18,7 @@ from game_events.config.gold_columns import expression, measures
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, first_line
 from game_events.extending import PLAYER_AGG, SHIPPED, GoldAggregate, count, max_of, min_of
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.descriptions import COMMENT
 from game_events.lakehouse.system_columns import AGGREGATE
 from game_events.lakehouse.system_tables.progress import Mark, Progress
@@ -123,7 +124,7 @@ def scope(aggregate: GoldAggregate) -> str:
 
 def definition_app(aggregate: str) -> str:
     """Name of the `txn` that holds the definition which an aggregate's table was made with."""
-    return f"aggregate:{aggregate}"
+    return Txn.AGGREGATE.of(aggregate)
 
 
 def declared_in(table: DeltaTable | None, aggregate: GoldAggregate) -> int | None:

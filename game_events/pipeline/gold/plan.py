@@ -15,8 +15,8 @@ from pyspark.sql.types import StructType
 
 from game_events.config.naming import Names
 from game_events.errors import IT_SAID, ExtensionError
-from game_events.extending import COLUMN_PATTERN, PLAYER_AGG, GoldAggregate
-from game_events.lakehouse.data.snapshot import Selection, read_files
+from game_events.extending import COLUMN_PATTERN, GoldAggregate
+from game_events.lakehouse.data.snapshot import FileSelection, game_of_file, read_files
 from game_events.spark.connect import is_lost
 from game_events.spark.schemas import arrow_schema, quoted, united
 
@@ -38,15 +38,10 @@ class GameRows:
     """
 
     silver: DeltaTable
-    new: Selection
+    new: FileSelection
     above: int
     gold: DeltaTable | None
-    old: Selection
-
-
-def game_in_path(called: Names, aggregate: str) -> str:
-    """Where Spark says which file a row came from: the folder's name holds the game."""
-    return called.gold_path(None if aggregate == PLAYER_AGG else aggregate)
+    old: FileSelection
 
 
 def aggregated(
@@ -123,7 +118,7 @@ def _merged(
     # A struct may have gained members since.
     wider, _ = united([stored, fresh.drop(GAME).schema])
     old = read_files(spark, uris, StructType([wider[f.name] if f.name in wider.names else f for f in stored.fields])).select(
-        F.regexp_extract("_metadata.file_path", game_in_path(called, aggregate.name), 1).alias(GAME),
+        game_of_file(uris, called.gold_path(aggregate.name)).alias(GAME),
         *(F.col(quoted(c)) for c in schema.names),
     )
     types = {f.name: f.dataType for f in fresh.schema.fields}

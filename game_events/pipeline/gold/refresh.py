@@ -23,14 +23,15 @@ from pyspark.sql.types import StructType
 from game_events.errors import DataError, ExtensionError, GameEventsError
 from game_events.extending import PLAYER_AGG, GoldAggregate
 from game_events.lakehouse import failpoints as crash_points
-from game_events.lakehouse.commits.commit import COMMITS_APP, Commit, changed_types
-from game_events.lakehouse.commits.generations import BronzeIdentity, erasures, generation
-from game_events.lakehouse.commits.parallel import commit_games, for_games
+from game_events.lakehouse.commits.commit import Commit, changed_types
+from game_events.lakehouse.commits.generations import BronzeIdentity, silver_app
+from game_events.lakehouse.commits.parallel import GAME_ATTEMPTS, commit_games, for_games
 from game_events.lakehouse.commits.restores import restored
-from game_events.lakehouse.commits.transactions import ATTEMPTS
-from game_events.lakehouse.data.snapshot import BATCH_INFO, Selection, selection, spark_schema
+from game_events.lakehouse.commits.transactions import Txn
+from game_events.lakehouse.data.snapshot import BATCH_INFO, FileSelection, selection, spark_schema
 from game_events.lakehouse.data.staging import discard
-from game_events.lakehouse.system_tables.progress import GOLD, SILVER, UNIFIED_LAYER, Mark, Progress
+from game_events.lakehouse.layers import Layer
+from game_events.lakehouse.system_tables.progress import Mark, Progress
 from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.fanout.job import FanOut, FanOutResult, stage
 from game_events.pipeline.gold.aggregates import (
@@ -57,17 +58,7 @@ from game_events.spark.crashed_workers import crash, is_crash, named, whole_or_b
 #: Up to so many rows, new and old together, one task aggregates all games.
 SMALL_ROWS = 250_000
 #: No files at all.
-NOTHING = Selection([], 0, True)
-
-
-def silver_app(silver: DeltaTable) -> str:
-    """Name of the `txn` that holds the highest bronze batch of the silver rows in a gold table.
-
-    Another table, or other rows in it (another bronze, a full refresh, a repair, a gamer who was erased), is another name: gold
-    begins anew.
-    """
-    erased = erasures(silver)
-    return f"silver:{silver.metadata().id}:{generation(silver)}" + (f":{erased}" if erased else "")
+NOTHING = FileSelection([], 0, True)
 
 
 @dataclass(frozen=True)
@@ -87,8 +78,8 @@ class _Game:
     definition: int | None
     #: Bronze batch above which silver's rows are new, the files that hold them, and those of the old aggregate.
     above: int
-    new: Selection
-    old: Selection
+    new: FileSelection
+    old: FileSelection
 
 
 def refresh_gold(
@@ -119,15 +110,15 @@ def refresh_gold(
     if state.marks.get(layer, Mark()).definition != scope(aggregate):
         # Before any commit: after a crash, whoever runs with the declaration of before must not trust its floor.
         state = pipeline.progress.update(identity.key, lambda now: now.marked(layer, Mark(scope(aggregate))).done(layer, 0))
-    target = state.floor(SILVER)
+    target = state.floor(Layer.SILVER)
     floor = state.floor(layer)
     changed = {g for g, batch in state.games.items() if full or batch > floor} | state.failed_in(layer)
     todo = {g for g in (changed if games is None else games) if aggregate.applies_to(g)}
     failed: dict[str, str] = {}
     # What silver could not take, gold has not either: the floor does not speak for these games.
-    waiting = dict.fromkeys(state.failed_in(SILVER), "waits for its silver table")
+    waiting = dict.fromkeys(state.failed_in(Layer.SILVER), "waits for its silver table")
     planned = partial(_pass, pipeline, aggregate, identity, report=report, failed=failed, full=full)
-    for _ in range(ATTEMPTS):
+    for _ in range(GAME_ATTEMPTS):
         if not todo:
             break
         again, crashed = whole_or_by_halves(todo, planned, aggregate.asset, pipeline.on_progress)
@@ -176,7 +167,7 @@ def refresh_own_gold(
             continue
         if ignore_intervals or due(aggregate, state):
             refresh_gold(pipeline, report, (chosen or {}).get(aggregate.layer), aggregate=aggregate)
-        elif state.floor(aggregate.layer) < state.floor(SILVER) or state.failed_in(aggregate.layer):
+        elif state.floor(aggregate.layer) < state.floor(Layer.SILVER) or state.failed_in(aggregate.layer):
             report.postponed.append(aggregate.asset)
             pipeline.on_progress(f"{aggregate.asset}: its interval of {aggregate.interval_s:g} s has not passed yet")
 
@@ -229,7 +220,7 @@ def _pass(
     if replaced and aggregate.name == PLAYER_AGG:
         # The unified table looks at games above its floor, and at these.
         why = note(pipeline, "its gold table was replaced")
-        pipeline.progress.update(identity.key, lambda now: now.pending(UNIFIED_LAYER, replaced, why))
+        pipeline.progress.update(identity.key, lambda now: now.pending(Layer.UNIFIED, replaced, why))
     pipeline.on_progress(f"{aggregate.asset}: {len(plans)} {pipeline.settings.words.entities}")
     try:
         result, schema, rules = _stage(pipeline, aggregate, plans, asked)
@@ -252,7 +243,7 @@ def _pass(
         # Once more: a rival that looked before these commits has found nothing to do, and taken the first note back.
         why = note(pipeline, "its gold table was replaced")
         landed_anew = outcome.landed.keys() & set(replaced)
-        pipeline.progress.update(identity.key, lambda now: now.pending(UNIFIED_LAYER, landed_anew, why))
+        pipeline.progress.update(identity.key, lambda now: now.pending(Layer.UNIFIED, landed_anew, why))
     failed |= outcome.failed | result.failed
     for game, landed in sorted(outcome.landed.items()):
         plan = plans[game]
@@ -333,7 +324,7 @@ def _stage(
     rules = RuleColumns.of(pipeline.rules if aggregate.name == PLAYER_AGG else (), "gold", GAME)
     split = RuleSplit(rules.rules, tuple(rules.names)) if rules.rules else None
     require_valid(pipeline.spark, rules.rules, spark_schema(Schema.from_arrow(schema)))
-    task = FanOut(pipeline.lakehouse, GOLD, GAME, schema, aggregate=aggregate.name, split=split)
+    task = FanOut(pipeline.lakehouse, Layer.GOLD, GAME, schema, aggregate=aggregate.name, split=split)
     # A game's aggregate goes to one task: one file, and nobody merges it again.
     rows = rows if small else rows.repartition(_tasks(count), GAME)
     try:
@@ -373,9 +364,9 @@ def _commit(
                 f"may not expect that: rename the columns, or refresh {aggregate.asset} fully"
             )
     # A run that planned from rows of silver that were replaced meanwhile must not come last.
-    commits = plan.gold.transaction_version(COMMITS_APP) if plan.gold is not None else None
-    expected: dict[str, int | None] = {plan.app: plan.taken, COMMITS_APP: commits}
-    advance = {plan.app: plan.batch, COMMITS_APP: (commits or 0) + 1}
+    commits = plan.gold.transaction_version(Txn.COMMITS) if plan.gold is not None else None
+    expected: dict[str, int | None] = {plan.app: plan.taken, Txn.COMMITS: commits}
+    advance = {plan.app: plan.batch, Txn.COMMITS: (commits or 0) + 1}
     if plan.definition is not None:
         # Of two runs with different declarations one must not merge into what the other has made.
         expected[plan.mine] = plan.declared

@@ -17,21 +17,21 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from game_events.errors import ConflictError, GameEventsError
-from game_events.extending import PLAYER_AGG, GoldAggregate
+from game_events.extending import GoldAggregate
 from game_events.lakehouse import failpoints as crash_points
-from game_events.lakehouse.commits.commit import COMMITS_APP, Commit, commit
+from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.generations import BronzeIdentity
-from game_events.lakehouse.commits.parallel import for_games
+from game_events.lakehouse.commits.parallel import GAME_ATTEMPTS, for_games
 from game_events.lakehouse.commits.restores import restored
-from game_events.lakehouse.commits.transactions import ATTEMPTS
-from game_events.lakehouse.data.snapshot import BATCH_INFO, files_with, path_column, read_files, spark_schema
+from game_events.lakehouse.commits.transactions import Txn
+from game_events.lakehouse.data.snapshot import BATCH_INFO, files_with, game_of_file, read_files, spark_schema
 from game_events.lakehouse.data.staging import REPORT_SCHEMA, StagedFile
 from game_events.lakehouse.data.table_writer import FileStage, staged_files
-from game_events.lakehouse.system_tables.progress import GOLD, UNIFIED_LAYER, Progress
+from game_events.lakehouse.layers import Layer
+from game_events.lakehouse.system_tables.progress import Progress
 from game_events.lakehouse.tables import UNIFIED, game_of_gold
 from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.gold.aggregates import definition_app, definition_for, is_current, player_agg
-from game_events.pipeline.gold.plan import game_in_path
 from game_events.pipeline.reporting.report import RunReport, TableReport
 from game_events.spark.crashed_workers import crashes_named
 from game_events.spark.schemas import united
@@ -39,7 +39,7 @@ from game_events.spark.schemas import united
 
 def gold_app(gold_id: str) -> str:
     """Name of the `txn` that holds the version of a gold table whose rows are in the unified table."""
-    return f"gold:{gold_id}"
+    return Txn.GOLD.of(gold_id)
 
 
 #: Up to so many games are named in a filter; more are joined, which is a Spark job of its own.
@@ -54,34 +54,36 @@ def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False
         return
     bronze_key = BronzeIdentity.of(bronze).key
     state = pipeline.progress.read(bronze_key)
-    target = state.floor(GOLD)
+    target = state.floor(Layer.GOLD)
     table = pipeline.lakehouse.table(UNIFIED)
     unread: dict[str, str] = {}
-    for attempt in range(ATTEMPTS):
+    for attempt in range(GAME_ATTEMPTS):
         try:
             unread = _refresh(pipeline, state, report, full=full)
             break
         except ConflictError:
-            if attempt == ATTEMPTS - 1:
-                report.tables.append(TableReport("unified", table.name, table.uri, error="rival runs won; run again"))
+            if attempt == GAME_ATTEMPTS - 1:
+                report.tables.append(TableReport(Layer.UNIFIED, table.name, table.uri, error="rival runs won; run again"))
                 return
     crash_points.reach("unified_committed")
-    behind = state.failed_in(GOLD)
+    behind = state.failed_in(Layer.GOLD)
     if not behind:
         # A floor that is gone took its failures with it: then everything is looked at again.
-        kept = state.floor(UNIFIED_LAYER)
+        kept = state.floor(Layer.UNIFIED)
         pipeline.progress.update(
             bronze_key,
-            lambda now: now.done(UNIFIED_LAYER, target if now.floor(UNIFIED_LAYER) >= kept else 0, failed=unread, seen=state),
+            lambda now: now.done(Layer.UNIFIED, target if now.floor(Layer.UNIFIED) >= kept else 0, failed=unread, seen=state),
         )
     elif unread:
         why_noted = note(pipeline, "its gold cannot be read")
-        pipeline.progress.update(bronze_key, lambda now: now.pending(UNIFIED_LAYER, unread, why_noted))
+        pipeline.progress.update(bronze_key, lambda now: now.pending(Layer.UNIFIED, unread, why_noted))
     # A game that failed in gold is in the report already.
     for game, why in unread.items():
         if game not in behind:
-            report.tables.append(TableReport("unified", table.name, table.uri, game, error=f"its gold cannot be read: {why}"))
-    report.seconds["unified"] = report.seconds.get("unified", 0.0) + time.monotonic() - began
+            report.tables.append(
+                TableReport(Layer.UNIFIED, table.name, table.uri, game, error=f"its gold cannot be read: {why}")
+            )
+    report.seconds[Layer.UNIFIED] = report.seconds.get(Layer.UNIFIED, 0.0) + time.monotonic() - began
 
 
 def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bool) -> dict[str, str]:
@@ -108,25 +110,25 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
     files = _stage(pipeline, changed, kept, schema)
     crash_points.reach("unified_staged")
     # Rows of unchanged games are carried over: no rival's commit may come between, whatever games it changed.
-    commits = handle.transaction_version(COMMITS_APP) if handle is not None else None
+    commits = handle.transaction_version(Txn.COMMITS) if handle is not None else None
     definition = definition_for(handle, aggregate)
     made = {} if definition is None else {definition_app(aggregate.name): definition}
     plan = Commit(
         table,
         schema,
         files,
-        expected={COMMITS_APP: commits},
+        expected={Txn.COMMITS: commits},
         advance={gold_app(str(g.metadata().id)): g.version() for g in changed.values()}
-        | {COMMITS_APP: (commits or 0) + 1}
+        | {Txn.COMMITS: (commits or 0) + 1}
         | made,
         table_id=str(handle.metadata().id) if handle is not None else None,
         replace=handle is not None,
         reshape=reshaped,
-        info={BATCH_INFO: str(state.floor(GOLD)), "run_id": pipeline.run_id},
+        info={BATCH_INFO: str(state.floor(Layer.GOLD)), "run_id": pipeline.run_id},
         description=f"One row per {words.entity} and {words.key}: all {words.entities}' aggregates in one table",
     )
     landed = commit(plan)
-    report.add_landed("unified", table, landed, schema, state.floor(GOLD)).new = handle is None
+    report.add_landed(Layer.UNIFIED, table, landed, schema, state.floor(Layer.GOLD)).new = handle is None
     return unread
 
 
@@ -145,7 +147,7 @@ def _stage(pipeline: Pipeline, changed: dict[str, DeltaTable], kept: DeltaTable 
     table, spark, entity = pipeline.lakehouse.table(UNIFIED), pipeline.spark, pipeline.settings.entity_column
     columns = spark_schema(Schema.from_arrow(schema))
     uris = [uri for found in for_games(changed, lambda game: files_with(changed[game])).values() for uri in found]
-    of = F.regexp_extract(path_column(uris), game_in_path(pipeline.lakehouse.called, PLAYER_AGG), 1)
+    of = game_of_file(uris, pipeline.lakehouse.called.gold_path())
     gold = StructType([f for f in columns.fields if f.name != entity])
     rows = read_files(spark, uris, gold).select(of.alias(entity), *gold.names)
     if kept is not None:
@@ -164,9 +166,9 @@ def _changed(
     pipeline: Pipeline, state: Progress, aggregate: GoldAggregate, unified: DeltaTable | None
 ) -> tuple[dict[str, DeltaTable], dict[str, str]]:
     """Games whose gold is newer than the unified table's rows (None: all games), and games whose gold cannot be read: why."""
-    pending = state.failed_in(UNIFIED_LAYER)
+    pending = state.failed_in(Layer.UNIFIED)
     # Also those that progress does not know (any more): of a bronze that was replaced.
-    games = sorted(pending | {g for g, batch in state.games.items() if batch > state.floor(UNIFIED_LAYER)})
+    games = sorted(pending | {g for g, batch in state.games.items() if batch > state.floor(Layer.UNIFIED)})
     if unified is None:
         # Also of games that a bronze which was replaced does not have any more: they keep their tables.
         games = sorted(state.games.keys() | {g for g in map(game_of_gold, pipeline.lakehouse.names()) if g is not None})

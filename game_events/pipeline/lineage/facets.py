@@ -26,7 +26,7 @@ from openlineage.client.naming.dataset import Kafka, LocalFileSystem
 
 from game_events.config.gold_columns import simple_call
 from game_events.config.settings import Settings
-from game_events.lakehouse.system_tables.progress import GOLD, SILVER, UNIFIED_LAYER
+from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import BRONZE, Lakehouse, gold_name, silver_name
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.aggregates import expressions
@@ -115,10 +115,10 @@ def inputs_of(pipeline: Pipeline, entry: TableReport, report: RunReport) -> list
         found = source_inputs(pipeline.settings, report)
         replayed = entry.layer == "bronze" and report.replayed
         return [*found, table_input(lakehouse, "quarantine_events")] if replayed else found
-    if entry.layer == SILVER:
+    if entry.layer == Layer.SILVER:
         return [table_input(lakehouse, BRONZE)]
-    if entry.layer == UNIFIED_LAYER:
-        games = [t.game for t in report.of(GOLD) if t.error is None and t.game is not None]
+    if entry.layer == Layer.UNIFIED:
+        games = [t.game for t in report.of(Layer.GOLD) if t.error is None and t.game is not None]
         return [table_input(lakehouse, gold_name(game)) for game in games]
     return [table_input(lakehouse, silver_name(entry.game))] if entry.game is not None else []
 
@@ -130,11 +130,11 @@ def _column_lineage(
     settings = pipeline.settings
     whole = inputs if len(inputs) <= COLUMN_INPUTS else []
     names = [name for name, _ in entry.columns]
-    if entry.layer == UNIFIED_LAYER:
+    if entry.layer == Layer.UNIFIED:
         return {name: _fields(whole, name) for name in names if whole and name != settings.entity_column}
-    if entry.layer == SILVER and not any(t.applies_to(entry.game or "") for t in pipeline.extensions.transformations):
+    if entry.layer == Layer.SILVER and not any(t.applies_to(entry.game or "") for t in pipeline.extensions.transformations):
         return {name: _fields(whole, name) for name in names}
-    if entry.layer == GOLD:
+    if entry.layer == Layer.GOLD:
         key = settings.key_column
         known = {key: _fields(whole, key)}
         for name, sql in (settings.gold_columns or expressions(settings)).items():

@@ -13,8 +13,8 @@ from game_events.config.naming import Names
 from game_events.config.settings import Settings
 from game_events.decoding.core.wire_format import ordered
 from game_events.errors import without_quotes
-from game_events.lakehouse.system_tables.event_log import Event
-from game_events.lakehouse.system_tables.progress import is_gold
+from game_events.lakehouse.layers import is_gold
+from game_events.lakehouse.system_tables.event_log import EventRow
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, gold_name, silver_name
 from game_events.pipeline.reporting.redaction import masked, who, words_to_keep
 from game_events.pipeline.reporting.report import RunReport, TableReport
@@ -41,7 +41,7 @@ class RunFacts:
     time: datetime = field(default_factory=lambda: datetime.now(UTC))
 
 
-def event_rows(report: RunReport, run: RunFacts, settings: Settings) -> Sequence[Event]:
+def event_rows(report: RunReport, run: RunFacts, settings: Settings) -> Sequence[EventRow]:
     """All rows of one run; columns are those of `lakehouse.event_log.SCHEMA`, what is missing is NULL."""
     rows = [_run(report, run, settings), *_facts(report, settings)]
     for row in rows:

@@ -8,16 +8,14 @@ from dataclasses import dataclass, field
 
 from game_events.config.settings import Settings
 from game_events.lakehouse.commits.generations import BronzeIdentity
-from game_events.lakehouse.commits.transactions import BATCH_APP
-from game_events.lakehouse.system_tables.progress import GOLD, SILVER, UNIFIED_LAYER, ProgressTable
+from game_events.lakehouse.commits.transactions import Txn
+from game_events.lakehouse.layers import DOWNSTREAM
+from game_events.lakehouse.system_tables.progress import ProgressTable
 from game_events.lakehouse.tables import BRONZE, Lakehouse
 from game_events.pipeline.bronze.topic_changes import changes
 from game_events.pipeline.state.offsets import next_offsets
 from game_events.sources.core.source import Lane, Positions, Seen
 from game_events.sources.factory import make_source
-
-#: Layers in the order in which rows pass them; each floor follows the one before.
-LAYERS = (SILVER, GOLD, UNIFIED_LAYER)
 
 
 @dataclass(frozen=True)
@@ -58,8 +56,8 @@ class Standing:
     @property
     def behind(self) -> tuple[str, ...]:
         """Layers that have not come as far as the one before."""
-        steps = [self.batch, *(self.floors.get(layer, 0) for layer in LAYERS)]
-        return tuple(layer for layer, before, here in zip(LAYERS, steps, steps[1:], strict=False) if here < before)
+        steps = [self.batch, *(self.floors.get(layer, 0) for layer in DOWNSTREAM)]
+        return tuple(layer for layer, before, here in zip(DOWNSTREAM, steps, steps[1:], strict=False) if here < before)
 
     @property
     def position(self) -> str:
@@ -100,7 +98,7 @@ def look(settings: Settings, timeout_s: float) -> Standing:
         lag={p: max(0, end - reached[p]) // seen.unit for p, end in seen.latest.items()},
         made=not changes(settings, bronze, seen, known).anything,
         ahead=tuple(p for p, at in sorted(reached.items()) if at > seen.latest[p]),
-        batch=int(bronze.transaction_version(BATCH_APP) or 0),
-        floors={layer: state.floor(layer) for layer in LAYERS},
+        batch=int(bronze.transaction_version(Txn.BATCH) or 0),
+        floors={layer: state.floor(layer) for layer in DOWNSTREAM},
         failed=tuple(sorted({game for _, game in state.failed})),
     )

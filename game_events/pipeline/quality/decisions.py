@@ -24,22 +24,16 @@ from game_events.errors import ConflictError
 from game_events.lakehouse import failpoints as crash_points
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
 from game_events.lakehouse.commits.parallel import for_games
-from game_events.lakehouse.commits.transactions import RESET_APP
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_arrow, read_files, spark_schema
 from game_events.lakehouse.data.staging import StagedFile, discard
 from game_events.lakehouse.event_columns import COORDINATES, QUARANTINE_COLUMNS, QUARANTINE_DESCRIPTION
+from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.lost import refuse_restored_quarantine
 
 log = logging.getLogger(__name__)
-
-#: `txn` of quarantine, followed by bronze's id (and a game): bronze batch up to which silver's rejections are decided. With
-#: no game: 1 as soon as there is any such decision; every run then decides, with rules or without.
-DECIDED_APP = "silver_decided"
-#: The same for decisions that were made anew: generation of the silver table they are for; without a game: how many commits
-#: made any. Each run looks whether silver has carried out those it does not know of.
-GENERATION_APP = "silver_generation"
 
 
 @dataclass(frozen=True)
@@ -69,20 +63,20 @@ class Decisions:
     @cached_property
     def in_force(self) -> bool:
         """Whether there is any decision on rows of this bronze."""
-        return self._value(DECIDED_APP) is not None
+        return self._value(Txn.DECIDED_BATCH) is not None
 
     @cached_property
     def made_anew(self) -> int:
         """How many commits decided anew, each for silver tables that are replaced."""
-        return self._value(GENERATION_APP) or 0
+        return self._value(Txn.DECIDED_INCARNATION) or 0
 
     def batch(self, game: str) -> int | None:
         """Bronze batch up to which a game's rows are decided; None: there never was a decision."""
-        return self._value(DECIDED_APP, game) if self.in_force else None
+        return self._value(Txn.DECIDED_BATCH, game) if self.in_force else None
 
     def generation(self, game: str) -> int | None:
         """Generation of the silver table that the decisions on a game's rows were made anew for; None: they never were."""
-        return self._value(GENERATION_APP, game) if self.made_anew else None
+        return self._value(Txn.DECIDED_INCARNATION, game) if self.made_anew else None
 
     @cached_property
     def rejected_rows(self) -> Counter[str]:
@@ -92,7 +86,7 @@ class Decisions:
             return found
         mixed: list[str] = []
         for file in pa.table(self.handle.get_add_actions(flatten=True)).to_pylist():
-            if file.get("max.layer", "silver") == "bronze" or file.get("null_count.replayed_batch") == 0:
+            if file.get("max.layer", Layer.SILVER) == Layer.BRONZE or file.get("null_count.replayed_batch") == 0:
                 continue
             game = file.get("min.game")
             whole = file.get("null_count.game") == 0 and file.get("null_count.replayed_batch") == file["num_records"]
@@ -103,7 +97,7 @@ class Decisions:
         if mixed:
             rows = read_arrow(self.table, self.handle, ["layer", "game", "replayed_batch"], mixed)
             if "game" in rows.column_names:
-                held = pc.and_(pc.equal(rows["layer"], "silver"), pc.is_null(rows["replayed_batch"]))
+                held = pc.and_(pc.equal(rows["layer"], Layer.SILVER), pc.is_null(rows["replayed_batch"]))
                 found.update(rows.filter(held)["game"].drop_null().to_pylist())
         return found
 
@@ -113,13 +107,13 @@ class Decisions:
         if self.handle is None or not wanted:
             return None
         rows = read_files(pipeline.spark, self.handle.file_uris(), spark_schema(self.handle.schema()))
-        rows = rows.where((F.col("layer") == "silver") & F.col("replayed_batch").isNull() & F.col("game").isin(*wanted))
+        rows = rows.where((F.col("layer") == Layer.SILVER) & F.col("replayed_batch").isNull() & F.col("game").isin(*wanted))
         return rows.select(*COORDINATES, "game").distinct()
 
-    def _value(self, app: str, game: str | None = None) -> int | None:
+    def _value(self, txn: Txn, *game: str) -> int | None:
         if self.handle is None:
             return None
-        found = self.handle.transaction_version(f"{app}:{self.bronze_id}" + (f":{game}" if game is not None else ""))
+        found = self.handle.transaction_version(txn.of(self.bronze_id, *game))
         return int(found) if found is not None else None
 
 
@@ -147,7 +141,7 @@ class Rewritten:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DecisionOutcome:
     """What a decision came to: what landed, and the games that a rival has decided on meanwhile."""
 
     landed: Landed | None = None
@@ -156,7 +150,7 @@ class Outcome:
 
 def decide(
     pipeline: Pipeline, planned_from: Decisions, verdicts: Mapping[str, Verdict], rewritten: Rewritten = Rewritten()
-) -> Outcome:
+) -> DecisionOutcome:
     """Commit what is decided about some games, all of them at once.
 
     Games that a rival has decided on since `planned_from` was read are left out, their files deleted: they have to be planned
@@ -179,7 +173,7 @@ def decide(
         discard(pipeline.quarantine, list(verdicts[game].files))
     due = {g: v for g, v in verdicts.items() if g not in moved and _is_news(planned_from, g, v)}
     if not due:
-        return Outcome(None, frozenset(moved))
+        return DecisionOutcome(None, frozenset(moved))
     expected, advance = _progress(planned_from, now, due)
     files = [f for v in due.values() for f in v.files]
     plan = Commit(
@@ -198,29 +192,29 @@ def decide(
         landed = commit(plan)
     except ConflictError as error:
         log.info("rejections_conflict=%r planned_again=%d", str(error), len(verdicts))
-        return Outcome(None, frozenset(verdicts))
+        return DecisionOutcome(None, frozenset(verdicts))
     crash_points.reach("rejections_decided")
-    return Outcome(landed, frozenset(moved))
+    return DecisionOutcome(landed, frozenset(moved))
 
 
 def _progress(before: Decisions, now: Decisions, due: Mapping[str, Verdict]) -> tuple[dict[str, int | None], dict[str, int]]:
     """The `txn` that the commit compares, and those that it gives."""
     bronze_id = now.bronze_id
     # A full refresh of bronze came to quarantine since: these are rows of a bronze that is gone.
-    reset = f"{RESET_APP}:{bronze_id.partition('@')[0]}"
+    reset = Txn.FULL_REFRESH.of(bronze_id.partition("@")[0])
     expected: dict[str, int | None] = {reset: before.handle.transaction_version(reset) if before.handle is not None else None}
     advance: dict[str, int] = {}
     for game, verdict in due.items():
-        app = f"{DECIDED_APP}:{bronze_id}:{game}"
+        app = Txn.DECIDED_BATCH.of(bronze_id, game)
         expected[app] = before.batch(game)
         advance[app] = max(verdict.batch, expected[app] or 0)
         if verdict.generation is not None:
-            app = f"{GENERATION_APP}:{bronze_id}:{game}"
+            app = Txn.DECIDED_INCARNATION.of(bronze_id, game)
             expected[app], advance[app] = before.generation(game), verdict.generation
     if not now.in_force:
-        advance[f"{DECIDED_APP}:{bronze_id}"] = 1
+        advance[Txn.DECIDED_BATCH.of(bronze_id)] = 1
     if any(verdict.generation is not None for verdict in due.values()):
-        app = f"{GENERATION_APP}:{bronze_id}"
+        app = Txn.DECIDED_INCARNATION.of(bronze_id)
         expected[app], advance[app] = now.made_anew or None, now.made_anew + 1
     return expected, advance
 

@@ -10,7 +10,7 @@ from functools import reduce
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from game_events.rules import Action, Layer, Rule
+from game_events.rules import Action, Rule, RuleLayer
 
 #: Rules of one bigint of bits; the sign stays unused.
 BITS = 62
@@ -48,7 +48,7 @@ class RuleColumns:
     game_column: str
 
     @classmethod
-    def of(cls, rules: Iterable[Rule], layer: Layer, game_column: str) -> RuleColumns:
+    def of(cls, rules: Iterable[Rule], layer: RuleLayer, game_column: str) -> RuleColumns:
         """Those of one layer."""
         return cls(tuple(r for r in rules if r.layer == layer), game_column)
 

@@ -22,6 +22,7 @@ from game_events.lakehouse.event_columns import (
     arranged,
     none_if_empty,
 )
+from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.quality.expressions import APART, BITS, DROP, FATE, HELD_BACK, KEEP, READMIT, REJECT
 from game_events.pipeline.reporting.report import RuleCounts
@@ -135,7 +136,7 @@ class Splitter:
         own |= {name: more.column(name) for name in BRONZE_ONLY}
         own[HEADERS] = none_if_empty(own[HEADERS])
         own |= {
-            "layer": pa.repeat(pa.scalar("silver"), count),
+            "layer": pa.repeat(pa.scalar(Layer.SILVER), count),
             "reason": pa.array(reasons, pa.string()).take(pa.array(which)),
             "detail": pa.array(details, pa.string()).take(pa.array(which)),
             "quarantined_at": pa.repeat(pa.scalar(self._now, TIME), count),

@@ -26,11 +26,12 @@ from game_events.errors import ConflictError
 from game_events.lakehouse import failpoints as crash_points
 from game_events.lakehouse.commits.commit import Commit, Landed, commit, evolve, paths
 from game_events.lakehouse.commits.generations import generation
-from game_events.lakehouse.commits.transactions import LAYER, RESET_APP, SLICES_APP
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_files, spark_schema
 from game_events.lakehouse.data.staging import REPORT_SCHEMA, StagedFile, discard, file_system
 from game_events.lakehouse.data.table_writer import FileStage, staged_files
 from game_events.lakehouse.event_columns import HEADERS, QUARANTINE_COLUMNS, QUARANTINE_DESCRIPTION, travelling
+from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.lost import refuse_restored_quarantine
@@ -60,7 +61,7 @@ class ResetList:
 
 def is_finished(bronze: DeltaTable, quarantine: DeltaTable) -> bool:
     """Whether this version of quarantine knows of the last full refresh of this version of bronze."""
-    ticket = bronze.transaction_version(RESET_APP)
+    ticket = bronze.transaction_version(Txn.FULL_REFRESH)
     return ticket is None or ticket == quarantine.transaction_version(_app(bronze))
 
 
@@ -77,7 +78,7 @@ def finish_reset(pipeline: Pipeline, report: RunReport) -> None:
     """
     for attempt in range(ATTEMPTS):
         bronze, quarantine = pipeline.bronze.open(), pipeline.quarantine.open()
-        ticket = bronze.transaction_version(RESET_APP) if bronze is not None else None
+        ticket = bronze.transaction_version(Txn.FULL_REFRESH) if bronze is not None else None
         if bronze is None or ticket is None or (quarantine is not None and is_finished(bronze, quarantine)):
             return
         listed = _read(pipeline.quarantine, ticket)
@@ -95,7 +96,7 @@ def finish_reset(pipeline: Pipeline, report: RunReport) -> None:
                 continue  # a rival finished it, and removed the files that this job was reading
             raise
         crash_points.reach("reset_finished")
-        report.add_landed("quarantine", pipeline.quarantine, landed, QUARANTINE_COLUMNS, generation(bronze))
+        report.add_landed(Layer.QUARANTINE, pipeline.quarantine, landed, QUARANTINE_COLUMNS, generation(bronze))
         if listed is not None:
             forget(pipeline.quarantine, ticket, listed.files)
         return
@@ -109,7 +110,7 @@ def sweep(pipeline: Pipeline) -> None:
     bronze, quarantine = pipeline.bronze.open(), pipeline.quarantine.open()
     if bronze is None or quarantine is None or not is_finished(bronze, quarantine):
         return
-    last = bronze.transaction_version(RESET_APP) or 0
+    last = bronze.transaction_version(Txn.FULL_REFRESH) or 0
     for ticket in _tickets(pipeline.quarantine):
         if ticket <= last and (listed := _read(pipeline.quarantine, ticket)) is not None:
             held = set(paths(quarantine))
@@ -153,7 +154,7 @@ def listed_files(pipeline: Pipeline, older_than_s: float, *, dry_run: bool = Fal
     A list is left behind if bronze does not hold its ticket and it is older than `older_than_s`: that refresh never came about.
     """
     bronze = pipeline.bronze.open()
-    wanted = bronze.transaction_version(RESET_APP) if bronze is not None else None
+    wanted = bronze.transaction_version(Txn.FULL_REFRESH) if bronze is not None else None
     names: list[str] = []
     for ticket in _tickets(pipeline.quarantine):
         listed = _read(pipeline.quarantine, ticket)
@@ -204,15 +205,15 @@ def _finish(
     """One commit: rows of records that the refresh has decided on anew go, its own rows come, all others stay."""
     app, seen = _app(bronze), quarantine.version() if quarantine is not None else None
     held = quarantine.transaction_version(app) if quarantine is not None else None
-    slices = quarantine.transaction_version(SLICES_APP) if quarantine is not None else None
+    slices = quarantine.transaction_version(Txn.MICRO_BATCHES) if quarantine is not None else None
     # A slice that is about to commit rows was planned from the bronze that is gone: it is shut out.
-    expected, advance = {app: held, SLICES_APP: slices}, {app: ticket, SLICES_APP: (slices or 0) + 1}
+    expected, advance = {app: held, Txn.MICRO_BATCHES: slices}, {app: ticket, Txn.MICRO_BATCHES: (slices or 0) + 1}
     rewritten: frozenset[str] = frozenset()
     files: list[StagedFile] = []
     if listed is not None:
         if quarantine is not None:
             quarantine = evolve(pipeline.quarantine, quarantine, QUARANTINE_COLUMNS)
-            rewritten = frozenset(_may_hold(quarantine, LAYER))
+            rewritten = frozenset(_may_hold(quarantine, Layer.BRONZE))
         files = _stage(pipeline, listed, rewritten) if listed.files or rewritten else []
         for lane, end in listed.ends.items():
             name = lane.app
@@ -246,7 +247,7 @@ def _stage(pipeline: Pipeline, listed: ResetList, rewritten: frozenset[str]) -> 
     rows = read_files(pipeline.spark, [f"{root}/{f.path}" for f in listed.files], columns)
     if rewritten:
         old = read_files(pipeline.spark, [f"{root}/{path}" for path in sorted(rewritten)], columns)
-        rows = old.where(~F.col("layer").eqNullSafe(LAYER) | _later(listed)).unionByName(rows)
+        rows = old.where(~F.col("layer").eqNullSafe(Layer.BRONZE) | _later(listed)).unionByName(rows)
     stage = FileStage(pipeline.quarantine, QUARANTINE_COLUMNS, HEADERS)
     moved = rows.select(travelling(QUARANTINE_COLUMNS.names)).coalesce(2).mapInArrow(stage, REPORT_SCHEMA)
     return staged_files(moved.collect())
@@ -262,7 +263,7 @@ def _may_hold(handle: DeltaTable, layer: str) -> list[str]:
 
 
 def _app(bronze: DeltaTable) -> str:
-    return f"{RESET_APP}:{bronze.metadata().id}"
+    return Txn.FULL_REFRESH.of(bronze.metadata().id)
 
 
 def _name(ticket: int) -> str:

@@ -12,11 +12,9 @@ from game_events.errors import ConflictError, DataError
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.restores import ANY_COMMIT, is_undone, restored_lately, undo
 from game_events.lakehouse.commits.restores_note import note_looked_at
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
-
-#: `txn` of bronze: records that its slices have put into quarantine since the table was made.
-QUARANTINED_APP = "quarantined"
 
 
 def refuse_restored_quarantine(pipeline: Pipeline, quarantine: DeltaTable | None) -> bool:
@@ -65,7 +63,7 @@ def refuse_lost_quarantine(pipeline: Pipeline, bronze: DeltaTable, report: RunRe
             note_looked_at(pipeline.quarantine, quarantine)
             return refuse_lost_quarantine(pipeline, bronze, report)  # somebody may have restored it again
         return quarantine
-    rows = int(bronze.transaction_version(QUARANTINED_APP) or 0)
+    rows = int(bronze.transaction_version(Txn.RECORDS_QUARANTINED) or 0)
     if not rows:
         return None
     if pipeline.settings.on_data_loss == "record_gap":
@@ -87,8 +85,8 @@ def _told(pipeline: Pipeline, bronze: DeltaTable, rows: int) -> None:
                 pipeline.bronze,
                 pa.schema(bronze.schema()),
                 [],
-                expected={QUARANTINED_APP: rows},
-                advance={QUARANTINED_APP: 0},
+                expected={Txn.RECORDS_QUARANTINED: rows},
+                advance={Txn.RECORDS_QUARANTINED: 0},
                 table_id=str(bronze.metadata().id),
                 seen=bronze.version(),
                 owns_map=True,

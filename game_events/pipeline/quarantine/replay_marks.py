@@ -7,22 +7,20 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from game_events.errors import ConflictError
-from game_events.lakehouse.commits.commit import Commit, commit, evolve, paths
-from game_events.lakehouse.commits.transactions import REPLAY_APP, RIVAL_ATTEMPTS
+from game_events.lakehouse.commits.commit import CONFLICT_ATTEMPTS, Commit, commit, evolve, paths
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import files_with, read_files, spark_schema
 from game_events.lakehouse.data.staging import REPORT_SCHEMA, StagedFile
 from game_events.lakehouse.data.table_writer import FileStage, staged_files
-from game_events.lakehouse.event_columns import COORDINATES as RECORD_COORDINATES
-from game_events.lakehouse.event_columns import HEADERS, QUARANTINE_COLUMNS, travelling
+from game_events.lakehouse.event_columns import COORDINATES, HEADERS, QUARANTINE_COLUMNS, travelling
+from game_events.lakehouse.layers import Layer
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.lost import refuse_restored_quarantine
-
-COORDINATES = list(RECORD_COORDINATES)
 
 
 def is_noted(bronze: DeltaTable, quarantine: DeltaTable) -> bool:
     """Whether this version of quarantine knows of every replay that this version of bronze holds."""
-    batch = bronze.transaction_version(REPLAY_APP)
+    batch = bronze.transaction_version(Txn.REPLAY)
     return batch is None or batch == quarantine.transaction_version(_noted_app(bronze))
 
 
@@ -33,7 +31,7 @@ def note_replay(pipeline: Pipeline) -> None:
         ConflictError: rivals won every attempt.
         DataError: quarantine was restored: a note would cover that up.
     """
-    for attempt in range(RIVAL_ATTEMPTS):
+    for attempt in range(CONFLICT_ATTEMPTS):
         bronze, quarantine = pipeline.bronze.open(), pipeline.quarantine.open()
         if bronze is None or quarantine is None or is_noted(bronze, quarantine):
             return
@@ -42,18 +40,18 @@ def note_replay(pipeline: Pipeline) -> None:
             _note(pipeline, bronze, quarantine)
             return
         except ConflictError:  # a rival noted it, or rewrote the files: look again
-            if attempt == RIVAL_ATTEMPTS - 1:
+            if attempt == CONFLICT_ATTEMPTS - 1:
                 raise
 
 
 def _noted_app(bronze: DeltaTable) -> str:
-    return f"{REPLAY_APP}:{bronze.metadata().id}"
+    return Txn.REPLAY.of(bronze.metadata().id)
 
 
 def _note(pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable) -> None:
     app = _noted_app(bronze)
     seen = quarantine.version()
-    batch, noted = int(bronze.transaction_version(REPLAY_APP) or 0), quarantine.transaction_version(app)
+    batch, noted = int(bronze.transaction_version(Txn.REPLAY) or 0), quarantine.transaction_version(app)
     quarantine = evolve(pipeline.quarantine, quarantine, QUARANTINE_COLUMNS)
     files, rewritten = _stage(pipeline, bronze, quarantine, batch)
     commit(
@@ -79,19 +77,19 @@ def _stage(
     came = came.where(F.col("_batch") == batch).select(*COORDINATES, F.lit(True).alias("_came"))
     held = read_files(pipeline.spark, quarantine.file_uris(), spark_schema(quarantine.schema())).where("layer = 'bronze'")
     held = held.select(*COORDINATES, F.col("_metadata.file_name").alias("_file"))
-    touched = held.join(came, COORDINATES, "left_semi").select("_file").distinct().collect()
+    touched = held.join(came, list(COORDINATES), "left_semi").select("_file").distinct().collect()
     names = {r["_file"] for r in touched}
     rewritten = frozenset(path for path in paths(quarantine) if path.rpartition("/")[2] in names)
     files = [f"{quarantine.table_uri.rstrip('/')}/{path}" for path in rewritten]
     rows = read_files(pipeline.spark, files, spark_schema(quarantine.schema()))
-    staged = _noted(rows.join(came, COORDINATES, "left"), str(bronze.metadata().id), batch).mapInArrow(
+    staged = _noted(rows.join(came, list(COORDINATES), "left"), str(bronze.metadata().id), batch).mapInArrow(
         FileStage(pipeline.quarantine, QUARANTINE_COLUMNS, HEADERS), REPORT_SCHEMA
     )
     return staged_files(staged.collect()), rewritten
 
 
 def _noted(rows: DataFrame, table_id: str, batch: int) -> DataFrame:
-    came = F.col("_came").isNotNull() & (F.col("layer") == "bronze")
+    came = F.col("_came").isNotNull() & (F.col("layer") == Layer.BRONZE)
     values = {"replayed_table": F.lit(table_id), "replayed_batch": F.lit(batch), "replayed_at": F.current_timestamp()}
     noted = {n: F.when(came, value).otherwise(F.col(n)) for n, value in values.items()}
     return rows.withColumns(noted).select(travelling(QUARANTINE_COLUMNS.names))

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from game_events.lakehouse.system_tables.progress import GOLD, UNIFIED_LAYER, is_gold
+from game_events.lakehouse.layers import Layer, is_gold
 from game_events.pipeline.reporting.latency import Histogram
 from game_events.pipeline.reporting.lineage_result import LineageAccount
 from game_events.pipeline.reporting.report import RunReport, TableReport
@@ -17,7 +17,7 @@ NOTICES_KEPT = 100
 
 def _replaced(layer: str) -> bool:
     """Whether a layer's tables are replaced: rows of two refreshes are no sum."""
-    return layer == UNIFIED_LAYER or is_gold(layer)
+    return layer == Layer.UNIFIED or is_gold(layer)
 
 
 def report_sum(reports: Sequence[RunReport]) -> RunReport:
@@ -64,7 +64,7 @@ def report_sum(reports: Sequence[RunReport]) -> RunReport:
         for layer, times in report.latency.items():
             whole.latency.setdefault(layer, Histogram()).merge(times)
         whole.waiting = report.waiting
-        if GOLD in report.seconds:
+        if Layer.GOLD in report.seconds:
             whole.postponed = list(report.postponed)
     whole.tables = list(tables.values())
     whole.checks = list({check.name: check for report in reports for check in report.checks}.values())

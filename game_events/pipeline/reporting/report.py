@@ -13,6 +13,7 @@ from game_events.decoding.core.column_map import type_name
 from game_events.decoding.core.reasons import Reason
 from game_events.decoding.core.wire_format import ordered
 from game_events.lakehouse.commits.commit import Landed
+from game_events.lakehouse.layers import DOWNSTREAM, REPORTED
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.reporting.archive_result import Archived
 from game_events.pipeline.reporting.check_result import CheckResult
@@ -23,9 +24,6 @@ from game_events.pipeline.reporting.lineage_result import LineageAccount
 from game_events.pipeline.reporting.maintenance_result import TableUpkeep
 from game_events.rules import Rule
 from game_events.sources.core.source import Gap, Lane, Positions
-
-#: Layers that a record reaches after bronze.
-DOWNSTREAM = ("silver", "gold", "unified")
 
 
 @dataclass
@@ -64,6 +62,10 @@ class TableReport:
     dropped: int = 0
     quarantined: int = 0
     violations: Counter[str] | None = None
+
+    def __post_init__(self) -> None:
+        """Keep the layer as a plain text: Dagster's events hold no enum that it does not know."""
+        self.layer = str(self.layer)
 
 
 @dataclass
@@ -194,7 +196,7 @@ class RunReport:
         for rule in rules:
             if rule.applies_to(game):
                 key = (layer, game, rule.name)
-                found = self.rules.setdefault(key, RuleReport(layer, game, rule.name, rule.action, rule.sql))
+                found = self.rules.setdefault(key, RuleReport(str(layer), game, rule.name, rule.action, rule.sql))
                 found.rows += counts.rows
                 found.violated += counts.violated[rule.name]
 
@@ -272,11 +274,10 @@ class RunReport:
     def to_dict(self) -> dict[str, object]:
         """For `--json`: plain types only."""
         games = sorted({t.game for t in self.tables if t.game})
-        layers = ["bronze", "quarantine", "silver", "gold", "unified"]
-        layers += sorted({t.layer for t in self.tables} - set(layers))
+        layers = [*REPORTED, *sorted({t.layer for t in self.tables} - set(REPORTED))]
         return {
             "success": self.success,
-            "rows": {layer: self.rows(layer) for layer in layers},
+            "rows": {str(layer): self.rows(layer) for layer in layers},
             "games": {g: {t.layer: t.rows for t in self.tables if t.game == g and t.error is None} for g in games},
             "offsets": {str(p): list(r) for p, r in sorted(self.offsets.items())},
             "lag": sum(self.lag.values()),
@@ -298,9 +299,9 @@ class RunReport:
             "notices": self.notices,
             **({"files": dict(self.files)} if self.files else {}),
             "errors": [{"table": t.table, "game": t.game, "error": t.error} for t in self.errors],
-            "seconds": {k: round(v, 3) for k, v in self.seconds.items()},
+            "seconds": {str(k): round(v, 3) for k, v in self.seconds.items()},
             "checks": {c.name: c.passed for c in self.checks},
-            "latency": {layer: times.to_dict() for layer, times in self.latency.items()},
+            "latency": {str(layer): times.to_dict() for layer, times in self.latency.items()},
             "tables": {t.table: t.location for t in self.tables if t.error is None},
             "registered": self.registered,
             **({"lineage": asdict(self.lineage)} if self.lineage is not None else {}),

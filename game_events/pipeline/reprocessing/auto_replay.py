@@ -14,18 +14,18 @@ from game_events.decoding.core.reasons import Reason
 from game_events.decoding.core.wire_format import SchemaId
 from game_events.errors import ConflictError, TransientError
 from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_arrow
-from game_events.lakehouse.event_columns import QUARANTINE_COLUMNS
+from game_events.lakehouse.event_columns import QUARANTINE_COLUMNS, SCHEMA_COLUMNS
+from game_events.lakehouse.layers import Layer
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.lost import refuse_restored_quarantine
 from game_events.pipeline.quarantine.replay_marks import note_replay
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reprocessing.replay import Selection, replay
+from game_events.pipeline.reprocessing.replay import ReplaySelection, replay
 
 log = logging.getLogger(__name__)
 
-#: `txn` of quarantine, followed by a schema id: so many of its rows were tried when it became known, and stay as they are.
-LEFT_APP = "replay_left"
 #: Unknown ids that a run asks the registry about, those with most rows first: made-up ids may be any number.
 IDS_ASKED = 200
 
@@ -47,14 +47,14 @@ def replay_what_became_known(pipeline: Pipeline, report: RunReport) -> None:
         log.info("registry_down=true unknown_ids=%d asked_again=next_run", len(ids))
         return
     if known:
-        done = replay(pipeline, report, Selection(frozenset({Reason.UNKNOWN_SCHEMA}), known))
+        done = replay(pipeline, report, ReplaySelection(frozenset({Reason.UNKNOWN_SCHEMA}), known))
         _note_left(pipeline, known, sum(ids[i] for i in known) - done.rows)
     if elsewhere:
-        replay(pipeline, report, Selection())
+        replay(pipeline, report, ReplaySelection())
 
 
 def _left(quarantine: DeltaTable, schema_id: SchemaId) -> int | None:
-    return quarantine.transaction_version(f"{LEFT_APP}:{schema_id}")
+    return quarantine.transaction_version(Txn.REPLAY_LEFT.of(schema_id))
 
 
 def _note_left(pipeline: Pipeline, known: frozenset[SchemaId], expected: int) -> None:
@@ -67,7 +67,7 @@ def _note_left(pipeline: Pipeline, known: frozenset[SchemaId], expected: int) ->
     left = {i: ids[i] for i in known if ids[i]}
     if sum(left.values()) != expected:
         return  # rows came meanwhile, and nobody has tried them
-    apps = {i: f"{LEFT_APP}:{i}" for i in left}
+    apps = {i: Txn.REPLAY_LEFT.of(i) for i in left}
     with suppress(ConflictError):  # a rival noted it, or the next run will
         commit(
             Commit(
@@ -97,18 +97,18 @@ def _due(pipeline: Pipeline, quarantine: DeltaTable, bronze_id: str) -> tuple[Co
         waits = pc.and_kleene(waits, open_rows)
     if "max.replayed_table" in actions.column_names:
         other = [pc.not_equal(actions[f"{end}.replayed_table"], bronze_id) for end in ("min", "max")]
-        decodable = pc.fill_null(pc.equal(actions["min.layer"], "silver"), False)
+        decodable = pc.fill_null(pc.equal(actions["min.layer"], Layer.SILVER), False)
         may = pc.and_(pc.fill_null(pc.or_kleene(*other), False), pc.invert(decodable))
         elsewhere = _to_another_bronze(pipeline, quarantine, bronze_id, actions.filter(may).column("path").to_pylist())
     chosen = actions.filter(pc.fill_null(waits, True)).column("path").to_pylist()
     ids: Counter[SchemaId] = Counter()
     if chosen:
-        columns = ["reason", "_schema_id", "_schema_guid", "replayed_batch"]
+        columns = ["reason", *SCHEMA_COLUMNS, "replayed_batch"]
         found = read_arrow(pipeline.quarantine, quarantine, columns, chosen)
         unknown = found.filter(pc.equal(found["reason"], Reason.UNKNOWN_SCHEMA))
         if "replayed_batch" in unknown.column_names:
             unknown = unknown.filter(pc.is_null(unknown["replayed_batch"]))
-        for name in {"_schema_id", "_schema_guid"} & set(unknown.column_names):
+        for name in set(SCHEMA_COLUMNS) & set(unknown.column_names):
             counted = pc.value_counts(unknown[name].drop_null())
             ids.update({entry["values"]: entry["counts"] for entry in counted.to_pylist()})
     return ids, elsewhere
@@ -120,4 +120,4 @@ def _to_another_bronze(pipeline: Pipeline, quarantine: DeltaTable, bronze_id: st
         return False
     rows = read_arrow(pipeline.quarantine, quarantine, ["layer", "replayed_table"], candidates)
     other = pc.fill_null(pc.not_equal(rows["replayed_table"], bronze_id), False)
-    return bool(pc.any(pc.and_(pc.fill_null(pc.equal(rows["layer"], "bronze"), False), other)).as_py())
+    return bool(pc.any(pc.and_(pc.fill_null(pc.equal(rows["layer"], Layer.BRONZE), False), other)).as_py())

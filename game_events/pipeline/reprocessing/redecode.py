@@ -12,17 +12,17 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from game_events.decoding.batch_decoder import DecodePlan, TypeKey
 from game_events.decoding.core.reasons import Reason
 from game_events.errors import ConflictError, DataError
 from game_events.lakehouse import failpoints as crash_points
 from game_events.lakehouse.commits.commit import Commit, commit, evolve
-from game_events.lakehouse.commits.transactions import BATCH_APP
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_files, row_count, spark_schema
 from game_events.lakehouse.data.staging import discard
-from game_events.lakehouse.event_columns import FIRST_MESSAGE, OWN_COLUMNS, bronze_schema, column_map, travelling
+from game_events.lakehouse.event_columns import FIRST_MESSAGE, OWN_COLUMNS, bronze_schema, column_map, schema_ids, travelling
+from game_events.lakehouse.layers import Layer
 from game_events.pipeline.bronze.decode_job import run_decode_job
 from game_events.pipeline.bronze.stored_worker import StoredTask
 from game_events.pipeline.bronze.worker_result import StageResult
@@ -35,8 +35,6 @@ from game_events.pipeline.state.commit_info import ERASED_BY_BATCH
 from game_events.pipeline.suppression.driver import suppression, unfenced
 from game_events.spark.crashed_workers import crashes_named
 
-#: `txn` that counts how often bronze was decoded anew.
-REDECODE_APP = "redecode"
 #: Why a row keeps its columns although nothing is wrong with it: bronze was written with `keep_raw: failures`.
 NO_RAW_VALUE = "NO_RAW_VALUE"
 
@@ -75,7 +73,7 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
     refuse_lost_quarantine(pipeline, handle, report)
     before = {f.name for f in handle.schema().fields}
     handle = evolve(pipeline.bronze, handle, OWN_COLUMNS)
-    batch = int(handle.transaction_version(BATCH_APP) or 0)
+    batch = int(handle.transaction_version(Txn.BATCH) or 0)
     rows = read_files(pipeline.spark, handle.file_uris(), spark_schema(handle.schema()))
     pipeline.on_progress(f"redecode: {row_count(handle):,} rows of bronze")
 
@@ -98,16 +96,16 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
         info[ERASED_BY_BATCH] = _erase(pipeline, report, staged)
     columns = pipeline.catalog.message_columns(column_map(handle), staged.types)
     schema = documented(pipeline, bronze_schema(columns), columns, staged.types)
-    count = handle.transaction_version(REDECODE_APP)
+    count = handle.transaction_version(Txn.REDECODE)
     try:
         landed = commit(
             Commit(
                 pipeline.bronze,
                 schema,
                 staged.bronze,
-                expected={BATCH_APP: batch, REDECODE_APP: count} | unfenced(handle),
+                expected={Txn.BATCH: batch, Txn.REDECODE: count} | unfenced(handle),
                 # The batch too, as it is: of two commits that name it, Delta lets one land, however close they come.
-                advance={REDECODE_APP: (count or 0) + 1, BATCH_APP: batch},
+                advance={Txn.REDECODE: (count or 0) + 1, Txn.BATCH: batch},
                 table_id=str(handle.metadata().id),
                 replace=True,
                 owns_map=True,
@@ -119,18 +117,16 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
             f"{error}. Nothing was changed: run `game-events redecode` again while no run is under way"
         ) from None
     crash_points.reach("redecode_committed")
-    entry = report.add_landed("bronze", pipeline.bronze, landed, schema, batch)
+    entry = report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, batch)
     entry.new_columns = [f.name for f in schema if f.name not in before]
-    report.seconds["bronze"] = time.monotonic() - began
+    report.seconds[Layer.BRONZE] = time.monotonic() - began
     kept = Counter({NO_RAW_VALUE if why == Reason.TOMBSTONE else why: n for why, n in staged.reasons.items()})
     return Redecoded(landed.rows, kept, entry.new_columns, pipeline.catalog.other_types(staged.undecoded))
 
 
 def _types_of(rows: DataFrame) -> list[TypeKey]:
     """The types that rows of bronze were written with."""
-    ids = rows.select("_schema_id", "_schema_guid").distinct()
-    ids = ids.where(F.col("_schema_id").isNotNull() | F.col("_schema_guid").isNotNull())
-    return [(r["_schema_id"] if r["_schema_id"] is not None else r["_schema_guid"], FIRST_MESSAGE) for r in ids.collect()]
+    return [(schema_id, FIRST_MESSAGE) for schema_id in schema_ids(rows)]
 
 
 def _erase(pipeline: Pipeline, report: RunReport, staged: StageResult) -> str:

@@ -29,8 +29,8 @@ from game_events.decoding.core.reasons import NO_RECORD, Reason
 from game_events.decoding.core.wire_format import SchemaId
 from game_events.errors import ConfigurationError, ConflictError
 from game_events.lakehouse import failpoints as crash_points
-from game_events.lakehouse.commits.commit import Commit, commit, evolve
-from game_events.lakehouse.commits.transactions import BATCH_APP, REPLAY_APP, RIVAL_ATTEMPTS
+from game_events.lakehouse.commits.commit import CONFLICT_ATTEMPTS, Commit, commit, evolve
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_files, spark_schema
 from game_events.lakehouse.event_columns import (
     COORDINATES,
@@ -39,8 +39,10 @@ from game_events.lakehouse.event_columns import (
     QUARANTINE_COLUMNS,
     bronze_schema,
     column_map,
+    of_schemas,
     travelling,
 )
+from game_events.lakehouse.layers import Layer
 from game_events.pipeline.bronze.decode_job import run_decode_job
 from game_events.pipeline.bronze.load import archive_schemas
 from game_events.pipeline.bronze.restored import mend_restored_bronze
@@ -65,7 +67,7 @@ MAX_SCHEMA_ID = 2**32 - 1
 
 
 @dataclass(frozen=True)
-class Selection:
+class ReplaySelection:
     """Which rows of quarantine to try; empty: all that hold a raw value and are not in bronze, or that rules reject.
 
     Attributes:
@@ -94,7 +96,7 @@ class Selection:
     def condition(self, bronze_id: str) -> Column:
         """As a condition on quarantine's rows."""
         waiting = F.col("replayed_table").isNull() | (F.col("replayed_table") != bronze_id)
-        found = (F.col("layer") == "bronze") & F.col("_raw_value").isNotNull() & waiting
+        found = (F.col("layer") == Layer.BRONZE) & F.col("_raw_value").isNotNull() & waiting
         found &= ~F.col("reason").isin(*map(str, NO_RECORD))
         if self.reasons:
             found &= F.col("reason").isin(*sorted(self.reasons))
@@ -102,13 +104,11 @@ class Selection:
             # They would end the job, and with it the replay of all others.
             found &= ~F.coalesce(F.col("detail").startswith(WORKER_CRASHED), F.lit(False))
         if self.schema_ids:
-            numbers = [i for i in self.schema_ids if isinstance(i, int)]
-            guids = [i for i in self.schema_ids if isinstance(i, str)]
-            found &= F.col("_schema_id").isin(*numbers) | F.col("_schema_guid").isin(*guids)
+            found &= of_schemas(self.schema_ids)
         return found
 
 
-def selection_of(reasons: Collection[str], schema_ids: Collection[str]) -> Selection:
+def replay_selection(reasons: Collection[str], schema_ids: Collection[str]) -> ReplaySelection:
     """A selection from a user's words.
 
     Raises:
@@ -119,7 +119,7 @@ def selection_of(reasons: Collection[str], schema_ids: Collection[str]) -> Selec
         raise ConfigurationError(
             f"--reason: there is no {', '.join(unknown)}; there are {', '.join(sorted(Reason))}, and the names of rules"
         )
-    return Selection(frozenset(reasons), frozenset(_schema_id(word) for word in schema_ids))
+    return ReplaySelection(frozenset(reasons), frozenset(_schema_id(word) for word in schema_ids))
 
 
 def _schema_id(word: str) -> SchemaId:
@@ -141,7 +141,7 @@ class Replayed:
     left: Counter[str] = field(default_factory=Counter)
 
 
-def replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Replayed:
+def replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) -> Replayed:
     """Try the selected rows again with what the registry knows now; those that decode are appended to bronze.
 
     Raises:
@@ -150,25 +150,25 @@ def replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Repla
     """
     began = time.monotonic()
     result = Replayed()
-    for attempt in range(RIVAL_ATTEMPTS):
+    for attempt in range(CONFLICT_ATTEMPTS):
         try:
             result = _replay(pipeline, report, selection)
             break
         except ConflictError:
-            if attempt == RIVAL_ATTEMPTS - 1:
+            if attempt == CONFLICT_ATTEMPTS - 1:
                 raise
     report.replayed += result.rows
     report.seconds["replay"] = report.seconds.get("replay", 0.0) + time.monotonic() - began
     return result
 
 
-def _replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Replayed:
+def _replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) -> Replayed:
     tables = _settled_tables(pipeline, report)
     if tables is None:
         return Replayed()
     bronze, quarantine = tables
     quarantine = evolve(pipeline.quarantine, quarantine, QUARANTINE_COLUMNS)
-    batch = int(bronze.transaction_version(BATCH_APP) or 0) + 1
+    batch = int(bronze.transaction_version(Txn.BATCH) or 0) + 1
     pipeline.on_progress("replay: rows of quarantine are tried again")
     staged = _stage(pipeline, bronze, quarantine, selection, batch, report)
     crash_points.reach("replay_staged")
@@ -179,13 +179,13 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Repl
     archive_schemas(pipeline, report, {*staged.types, *staged.undecoded})
     columns = pipeline.catalog.message_columns(column_map(bronze), staged.types)
     schema = documented(pipeline, bronze_schema(columns), columns, staged.types)
-    last = bronze.transaction_version(REPLAY_APP)
+    last = bronze.transaction_version(Txn.REPLAY)
     plan = Commit(
         pipeline.bronze,
         schema,
         staged.bronze,
-        expected={BATCH_APP: batch - 1, REPLAY_APP: last} | unfenced(bronze),
-        advance={BATCH_APP: batch, REPLAY_APP: batch},
+        expected={Txn.BATCH: batch - 1, Txn.REPLAY: last} | unfenced(bronze),
+        advance={Txn.BATCH: batch, Txn.REPLAY: batch},
         table_id=str(bronze.metadata().id),
         seen=bronze.version(),
         owns_map=True,
@@ -198,7 +198,7 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Repl
     landed = commit(plan)
     crash_points.reach("replay_committed")
     known = {f.name for f in bronze.schema().fields}
-    entry = report.add_landed("bronze", pipeline.bronze, landed, schema, batch)
+    entry = report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, batch)
     entry.new_columns += [f.name for f in schema if f.name not in known]
     report.batches.append(batch)
     report.schema_ids.update(i for i, _ in (*staged.types, *staged.undecoded))
@@ -210,7 +210,7 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: Selection) -> Repl
 
 
 def _stage(
-    pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable, selection: Selection, batch: int, report: RunReport
+    pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable, selection: ReplaySelection, batch: int, report: RunReport
 ) -> StageResult:
     """Decode the selected rows that bronze does not hold; nothing is committed."""
     held = read_files(pipeline.spark, quarantine.file_uris(), spark_schema(quarantine.schema()))

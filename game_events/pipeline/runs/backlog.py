@@ -12,10 +12,10 @@ from deltalake import DeltaTable
 
 from game_events.errors import DataError
 from game_events.lakehouse.commits.generations import BronzeIdentity
-from game_events.lakehouse.commits.transactions import BATCH_APP
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import files_with
 from game_events.lakehouse.data.staging import file_system
-from game_events.lakehouse.system_tables.progress import GOLD, SILVER, UNIFIED_LAYER
+from game_events.lakehouse.layers import Layer
 from game_events.pipeline.bronze.data_loss import next_slice
 from game_events.pipeline.bronze.starting_offsets import starting_point
 from game_events.pipeline.context import Pipeline
@@ -57,14 +57,18 @@ def backlog(pipeline: Pipeline) -> Backlog:
     if bronze is None:
         start = starting_point(pipeline, now)
         waiting = {p: (end - start[p]) // now.unit for p, end in now.latest.items() if end > start[p]}
-        return Backlog(waiting, {SILVER: [], GOLD: [], UNIFIED_LAYER: []})
+        return Backlog(waiting, {Layer.SILVER: [], Layer.GOLD: [], Layer.UNIFIED: []})
     part = next_slice(pipeline.settings, bronze, now, now.latest, sum(now.latest.values()) + 1)
     state = pipeline.progress.read(BronzeIdentity.of(bronze).key)
     names = games_waiting(pipeline)
-    silver = names.keys() | state.failed_in(SILVER)
-    gold = silver | {g for g, batch in state.games.items() if batch > state.floor(GOLD)} | state.failed_in(GOLD)
-    unified = gold | {g for g, batch in state.games.items() if batch > state.floor(UNIFIED_LAYER)}
-    games = {SILVER: sorted(silver), GOLD: sorted(gold), UNIFIED_LAYER: sorted(unified | state.failed_in(UNIFIED_LAYER))}
+    silver = names.keys() | state.failed_in(Layer.SILVER)
+    gold = silver | {g for g, batch in state.games.items() if batch > state.floor(Layer.GOLD)} | state.failed_in(Layer.GOLD)
+    unified = gold | {g for g, batch in state.games.items() if batch > state.floor(Layer.UNIFIED)}
+    games: dict[str, list[str]] = {
+        Layer.SILVER: sorted(silver),
+        Layer.GOLD: sorted(gold),
+        Layer.UNIFIED: sorted(unified | state.failed_in(Layer.UNIFIED)),
+    }
     records = {p: (end - part.start[p]) // now.unit for p, end in part.end.items() if end > part.start[p]} if part else {}
     return Backlog(records, games, sum(names.values()))
 
@@ -72,9 +76,9 @@ def backlog(pipeline: Pipeline) -> Backlog:
 def games_waiting(pipeline: Pipeline) -> Counter[str]:
     """Names that may be games -> their rows in the bronze batches that silver has not taken; one column is read."""
     bronze = pipeline.bronze.open()
-    if bronze is None or not bronze.transaction_version(BATCH_APP):
+    if bronze is None or not bronze.transaction_version(Txn.BATCH):
         return Counter()
-    floor = pipeline.progress.read(BronzeIdentity.of(bronze).key).floor(SILVER)
+    floor = pipeline.progress.read(BronzeIdentity.of(bronze).key).floor(Layer.SILVER)
     routing = Routing(frozenset(pipeline.settings.games))
     found: Counter[str] = Counter()
     for name, rows in _names_above(pipeline, bronze, floor).items():

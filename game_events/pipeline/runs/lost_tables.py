@@ -14,7 +14,8 @@ from functools import partial
 from game_events.lakehouse.commits.generations import BronzeIdentity
 from game_events.lakehouse.commits.parallel import for_games
 from game_events.lakehouse.commits.restores import restored_lately
-from game_events.lakehouse.system_tables.progress import GOLD, SILVER, UNIFIED_LAYER, Progress
+from game_events.lakehouse.layers import Layer
+from game_events.lakehouse.system_tables.progress import Progress
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.fanout.routing import Routing
@@ -42,7 +43,7 @@ def find_lost_tables(pipeline: Pipeline, report: RunReport) -> None:
     games = sorted(game for game in state.games if routing.refusal(game) is None)
     there = set(pipeline.lakehouse.names())
     silver = _lost(games, there, {game: pipeline.lakehouse.silver(game) for game in games})
-    made = _made(state, GOLD, games)
+    made = _made(state, Layer.GOLD, games)
     gold = _lost(made, there, {game: pipeline.lakehouse.gold(game) for game in made})
     own: dict[str, dict[str, str]] = {}
     for aggregate in pipeline.extensions.aggregates:
@@ -58,8 +59,8 @@ def find_lost_tables(pipeline: Pipeline, report: RunReport) -> None:
     why = note(pipeline, "its table was deleted or restored")
 
     def noted(now: Progress) -> Progress:
-        after = now.pending(SILVER, silver, why).pending_downstream(silver, why)
-        after = after.pending(GOLD, gold, why).pending(UNIFIED_LAYER, gold, why)
+        after = now.pending(Layer.SILVER, silver, why).pending_downstream(silver, why)
+        after = after.pending(Layer.GOLD, gold, why).pending(Layer.UNIFIED, gold, why)
         for layer, lost in own.items():
             after = after.pending(layer, lost, why)
         return after

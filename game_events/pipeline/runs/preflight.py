@@ -19,16 +19,16 @@ from game_events.config.unencrypted import unencrypted
 from game_events.errors import ConfigurationError, DataError, GameEventsError
 from game_events.jvm.jars import for_spark
 from game_events.jvm.java import find_java
+from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.storage.options import is_remote
 from game_events.lakehouse.store_probe import refuse_unsafe_store
 from game_events.lakehouse.system_tables.schema_archive import SchemaArchive
-from game_events.lakehouse.tables import BRONZE as BRONZE_TABLE
-from game_events.lakehouse.tables import Lakehouse
+from game_events.lakehouse.tables import BRONZE, Lakehouse
 from game_events.pipeline.bronze.full_refresh_guard import ALLOW
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout.routing import most_games
 from game_events.pipeline.runs.backlog import backlog
-from game_events.pipeline.runs.selection import BRONZE, Parts, Selection
+from game_events.pipeline.runs.selection import Parts, Selection
 from game_events.pipeline.schemas.catalog import SchemaCatalog
 from game_events.pipeline.suppression.driver import recognised
 from game_events.schema_registry import SchemaRegistry
@@ -41,7 +41,7 @@ TYPES_SHOWN = 20
 
 
 @dataclass(frozen=True)
-class CheckResult:
+class PreflightResult:
     """One check.
 
     Attributes:
@@ -81,7 +81,7 @@ Check = Callable[[], str | tuple[str, Mapping[str, object]]]
 
 def run_checks(
     checks: Mapping[str, Check], settings: Settings, needs: Mapping[str, Collection[str]] | None = None
-) -> list[CheckResult]:
+) -> list[PreflightResult]:
     """Make all of them, in order.
 
     Args:
@@ -89,21 +89,21 @@ def run_checks(
         settings: whose secrets no answer repeats.
         needs: name -> checks without which it would only say the same once more.
     """
-    found: list[CheckResult] = []
+    found: list[PreflightResult] = []
     for name, check in checks.items():
         missing = [c.check for c in found if not c.ok and c.check in (needs or {}).get(name, ())]
         if missing:
-            found.append(CheckResult(name, False, f"not known while this fails: {', '.join(missing)}"))
+            found.append(PreflightResult(name, False, f"not known while this fails: {', '.join(missing)}"))
             continue
         try:
             answer = check()
         except Exception as error:  # noqa: BLE001 - whatever it is, the other checks are made, and this one has failed
             known = isinstance(error, GameEventsError | OSError | DeltaError)
             said = str(error) if known else f"{type(error).__name__}: {error}"
-            found.append(CheckResult(name, False, mask(said, settings)))
+            found.append(PreflightResult(name, False, mask(said, settings)))
         else:
             detail, data = (answer, {}) if isinstance(answer, str) else answer
-            found.append(CheckResult(name, True, str(detail), data, look=isinstance(detail, Hint)))
+            found.append(PreflightResult(name, True, str(detail), data, look=isinstance(detail, Hint)))
     return found
 
 
@@ -134,7 +134,7 @@ def run_plan_checks(pipeline: Pipeline, selected: Callable[[], Selection]) -> di
 
     def selection() -> str:
         found = selected()
-        if BRONZE in found.full and not pipeline.settings.allow_bronze_full_refresh:
+        if Layer.BRONZE in found.full and not pipeline.settings.allow_bronze_full_refresh:
             raise ConfigurationError(f"{pipeline.bronze.name} is protected from a full refresh: {ALLOW}=true allows it")
         said = [f"brought up to date: {_said(found.update)}"]
         said += [f"replaced: {_said(found.full)}"] if found.full else []
@@ -236,7 +236,7 @@ def _no_room(settings: Settings) -> str:
 
 def _forgotten(settings: Settings) -> str:
     lakehouse = Lakehouse.of(settings)
-    found = recognised(settings, lakehouse, lakehouse.table(BRONZE_TABLE).open())
+    found = recognised(settings, lakehouse, lakehouse.table(BRONZE).open())
     if found is None:
         return "none"
     listed, _ = found

@@ -12,7 +12,7 @@ from game_events.lakehouse.event_columns import has_decoded_columns
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.aggregates import player_agg_columns
 from game_events.pipeline.quality.validation import problems, refuse
-from game_events.pipeline.silver.stage import Source
+from game_events.pipeline.silver.stage import SilverInput
 
 
 def check_rules(pipeline: Pipeline) -> str:
@@ -30,7 +30,7 @@ def check_rules(pipeline: Pipeline) -> str:
     silver: StructType | None = None
     gold: StructType | None = None
     if bronze is not None and row_count(bronze) and has_decoded_columns(bronze):
-        source = Source.of(pipeline, bronze)
+        source = SilverInput.of(pipeline, bronze)
         silver, gold = source.columns, _gold(pipeline, source.columns)
     found: dict[str, str] = {}
     for layer, columns in (("silver", silver), ("gold", gold)):
@@ -50,7 +50,7 @@ def check_gold_columns(pipeline: Pipeline) -> str:
     count = len(pipeline.settings.gold_columns)
     if bronze is None or not row_count(bronze) or not has_decoded_columns(bronze):
         return f"{count} columns; not compared with silver's: there are no rows yet"
-    player_agg_columns(pipeline.spark, pipeline.settings, Source.of(pipeline, bronze).columns)
+    player_agg_columns(pipeline.spark, pipeline.settings, SilverInput.of(pipeline, bronze).columns)
     way = "merged with the old" if measures(pipeline.settings.gold_columns) else "computed anew where rows are new"
     return f"{count} columns fit those of silver; {way}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.storage.errors import storage_named
 from game_events.pipeline.bronze.full_refresh import replace_bronze
 from game_events.pipeline.bronze.full_refresh_guard import refuse_unless_allowed
@@ -14,7 +15,7 @@ from game_events.pipeline.gold.unified import refresh_unified
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing.auto_replay import replay_what_became_known
 from game_events.pipeline.runs.lost_tables import find_lost_tables
-from game_events.pipeline.runs.selection import BRONZE, EVERYTHING, GOLD, SILVER, UNIFIED_LAYER, Selection
+from game_events.pipeline.runs.selection import EVERYTHING, Selection
 from game_events.pipeline.silver.refresh import refresh_silver
 from game_events.sources.core.source import Seen
 
@@ -51,10 +52,10 @@ def refresh(
 
 def _selected(pipeline: Pipeline, report: RunReport, selection: Selection, *, ignore_intervals: bool) -> None:
     report.notices += selection.notices
-    if BRONZE in selection.full:
+    if Layer.BRONZE in selection.full:
         refuse_unless_allowed(pipeline)
         replace_bronze(pipeline, report)
-    if BRONZE in selection.update:
+    if Layer.BRONZE in selection.update:
         load_bronze(pipeline, report)
         replay_what_became_known(pipeline, report)
     refresh_selected(pipeline, report, selection, ignore_intervals=ignore_intervals)
@@ -105,12 +106,12 @@ def refresh_downstream(
     `go_on` as for `cycle`, `just_loaded` as for `refresh_silver`.
     """
     refresh_silver(pipeline, report, full=full, just_loaded=just_loaded)
-    report.visible("silver")
+    report.visible(Layer.SILVER)
     if gold and go_on():
         refresh_gold(pipeline, report)
-        report.visible("gold")
+        report.visible(Layer.GOLD)
         refresh_unified(pipeline, report)
-        report.visible("unified")
+        report.visible(Layer.UNIFIED)
         refresh_own_gold(pipeline, report, ignore_intervals=ignore_intervals)
 
 
@@ -118,24 +119,24 @@ def refresh_selected(pipeline: Pipeline, report: RunReport, selection: Selection
     """The layers behind bronze, in their order: what is replaced first, then everything else that is selected."""
     update, full = selection.update, selection.full
     # Latencies are of records that a layer has, whatever their game.
-    whole = all(layer in update and update[layer] is None for layer in (SILVER, GOLD))
+    whole = all(layer in update and update[layer] is None for layer in (Layer.SILVER, Layer.GOLD))
     # A silver made from another bronze is replaced by itself.
-    if SILVER in full and not (BRONZE in full and full[SILVER] is None):
-        refresh_silver(pipeline, report, full[SILVER], full=True)
-    if SILVER in update:
-        refresh_silver(pipeline, report, update[SILVER])
-        if update[SILVER] is None:
-            report.visible("silver")
-    if GOLD in full:
-        refresh_gold(pipeline, report, full[GOLD], full=True)
-    if GOLD in update:
-        refresh_gold(pipeline, report, update[GOLD])
+    if Layer.SILVER in full and not (Layer.BRONZE in full and full[Layer.SILVER] is None):
+        refresh_silver(pipeline, report, full[Layer.SILVER], full=True)
+    if Layer.SILVER in update:
+        refresh_silver(pipeline, report, update[Layer.SILVER])
+        if update[Layer.SILVER] is None:
+            report.visible(Layer.SILVER)
+    if Layer.GOLD in full:
+        refresh_gold(pipeline, report, full[Layer.GOLD], full=True)
+    if Layer.GOLD in update:
+        refresh_gold(pipeline, report, update[Layer.GOLD])
         if whole:
-            report.visible("gold")
-    if UNIFIED_LAYER in update:
-        refresh_unified(pipeline, report, full=UNIFIED_LAYER in full)
+            report.visible(Layer.GOLD)
+    if Layer.UNIFIED in update:
+        refresh_unified(pipeline, report, full=Layer.UNIFIED in full)
         if whole:
-            report.visible("unified")
+            report.visible(Layer.UNIFIED)
     for aggregate in pipeline.extensions.aggregates:
         if aggregate.layer in full:
             refresh_gold(pipeline, report, full[aggregate.layer], full=True, aggregate=aggregate)

@@ -11,17 +11,18 @@ from pyspark.sql import functions as F
 
 from game_events.lakehouse.commits.generations import BronzeIdentity
 from game_events.lakehouse.commits.parallel import for_games
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_files, spark_schema
+from game_events.lakehouse.layers import Layer
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quality.decisions import Decisions
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reprocessing.replay import Replayed, Selection, replay
+from game_events.pipeline.reprocessing.replay import Replayed, ReplaySelection, replay
 from game_events.pipeline.runs.refresh import refresh_downstream
-from game_events.pipeline.silver.commit import DROPPED_APP
 from game_events.pipeline.silver.refresh import refresh_silver
 
 
-def replay_and_refresh(pipeline: Pipeline, report: RunReport, selection: Selection) -> Replayed:
+def replay_and_refresh(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) -> Replayed:
     """Try rows of quarantine again, those that do not decode and those that rules reject; then bring every layer up to date.
 
     Raises:
@@ -50,12 +51,12 @@ def games_kept_out_of(pipeline: Pipeline, rules: frozenset[str]) -> frozenset[st
     found: dict[str, set[str]] = {}
     if decisions.handle is not None and decisions.rejected_rows:
         rows = read_files(pipeline.spark, decisions.handle.file_uris(), spark_schema(decisions.handle.schema()))
-        rows = rows.where((F.col("layer") == "silver") & F.col("replayed_batch").isNull())
+        rows = rows.where((F.col("layer") == Layer.SILVER) & F.col("replayed_batch").isNull())
         for row in rows.select("reason", "game").distinct().collect():
             found.setdefault(row["reason"], set()).add(row["game"])
     games = {game for reason, of_reason in found.items() if not rules or reason in rules for game in of_reason}
     if not rules or rules - set(found):
         known = pipeline.progress.read(bronze_key).games
         tables = for_games(known, lambda game: pipeline.lakehouse.silver(game).open())
-        games |= {game for game, table in tables.items() if table is not None and table.transaction_version(DROPPED_APP)}
+        games |= {game for game, table in tables.items() if table is not None and table.transaction_version(Txn.ROWS_DROPPED)}
     return frozenset(games)

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 
 from game_events.config.naming import Names
 from game_events.errors import ConfigurationError
-from game_events.lakehouse.tables import BRONZE as BRONZE_TABLE
-from game_events.lakehouse.tables import QUARANTINE, UNIFIED, game_of_gold, game_of_silver, gold_name, silver_name
+from game_events.lakehouse.layers import REFRESHED, Layer
+from game_events.lakehouse.tables import BRONZE, QUARANTINE, UNIFIED, game_of_gold, game_of_silver, gold_name, silver_name
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.runs.backlog import games_waiting
 
-BRONZE, SILVER, GOLD, UNIFIED_LAYER = LAYERS = ("bronze", "silver", "gold", "unified")
 #: Every layer; as a full refresh: every layer that may be replaced.
 ALL = "all"
 
@@ -23,12 +22,12 @@ ALL = "all"
 def _whole(names: Names) -> dict[str, str]:
     """Words for a whole layer. Quarantine is written in bronze's pass."""
     return {
-        **{layer: layer for layer in LAYERS},
-        names.name_of(BRONZE_TABLE): BRONZE,
-        names.name_of(QUARANTINE): BRONZE,
-        names.asset(names.silver_asset): SILVER,
-        names.asset(names.gold_asset): GOLD,
-        names.name_of(UNIFIED): UNIFIED_LAYER,
+        **{layer: layer for layer in REFRESHED},
+        names.name_of(BRONZE): Layer.BRONZE,
+        names.name_of(QUARANTINE): Layer.BRONZE,
+        names.asset(names.silver_asset): Layer.SILVER,
+        names.asset(names.gold_asset): Layer.GOLD,
+        names.name_of(UNIFIED): Layer.UNIFIED,
     }
 
 
@@ -48,7 +47,7 @@ class Selection:
         notices: what a person should know about it.
     """
 
-    update: Parts = field(default_factory=lambda: dict.fromkeys(LAYERS))
+    update: Parts = field(default_factory=lambda: dict.fromkeys(REFRESHED))
     full: Parts = field(default_factory=dict)
     notices: tuple[str, ...] = ()
 
@@ -77,13 +76,13 @@ def selection_of(
     update = names.parts("--select", select or (ALL,), chosen)
     full = names.parts("--full-refresh", full_refresh, chosen)
     notices: tuple[str, ...] = ()
-    bronze = {word for word, layer in _whole(pipeline.settings.names).items() if layer == BRONZE}
+    bronze = {word for word, layer in _whole(pipeline.settings.names).items() if layer == Layer.BRONZE}
     if ALL in full_refresh and not bronze & set(full_refresh):
         if chosen is not None:
             # Of these games, not of the topic and of the table over all games.
-            full = {layer: found for layer, found in full.items() if layer not in (BRONZE, UNIFIED_LAYER)}
+            full = {layer: found for layer, found in full.items() if layer not in (Layer.BRONZE, Layer.UNIFIED)}
         elif not pipeline.settings.allow_bronze_full_refresh:
-            full = {layer: found for layer, found in full.items() if layer != BRONZE}
+            full = {layer: found for layer, found in full.items() if layer != Layer.BRONZE}
             notices = (
                 f"{pipeline.bronze.name} is protected and was not replaced (GAME_EVENTS_ALLOW_BRONZE_FULL_REFRESH); it took "
                 "new records as usual",
@@ -94,7 +93,7 @@ def selection_of(
 def _united(one: Parts, other: Parts) -> dict[str, Games]:
     """Both together, in the order of the layers; aggregates of one's own come last."""
     found: dict[str, Games] = {}
-    for layer in (*LAYERS, *sorted((one.keys() | other.keys()) - set(LAYERS))):
+    for layer in (*REFRESHED, *sorted((one.keys() | other.keys()) - set(REFRESHED))):
         parts = [p[layer] for p in (one, other) if layer in p]
         if parts:
             found[layer] = None if None in parts else frozenset().union(*(p for p in parts if p is not None))
@@ -121,7 +120,7 @@ class _Names:
         for word in words:
             for layer, of in self._meaning(option, word):
                 narrowed = of
-                if games is not None and layer not in (BRONZE, UNIFIED_LAYER):
+                if games is not None and layer not in (Layer.BRONZE, Layer.UNIFIED):
                     narrowed = games if of is None else of & games
                     if not narrowed:
                         raise ConfigurationError(f"{option}: {word} is of none of the games of --games: name it there too")
@@ -130,20 +129,20 @@ class _Names:
 
     def _meaning(self, option: str, word: str) -> Iterable[tuple[str, Games]]:
         own = self._pipeline.extensions.aggregates
-        if word in (ALL, GOLD):
-            return [(layer, None) for layer in (*(LAYERS if word == ALL else [GOLD]), *(a.layer for a in own))]
+        if word in (ALL, Layer.GOLD):
+            return [(layer, None) for layer in (*(REFRESHED if word == ALL else [Layer.GOLD]), *(a.layer for a in own))]
         called = self._pipeline.settings.names
         whole = _whole(called) | {a.asset: a.layer for a in own}
         if word in whole:
             return [(whole[word], None)]
         key = self._pipeline.lakehouse.key(word)
-        tables = [(SILVER, game_of_silver(key)), (GOLD, game_of_gold(key))]
+        tables = [(Layer.SILVER, game_of_silver(key)), (Layer.GOLD, game_of_gold(key))]
         for layer, game in (*tables, *((a.layer, game_of_gold(key, a.name)) for a in own)):
             if game is not None and game in self._all_games():
                 return [(layer, frozenset({game}))]
         raise ConfigurationError(
-            f"{option}: there is no {word!r}. There are the layers {', '.join(LAYERS)} (or {ALL}), the assets "
-            f"{', '.join(name for name in whole if name not in LAYERS)}, and the tables {', '.join(self._templates())}; "
+            f"{option}: there is no {word!r}. There are the layers {', '.join(REFRESHED)} (or {ALL}), the assets "
+            f"{', '.join(name for name in whole if name not in REFRESHED)}, and the tables {', '.join(self._templates())}; "
             f"{self._what_games()}"
         )
 

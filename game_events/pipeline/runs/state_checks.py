@@ -12,8 +12,8 @@ from game_events.decoding.core.reasons import Reason
 from game_events.errors import DataError
 from game_events.lakehouse.commits.generations import BronzeIdentity
 from game_events.lakehouse.data.snapshot import read_arrow
+from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.event_log import read_events
-from game_events.lakehouse.system_tables.progress import SILVER
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.null_values import of_another_kind
 from game_events.pipeline.runs.backlog import games_waiting
@@ -61,7 +61,7 @@ def waiting(pipeline: Pipeline) -> str:
     failed = pipeline.progress.read(BronzeIdentity.of(bronze).key).failed
     said = f"{many(rows, 'row')} of {pipeline.bronze.name} {'waits' if rows == 1 else 'wait'} for silver"
     if failed:
-        games = sorted({game for layer, game in failed if layer == SILVER}) or sorted({game for _, game in failed})
+        games = sorted({game for layer, game in failed if layer == Layer.SILVER}) or sorted({game for _, game in failed})
         names = ", ".join(games[:NAMED]) + (" and others" if len(games) > NAMED else "")
         said += f"; tables of {names} failed, or are to be made anew: {next(iter(failed.values()))}"
     return Hint(f"{said}: `game-events run`") if rows or failed else said

@@ -23,7 +23,7 @@ from game_events.lakehouse.tables import BRONZE, Lakehouse
 
 
 @dataclass(frozen=True)
-class Origin:
+class ColumnOrigin:
     """One field that lands in a column.
 
     Attributes:
@@ -44,23 +44,23 @@ class Origin:
     first_version: int | None
 
 
-def origins(lakehouse: Lakehouse) -> list[Origin]:
+def origins(lakehouse: Lakehouse) -> list[ColumnOrigin]:
     """Every field that lands in a column of bronze, and so of silver, in the order of schemas."""
     bronze = lakehouse.table(BRONZE).open()
     known = column_map(bronze) if bronze is not None else ColumnMap()
     versions = _versions(lakehouse)
-    found: dict[tuple[str, str, str], Origin] = {}
+    found: dict[tuple[str, str, str], ColumnOrigin] = {}
     for schema_id, origin in _fields(lakehouse, known):
         key = (origin.column, origin.message, origin.declared)
         first = found.get(key)
         at = first.first_schema if first is not None else schema_id
-        found[key] = Origin(
+        found[key] = ColumnOrigin(
             origin.column, origin.message, origin.field, origin.declared, origin.comment, at, versions.get(str(at))
         )
     return list(found.values())
 
 
-def _fields(lakehouse: Lakehouse, known: ColumnMap) -> Iterator[tuple[SchemaId, Origin]]:
+def _fields(lakehouse: Lakehouse, known: ColumnMap) -> Iterator[tuple[SchemaId, ColumnOrigin]]:
     archived = SchemaArchive(lakehouse).read()
     for schema_id in sorted(archived, key=ordered):
         schema = archived[schema_id]
@@ -78,7 +78,7 @@ def _fields(lakehouse: Lakehouse, known: ColumnMap) -> Iterator[tuple[SchemaId, 
             columns = known.with_message(decoder.message, fields)
             for item in field_columns({decoder.message: fields}, columns):
                 text = clean(comments.of(decoder.message, tuple(item.names.split("."))))
-                yield schema_id, Origin(item.column, item.message, item.names, item.declared, text, schema_id, None)
+                yield schema_id, ColumnOrigin(item.column, item.message, item.names, item.declared, text, schema_id, None)
 
 
 def _versions(lakehouse: Lakehouse) -> dict[str, int]:

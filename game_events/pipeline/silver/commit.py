@@ -12,12 +12,12 @@ from pyspark.sql import functions as F
 from game_events.lakehouse.commits.commit import Commit, paths
 from game_events.lakehouse.commits.generations import BronzeIdentity, erasures, generation
 from game_events.lakehouse.commits.parallel import Committed, commit_games
-from game_events.lakehouse.commits.transactions import ERASED_APP, GENERATION_APP
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import BATCH_INFO, files_with, read_files, spark_schema
 from game_events.lakehouse.data.staging import REPORT_SCHEMA, discard
 from game_events.lakehouse.data.table_writer import FileStage, staged_files
 from game_events.lakehouse.event_columns import COORDINATES, HEADERS, QUARANTINE_COLUMNS, travelling
-from game_events.lakehouse.system_tables.progress import SILVER
+from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import silver_name
 from game_events.pipeline.column_comments import message_comment
 from game_events.pipeline.fanout.job import FanOutResult
@@ -25,15 +25,12 @@ from game_events.pipeline.quality.decisions import Decisions, Rewritten, Verdict
 from game_events.pipeline.quality.expressions import FATE, HELD_BACK, READMIT
 from game_events.pipeline.quality.worker import failed_rules
 from game_events.pipeline.reporting.report import RuleCounts, RunReport
-from game_events.pipeline.silver.stage import Source, Start, rows_from, with_fate
+from game_events.pipeline.silver.stage import SilverInput, Start, rows_from, with_fate
 from game_events.spark.config import forgiving
-
-#: `txn` with the rows that rules have kept out since the table's rows were replaced: bronze's rows = the table's + these.
-DROPPED_APP, QUARANTINED_APP = "rows_dropped", "rows_quarantined"
 
 
 def settle(
-    source: Source, decisions: Decisions, starts: Mapping[str, Start], result: FanOutResult, report: RunReport
+    source: SilverInput, decisions: Decisions, starts: Mapping[str, Start], result: FanOutResult, report: RunReport
 ) -> Committed:
     """Decide and commit what was staged for these games.
 
@@ -47,7 +44,7 @@ def settle(
         if why is not None:
             outcome.failed[game] = why
             if game in result.counts:
-                report.add_rules(SILVER, game, source.rules.rules, result.counts[game])
+                report.add_rules(Layer.SILVER, game, source.rules.rules, result.counts[game])
     again = _decide(source, decisions, {g: s for g, s in ready.items() if g not in outcome.failed}, result, report)
     for game in {*again, *outcome.failed}:
         del ready[game]
@@ -55,17 +52,19 @@ def settle(
     plans = {game: partial(_commit_plan, source, decisions, game, start, result) for game, start in ready.items()}
     committed = commit_games(plans, "game_committed", source.pipeline.settings)
     for game, landed in sorted(committed.landed.items()):
-        entry = report.add_landed(SILVER, source.pipeline.lakehouse.silver(game), landed, source.schema, source.batch, game)
+        entry = report.add_landed(
+            Layer.SILVER, source.pipeline.lakehouse.silver(game), landed, source.schema, source.batch, game
+        )
         counts = result.counts.get(game)
         if counts is not None:
-            report.add_rules(SILVER, game, source.rules.rules, counts, entry)
+            report.add_rules(Layer.SILVER, game, source.rules.rules, counts, entry)
     committed.again |= again
     committed.failed |= outcome.failed
     return committed
 
 
 def _decide(
-    source: Source, decisions: Decisions, starts: Mapping[str, Start], result: FanOutResult, report: RunReport
+    source: SilverInput, decisions: Decisions, starts: Mapping[str, Start], result: FanOutResult, report: RunReport
 ) -> set[str]:
     """Commit which rows are rejected; returns the games that have to be planned again."""
     pipeline = source.pipeline
@@ -102,11 +101,11 @@ def _decide(
             )
         if rows or rewritten.paths:
             landed = replace(outcome.landed, rows=rows)
-            report.add_landed("quarantine", pipeline.quarantine, landed, QUARANTINE_COLUMNS, source.batch)
+            report.add_landed(Layer.QUARANTINE, pipeline.quarantine, landed, QUARANTINE_COLUMNS, source.batch)
     return set(outcome.moved)
 
 
-def _discard(source: Source, result: FanOutResult, game: str, *, quarantine: bool) -> None:
+def _discard(source: SilverInput, result: FanOutResult, game: str, *, quarantine: bool) -> None:
     """Delete a game's files; those of quarantine are deleted already where a decision did not land."""
     discard(source.pipeline.lakehouse.silver(game), result.files.pop(game, []))
     rejected = result.rejected.pop(game, [])
@@ -122,7 +121,7 @@ def _next_generation(decisions: Decisions, game: str, start: Start) -> int:
     return max(generation(start.handle) + (start.handle is not None), decided)
 
 
-def _commit_plan(source: Source, decisions: Decisions, game: str, start: Start, result: FanOutResult) -> Commit | None:
+def _commit_plan(source: SilverInput, decisions: Decisions, game: str, start: Start, result: FanOutResult) -> Commit | None:
     handle = start.handle
     if source.bronze.erased(handle) > erasures(source.handle):
         # Rows of a gamer who was erased since bronze was read may be among these.
@@ -132,9 +131,9 @@ def _commit_plan(source: Source, decisions: Decisions, game: str, start: Start, 
     if start.replace or handle is None:
         target = _next_generation(decisions, game, start)
         if target:
-            advance[GENERATION_APP] = target
+            advance[Txn.INCARNATION] = target
     counts = result.counts.get(game, RuleCounts())
-    for app, rows in ((DROPPED_APP, counts.dropped), (QUARANTINED_APP, counts.quarantined)):
+    for app, rows in ((Txn.ROWS_DROPPED, counts.dropped), (Txn.ROWS_QUARANTINED, counts.quarantined)):
         before = handle.transaction_version(app) if handle is not None else None
         if rows or before is not None:
             advance[app] = rows + (0 if start.replace else before or 0)
@@ -146,8 +145,8 @@ def _commit_plan(source: Source, decisions: Decisions, game: str, start: Start, 
         expected={
             # As it stands, whatever bronze it is of.
             source.app: handle.transaction_version(source.app) if handle is not None else None,
-            GENERATION_APP: handle.transaction_version(GENERATION_APP) if handle is not None else None,
-            ERASED_APP: handle.transaction_version(ERASED_APP) if handle is not None else None,
+            Txn.INCARNATION: handle.transaction_version(Txn.INCARNATION) if handle is not None else None,
+            Txn.ERASURES: handle.transaction_version(Txn.ERASURES) if handle is not None else None,
         },
         advance=advance,
         table_id=str(handle.metadata().id) if handle is not None else None,
@@ -162,7 +161,7 @@ def _commit_plan(source: Source, decisions: Decisions, game: str, start: Start, 
     )
 
 
-def noted(source: Source, decisions: Decisions, starts: Mapping[str, Start]) -> Rewritten:
+def noted(source: SilverInput, decisions: Decisions, starts: Mapping[str, Start]) -> Rewritten:
     """Write the files of quarantine with these games' rejected rows anew: those that are not held back now get a note.
 
     The note: `replayed_batch` is the bronze batch up to which silver is made, `replayed_table`, of rows that pass, the id of
@@ -181,7 +180,7 @@ def noted(source: Source, decisions: Decisions, starts: Mapping[str, Start]) -> 
         tables = {g: str(s.handle.metadata().id) if s.handle else silver_name(g) for g, s in starts.items()}
         of_game = spark.createDataFrame(pa.table({"game": list(tables), "_table": list(tables.values())}))
         judged = judged.join(F.broadcast(of_game), "game")
-        rejected = (F.col("layer") == "silver") & F.col("replayed_batch").isNull() & F.col("game").isin(*starts)
+        rejected = (F.col("layer") == Layer.SILVER) & F.col("replayed_batch").isNull() & F.col("game").isin(*starts)
         touched = read_files(spark, handle.file_uris(), columns).where(rejected)
         names = {r["_file"] for r in touched.select(F.col("_metadata.file_name").alias("_file")).distinct().collect()}
         rewritten = frozenset(path for path in paths(handle) if path.rpartition("/")[2] in names)

@@ -20,13 +20,13 @@ from pyspark.sql import functions as F
 from game_events.errors import ConflictError, ExtensionError, GameEventsError
 from game_events.lakehouse import failpoints as crash_points
 from game_events.lakehouse.commits.generations import BronzeIdentity, erasures, generation
-from game_events.lakehouse.commits.parallel import Committed, for_games
+from game_events.lakehouse.commits.parallel import GAME_ATTEMPTS, Committed, for_games
 from game_events.lakehouse.commits.restores import restored
-from game_events.lakehouse.commits.transactions import ATTEMPTS
 from game_events.lakehouse.data.snapshot import files_with, read_files, row_count, spark_schema
 from game_events.lakehouse.data.staging import discard, remove_empty_folder
 from game_events.lakehouse.event_columns import has_decoded_columns
-from game_events.lakehouse.system_tables.progress import SILVER, Progress
+from game_events.lakehouse.layers import Layer
+from game_events.lakehouse.system_tables.progress import Progress
 from game_events.pipeline.bronze.restored import refuse_undone_erasures
 from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.fanout.job import FanOutResult
@@ -37,7 +37,7 @@ from game_events.pipeline.reporting.report import RunReport, TableReport
 from game_events.pipeline.silver.admission import counted_routing, is_valid, routing
 from game_events.pipeline.silver.commit import settle
 from game_events.pipeline.silver.isolation import stage_games
-from game_events.pipeline.silver.stage import Source, Staging, Start
+from game_events.pipeline.silver.stage import SilverInput, Staging, Start
 
 T = TypeVar("T")
 #: What is noted of a game that has rows to come, while the allow list leaves it out.
@@ -78,26 +78,26 @@ def refresh_silver(
         refuse_undone_erasures(pipeline, handle)
     if not has_decoded_columns(handle):
         return  # no record of a selected message type has come yet
-    for attempt in range(ATTEMPTS):
-        source = Source.of(pipeline, pipeline.bronze.open() or handle if attempt else handle)
+    for attempt in range(GAME_ATTEMPTS):
+        source = SilverInput.of(pipeline, pipeline.bronze.open() or handle if attempt else handle)
         try:
             _refresh(pipeline, report, source, games, full=full)
             break
         except _ErasedMeanwhileError:  # what landed before it stays, and is found ahead of the floor
-            if attempt == ATTEMPTS - 1:
+            if attempt == GAME_ATTEMPTS - 1:
                 raise
         except ExtensionError as error:
             # Every game's: nothing moves, and the run's account of bronze stays.
             report.tables.append(
-                TableReport(SILVER, pipeline.settings.names.silver_asset, pipeline.lakehouse.root, error=str(error))
+                TableReport(Layer.SILVER, pipeline.settings.names.silver_asset, pipeline.lakehouse.root, error=str(error))
             )
             break
-    report.seconds["silver"] = report.seconds.get("silver", 0.0) + time.monotonic() - began
+    report.seconds[Layer.SILVER] = report.seconds.get(Layer.SILVER, 0.0) + time.monotonic() - began
 
 
-def _refresh(pipeline: Pipeline, report: RunReport, source: Source, games: frozenset[str] | None, *, full: bool) -> None:
+def _refresh(pipeline: Pipeline, report: RunReport, source: SilverInput, games: frozenset[str] | None, *, full: bool) -> None:
     state = pipeline.progress.read(source.bronze.key)
-    floor = state.floor(SILVER)
+    floor = state.floor(Layer.SILVER)
     done: dict[str, int] = {}
     failed: dict[str, str] = {}
     unrouted: Counter[str] = Counter()
@@ -115,7 +115,7 @@ def _refresh(pipeline: Pipeline, report: RunReport, source: Source, games: froze
     whole = games is None and not full
     known_anew = state.decided_anew
     if whole:
-        again |= state.failed_in(SILVER)
+        again |= state.failed_in(Layer.SILVER)
         decisions = Decisions.read(pipeline, source.bronze.key)
         if decisions.made_anew != known_anew:
             pending = _not_carried_out(pipeline, decisions, state.games)
@@ -124,12 +124,12 @@ def _refresh(pipeline: Pipeline, report: RunReport, source: Source, games: froze
             again |= pending
             known_anew = decisions.made_anew
     owed = _owed(pipeline, state, again)
-    for attempt in range(ATTEMPTS):
+    for attempt in range(GAME_ATTEMPTS):
         if not again:
             break
         newest = pipeline.bronze.open() if full and attempt else None
         if newest is not None:  # a rival has read on, and decided on rows that this run does not know of
-            source = Source.of(pipeline, newest)
+            source = SilverInput.of(pipeline, newest)
         bronze = pipeline.bronze.open()
         if bronze is None or BronzeIdentity.of(bronze) != source.bronze:
             break  # nothing that was read is there any more: the next run reads what is
@@ -140,13 +140,13 @@ def _refresh(pipeline: Pipeline, report: RunReport, source: Source, games: froze
     crash_points.reach("silver_committed")
     for game, why in failed.items():
         table = pipeline.lakehouse.silver(game)
-        report.tables.append(TableReport(SILVER, table.name, table.uri, game, error=why))
+        report.tables.append(TableReport(Layer.SILVER, table.name, table.uri, game, error=why))
     valid_unrouted = any(why not in (INVALID, NO_NAME) and rows for why, rows in unrouted.items())
 
     def moved(now: Progress) -> Progress:
         # A floor that is gone took with it the failures that it left out: then all is looked at again.
-        floor_now = source.batch if whole and now.floor(SILVER) >= floor else now.floor(SILVER)
-        after = now.done(SILVER, floor_now, done, owed | failed if whole else _other(now, done, failed))
+        floor_now = source.batch if whole and now.floor(Layer.SILVER) >= floor else now.floor(Layer.SILVER)
+        after = now.done(Layer.SILVER, floor_now, done, owed | failed if whole else _other(now, done, failed))
         after = replace(after, decided_anew=max(known_anew, after.decided_anew))
         if replaced:
             # Once more: a rival that looked before these commits has found nothing to do, and taken the first note back.
@@ -162,8 +162,8 @@ def _owed(pipeline: Pipeline, state: Progress, again: set[str]) -> dict[str, str
 
     A later run may have them again. So it is with a new game, which has no table yet: its rows are below the floor.
     """
-    noted = again & (state.games.keys() | state.failed_in(SILVER))
-    return {game: state.failed.get((SILVER, game), LEFT_OUT) for game in noted if _left_out(pipeline, game)}
+    noted = again & (state.games.keys() | state.failed_in(Layer.SILVER))
+    return {game: state.failed.get((Layer.SILVER, game), LEFT_OUT) for game in noted if _left_out(pipeline, game)}
 
 
 def _left_out(pipeline: Pipeline, game: str) -> bool:
@@ -172,8 +172,8 @@ def _left_out(pipeline: Pipeline, game: str) -> bool:
 
 def _other(now: Progress, done: Mapping[str, int], failed: Mapping[str, str]) -> dict[str, str]:
     """Failures after a run over some games only: the others' stand."""
-    floor = now.floor(SILVER)
-    before = {game: why for (layer, game), why in now.failed.items() if layer == SILVER and done.get(game, -1) < floor}
+    floor = now.floor(Layer.SILVER)
+    before = {game: why for (layer, game), why in now.failed.items() if layer == Layer.SILVER and done.get(game, -1) < floor}
     return before | dict(failed)
 
 
@@ -192,20 +192,20 @@ def _not_carried_out(pipeline: Pipeline, decisions: Decisions, games: Iterable[s
 
 
 def _default_pass(
-    pipeline: Pipeline, source: Source, state: Progress, report: RunReport, done: dict[str, int]
+    pipeline: Pipeline, source: SilverInput, state: Progress, report: RunReport, done: dict[str, int]
 ) -> tuple[set[str], dict[str, str], Counter[str]]:
     """All games of the batches above the floor, without opening a table before the rows are staged.
 
     Returns:
         games to plan one by one (ahead of the floor, restored, failed before), games that failed, unrouted rows by why.
     """
-    floor = state.floor(SILVER)
+    floor = state.floor(Layer.SILVER)
     known = set(state.games)
     pipeline.on_progress(f"silver: batches {floor + 1} to {source.batch}")
     decisions = Decisions.read(pipeline, source.bronze.key)
     source = source.with_transformations()
     # Games that failed are planned by themselves, and what kills a worker has done so before.
-    left_out = frozenset(state.failed_in(SILVER))
+    left_out = frozenset(state.failed_in(Layer.SILVER))
     work = Staging(source, floor, routing(pipeline, known), len(known), None, decisions, left_out)
     result, unrouted = _stage_admitted(work, known)
     crash_points.reach("silver_staged")
@@ -231,7 +231,7 @@ def _default_pass(
         # Quarantine has decided on rows that silver has not taken (a crash, a rival), or on the rows of another bronze.
         undecided = (decided or 0) <= (taken or 0) and (decisions.generation(game) or 0) <= generation(handle)
         undecided = undecided and (decided is not None or game not in decisions.rejected_rows)
-        if game in state.failed_in(SILVER) or not from_floor or not undecided:
+        if game in state.failed_in(Layer.SILVER) or not from_floor or not undecided:
             return None
         # Rows of another bronze are replaced: with a floor of 0 these files are everything this bronze has.
         return Start(handle, taken, floor, replace=handle is not None and taken is None)
@@ -277,7 +277,7 @@ def _stage_admitted(work: Staging, known: set[str]) -> tuple[FanOutResult, Count
 
 def _planned_pass(  # noqa: PLR0913 - one pass of a loop, its state passed explicitly
     pipeline: Pipeline,
-    source: Source,
+    source: SilverInput,
     state: Progress,
     games: set[str],
     report: RunReport,
@@ -325,7 +325,7 @@ def _planned_pass(  # noqa: PLR0913 - one pass of a loop, its state passed expli
     return outcome.again | behind
 
 
-def _start(source: Source, decisions: Decisions, game: str, *, full: bool, rejects: bool) -> Start:
+def _start(source: SilverInput, decisions: Decisions, game: str, *, full: bool, rejects: bool) -> Start:
     """Where a game stands by its own table, and by what quarantine has decided about it."""
     handle = source.pipeline.lakehouse.silver(game).open()
     taken = source.bronze.taken(handle)
@@ -358,8 +358,8 @@ def _forget(pipeline: Pipeline, result: FanOutResult, game: str) -> None:
     result.counts.pop(game, None)
 
 
-def _record(source: Source, report: RunReport, outcome: Committed, done: dict[str, int], known: set[str]) -> None:
-    landed = {entry.game: entry for entry in report.of(SILVER)}
+def _record(source: SilverInput, report: RunReport, outcome: Committed, done: dict[str, int], known: set[str]) -> None:
+    landed = {entry.game: entry for entry in report.of(Layer.SILVER)}
     for game in outcome.landed:
         done[game] = source.batch
         landed[game].new = game not in known
@@ -370,9 +370,9 @@ def new_games(pipeline: Pipeline, above: int | None = None) -> list[str]:
     handle = pipeline.bronze.open()
     if handle is None or not row_count(handle) or not has_decoded_columns(handle):
         return []
-    source = Source.of(pipeline, handle)
+    source = SilverInput.of(pipeline, handle)
     state = pipeline.progress.read(source.bronze.key)
-    uris = files_with(handle, "_batch", state.floor(SILVER) if above is None else above)
+    uris = files_with(handle, "_batch", state.floor(Layer.SILVER) if above is None else above)
     if not uris:
         return []
     # First the rows: a column can be named only once there is a session, and here may be the first need of one.

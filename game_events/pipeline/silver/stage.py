@@ -17,8 +17,8 @@ from pyspark.sql.types import StructType
 
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.commits.generations import BronzeIdentity
-from game_events.lakehouse.commits.transactions import BATCH_APP
-from game_events.lakehouse.data.snapshot import Selection, read_files, row_count, selection, spark_schema
+from game_events.lakehouse.commits.transactions import Txn
+from game_events.lakehouse.data.snapshot import FileSelection, read_files, row_count, selection, spark_schema
 from game_events.lakehouse.event_columns import BRONZE_ONLY, COORDINATES, HEADERS, no_headers
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout.job import TASK_ROWS, FanOut, FanOutResult, stage
@@ -35,7 +35,7 @@ from game_events.spark.schemas import quoted
 
 
 @dataclass(frozen=True)
-class Source:
+class SilverInput:
     """Bronze at one version: what every game of a run is planned from.
 
     Attributes:
@@ -55,14 +55,14 @@ class Source:
     schema: pa.Schema
 
     @classmethod
-    def of(cls, pipeline: Pipeline, handle: DeltaTable) -> Source:
+    def of(cls, pipeline: Pipeline, handle: DeltaTable) -> SilverInput:
         """A version of bronze.
 
         Raises:
             ConfigurationError: it has no column that names the game.
         """
         schema = pa.schema([f for f in pa.schema(handle.schema()) if f.name not in BRONZE_ONLY])
-        batch = int(handle.transaction_version(BATCH_APP) or 0)
+        batch = int(handle.transaction_version(Txn.BATCH) or 0)
         if batch and row_count(handle) and pipeline.settings.entity_column not in schema.names:
             raise ConfigurationError(
                 f"bronze has no column {pipeline.settings.entity_column!r} (it has {', '.join(schema.names)}): set "
@@ -70,7 +70,7 @@ class Source:
             )
         return cls(pipeline, handle, BronzeIdentity.of(handle), batch, schema, schema)
 
-    def with_transformations(self) -> Source:
+    def with_transformations(self) -> SilverInput:
         """With the columns that silver gets: asked of Spark, so only when there is work to do.
 
         Raises:
@@ -144,7 +144,7 @@ class Staging:
         left_out: without `starts`: games whose rows somebody else stages.
     """
 
-    source: Source
+    source: SilverInput
     above: int
     routing: Routing
     games: int
@@ -153,7 +153,7 @@ class Staging:
     left_out: frozenset[str] = frozenset()
 
     @cached_property
-    def files(self) -> Selection:
+    def files(self) -> FileSelection:
         """Bronze's files with these rows."""
         return selection(self.source.handle, "_batch", self.above)
 
@@ -211,7 +211,7 @@ class Staging:
         return F.col(quoted(self.source.pipeline.settings.entity_column)).isin(list(games))
 
 
-def _judged_and_transformed(source: Source, rows: DataFrame, held: DataFrame | None, split: RuleSplit | None) -> DataFrame:
+def _judged_and_transformed(source: SilverInput, rows: DataFrame, held: DataFrame | None, split: RuleSplit | None) -> DataFrame:
     """Rows as the workers get them.
 
     Rules judge a row before transformations of the user's own, which may make any number of rows of it, give it other columns
@@ -231,7 +231,7 @@ def _judged_and_transformed(source: Source, rows: DataFrame, held: DataFrame | N
     return written.unionByName(apart, allowMissingColumns=True)
 
 
-def rows_from(source: Source, rows: DataFrame, starts: Mapping[str, Start]) -> DataFrame:
+def rows_from(source: SilverInput, rows: DataFrame, starts: Mapping[str, Start]) -> DataFrame:
     """Bronze's rows of some games, each above its own start, with the batch up to which they are decided."""
     bounds = pa.table(
         {
@@ -246,7 +246,7 @@ def rows_from(source: Source, rows: DataFrame, starts: Mapping[str, Start]) -> D
     )
 
 
-def with_fate(source: Source, rows: DataFrame, held: DataFrame | None) -> DataFrame:
+def with_fate(source: SilverInput, rows: DataFrame, held: DataFrame | None) -> DataFrame:
     """Rows with the rules they violate and what becomes of them."""
     if held is None:
         rows = rows.withColumn(HELD, F.lit(None).cast("boolean"))
@@ -258,7 +258,7 @@ def with_fate(source: Source, rows: DataFrame, held: DataFrame | None) -> DataFr
     return rows.select("*", *source.rules.violated()).select("*", source.rules.fate())
 
 
-def _split(source: Source, *, held: bool) -> RuleSplit | None:
+def _split(source: SilverInput, *, held: bool) -> RuleSplit | None:
     rules = source.rules
     if not rules.rules and not held:
         return None

@@ -11,19 +11,16 @@ import hashlib
 from deltalake import DeltaTable
 
 from game_events.errors import ConfigurationError
-from game_events.lakehouse.commits.transactions import BATCH_APP
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.pipeline.state.offsets import next_offsets
 from game_events.sources.core.source import Positions, Source
 from game_events.sources.files.source import FileSource
-
-#: `txn` of bronze: the archive that all its slices are of; 0 or none: not all are.
-ARCHIVE_APP = "archive"
 
 
 def archive_noted(bronze: DeltaTable, source: Source) -> dict[str, int]:
     """`txn` -> value that a commit of a slice of this source adds."""
     now = _number(source.archive) if isinstance(source, FileSource) and source.archive is not None else 0
-    return {} if now == int(bronze.transaction_version(ARCHIVE_APP) or 0) else {ARCHIVE_APP: now}
+    return {} if now == int(bronze.transaction_version(Txn.ARCHIVE) or 0) else {Txn.ARCHIVE: now}
 
 
 def refuse_twice(bronze: DeltaTable | None, quarantine: DeltaTable | None, archive: str, ends: Positions) -> None:
@@ -41,7 +38,7 @@ def refuse_twice(bronze: DeltaTable | None, quarantine: DeltaTable | None, archi
     if bronze is None:
         other = quarantine is not None
     else:
-        other = bool(bronze.transaction_version(BATCH_APP)) and bronze.transaction_version(ARCHIVE_APP) != _number(archive)
+        other = bool(bronze.transaction_version(Txn.BATCH)) and bronze.transaction_version(Txn.ARCHIVE) != _number(archive)
         other = other and next_offsets(bronze, ends) != ends
     if other:
         raise ConfigurationError(

@@ -12,12 +12,12 @@ from collections.abc import Iterable
 
 from deltalake import DeltaTable
 
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.pipeline.state.commit_info import bronze_commit
 from game_events.sources.core.source import KAFKA, Lane, Positions
 
 #: A transaction holds one 64-bit number, an id has 128 bits: two of them.
 _HALVES = ("high", "low")
-_PREFIX = {KAFKA: "topic"}
 #: So many partitions in a row without progress, and those behind them have none either.
 HOLE = 64
 
@@ -82,4 +82,4 @@ def next_offsets(handle: DeltaTable | None, lanes: Iterable[Lane]) -> Positions:
 
 
 def _app(topic: str, kind: str, half: str) -> str:
-    return f"{_PREFIX.get(kind, kind)}:{topic}:{half}"
+    return (Txn.TOPIC if kind == KAFKA else Txn(kind)).of(topic, half)

@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 from game_events.config.settings import MIN_ERASURE_KEY_CHARS, Settings
 from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.commits.generations import erasures
-from game_events.lakehouse.commits.transactions import ERASED_APP
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.system_tables.suppressed import Listed, entity_hash, read_suppressed
 from game_events.lakehouse.tables import SUPPRESSED, Lakehouse
 from game_events.pipeline.context import Pipeline
@@ -98,7 +98,7 @@ def recognised(settings: Settings, lakehouse: Lakehouse, bronze: DeltaTable | No
 
 def unfenced(bronze: DeltaTable) -> dict[str, int | None]:
     """What a commit to bronze compares, so that it holds nobody who was forgotten since its rows were planned."""
-    return {ERASED_APP: bronze.transaction_version(ERASED_APP)}
+    return {Txn.ERASURES: bronze.transaction_version(Txn.ERASURES)}
 
 
 def hashes_of(key: bytes, ids: frozenset[str]) -> frozenset[str]:

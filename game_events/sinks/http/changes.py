@@ -17,12 +17,12 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from game_events.errors import GameEventsError
-from game_events.lakehouse.commits.generations import BronzeIdentity, erasures, generation
+from game_events.lakehouse.commits.generations import BronzeIdentity, erasures, generation, silver_app
 from game_events.lakehouse.commits.parallel import for_games
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.tables import is_game
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.gold.refresh import silver_app
-from game_events.sinks.http.chunks import Origin
+from game_events.sinks.http.chunks import ChunkOrigin
 
 #: Rows of a slice, about: what is planned and sent before the next slice is planned.
 SLICE_ROWS = 500_000
@@ -62,7 +62,7 @@ class Step:
     above: int
     upto: int
     files: tuple[tuple[str, int | None, int | None, int], ...]
-    origin: Origin
+    origin: ChunkOrigin
     expected: Mapping[str, int | None] = field(default_factory=dict)
     advance: Mapping[str, int] = field(default_factory=dict)
 
@@ -136,7 +136,7 @@ def _look(
     table = str((gold or silver).metadata().id)
     content = f"{table}:{silver.metadata().id}:{generation(silver)}" if of_gold else f"{table}:{generation(silver)}"
     apps = {
-        name: f"{kind}:{game}:{of}"
+        name: Txn(kind).of(game, of)
         for name, of in (("content", content), ("bronze", identity.key), ("any", ""), ("resent", "resent"))
     }
     held = {name: outbox.transaction_version(app) if outbox is not None else None for name, app in apps.items()}
@@ -152,7 +152,7 @@ def _look(
         above,
         upto,
         _files(silver, above),
-        Origin(source.name, game, f"{content}:{resent}", above, upto),
+        ChunkOrigin(source.name, game, f"{content}:{resent}", above, upto),
         expected={app: held[name] for name, app in apps.items()},
         advance={apps["content"]: upto, apps["bronze"]: upto, apps["any"]: upto, apps["resent"]: resent},
     )

@@ -32,7 +32,7 @@ GROUP_ROWS = 2_048
 
 
 @dataclass(frozen=True)
-class Origin:
+class ChunkOrigin:
     """Where a group's rows come from.
 
     Attributes:
@@ -66,7 +66,7 @@ class CutChunks:
     slice: int
     rows_per_call: int
     bytes_per_call: int
-    origins: Mapping[str, Origin] = field(repr=False)
+    origins: Mapping[str, ChunkOrigin] = field(repr=False)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Consumes rows of `ROWS`, yields the files (`REPORT_SCHEMA`)."""
@@ -166,6 +166,6 @@ def _coordinates(rows: pa.Table) -> list[str | None]:
     return found
 
 
-def _key(origin: Origin, first: str | None, last: str | None) -> str:
+def _key(origin: ChunkOrigin, first: str | None, last: str | None) -> str:
     parts = (origin.source, origin.era, origin.batch_from, origin.batch_to, first, last)
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:KEY_CHARS]

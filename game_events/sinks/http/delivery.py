@@ -35,7 +35,7 @@ LATENCIES = 2_000
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ChunkOutcome:
     """What became of a chunk.
 
     Attributes:
@@ -79,7 +79,7 @@ class Calls:
     latencies: list[float] = field(default_factory=list)
     _not_before: float = 0.0
 
-    async def deliver(self, key: str, body: bytes) -> Outcome:
+    async def deliver(self, key: str, body: bytes) -> ChunkOutcome:
         """Send a chunk."""
         attempt = 0
         while True:
@@ -88,14 +88,14 @@ class Calls:
             said = f"HTTP {status}" if status is not None else failure
             self.answers[str(status) if status is not None else failure] += 1
             if status is not None and 200 <= status < 300:
-                return Outcome(True, status, "", "", attempt)
+                return ChunkOutcome(True, status, "", "", attempt)
             excerpt = self.target.masked(answer)[:EXCERPT_CHARS]
             if status is not None and status < 500 and status not in LATER:
-                return Outcome(False, status, f"refused: {said}", excerpt, attempt, for_good=True)
+                return ChunkOutcome(False, status, f"refused: {said}", excerpt, attempt, for_good=True)
             if retry_after is not None:
                 self._not_before = max(self._not_before, time.monotonic() + min(retry_after, MAX_RETRY_AFTER_S))
             if attempt >= self.target.attempts:
-                return Outcome(False, status, f"not taken in {attempt} attempts, the last: {said}", excerpt, attempt)
+                return ChunkOutcome(False, status, f"not taken in {attempt} attempts, the last: {said}", excerpt, attempt)
             longest = min(self.target.retry_delay_s * 2 ** (attempt - 1), MAX_PAUSE_S)
             await asyncio.sleep(longest * random.uniform(0.5, 1.0))  # noqa: S311 - nothing secret about a pause
 

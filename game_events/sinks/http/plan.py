@@ -14,8 +14,9 @@ from pyspark.sql import DataFrame
 
 from game_events.errors import ConflictError
 from game_events.lakehouse import failpoints as crash_points
-from game_events.lakehouse.commits.commit import COMMITS_APP, Commit, commit
+from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.generations import erasures
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import REPORT_SCHEMA, StagedFile, discard
 from game_events.lakehouse.data.table_writer import staged_files
@@ -23,7 +24,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.export_result import Export
 from game_events.pipeline.reporting.report import RunReport, TableReport
 from game_events.sinks.http.changes import Step, Wishes, look
-from game_events.sinks.http.chunks import CutChunks, Origin
+from game_events.sinks.http.chunks import ChunkOrigin, CutChunks
 from game_events.sinks.http.file_rows import file_rows, folder_table, new_files
 from game_events.sinks.http.table_rows import new_rows
 from game_events.sinks.http.tables import ExportTables, outbox_schema
@@ -44,7 +45,7 @@ def plan_slice(
     for attempt in range(ATTEMPTS):
         outbox = tables.outbox.open()
         # What a person asked for is done once, also where Dagster tries the run again after its rows were fixed.
-        granted = f"granted:{pipeline.run_id}"
+        granted = Txn.GRANTED.of(pipeline.run_id)
         if outbox is not None and outbox.transaction_version(granted) is not None:
             wishes = Wishes(wishes.usual)
         news = look(pipeline, outbox, wishes)
@@ -86,7 +87,7 @@ def plan_files(pipeline: Pipeline, tables: ExportTables, target: RestTarget, acc
     if not files:
         return False
     place = folder_table(pipeline, folder).uri
-    origins = {file: Origin(file, None, place) for file in files}
+    origins = {file: ChunkOrigin(file, None, place) for file in files}
     staged = _staged(tables, target, outbox, file_rows(pipeline, files), origins)
     if staged:
         _commit(tables, outbox, staged, {}, {}, account)
@@ -104,15 +105,15 @@ def commit_slice(
     Raises:
         ConflictError: somebody else has changed the outbox since; the files are deleted.
     """
-    commits = outbox.transaction_version(COMMITS_APP) if outbox is not None else None
+    commits = outbox.transaction_version(Txn.COMMITS) if outbox is not None else None
     expected, advance = txn
     commit(
         Commit(
             tables.outbox,
             outbox_schema(tables.person),
             files,
-            expected={**expected, COMMITS_APP: commits},
-            advance={**advance, COMMITS_APP: next_slice(tables, outbox)},
+            expected={**expected, Txn.COMMITS: commits},
+            advance={**advance, Txn.COMMITS: next_slice(tables, outbox)},
             table_id=str(outbox.metadata().id) if outbox is not None else None,
             description=DESCRIPTION,
         )
@@ -125,13 +126,13 @@ def next_slice(tables: ExportTables, outbox: DeltaTable | None) -> int:
     An outbox that is made anew goes on where the ledger ends: a number that came twice would have new chunks taken for settled.
     """
     if outbox is not None:
-        return int(outbox.transaction_version(COMMITS_APP) or 0) + 1
+        return int(outbox.transaction_version(Txn.COMMITS) or 0) + 1
     settled = tables.settled(tables.deliveries.open(), 0, ["slice"])
     return int(pc.max(settled.column("slice")).as_py() or 0) + 1
 
 
 def _staged(
-    tables: ExportTables, target: RestTarget, outbox: DeltaTable | None, rows: DataFrame, origins: Mapping[str, Origin]
+    tables: ExportTables, target: RestTarget, outbox: DeltaTable | None, rows: DataFrame, origins: Mapping[str, ChunkOrigin]
 ) -> list[StagedFile]:
     cut = CutChunks(
         tables.outbox, tables.person, next_slice(tables, outbox), target.rows_per_call, target.bytes_per_call, origins

@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 
 from game_events.errors import ConfigurationError, ConflictError, DataError, GameEventsError, TransientError
 from game_events.lakehouse import failpoints as crash_points
-from game_events.lakehouse.commits.commit import COMMITS_APP, Commit, commit, paths
+from game_events.lakehouse.commits.commit import Commit, commit, paths
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.staging import REPORT_SCHEMA
 from game_events.lakehouse.data.table_writer import staged_files
 from game_events.pipeline.context import Pipeline
@@ -27,7 +28,7 @@ from game_events.sinks.http.plan import plan_files, plan_slice
 from game_events.sinks.http.preflight import preflight
 from game_events.sinks.http.rate_limiter import PermitAddress, PermitServer, permit_host
 from game_events.sinks.http.rate_window import Caps
-from game_events.sinks.http.tables import DELIVERIES, RUN_APP, ExportTables, outbox_schema
+from game_events.sinks.http.tables import DELIVERIES, ExportTables, outbox_schema
 from game_events.sinks.http.target import RestTarget
 from game_events.sinks.http.worker import FILE, LEDGER, TASK, SendChunks
 
@@ -141,15 +142,15 @@ def _take_over(tables: ExportTables, run_id: str) -> int:
     """
     for attempt in range(ATTEMPTS):
         ledger = tables.deliveries.open()
-        before = ledger.transaction_version(RUN_APP) if ledger is not None else None
+        before = ledger.transaction_version(Txn.EXPORT_RUN) if ledger is not None else None
         number = (before or 0) + 1
         table_id = str(ledger.metadata().id) if ledger is not None else None
         plan = Commit(
             tables.deliveries,
             DELIVERIES,
             [],
-            {RUN_APP: before},
-            {RUN_APP: number},
+            {Txn.EXPORT_RUN: before},
+            {Txn.EXPORT_RUN: number},
             table_id,
             info={"run_id": run_id},
             description=LEDGER,
@@ -168,13 +169,13 @@ def _clear(tables: ExportTables) -> None:
     outbox = tables.outbox.open()
     if outbox is None or tables.waiting(outbox, tables.deliveries.open()).num_rows:
         return
-    commits = outbox.transaction_version(COMMITS_APP)
+    commits = outbox.transaction_version(Txn.COMMITS)
     plan = Commit(
         tables.outbox,
         outbox_schema(tables.person),
         [],
-        {COMMITS_APP: commits},
-        {COMMITS_APP: (commits or 0) + 1},
+        {Txn.COMMITS: commits},
+        {Txn.COMMITS: (commits or 0) + 1},
         str(outbox.metadata().id),
         replace=True,
     )

@@ -11,11 +11,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StringType, StructField, StructType
 
-from game_events.extending import PLAYER_AGG
-from game_events.lakehouse.data.snapshot import files_with, read_files, spark_schema
+from game_events.lakehouse.data.snapshot import files_with, game_of_file, read_files, spark_schema
 from game_events.lakehouse.tables import is_person
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.gold.plan import game_in_path
 from game_events.sinks.http.changes import Step, schema_text
 from game_events.sinks.http.chunks import ROWS
 from game_events.spark.schemas import quoted
@@ -93,7 +91,7 @@ def _of_gold(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame:
             continue
         rows = read_files(pipeline.spark, uris, spark_schema(chosen[0].gold.schema()))
         rows = rows.select(
-            F.regexp_extract("_metadata.file_path", game_in_path(pipeline.lakehouse.called, PLAYER_AGG), 1).alias(entity),
+            game_of_file(uris, pipeline.lakehouse.called.gold_path()).alias(entity),
             *rows.columns,
         )
         if changed:

@@ -19,8 +19,6 @@ from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.tables import REST_DEAD_LETTERS, REST_DELIVERIES, REST_OUTBOX, Lakehouse, Table
 
 TIME = pa.timestamp("us", tz="UTC")
-#: `txn` of the ledger: which run writes it. A run that finds another one's number there stops.
-RUN_APP = "run"
 DELIVERED, DEAD = "delivered", "dead"
 
 #: What a chunk is known by. A slice is what one commit has fixed; `chunk` is unique in it; `key` is the idempotency key.

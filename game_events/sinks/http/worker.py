@@ -25,21 +25,13 @@ from pyspark import TaskContext
 from game_events.errors import ConflictError, GameEventsError
 from game_events.lakehouse import failpoints as crash_points
 from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.staging import StagedFile, StagedWriter, file_system, report
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.reporting.export_result import LATENCIES_TOLD, TaskAccount
-from game_events.sinks.http.delivery import Calls, Outcome, client
+from game_events.sinks.http.delivery import Calls, ChunkOutcome, client
 from game_events.sinks.http.rate_limiter import PermitAddress, Permits
-from game_events.sinks.http.tables import (
-    DEAD,
-    DELIVERED,
-    DELIVERIES,
-    RUN_APP,
-    ExportTables,
-    dead_letters_schema,
-    outbox_schema,
-    share,
-)
+from game_events.sinks.http.tables import DEAD, DELIVERED, DELIVERIES, ExportTables, dead_letters_schema, outbox_schema, share
 from game_events.sinks.http.target import RestTarget
 
 #: Seconds between two commits of a task to the ledger, for each so many tasks at work: their commits meet on one table.
@@ -113,13 +105,13 @@ class SendChunks:
             ConflictError: another run has taken over.
         """
         if files:
-            _add(self.tables.deliveries, DELIVERIES, files, {RUN_APP: self.run}, LEDGER)
+            _add(self.tables.deliveries, DELIVERIES, files, {Txn.EXPORT_RUN: self.run}, LEDGER)
 
 
 @dataclass
 class _Result:
     chunk: pa.Table
-    outcome: Outcome
+    outcome: ChunkOutcome
     at: datetime
 
 
@@ -240,7 +232,7 @@ class _Task:
                 {},
                 "Rows of chunks that the receiver refused, or did not take in time",
             )
-        _append(tables.deliveries, self._heads(results), {RUN_APP: job.run}, LEDGER)
+        _append(tables.deliveries, self._heads(results), {Txn.EXPORT_RUN: job.run}, LEDGER)
 
     def _heads(self, results: Sequence[_Result]) -> pa.Table:
         """Rows of the ledger."""

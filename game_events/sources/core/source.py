@@ -14,6 +14,8 @@ from typing import NamedTuple, Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 
+from game_events.lakehouse.commits.transactions import Txn
+
 KAFKA, TABLE, FILES = "kafka", "table", "files"
 
 
@@ -36,13 +38,13 @@ class Lane(NamedTuple):
     def app(self) -> str:
         """Name of the `txn` of bronze and quarantine that holds the next position."""
         if self.kind == KAFKA:
-            return f"{KAFKA}:{self.topic}:{self.topic_id}:{self.partition}"
-        return f"{self.kind}:{self.topic_id}"
+            return Txn.KAFKA.of(self.topic, self.topic_id, self.partition)
+        return Txn(self.kind).of(self.topic_id)
 
     @property
     def epoch_app(self) -> str:
         """Name of the `txn` of bronze with the newest leader epoch that its records may have."""
-        return f"epoch:{self.topic}:{self.topic_id}:{self.partition}"
+        return Txn.EPOCH.of(self.topic, self.topic_id, self.partition)
 
     def __str__(self) -> str:
         return f"{self.topic}[{self.partition}]" if self.kind == KAFKA else self.topic

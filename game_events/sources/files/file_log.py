@@ -17,15 +17,12 @@ from game_events.errors import ConflictError, DataError
 from game_events.lakehouse import failpoints as crash_points
 from game_events.lakehouse.commits.commit import Commit, commit, paths
 from game_events.lakehouse.commits.restores import ANY_COMMIT, restored_lately
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import SOURCE_FILES, Lakehouse
-from game_events.sources.files.location import Found
+from game_events.sources.files.location import SourceFile
 
-#: `txn` that counts the commits: whoever adds files has seen all that are there.
-APP = "commits"
-#: `txn` with the next number.
-NEXT_APP = "next"
 ATTEMPTS = 50
 TAKEN, CHANGED = "taken", "changed"
 
@@ -60,10 +57,10 @@ class Known:
     numbers: dict[str, int] = field(default_factory=dict)
     log_id: str = ""
 
-    def news(self, found: Iterable[Found]) -> tuple[list[Found], list[Found]]:
+    def news(self, found: Iterable[SourceFile]) -> tuple[list[SourceFile], list[SourceFile]]:
         """Of files of a listing: those that are not in the log, and those that are others than when they were seen last."""
-        new: list[Found] = []
-        changed: list[Found] = []
+        new: list[SourceFile] = []
+        changed: list[SourceFile] = []
         for file in found:
             number = self.numbers.get(file.path)
             if number is None:
@@ -105,12 +102,12 @@ class FileLog:
             self._read, self._known = set(), Known(log_id=log_id)
         self._add(read_arrow(self._table, handle, only=sorted(there - self._read)))
         self._read = there
-        self._commits = int(handle.transaction_version(APP) or 0)
-        if len(self._known.entries) != int(handle.transaction_version(NEXT_APP) or 0):
+        self._commits = int(handle.transaction_version(Txn.COMMITS) or 0)
+        if len(self._known.entries) != int(handle.transaction_version(Txn.NEXT_FILE) or 0):
             raise DataError(f"{self._table.uri}: its rows are not those that were written: restore its newest version")
         return self._known
 
-    def take_in(self, new: Sequence[Found], changed: Sequence[Found]) -> Known:
+    def take_in(self, new: Sequence[SourceFile], changed: Sequence[SourceFile]) -> Known:
         """Give new files their numbers, in this order, and note changed ones; in one commit.
 
         Whoever loses to a rival looks again: what the rival has taken in is not new any more.
@@ -130,7 +127,7 @@ class FileLog:
                     raise
         return self.known()
 
-    def _commit(self, known: Known, new: Sequence[Found], changed: Sequence[Found]) -> None:
+    def _commit(self, known: Known, new: Sequence[SourceFile], changed: Sequence[SourceFile]) -> None:
         first, now = len(known.entries), datetime.now(UTC)
         rows = [(first + n, f, TAKEN) for n, f in enumerate(new)] + [(known.numbers[f.path], f, CHANGED) for f in changed]
         writer = StagedWriter(self._table, SCHEMA)
@@ -150,8 +147,8 @@ class FileLog:
                 self._table,
                 SCHEMA,
                 writer.close(),
-                expected={APP: self._commits},
-                advance={APP: (self._commits or 0) + 1, NEXT_APP: first + len(new)},
+                expected={Txn.COMMITS: self._commits},
+                advance={Txn.COMMITS: (self._commits or 0) + 1, Txn.NEXT_FILE: first + len(new)},
                 table_id=self._id(),
                 info={"files": str(len(new)), "changed": str(len(changed))},
                 description="Files that are the source, each with its number: bronze has read them up to one",

@@ -33,7 +33,7 @@ class NoFileError(Exception):
 
 
 @dataclass(frozen=True)
-class Found:
+class SourceFile:
     """One file as a listing has it.
 
     Attributes:
@@ -48,7 +48,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Place:
+class SourceLocation:
     """Where the files are; picklable, workers open files by it.
 
     Attributes:
@@ -60,7 +60,7 @@ class Place:
     options: dict[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, settings: Settings, root: str) -> Place:
+    def of(cls, settings: Settings, root: str) -> SourceLocation:
         """The place of a path or URI, with what its object store needs.
 
         Raises:
@@ -76,7 +76,7 @@ class Place:
         """Whether it is a folder of a file system."""
         return "://" not in self.root
 
-    def listing(self, pattern: str = "*", skipped: dict[str, str] | None = None) -> list[Found]:
+    def listing(self, pattern: str = "*", skipped: dict[str, str] | None = None) -> list[SourceFile]:
         """All files below it whose path below it matches, older ones first.
 
         A name that begins with `_` or `.`, of a file or of a folder on the way, is nobody's: writers hide there what is not
@@ -96,7 +96,7 @@ class Place:
         files = files_below(self.root, {} if skipped is None else skipped) if self.local else self._in_store()
         for below, size, mtime_ns in files:
             if fnmatch.fnmatchcase(below, pattern):
-                found.append(Found(f"{self.root}/{below}", size, mtime_ns // 1000))
+                found.append(SourceFile(f"{self.root}/{below}", size, mtime_ns // 1000))
         return sorted(found, key=lambda f: (f.modified_us, f.path))
 
     def _in_store(self) -> Iterator[tuple[str, int, int]]:
@@ -123,13 +123,13 @@ class Place:
             )
         return archive
 
-    def files_of(self, archive: DeltaTable) -> list[Found]:
+    def files_of(self, archive: DeltaTable) -> list[SourceFile]:
         """All files that the log of the archive here names, and no others: a crash has left those there."""
         actions = pa.table(archive.get_add_actions())
         times = actions.column("modification_time").cast(pa.int64()).to_pylist()
         columns = zip(actions.column("path").to_pylist(), actions.column("size_bytes").to_pylist(), times, strict=True)
         # delta-rs gives times of its log in milliseconds.
-        found = [Found(f"{self.root}/{path}", size, ms * 1000) for path, size, ms in columns]
+        found = [SourceFile(f"{self.root}/{path}", size, ms * 1000) for path, size, ms in columns]
         return sorted(found, key=lambda f: (f.modified_us, f.path))
 
     @contextmanager

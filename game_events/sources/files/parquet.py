@@ -25,7 +25,7 @@ from game_events.sources.files.record_batches import (
     BATCH_BYTES,
     BATCH_ROWS,
     FilePart,
-    Positions,
+    RowNumbers,
     archived,
     decoded,
     pieces,
@@ -167,7 +167,7 @@ def _batches(reading: _Reading, group: int, rows: int, skip: int) -> Iterator[pa
         skip = max(0, skip - len(batch))
 
 
-def _arranged(reading: _Reading, positions: Positions, batch: pa.RecordBatch) -> pa.RecordBatch:
+def _arranged(reading: _Reading, positions: RowNumbers, batch: pa.RecordBatch) -> pa.RecordBatch:
     """Rows as workers have them."""
     if reading.archive:
         rows = pa.Table.from_batches([batch]).select(RECORDS.names).cast(RECORDS)

@@ -21,7 +21,7 @@ from game_events.lakehouse.storage.errors import explain, store_errors_named
 from game_events.sources.files.avro_container import read_container
 from game_events.sources.files.json_lines import read_lines
 from game_events.sources.files.limits import BoundReachedError, Bounds, Unpacked
-from game_events.sources.files.location import NoFileError, Place
+from game_events.sources.files.location import NoFileError, SourceLocation
 from game_events.sources.files.parquet import read_parquet
 from game_events.sources.files.protobuf_delimited import read_delimited
 from game_events.sources.files.record_batches import FilePart, refused, together, within
@@ -61,7 +61,7 @@ class FileReading:
         archive: the place is an archive.
     """
 
-    place: Place
+    place: SourceLocation
     log_id: str
     bounds: Bounds
     format: str = "auto"

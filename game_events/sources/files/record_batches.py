@@ -16,7 +16,7 @@ from game_events.sources.core.source import FILES
 from game_events.sources.files.limits import Bounds
 from game_events.sources.files.offsets import PARTITION, first_offset
 
-Positions = npt.NDArray[np.int64]
+RowNumbers = npt.NDArray[np.int64]
 TIME = pa.timestamp("us", tz="UTC")
 HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 #: Records and bytes of a batch: small files are put together up to it, large ones are cut.
@@ -63,7 +63,7 @@ class FilePart:
     parts: int = 1
 
 
-def records(file: FilePart, positions: Positions, values: pa.BinaryArray, identity: bytes | None) -> pa.RecordBatch:
+def records(file: FilePart, positions: RowNumbers, values: pa.BinaryArray, identity: bytes | None) -> pa.RecordBatch:
     """Records with these values; `identity` names their schema, unless the values begin with a frame."""
     count = len(positions)
     columns = _place(file, positions) | {
@@ -73,7 +73,7 @@ def records(file: FilePart, positions: Positions, values: pa.BinaryArray, identi
     return _arranged(columns, RECORDS, count)
 
 
-def decoded(file: FilePart, positions: Positions, guid: str, rows: pa.StructArray) -> pa.RecordBatch:
+def decoded(file: FilePart, positions: RowNumbers, guid: str, rows: pa.StructArray) -> pa.RecordBatch:
     """Rows that are columns already, of one schema."""
     count = len(positions)
     columns = _place(file, positions) | {"headers": no_headers(count), "columns": rows}
@@ -82,7 +82,7 @@ def decoded(file: FilePart, positions: Positions, guid: str, rows: pa.StructArra
     return _arranged(columns, schema, count)
 
 
-def archived(file: FilePart, positions: Positions, rows: pa.Table) -> pa.RecordBatch:
+def archived(file: FilePart, positions: RowNumbers, rows: pa.Table) -> pa.RecordBatch:
     """Records of an archive, with the coordinates, keys, headers and times that they had in Kafka."""
     count = len(positions)
     own = _place(file, positions)
@@ -142,7 +142,7 @@ def _cut(batch: pa.RecordBatch, sizes: list[int], bounds: Bounds) -> pa.RecordBa
     return _arranged(columns, RECORDS, len(batch))
 
 
-def slices(data: pa.Buffer | bytes, starts: Positions, ends: Positions) -> pa.BinaryArray:
+def slices(data: pa.Buffer | bytes, starts: RowNumbers, ends: RowNumbers) -> pa.BinaryArray:
     """The values that stand at these places of a buffer of less than 2 GiB."""
     count = len(starts)
     # Values and what is between them, then every second one: one copy, no loop.
@@ -188,7 +188,7 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
-def _place(file: FilePart, positions: Positions) -> dict[str, pa.Array]:
+def _place(file: FilePart, positions: RowNumbers) -> dict[str, pa.Array]:
     count = len(positions)
     at = pa.array(first_offset(file.number) + positions, pa.int64())
     return {

@@ -29,7 +29,7 @@ from game_events.sources.core.source import FILES, Gap, Lane, Positions, Seen, S
 from game_events.sources.files.file_log import Entry, FileLog, Known
 from game_events.sources.files.folder import LINK
 from game_events.sources.files.limits import Bounds
-from game_events.sources.files.location import Found, NoFileError, Place
+from game_events.sources.files.location import NoFileError, SourceFile, SourceLocation
 from game_events.sources.files.offsets import FILE_ROWS, PARTITION, FileGap, first_offset, number_of
 from game_events.sources.files.reader import FILES_SCHEMA, PARQUET, FileReading, format_of
 from game_events.sources.files.schemas import NamedSchema, named_schema
@@ -79,7 +79,7 @@ class FileSource:
                 "GAME_EVENTS_SOURCE is files: set GAME_EVENTS_FILES_PATH to a folder or s3://bucket/prefix"
             )
         self.settings = settings
-        self.place = Place.of(settings, settings.files_path)
+        self.place = SourceLocation.of(settings, settings.files_path)
         self._log = FileLog(lakehouse, run_id)
         self._read_by, self._refuse_twice, self._look_only = read_by, refuse_twice, look_only
         self._checked = "not yet"
@@ -87,7 +87,7 @@ class FileSource:
         self.archive: str | None = None
         self._known = Known()
         self._there: frozenset[str] = frozenset()
-        self._ended: set[Found] = set()
+        self._ended: set[SourceFile] = set()
         #: What this process has seen since somebody asked: files `taken`, `changed`, `waiting` (as of the last look), and
         #: symbolic `links` and other names that are `skipped`, each once.
         self.counts: Counter[str] = Counter()
@@ -269,7 +269,7 @@ class FileSource:
             )
         self._checked = known.log_id
 
-    def _ready(self, new: list[Found]) -> list[Found]:
+    def _ready(self, new: list[SourceFile]) -> list[SourceFile]:
         """New files that are finished, as far as one can tell; others are left for a later look."""
         now = time.time()
         settled = [f for f in new if now - f.modified_us / 1e6 >= self.settings.files_settle_s]
@@ -287,7 +287,7 @@ class FileSource:
             settled = [f for f in settled if ends.get(f, True)]
         return settled
 
-    def _has_end(self, file: Found) -> bool:
+    def _has_end(self, file: SourceFile) -> bool:
         """Whether a Parquet file has its footer's last bytes; one that is gone meanwhile has not."""
         try:
             with store_errors_named(self.place.root), self.place.open(file.path) as source:

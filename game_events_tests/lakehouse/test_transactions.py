@@ -1,0 +1,79 @@
+"""Transaction ids are part of the tables: lakehouses that were written by older releases are read by them."""
+
+from __future__ import annotations
+
+import base64
+import uuid
+
+import pyarrow as pa
+import pytest
+
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.generations import BronzeIdentity, silver_app
+from game_events.lakehouse.commits.transactions import Txn
+from game_events.lakehouse.tables import Lakehouse
+from game_events.pipeline.gold.aggregates import definition_app
+from game_events.pipeline.gold.unified import gold_app
+from game_events.pipeline.state.offsets import identity
+from game_events.sources.core.source import FILES, TABLE, Lane
+
+TOPIC_ID = base64.b64encode(bytes(range(16))).decode().rstrip("=")
+TABLE_ID = str(uuid.UUID(int=7))
+
+
+def test_no_transaction_id_has_changed_since_the_first_release():
+    assert {txn.name: txn.value for txn in Txn} == {
+        "KAFKA": "kafka",
+        "TABLE": "table",
+        "FILES": "files",
+        "TOPIC": "topic",
+        "EPOCH": "epoch",
+        "ARCHIVE": "archive",
+        "BATCH": "batch",
+        "INCARNATION": "generation",
+        "ERASURES": "erasures",
+        "REPLAY": "replay",
+        "FULL_REFRESH": "reset",
+        "REDECODE": "redecode",
+        "MICRO_BATCHES": "slices",
+        "QUARANTINE_BEGUN": "quarantine_begun",
+        "QUARANTINE_DONE": "quarantine_done",
+        "RECORDS_QUARANTINED": "quarantined",
+        "REPLAY_LEFT": "replay_left",
+        "DECIDED_BATCH": "silver_decided",
+        "DECIDED_INCARNATION": "silver_generation",
+        "ROWS_DROPPED": "rows_dropped",
+        "ROWS_QUARANTINED": "rows_quarantined",
+        "BRONZE": "bronze",
+        "SILVER": "silver",
+        "GOLD": "gold",
+        "AGGREGATE": "aggregate",
+        "COMMITS": "commits",
+        "PROGRESS": "progress",
+        "NEXT_FILE": "next",
+        "EXPORT_RUN": "run",
+        "GRANTED": "granted",
+    }
+
+
+def test_ids_of_single_tables_and_partitions_are_as_they_were():
+    bronze = BronzeIdentity("an-id", 3)
+    assert Lane("events", TOPIC_ID, 4).app == f"kafka:events:{TOPIC_ID}:4"
+    assert Lane("events", TOPIC_ID, 4).epoch_app == f"epoch:events:{TOPIC_ID}:4"
+    assert Lane("s3://a/b", TABLE_ID, 0, TABLE).app == f"table:{TABLE_ID}"
+    assert Lane(FILES, TABLE_ID, 0, FILES).app == f"files:{TABLE_ID}"
+    assert set(identity([Lane("events", TOPIC_ID, 4)])) == {"topic:events:high", "topic:events:low"}
+    assert set(identity([Lane("s3://a/b", TABLE_ID, 0, TABLE)])) == {"table:s3://a/b:high", "table:s3://a/b:low"}
+    assert (bronze.app, bronze.erased_app) == ("bronze:an-id", "erasures:an-id")
+    assert (gold_app("an-id"), definition_app("player_agg")) == ("gold:an-id", "aggregate:player_agg")
+    assert Txn.DECIDED_BATCH.of("an-id@3", "chess") == "silver_decided:an-id@3:chess"
+
+
+@pytest.mark.parametrize(
+    ("advance", "suffix"), [({}, "0"), ({"generation": 2}, "2"), ({"generation": 2, "erasures": 5}, "2:5")]
+)
+def test_gold_counts_by_content_of_silver(tmp_path, advance, suffix):
+    silver = Lakehouse(str(tmp_path)).silver("chess")
+    commit(Commit(silver, pa.schema([("a", pa.int64())]), [], {}, {"batch": 1, **advance}, None))
+    handle = silver.open()
+    assert silver_app(handle) == f"silver:{handle.metadata().id}:{suffix}"
