@@ -12,7 +12,7 @@ import pytest
 from game_events.config.settings import load_settings
 from game_events.sinks.http.delivery import MAX_ANSWER_BYTES, Calls, client
 from game_events.sinks.http.mock import server as mock_api
-from game_events.sinks.http.rate_limiter import Permits
+from game_events.sinks.http.rate_limiter import RateLimiter
 from game_events.sinks.http.target import RestTarget
 from game_events_tests.sinks.receiver import receiving
 
@@ -50,7 +50,7 @@ def delivered(status, headers, body):
         async with answering(status, headers, body, sent) as url:
             target = RestTarget.of(load_settings(rest_url=url, rest_max_attempts=1))
             async with client(target) as session:
-                return await Calls(target, session, Permits(None)).deliver("k", b"[]")
+                return await Calls(target, session, RateLimiter(None)).deliver("k", b"[]")
 
     return asyncio.run(call()), sum(sent)
 

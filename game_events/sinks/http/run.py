@@ -25,8 +25,8 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.sinks.http.changes import Wishes
 from game_events.sinks.http.plan import plan_files, plan_slice
 from game_events.sinks.http.preflight import preflight
-from game_events.sinks.http.rate_limiter import PermitAddress, PermitServer, permit_host
-from game_events.sinks.http.rate_window import Caps
+from game_events.sinks.http.rate_limiter import LimiterAddress, RateLimiterServer, limiter_host
+from game_events.sinks.http.rate_window import RateWindow
 from game_events.sinks.http.tables import DELIVERIES, RUN_APP, ExportTables, outbox_schema
 from game_events.sinks.http.target import RestTarget
 from game_events.sinks.http.worker import FILE, LEDGER, TASK, SendChunks
@@ -74,7 +74,7 @@ class _Exporter:
         self._pipeline, self._tables, self._target, self._account = pipeline, tables, target, account
         self._run: int | None = None
         settings = pipeline.settings
-        self._caps = Caps.of(settings.rest_calls_per_s, settings.rest_calls_per_min)
+        self._limit = RateWindow.of(settings.rest_calls_per_s, settings.rest_calls_per_min)
 
     def send_all(self) -> None:
         """Every chunk that waits; then their rows go from the outbox."""
@@ -102,11 +102,11 @@ class _Exporter:
             return
         tasks = min(settings.rest_tasks, chunks.num_rows)
         pipeline.on_progress(f"rest export: {chunks.num_rows:,} calls to {self._target.shown}")
-        capped: AbstractContextManager[PermitAddress | None] = nullcontext()
-        if self._caps.windows:
-            capped = PermitServer(self._caps, permit_host(settings))
+        limited: AbstractContextManager[LimiterAddress | None] = nullcontext()
+        if self._limit.windows:
+            limited = RateLimiterServer(self._limit, limiter_host(settings))
         began = time.monotonic()
-        with capped as permits:
+        with limited as limiter:
             job = SendChunks(
                 self._tables,
                 self._target,
@@ -117,7 +117,7 @@ class _Exporter:
                 tasks,
                 self._run,
                 pipeline.run_id,
-                permits,
+                limiter,
             )
             found = pipeline.spark.range(0, tasks, 1, tasks).mapInArrow(job, REPORT_SCHEMA).collect()
         job.note(staged_files(line for line in found if line["kind"] == FILE))
