@@ -59,7 +59,7 @@ class RateLimiterServer:
         self._thread = threading.Thread(target=self._loop.run_forever, name="rest-rate-limiter", daemon=True)
         self._asked: asyncio.Queue[web.WebSocketResponse] = asyncio.Queue()
         self._released = asyncio.Event()
-        self._strangers: dict[RequestHandler[web.BaseRequest], None] = {}
+        self._strangers: dict[RequestHandler, None] = {}
 
     def __enter__(self) -> LimiterAddress:
         self._thread.start()
@@ -95,7 +95,7 @@ class RateLimiterServer:
         await self._http.shutdown(CLOSE_S)
         await asyncio.gather(self._permitting, return_exceptions=True)
 
-    def _connected(self) -> RequestHandler[web.BaseRequest]:
+    def _connected(self) -> RequestHandler:
         """Give a connection `HELLO_S` for the token."""
         stranger = self._http()
         self._strangers[stranger] = None
@@ -104,7 +104,7 @@ class RateLimiterServer:
         self._loop.call_later(HELLO_S, self._reject, stranger)
         return stranger
 
-    def _reject(self, connection: RequestHandler[web.BaseRequest]) -> None:
+    def _reject(self, connection: RequestHandler) -> None:
         if connection in self._strangers and connection.transport is not None:
             del self._strangers[connection]
             connection.force_close()
@@ -168,6 +168,7 @@ class RateLimiter:
         if self._address is not None:
             self._listener.cancel()
             await asyncio.gather(self._listener, return_exceptions=True)
+            await self._server.close()
             await self._session.close()
 
     async def acquire(self) -> int:
