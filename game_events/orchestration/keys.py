@@ -71,7 +71,7 @@ class Keys:
 
     @property
     def partitions(self) -> dg.DynamicPartitionsDefinition:
-        """One partition for each game; grows with the data, nobody lists them."""
+        """One partition for each game; grows with the data, without a list in the settings."""
         return dg.DynamicPartitionsDefinition(name=self.names.asset(self.names.partitions))
 
     @property
@@ -117,8 +117,8 @@ EXPORTS = "exports"
 OWNERS = ["team:data-engineering"]
 
 
-#: Names of the one asset, and the one of its subjects, that stands for all topics of a pattern: which there are, and when one
-#: joins, the broker alone knows, and a graph that has to ask it cannot be loaded while it is down.
+#: Names of the one asset, and the one of its subjects, for all topics of a pattern: only the broker knows them,
+#: and a graph that has to ask it cannot be loaded while it is down.
 BY_PATTERN = "topics_by_pattern"
 SUBJECTS_BY_PATTERN = "subjects_by_pattern"
 

@@ -24,7 +24,7 @@ def mock_api(  # noqa: PLR0913, PLR0917 - the command's options
     hang_share: Annotated[float, typer.Option(min=0, max=1, help="Calls that are never answered.")] = 0.0,
     close_share: Annotated[float, typer.Option(min=0, max=1, help="Connections closed without an answer.")] = 0.0,
     accept_then_timeout_share: Annotated[
-        float, typer.Option(min=0, max=1, help="Calls whose rows are taken, and that are never answered.")
+        float, typer.Option(min=0, max=1, help="Calls with rows that are taken, and without an answer.")
     ] = 0.0,
     refuse_share: Annotated[float, typer.Option(min=0, max=1, help="Calls answered 422.")] = 0.0,
     rate_limit: Annotated[float, typer.Option(min=0, help="Calls a second; more are answered 429. 0: any number.")] = 0.0,

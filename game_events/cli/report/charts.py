@@ -17,7 +17,7 @@ LAYER_COLOURS = {
     "gold": "#d9a300",
     "unified": "#4c9f70",
 }
-#: Told apart on light and dark ground, by colour-blind readers too (Okabe and Ito's set, without its black and yellow).
+#: Distinguishable on light and dark ground, for colour-blind readers too (Okabe and Ito's set, without its black and yellow).
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#8c6bb1", "#7f8c3f")
 OTHERS_COLOUR = "#8a8f98"
 HEIGHT_PX = 320

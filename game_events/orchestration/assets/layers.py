@@ -146,7 +146,7 @@ def _unified(settings: Settings, keys: Keys) -> dg.AssetsDefinition:
             else:
                 refresh_unified(pipeline, report, full=config.full_refresh)
         unified = [t for t in report.of("unified") if t.error is None]
-        # Its own materialization is the output; the layers above are told of game by game.
+        # Its own materialization is the output; the layers above have an event for each game.
         report.tables = [t for t in report.tables if t not in unified]
         yield from report_events(context, report, keys)
         yield from rule_evaluations(report, keys)

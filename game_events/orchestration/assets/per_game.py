@@ -20,7 +20,7 @@ Refresh = Callable[[Pipeline, RunReport, frozenset[str], bool], None]
 
 
 def game_asset(spec: dg.AssetSpec, pool: str, layer: str, keys: Keys, refresh: Refresh) -> dg.AssetsDefinition:
-    """An asset whose partitions are games.
+    """An asset with games as its partitions.
 
     Args:
         spec: the asset.

@@ -1,4 +1,4 @@
-"""One asset check for each rule: reported by every run that looked at rows, or counted anew by itself."""
+"""One asset check for each rule: reported by every run that evaluated rows, or counted again by itself."""
 
 from collections.abc import Iterable, Iterator
 
@@ -60,7 +60,7 @@ def build_rule_checks(rules: Iterable[Rule], keys: Keys = DEFAULT) -> list[dg.As
 
 
 def rule_evaluations(report: RunReport, keys: Keys = DEFAULT) -> Iterator[dg.AssetCheckEvaluation]:
-    """A check result for each rule that the report speaks of, over all games."""
+    """A check result for each rule in the report, over all games."""
     by_rule: dict[tuple[str, str], list[RuleReport]] = {}
     for entry in report.rules.values():
         by_rule.setdefault((entry.layer, entry.rule), []).append(entry)

@@ -1,4 +1,4 @@
-"""What a materialization by hand tells Dagster of each game."""
+"""Events of a materialization by hand, one for each game."""
 
 from collections.abc import Iterator
 
@@ -34,10 +34,10 @@ def partition_events(
 
 
 def fail_for(failed: list[TableReport]) -> None:
-    """End the step, naming what failed; nothing if nothing did.
+    """Fail the step with the names of the failed tables, if there are any.
 
     Raises:
-        Failure: without a retry, as everybody else would wait for it.
+        Failure: without a retry, as other runs would wait for it.
     """
     if failed:
         named = "; ".join(f"{t.game or t.table}: {t.error}" for t in failed[:10])

@@ -111,13 +111,13 @@ def redecode_bronze_events(
 def _run(
     context: dg.OpExecutionContext, pipeline: Pipeline, report: RunReport, work: Callable[[], Mapping[str, object]]
 ) -> Iterator[Event]:
-    """Do the work and tell what came of it; then its failure, if it stopped or a table failed."""
+    """Do the work and report it as events; then fail, if it stopped or a table failed."""
     keys = Keys.of(pipeline.settings)
     with errors_decide(context, pipeline.settings):
         try:
             more = work()
         except Exception:
-            # What was committed before the error stays, so it is told; a retry reports only what it adds.
+            # What was committed before the error stays, so it is reported; a retry reports only what it adds.
             yield from report_events(context, report, keys)
             yield from rule_evaluations(report, keys)
             raise

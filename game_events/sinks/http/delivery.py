@@ -67,7 +67,7 @@ class Calls:
     Attributes:
         target: where to.
         session: the task's client, with its pool of connections.
-        limiter: permits each call.
+        limiter: rate limiter of the calls.
         answers: status, or kind of failure -> calls.
         latencies: seconds of answered calls, the first `LATENCIES`.
     """

@@ -1,6 +1,6 @@
 """Central rate limiter of an export: a WebSocket server beside the driver, and the client of Spark's tasks.
 
-One server permits each call: a fixed share of the limit for each task would waste it whenever tasks are uneven, wait for a
+One server grants each call: a fixed share of the limit for each task would waste it whenever tasks are uneven, wait for a
 `Retry-After`, or fewer of them run than were planned. It listens on loopback unless the executors are on other machines, and
 answers only clients that have the run's token.
 
@@ -50,7 +50,7 @@ class LimiterAddress:
 
 
 class RateLimiterServer:
-    """Permits the calls of one run's tasks, in a thread of its own, while it is entered."""
+    """Grants the calls of one run's tasks, in a thread of its own, while it is entered."""
 
     def __init__(self, limit: RateWindow, host: str) -> None:
         """Takes the limit, and the name by which the tasks reach this machine."""

@@ -68,7 +68,7 @@ class SendChunks:
         tasks: number of tasks that share them.
         run: `txn` of the ledger as this run has set it.
         run_id: who sends.
-        limiter: permits each call; None: there is no limit.
+        limiter: rate limiter of the calls; None: there is no limit.
     """
 
     tables: ExportTables
@@ -137,7 +137,7 @@ class _Task:
         self._error: Exception | None = None
 
     async def run(self) -> tuple[TaskAccount, list[StagedFile]]:
-        """Send, and tell what was done; an error of this project's own as a value: it would come to the driver as mere text."""
+        """Send, and return what was done; a project's error as a value: raised, it would reach the driver as mere text."""
         account, files = self._account, list[StagedFile]()
         try:
             await self._send()
