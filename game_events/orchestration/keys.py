@@ -5,7 +5,9 @@ The keys are made from the setting `names`; the constants are those of its defau
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import dagster as dg
 
@@ -14,6 +16,14 @@ from game_events.config.settings import Settings
 
 #: Metadata key of the run's whole report.
 REPORT = "report"
+
+
+def report_in(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The run's report in the metadata of an event; empty if it has none."""
+    value = (metadata or {}).get(REPORT)
+    return dict(value.data) if isinstance(value, dg.JsonMetadataValue) and isinstance(value.data, dict) else {}
+
+
 Event = dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation | dg.Output[None]
 
 JOB = "continuous"

@@ -8,7 +8,7 @@ import typer
 
 from game_events.cli.common.arguments import Json, words
 from game_events.cli.common.output import Output
-from game_events.cli.common.run_job import run_job
+from game_events.cli.common.run_job import finish, run_job
 from game_events.config.settings import load_settings
 from game_events.orchestration.jobs.maintain import OP
 
@@ -38,8 +38,4 @@ def maintain(table: Tables = None, dry_run: DryRun = False, as_json: Json = Fals
     for entry in tables.values():
         if entry["skipped"]:
             output.say(f"{entry['table']}: left for the next time: {entry['skipped']}")
-    if result.error:
-        output.say(f"maintenance failed: {result.error}")
-    output.result({**result.report, "success": result.success, "run_id": result.run_id, "error": result.error})
-    if not result.success:
-        raise typer.Exit(1)
+    finish(output, result, "maintenance failed")

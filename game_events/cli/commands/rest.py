@@ -9,7 +9,7 @@ import typer
 
 from game_events.cli.common.arguments import Json, words
 from game_events.cli.common.output import Output
-from game_events.cli.common.run_job import run_job
+from game_events.cli.common.run_job import finish, run_job
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.tables import Lakehouse
@@ -97,11 +97,7 @@ def _export(output: Output, config: dict[str, Any]) -> None:
     done = result.report.get("export")
     if done:
         _show(output, done)
-    if result.error:
-        output.say(f"the export failed: {result.error}")
-    output.result({**result.report, "success": result.success, "run_id": result.run_id, "error": result.error})
-    if not result.success:
-        raise typer.Exit(1)
+    finish(output, result, "the export failed")
 
 
 def _show(output: Output, done: dict[str, Any]) -> None:

@@ -9,9 +9,8 @@ from game_events.extending import GoldAggregate
 from game_events.orchestration.assets.per_game import game_asset
 from game_events.orchestration.checks.rules import rule_evaluations
 from game_events.orchestration.checks.tables import check_evaluation
-from game_events.orchestration.events.materializations import report_events
+from game_events.orchestration.events.materializations import Event, fail_for, report_events
 from game_events.orchestration.events.metadata import table_metadata
-from game_events.orchestration.events.partitions import Event, fail_for
 from game_events.orchestration.jobs.config import RefreshConfig
 from game_events.orchestration.keys import BY_PATTERN, DEFAULT, OWNERS, Keys, schema_key, source_key
 from game_events.orchestration.resources import LakehouseResource

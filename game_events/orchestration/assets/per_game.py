@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import dagster as dg
 
 from game_events.orchestration.checks.rules import rule_evaluations
-from game_events.orchestration.events.partitions import Event, partition_events
+from game_events.orchestration.events.materializations import Event, partition_events
 from game_events.orchestration.jobs.config import RefreshConfig
 from game_events.orchestration.keys import Keys
 from game_events.orchestration.resources import LakehouseResource

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import Any
 
 import dagster as dg
 from dagster import DagsterEventType, DagsterInstance, DagsterRun, DagsterRunStatus
-from dagster._core.errors import DagsterAssetCheckFailedError
-from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecord, AssetCheckExecutionRecordStatus
 from deltalake.exceptions import DeltaError
 from pydantic import BaseModel
 
 from game_events.config.settings import Settings
 from game_events.errors import GameEventsError
 from game_events.lakehouse.tables import BRONZE, Lakehouse
-from game_events.orchestration.keys import FAILED_GAMES, REPORT
+from game_events.orchestration.dagster_private import (
+    AssetCheckExecutionRecord,
+    AssetCheckExecutionRecordStatus,
+    DagsterAssetCheckFailedError,
+)
+from game_events.orchestration.keys import FAILED_GAMES, report_in
 from game_events.pipeline.checks.gaps import LOST, Loss, gaps_in_words, losses
 from game_events.pipeline.observability.alerts import LONGEST_ERROR, Alert, Severity, run_url, send, severity_of
 
@@ -42,7 +44,7 @@ def alert_of_run(instance: DagsterInstance, settings: Settings, run: DagsterRun)
         if event.event_type == DagsterEventType.STEP_FAILURE:
             data = event.step_failure_data
             if data.user_failure_data is not None:
-                report = _report(data.user_failure_data.metadata)
+                report = report_in(data.user_failure_data.metadata)
                 error = data.user_failure_data.description or error
                 origin = data.error.cause if data.error else None
                 if origin is not None and origin.cls_name not in _own_errors():
@@ -76,11 +78,6 @@ def alert_of_run(instance: DagsterInstance, settings: Settings, run: DagsterRun)
 def _own_errors(of: type[GameEventsError] = GameEventsError) -> set[str | None]:
     """Names of this project's classes of errors: their words hold no data."""
     return {of.__name__}.union(*(_own_errors(kind) for kind in of.__subclasses__()))
-
-
-def _report(metadata: Any) -> dict[str, Any]:  # noqa: ANN401 - Dagster's metadata values
-    value = (metadata or {}).get(REPORT)
-    return dict(value.data) if isinstance(value, dg.JsonMetadataValue) and isinstance(value.data, dict) else {}
 
 
 def failure(settings: Settings, record: AssetCheckExecutionRecord) -> Severity | None:

@@ -13,7 +13,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from dagster import AssetRecordsFilter, DagsterEventType, DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
-from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
+
+from game_events.orchestration.dagster_private import SqliteEventLogStorage
 
 log = logging.getLogger(__name__)
 #: Runs deleted at a time: a sensor's tick has to stay short.

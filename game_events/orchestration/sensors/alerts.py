@@ -9,13 +9,14 @@ from datetime import UTC, datetime
 
 import dagster as dg
 from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
-from pydantic import BaseModel, ValidationError
+from pydantic import Field
 
 from game_events.config.settings import Settings, load_settings
 from game_events.errors import GameEventsError
 from game_events.orchestration.keys import JOB as CONTINUOUS_JOB
 from game_events.orchestration.runs.alerts import CheckMemory, alert_of_check, alert_of_run, evaluated_at, history, turns
 from game_events.orchestration.runs.tags import OWN_ALERTS
+from game_events.orchestration.sensors.cursor import Cursor
 from game_events.orchestration.sensors.masked import masked
 from game_events.pipeline.observability.alerts import send
 
@@ -28,7 +29,7 @@ OVERLAP_S = 60.0
 REMEMBERED = 500
 
 
-class AlertCursor(BaseModel):
+class AlertCursor(Cursor):
     """The sensor's cursor.
 
     Attributes:
@@ -38,19 +39,10 @@ class AlertCursor(BaseModel):
         checks: each check's state.
     """
 
-    born: float
-    since: float
-    runs: list[str] = []
-    checks: dict[str, CheckMemory] = {}
-
-    @classmethod
-    def read(cls, text: str | None) -> "AlertCursor":
-        """Parse a cursor; a new one if it is invalid."""
-        try:
-            return cls.model_validate_json(text or "")
-        except ValidationError:
-            now = time.time()
-            return cls(born=now, since=now)
+    born: float = Field(default_factory=time.time)
+    since: float = Field(default_factory=time.time)
+    runs: list[str] = Field(default_factory=list)
+    checks: dict[str, CheckMemory] = Field(default_factory=dict)
 
 
 def send_run_alerts(instance: DagsterInstance, settings: Settings, cursor: AlertCursor, left: int) -> int:

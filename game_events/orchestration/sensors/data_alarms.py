@@ -11,7 +11,7 @@ import dagster as dg
 from dagster import DagsterInstance
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
-from pydantic import BaseModel, ValidationError
+from pydantic import Field
 
 from game_events.config.settings import load_settings
 from game_events.errors import GameEventsError
@@ -21,6 +21,7 @@ from game_events.orchestration.keys import JOB as CONTINUOUS_JOB
 from game_events.orchestration.keys import Keys
 from game_events.orchestration.runs.alerts import alert_of_loss
 from game_events.orchestration.runs.tags import OWN_ALERTS
+from game_events.orchestration.sensors.cursor import Cursor
 from game_events.orchestration.sensors.masked import masked
 from game_events.pipeline.checks.freshness import fresh, last_records
 from game_events.pipeline.checks.gaps import LOST, Loss, losses
@@ -34,7 +35,7 @@ ALL_S = 3600.0
 COMMITS, ALERTS = 2_000, 4
 
 
-class Watch(BaseModel):
+class Watch(Cursor):
     """The sensor's cursor.
 
     Attributes:
@@ -51,15 +52,7 @@ class Watch(BaseModel):
     came: float = 0.0
     stale: bool = False
     all_at: float = 0.0
-    sent: list[str] = []
-
-    @classmethod
-    def read(cls, cursor: str | None) -> "Watch":
-        """A cursor's memory; an empty one if it is none."""
-        try:
-            return cls.model_validate_json(cursor or "{}")
-        except ValidationError:
-            return cls()
+    sent: list[str] = Field(default_factory=list)
 
 
 def check(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ValidationError
-
+from game_events.orchestration.sensors.cursor import Cursor
 from game_events.pipeline.observability.lag import Standing
 
 #: Seconds before a run without progress is retried, doubled each time, and the longest ones.
@@ -17,7 +16,7 @@ GRACE_S = 60.0
 EVENT_EVERY_S = 60.0
 
 
-class Memory(BaseModel):
+class Memory(Cursor):
     """The sensor's cursor.
 
     Attributes:
@@ -35,14 +34,6 @@ class Memory(BaseModel):
     reported: str = ""
     reported_at: float = 0.0
     lag_is_high: bool = False
-
-    @classmethod
-    def read(cls, cursor: str | None) -> Memory:
-        """A cursor's memory; an empty one if it is none."""
-        try:
-            return cls.model_validate_json(cursor or "{}")
-        except ValidationError:
-            return cls()
 
 
 @dataclass(frozen=True)
