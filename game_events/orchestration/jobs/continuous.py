@@ -21,6 +21,7 @@ from game_events.orchestration.checks.rules import rule_evaluations
 from game_events.orchestration.checks.tables import check_evaluation
 from game_events.orchestration.events.materializations import report_events
 from game_events.orchestration.events.metadata import latency_metadata, latency_table
+from game_events.orchestration.jobs.config import job_of
 from game_events.orchestration.jobs.event_throttle import EventThrottle
 from game_events.orchestration.keys import DEFAULT, JOB, REPORT, Event, Keys
 from game_events.orchestration.resources import LakehouseResource
@@ -234,15 +235,12 @@ def _result(loop: Loop, worker: LoopThread, keys: Keys) -> Iterator[Event]:
     yield dg.Output(None, metadata=whole)
 
 
-@dg.job(
-    name=JOB,
-    description="Continuous mode: one long run that keeps every table up to the topic. Terminate it to switch continuous mode "
+# The sensor starts it again, with pauses that grow; Dagster's own retries would start a second one. And it brings every
+# layer up to date by itself: automation has nothing to add to what it logs.
+continuous = job_of(
+    run_continuously,
+    JOB,
+    "Continuous mode: one long run that keeps every table up to the topic. Terminate it to switch continuous mode "
     "off; if it dies, the sensor `continuous_mode` starts it again.",
-    executor_def=dg.in_process_executor,
-    # The sensor starts it again, with pauses that grow; Dagster's own retries would start a second one. And it brings every
-    # layer up to date by itself: automation has nothing to add to what it logs.
     tags={"dagster/max_retries": "0", "game_events/carries": "all"},
 )
-def continuous() -> None:
-    """See the description."""
-    run_continuously()

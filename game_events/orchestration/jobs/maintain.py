@@ -5,6 +5,7 @@ from typing import Any
 
 import dagster as dg
 
+from game_events.orchestration.jobs.config import job_of
 from game_events.orchestration.keys import REPORT
 from game_events.orchestration.resources import LakehouseResource
 from game_events.orchestration.runs.errors import errors_decide
@@ -64,14 +65,11 @@ def _table(tables: Iterable[TableUpkeep]) -> str:
     return "\n".join(lines)
 
 
-@dg.job(
-    name="maintain",
-    description="Maintenance of the tables, safe beside any run and reader. The same as `game-events maintain`.",
-    executor_def=dg.in_process_executor,
+maintain = job_of(
+    look_after_tables,
+    "maintain",
+    "Maintenance of the tables, safe beside any run and reader. The same as `game-events maintain`.",
 )
-def maintain() -> None:
-    """See the description."""
-    look_after_tables()
 
 
 hourly_maintenance = dg.ScheduleDefinition(
