@@ -36,8 +36,8 @@ POINTS = (*DRIVER_POINTS, "rest_answered")
 #: It notes what was answered at its end alone, however long that takes.
 WORKER = """
 import pickle, sys
-from game_events.sinks import send
-send.NOTE_EVERY_S = 3600
+from game_events.sinks.http import worker
+worker.NOTE_EVERY_S = 3600
 pickle.load(open(sys.argv[1], "rb")).run_task(0)
 """
 
