@@ -75,22 +75,22 @@ def main() -> None:
     try:
         app()
     except GameEventsError as error:
-        told = mask(str(error), settings_to_mask())
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {indented(told)}", style="red", markup=False)
-        _tell_programs(told)
+        message = mask(str(error), settings_to_mask())
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {indented(message)}", style="red", markup=False)
+        _print_json_error(message)
         sys.exit(FAILED)
     except Exception as error:  # noqa: BLE001 - what Python would show has not been masked
         settings = settings_to_mask()
         sys.stderr.write(masked_traceback(error, settings) or "".join(traceback.format_exception(error)))
-        _tell_programs(mask(f"{type(error).__name__}: {error}", settings))
+        _print_json_error(mask(f"{type(error).__name__}: {error}", settings))
         sys.exit(FAILED)
     except SystemExit as ended:
-        if ended.code == WRONG_USAGE:  # typer has told people already
+        if ended.code == WRONG_USAGE:  # typer has printed it for people
             said = getattr(ended.__context__, "format_message", None)
-            _tell_programs(str(said()) if said is not None else "wrong usage")
+            _print_json_error(str(said()) if said is not None else "wrong usage")
         raise
 
 
-def _tell_programs(error: str) -> None:
+def _print_json_error(error: str) -> None:
     if "--json" in sys.argv[1:]:
         print(json.dumps({"success": False, "error": error}), flush=True)

@@ -5,7 +5,9 @@ The keys are made from the setting `names`; the constants are those of its defau
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import dagster as dg
 
@@ -14,6 +16,14 @@ from game_events.config.settings import Settings
 
 #: Metadata key of the run's whole report.
 REPORT = "report"
+
+
+def report_in(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The run's report in the metadata of an event; empty if it has none."""
+    value = (metadata or {}).get(REPORT)
+    return dict(value.data) if isinstance(value, dg.JsonMetadataValue) and isinstance(value.data, dict) else {}
+
+
 OpEvent = dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation | dg.Output[None]
 
 JOB = "continuous"
@@ -71,7 +81,7 @@ class Keys:
 
     @property
     def partitions(self) -> dg.DynamicPartitionsDefinition:
-        """One partition for each game; grows with the data, nobody lists them."""
+        """One partition for each game; grows with the data, without a list in the settings."""
         return dg.DynamicPartitionsDefinition(name=self.names.asset(self.names.partitions))
 
     @property
@@ -117,8 +127,8 @@ EXPORTS = "exports"
 OWNERS = ["team:data-engineering"]
 
 
-#: Names of the one asset, and the one of its subjects, that stands for all topics of a pattern: which there are, and when one
-#: joins, the broker alone knows, and a graph that has to ask it cannot be loaded while it is down.
+#: Names of the one asset, and the one of its subjects, for all topics of a pattern: only the broker knows them,
+#: and a graph that has to ask it cannot be loaded while it is down.
 BY_PATTERN = "topics_by_pattern"
 SUBJECTS_BY_PATTERN = "subjects_by_pattern"
 

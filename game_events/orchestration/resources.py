@@ -49,7 +49,7 @@ class SparkResource(LazyPySparkResource):
             try:
                 ship(session, settings)
             except BaseException:
-                # Whoever asks again is told the same, and gets no session whose workers lack code.
+                # The next use fails in the same way, and gets no session without code on its workers.
                 give_back(session)
                 raise
             self._session = session

@@ -11,7 +11,7 @@ from dagster import DagsterRunStatus
 
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
-from game_events.orchestration.events.partitions import fail_for
+from game_events.orchestration.events.materializations import fail_for
 from game_events.orchestration.keys import REPORT, SILVER_KEY
 from game_events.orchestration.runs.alerts import send_own_alerts
 from game_events.orchestration.runs.dead_runs import end_dead_runs

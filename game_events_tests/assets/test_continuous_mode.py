@@ -11,7 +11,7 @@ import psutil
 import pytest
 from dagster import DagsterRunStatus
 
-from game_events.orchestration.jobs.continuous import ROW_CHANGING_TAG, continuous, run_under_way, what_goes_first
+from game_events.orchestration.jobs.continuous import ROW_CHANGING_TAG, continuous, row_changing_run, run_under_way
 from game_events.orchestration.jobs.refresh import redecode, refresh
 from game_events.orchestration.keys import JOB
 from game_events.orchestration.runs.process_tag import PROCESS_TAG, is_gone, this_process
@@ -133,19 +133,19 @@ def test_a_run_that_was_ended_with_a_failing_game_stays_off(instance, tick):
 
 
 def test_row_changing_work_goes_first_and_other_runs_do_not(instance):
-    assert what_goes_first(instance) is None
+    assert row_changing_run(instance) is None
     instance.create_run_for_job(refresh, status=DagsterRunStatus.STARTING)
     instance.create_run_for_job(redecode, status=DagsterRunStatus.SUCCESS)
-    assert what_goes_first(instance) is None
+    assert row_changing_run(instance) is None
     tagged = instance.create_run_for_job(refresh, status=DagsterRunStatus.STARTING, tags={ROW_CHANGING_TAG: "true"})
-    assert what_goes_first(instance) == f"run {tagged.run_id} of refresh goes first"
+    assert row_changing_run(instance) == f"run {tagged.run_id} of refresh goes first"
     instance.report_run_canceled(tagged)
     starting = instance.create_run_for_job(redecode, status=DagsterRunStatus.STARTING)
-    assert what_goes_first(instance) == f"run {starting.run_id} of redecode goes first"
-    assert JOB not in what_goes_first(instance)
+    assert row_changing_run(instance) == f"run {starting.run_id} of redecode goes first"
+    assert JOB not in row_changing_run(instance)
     # Without a daemon nobody ends a run that was killed: it must not keep continuous mode waiting for ever.
     instance.add_run_tags(starting.run_id, {PROCESS_TAG: f"{socket.gethostname()}:4000000:1"})
-    assert what_goes_first(instance) is None
+    assert row_changing_run(instance) is None
 
 
 def event(made, kind):

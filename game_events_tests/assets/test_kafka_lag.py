@@ -71,7 +71,7 @@ def test_lag_is_shown_and_read_and_a_run_that_failed_is_tried_again(tick, runs, 
         context.setenv("GAME_EVENTS_SCHEMA_REGISTRY_URL", "http://127.0.0.1:9")
         assert not runs.refresh().success
     tick.remember(asked_at=time.time())  # however long that run took here
-    assert "1 runs for it got nowhere; the next run is due in" in skipped(tick())
+    assert "1 runs made no progress; the next run is due in" in skipped(tick())
     tick.remember(asked_at=0.0)
     later = tick()
     assert later.asset_events == [], "the same offsets are told once"

@@ -61,7 +61,7 @@ def test_runs_that_get_nowhere_are_asked_for_less_and_less_often_but_always_agai
 def test_a_run_that_only_made_an_empty_bronze_has_got_nowhere():
     before, after = standing(), standing(floors={"silver": 0, "gold": 0, "unified": 0})
     first = decide(before, Memory(), START)
-    assert "1 runs for it got nowhere" in decide(after, first.memory, START + 1).why
+    assert "1 runs made no progress" in decide(after, first.memory, START + 1).why
 
 
 def test_the_pause_ends_as_soon_as_a_run_has_got_somewhere():

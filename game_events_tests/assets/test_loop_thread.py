@@ -49,11 +49,11 @@ def test_after_an_interrupt_the_end_of_the_step_under_way_is_waited_for(interrup
     monkeypatch.setattr(continuous, "GRACE_S", 2.0)
     worker = LoopThread(SlowLoop(obeys=obeys))
     worker.start()
-    pacing = SimpleNamespace(due=lambda **_options: None)
+    throttle = SimpleNamespace(due=lambda **_options: None)
     timer = threading.Timer(0.2, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1))
     timer.start()
     with pytest.raises(InterruptError):
-        list(continuous._tell_while(None, worker, pacing))
+        list(continuous._events_while(None, worker, throttle))
     assert worker.end()
     assert worker.loop.report.state == "stopped"
     assert worker.loop.abandoned.is_set() is not obeys

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from game_events.sinks.http.mock.faults import MockFaults
-from game_events.sinks.http.mock.server import MockApi
+from game_events.cli.local.mock_receiver import MockApi, MockFaults
 
 
 class Receiver:

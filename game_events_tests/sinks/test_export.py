@@ -8,8 +8,8 @@ import pytest
 
 from game_events.errors import ConfigurationError, ConflictError, TransientError
 from game_events.sinks.http import run as export
-from game_events.sinks.http.changes import Wishes
-from game_events.sinks.http.dead_letters import replay_letters, standing
+from game_events.sinks.http.changes import OnReplaced
+from game_events.sinks.http.dead_letters import export_status, replay_dead_letters
 from game_events.sinks.http.tables import ExportTables
 from game_events_tests.sinks.receiver import receiving
 from game_events_tests.sinks.world import World, offsets_of, only_same_calls_were_repeated, texts_below
@@ -47,7 +47,7 @@ def test_every_row_arrives_once_in_calls_of_so_many_rows_and_then_only_what_is_n
         done = world.export(receiver, rest_rows_per_call=1, rest_body="object", rest_bytes_per_call=1_000).export
         assert (done.delivered_rows, done.calls) == (6, 6)
         assert sorted(row["_kafka_offset"] for row in receiver.rows) == world.offsets()
-        assert standing(world.pipeline())["delivered"] == {"chunks": 10, "rows": 38}
+        assert export_status(world.pipeline())["delivered"] == {"chunks": 10, "rows": 38}
     assert world.pipeline().lakehouse.table("rest_outbox").open().get_add_actions().num_rows == 0
 
 
@@ -87,7 +87,7 @@ def test_what_is_refused_becomes_a_dead_letter_that_a_replay_sends_once_more_und
         assert dead + len(taken) == 40
         assert dead == sum(call["rows"] for call in receiver.calls if call["status"] == 422) > 0
         refused = {call["key"] for call in receiver.calls if call["status"] == 422}
-        found = standing(world.pipeline())
+        found = export_status(world.pipeline())
         assert (found["dead"]["rows"], found["waiting"]["rows"]) == (dead, 0)
         (first, *_) = found["dead_letters"]
         assert first["status"] == 422
@@ -97,15 +97,15 @@ def test_what_is_refused_becomes_a_dead_letter_that_a_replay_sends_once_more_und
 
     with receiving(tmp_path / "two") as receiver:
         pipeline = world.pipeline(receiver)
-        assert replay_letters(pipeline, [404]) == (0, 0)
-        assert replay_letters(pipeline) == (len(refused), dead)
-        assert replay_letters(pipeline) == (0, 0), "they are about to be sent"
+        assert replay_dead_letters(pipeline, [404]) == (0, 0)
+        assert replay_dead_letters(pipeline) == (len(refused), dead)
+        assert replay_dead_letters(pipeline) == (0, 0), "they are about to be sent"
         done = world.export(receiver).export
         assert done.delivered_rows == dead
         assert set(receiver.keys) == refused
         assert sorted([*taken, *offsets_of(receiver)]) == world.offsets()
-        assert standing(pipeline)["dead"]["rows"] == 0
-        assert replay_letters(pipeline) == (0, 0)
+        assert export_status(pipeline)["dead"]["rows"] == 0
+        assert replay_dead_letters(pipeline) == (0, 0)
 
 
 def test_rows_that_are_not_taken_in_all_attempts_are_dead_letters_and_a_receiver_that_takes_nothing_leaves_them_waiting(
@@ -118,19 +118,19 @@ def test_rows_that_are_not_taken_in_all_attempts_are_dead_letters_and_a_receiver
             world.export(receiver, rest_rows_per_call=1, rest_max_attempts=2)
     with pytest.raises(TransientError, match="not reachable"):
         world.export(away)
-    found = standing(world.pipeline())
+    found = export_status(world.pipeline())
     assert (found["waiting"]["rows"], found["dead"]["rows"], found["delivered"]["rows"]) == (40, 0, 0)
 
     with receiving(tmp_path / "locked", authorization=("Authorization", f"Bearer {TOKEN}")) as receiver:
         with pytest.raises(ConfigurationError, match="does not let us in"):
             world.export(receiver, rest_preflight="")
-        assert standing(world.pipeline())["waiting"]["rows"] == 40
+        assert export_status(world.pipeline())["waiting"]["rows"] == 40
     # Some rows are at fault, not the receiver: it takes others.
     with receiving(tmp_path / "half", error_share=0.25, seed=2) as receiver:
         done = world.export(receiver, rest_max_attempts=1, rest_calls_per_task=1).export
         assert done.dead_rows > 0
         assert done.dead_rows + len(offsets_of(receiver)) == 40
-        assert replay_letters(world.pipeline(), [503])[1] == done.dead_rows
+        assert replay_dead_letters(world.pipeline(), [503])[1] == done.dead_rows
 
 
 def test_replaced_rows_are_sent_again_only_if_somebody_says_so(world: World, tmp_path: Path):
@@ -146,10 +146,10 @@ def test_replaced_rows_are_sent_again_only_if_somebody_says_so(world: World, tmp
         before = set(receiver.keys)
 
         world.events(chess=1, generation={"chess": 2})
-        assert world.export(receiver, Wishes(resend=frozenset({"chess"}))).export.delivered_rows == 8
+        assert world.export(receiver, OnReplaced(resend=frozenset({"chess"}))).export.delivered_rows == 8
         assert not before & {call["key"] for call in receiver.calls[-1:]}, "under another key, or the receiver would drop it"
         world.events(chess=4, generation={"chess": 3})
-        assert world.export(receiver, Wishes(go_on=frozenset({"chess"}))).export.calls == 0
+        assert world.export(receiver, OnReplaced(go_on=frozenset({"chess"}))).export.calls == 0
         world.events(chess=1)
         assert world.export(receiver).export.delivered_rows == 1
         assert world.export(receiver).export.calls == 0

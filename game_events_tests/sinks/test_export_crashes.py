@@ -18,8 +18,8 @@ from game_events.lakehouse import failpoints as crash_points
 from game_events.lakehouse.commits.commit import paths
 from game_events.pipeline.reporting.export_result import Export
 from game_events.pipeline.reporting.report import RunReport
-from game_events.sinks.http.changes import Wishes
-from game_events.sinks.http.dead_letters import standing
+from game_events.sinks.http.changes import OnReplaced
+from game_events.sinks.http.dead_letters import export_status
 from game_events.sinks.http.plan import plan_slice
 from game_events.sinks.http.run import _take_over
 from game_events.sinks.http.tables import ExportTables
@@ -36,8 +36,8 @@ POINTS = (*DRIVER_POINTS, "rest_answered")
 #: It notes what was answered at its end alone, however long that takes.
 WORKER = """
 import pickle, sys
-from game_events.sinks import send
-send.NOTE_EVERY_S = 3600
+from game_events.sinks.http import worker
+worker.NOTE_EVERY_S = 3600
 pickle.load(open(sys.argv[1], "rb")).run_task(0)
 """
 
@@ -47,7 +47,7 @@ def assert_the_next_run_finishes_it(world: World, receiver: Receiver) -> None:
     assert offsets_of(receiver) == world.offsets()
     only_same_calls_were_repeated(receiver)
     assert world.export(receiver).export.calls == 0
-    assert standing(world.pipeline())["waiting"]["rows"] == 0
+    assert export_status(world.pipeline())["waiting"]["rows"] == 0
     outbox = world.pipeline().lakehouse.table("rest_outbox").open()
     assert outbox is not None
     assert paths(outbox) == []
@@ -94,7 +94,7 @@ def test_a_worker_that_is_killed_before_it_has_noted_its_answers_sends_them_agai
     with receiving(tmp_path / "log") as receiver:
         pipeline = world.pipeline(receiver, rest_rows_per_call=3)
         target, tables = RestTarget.of(pipeline.settings), ExportTables.of(pipeline.lakehouse, "gamer_id")
-        assert plan_slice(pipeline, tables, target, RunReport(), Export(), Wishes())
+        assert plan_slice(pipeline, tables, target, RunReport(), Export(), OnReplaced())
         outbox = tables.outbox.open()
         assert outbox is not None
         waiting = tables.waiting(outbox, None)
@@ -111,6 +111,6 @@ def test_a_worker_that_is_killed_before_it_has_noted_its_answers_sends_them_agai
         )
         assert ended.returncode == -signal.SIGKILL, ended.stderr
         assert len(offsets_of(receiver)) == 30, "all of them were answered"
-        assert standing(pipeline)["waiting"]["rows"] == 30, "none of them was noted"
+        assert export_status(pipeline)["waiting"]["rows"] == 30, "none of them was noted"
         assert_the_next_run_finishes_it(world, receiver)
         assert max(receiver.keys.values()) == 2

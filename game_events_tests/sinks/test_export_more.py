@@ -20,7 +20,7 @@ from game_events.errors import ConfigurationError, DataError
 from game_events.pipeline.erasure.old_files import remove_old_files
 from game_events.pipeline.erasure.run import forget
 from game_events.pipeline.reporting.report import RunReport
-from game_events.sinks.http.dead_letters import standing
+from game_events.sinks.http.dead_letters import export_status
 from game_events.sinks.http.tables import ExportTables
 from game_events_tests.cli.conftest import Cli, cli  # noqa: F401 - a fixture
 from game_events_tests.pipeline.erasure_world import tables_of
@@ -110,7 +110,7 @@ def test_a_forgotten_gamer_is_neither_sent_nor_kept_in_the_outbox_or_the_dead_le
     with receiving(tmp_path / "two") as receiver:
         assert world.export(receiver).export.delivered_rows == 12
         assert "gamer-3" not in {row["gamer_id"] for row in receiver.rows}
-        assert standing(pipeline)["waiting"]["rows"] == 0
+        assert export_status(pipeline)["waiting"]["rows"] == 0
 
 
 def test_no_plan_of_sparks_shows_where_rows_go_or_with_which_credentials(

@@ -14,7 +14,7 @@ from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.reporting.export_result import Export
 from game_events.pipeline.reporting.report import RunReport
 from game_events.sinks.http import plan
-from game_events.sinks.http.changes import Wishes
+from game_events.sinks.http.changes import OnReplaced
 from game_events.sinks.http.chunks import CutChunks
 from game_events.sinks.http.tables import ExportTables, outbox_schema
 from game_events.sinks.http.target import RestTarget
@@ -31,20 +31,20 @@ def test_what_a_person_asked_for_is_done_once_in_a_run_however_often_dagster_tri
     monkeypatch.setattr(plan, "new_rows", lambda _, steps: planned.append((steps[0].above, steps[0].upto)))
     monkeypatch.setattr(plan, "_staged", lambda *_: [])
 
-    def fixed(run_id: str, wishes: Wishes) -> bool:
+    def fixed(run_id: str, on_replaced: OnReplaced) -> bool:
         pipeline = replace(world.pipeline("http://127.0.0.1:1/"), run_id=run_id)
         tables = ExportTables.of(pipeline.lakehouse, "gamer_id")
-        return plan.plan_slice(pipeline, tables, RestTarget.of(pipeline.settings), RunReport(), Export(), wishes)
+        return plan.plan_slice(pipeline, tables, RestTarget.of(pipeline.settings), RunReport(), Export(), on_replaced)
 
-    wishes = Wishes(**{wish: frozenset({"chess"})})
+    on_replaced = OnReplaced(**{wish: frozenset({"chess"})})
     world.events(chess=2)
-    assert fixed("a run", wishes)
-    assert not fixed("a run", wishes)
+    assert fixed("a run", on_replaced)
+    assert not fixed("a run", on_replaced)
     world.events(chess=3)
-    assert fixed("a run", wishes)
+    assert fixed("a run", on_replaced)
     assert planned == [*([(0, 1)] if wish == "resend" else []), (1, 2)]
     world.events(chess=1)
-    assert fixed("another run", wishes)
+    assert fixed("another run", on_replaced)
     assert planned[-1] == ((0, 3) if wish == "resend" else (1, 2)), "it may be asked for again"
 
 

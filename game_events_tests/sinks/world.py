@@ -20,7 +20,7 @@ from game_events.lakehouse.tables import BRONZE, Table
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.refresh import refresh_gold
 from game_events.pipeline.reporting.report import RunReport
-from game_events.sinks.http.changes import Wishes
+from game_events.sinks.http.changes import OnReplaced
 from game_events.sinks.http.run import export_rows
 from game_events_tests.sinks.receiver import Receiver
 
@@ -65,11 +65,11 @@ class World:
         return Pipeline(self.settings(receiver, **more), lambda: self.spark)
 
     def export(
-        self, receiver: Receiver | str, wishes: Wishes | None = None, files: str | None = None, **more: Any
+        self, receiver: Receiver | str, on_replaced: OnReplaced | None = None, files: str | None = None, **more: Any
     ) -> RunReport:
         """One run of the export."""
         report = RunReport()
-        export_rows(self.pipeline(receiver, **more), report, wishes, files)
+        export_rows(self.pipeline(receiver, **more), report, on_replaced, files)
         return report
 
     def events(self, generation: dict[str, int] | None = None, **games: int) -> None:

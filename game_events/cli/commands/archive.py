@@ -8,7 +8,7 @@ import typer
 
 from game_events.cli.common.arguments import Json
 from game_events.cli.common.output import Output
-from game_events.cli.common.run_job import run_job
+from game_events.cli.common.run_job import finish, run_job
 from game_events.config.settings import load_settings
 from game_events.lakehouse.tables import BRONZE
 from game_events.orchestration.jobs.archive import OP
@@ -33,8 +33,4 @@ def archive(to: To, as_json: Json = False) -> None:
         )
         for notice in result.report.get("notices", []):
             output.say(notice)
-    if result.error:
-        output.say(f"archive failed: {result.error}")
-    output.result({**result.report, "success": result.success, "run_id": result.run_id, "error": result.error})
-    if not result.success:
-        raise typer.Exit(1)
+    finish(output, result, "archive failed")

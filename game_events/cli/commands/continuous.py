@@ -89,7 +89,7 @@ def run_continuously(output: Output, settings: Settings, duration_s: float | Non
     pressed = CtrlC()
     with pressed.installed(), output.working("continuous (Ctrl-C stops)"):
         worker.start()
-        told = False
+        warned = False
         while worker.is_alive():
             worker.join(LOOK_S)
             if pressed.count > 1:
@@ -99,8 +99,8 @@ def run_continuously(output: Output, settings: Settings, duration_s: float | Non
                 except Exception as error:  # noqa: BLE001 - it ends at once, whatever Dagster's storage says
                     output.say(f"the run could not be noted as terminated, so a sensor may start it again: {error}")
                 os._exit(INTERRUPTED)
-            if pressed.count and not told:
-                told = True
+            if pressed.count and not warned:
+                warned = True
                 output.say("stopping after the step under way; Ctrl-C again ends at once")
             if pressed.count:
                 stop_loops_of_this_process()

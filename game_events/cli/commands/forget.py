@@ -30,7 +30,7 @@ File = Annotated[
     typer.Option(metavar="FILE", help="A file with one id a line; `-`: standard input, which no process list shows."),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Count what would go; change nothing.")]
-Vacuum = Annotated[bool, typer.Option("--vacuum", help="Remove, now, the files of older versions with rows of theirs, too.")]
+Vacuum = Annotated[bool, typer.Option("--vacuum", help="Remove, now, the files of older versions with their rows, too.")]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Finish the erasure that was interrupted; its ids are found by their hashes.")
 ]
@@ -95,23 +95,23 @@ def _show(output: Output, account: Erasure) -> None:
     rows = [(table, n) for table, n in sorted(account.rows.items()) if n]
     what = "rows that would go" if account.dry_run else "rows that are gone"
     if rows:
-        output.table(f"{what} (gold and unified that were computed anew are not listed)", ("table", "rows"), rows)
+        output.table(f"{what} (recomputed gold and unified are not listed)", ("table", "rows"), rows)
     else:
         output.say(f"{what}: none")
     if account.unsearchable:
         output.say(
-            f"{account.unsearchable:,} rows of quarantine decode under nothing: nobody can say whose they are. Once they "
+            f"{account.unsearchable:,} rows of quarantine do not decode, so their gamer is unknown. Once they "
             "decode, a replay keeps out those of forgotten gamers"
         )
     if account.undecoded:
         output.say(
-            f"{account.undecoded:,} rows of bronze are of message types that are not selected, and do not tell whose they are. "
+            f"{account.undecoded:,} rows of bronze are of message types that are not selected, so their gamer is unknown. "
             "Once they are decoded, a redecode takes out those of forgotten gamers"
         )
     if account.lost_ids:
         output.say(
-            f"{account.lost_ids:,} of the ids are in no row any more. If one stands in the bytes of a record that decodes "
-            "under nothing, only `game-events forget` with the id itself would find it"
+            f"{account.lost_ids:,} of the ids are in no row any more. If one is in the bytes of a record that does "
+            "not decode, only `game-events forget` with the id itself would find it"
         )
     if account.dry_run:
         output.say("dry run: nothing was changed")

@@ -8,7 +8,7 @@ import typer
 
 from game_events.cli.common.arguments import Json, words
 from game_events.cli.common.output import Output
-from game_events.cli.common.run_job import run_job
+from game_events.cli.common.run_job import finish, run_job
 from game_events.config.settings import load_settings
 from game_events.orchestration.jobs.maintain import OP
 
@@ -23,23 +23,19 @@ def maintain(table: Tables = None, dry_run: DryRun = False, as_json: Json = Fals
     output = Output(as_json=as_json)
     with output.working("maintenance"):
         result = run_job(load_settings(), "maintain", OP, {"tables": words(table), "dry_run": dry_run})
-    upkeep = result.report.get("upkeep", {})
-    busy = [e for e in upkeep.values() if e["joined"] or e["replaced"] or e["orphans"]]
+    tables = result.report.get("upkeep", {})
+    busy = [e for e in tables.values() if e["joined"] or e["replaced"] or e["orphans"]]
     if busy:
         title = "files that would be joined or deleted" if dry_run else "files joined and deleted"
         output.table(title, COLUMNS, [[e[c] for c in COLUMNS] for e in busy])
     elif result.report:
-        output.say(f"nothing to do for {len(upkeep)} tables")
-    waiting = sum(e["waiting"] for e in upkeep.values())
+        output.say(f"nothing to do for {len(tables)} tables")
+    waiting = sum(e["waiting"] for e in tables.values())
     if waiting:
         output.say(
             f"{waiting:,} replaced files stay for the time, for readers still at work (RETENTION_H, DERIVED_RETENTION_H)"
         )
-    for entry in upkeep.values():
+    for entry in tables.values():
         if entry["skipped"]:
             output.say(f"{entry['table']}: left for the next time: {entry['skipped']}")
-    if result.error:
-        output.say(f"maintenance failed: {result.error}")
-    output.result({**result.report, "success": result.success, "run_id": result.run_id, "error": result.error})
-    if not result.success:
-        raise typer.Exit(1)
+    finish(output, result, "maintenance failed")

@@ -8,8 +8,9 @@ import duckdb
 import typer
 
 from game_events.cli.common.arguments import Json
+from game_events.cli.common.event_log_sql import records
 from game_events.cli.common.output import Output, harmless
-from game_events.cli.common.run_job import run_job
+from game_events.cli.common.run_job import finish, run_job
 from game_events.cli.common.summary import show_run
 from game_events.config.settings import load_settings
 from game_events.decoding.core.reasons import Reason
@@ -66,8 +67,8 @@ def list_rows(reason: Reasons = None, schema_id: SchemaIds = None, rows: Rows = 
                 "AND (len($ids) = 0 OR list_contains($ids, schema_id))",
                 {"reasons": sorted(chosen.reasons), "ids": sorted(map(str, chosen.schema_ids))},
             )
-            groups = _records(connection.execute(_GROUPS))
-            single = _records(connection.execute(_SINGLE, {"rows": rows}))
+            groups = records(connection.execute(_GROUPS))
+            single = records(connection.execute(_SINGLE, {"rows": rows}))
     if groups:
         columns = ("layer", "reason", "schema_id", "rows", "replayed")
         output.table(f"{table.name}: rows by reason and schema id", columns, [[g[c] for c in columns] for g in groups])
@@ -83,11 +84,6 @@ def list_rows(reason: Reasons = None, schema_id: SchemaIds = None, rows: Rows = 
         output.say(f"{row['record']} {row['reason']} (schema {row['schema_id']}){after}: {harmless(str(row['detail']))}")
     waiting = sum(g["rows"] - g["replayed"] for g in groups)
     output.result({"table": table.uri, "waiting": waiting, "groups": groups, "rows": single})
-
-
-def _records(result: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
-    names = [column[0] for column in result.description or []]
-    return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
 
 
 @app.command("replay")
@@ -106,8 +102,4 @@ def replay(reason: Reasons = None, schema_id: SchemaIds = None, as_json: Json = 
             output.say("no row can be decoded, or satisfies the rules, that could or did not before")
         if left:
             output.say("still not decodable: " + ", ".join(f"{why} {n:,}" for why, n in sorted(left.items())))
-    if result.error:
-        output.say(f"the replay failed: {result.error}")
-    output.result({**result.report, "success": result.success, "run_id": result.run_id, "error": result.error})
-    if not result.success:
-        raise typer.Exit(1)
+    finish(output, result, "the replay failed")

@@ -8,7 +8,7 @@ import typer
 
 from game_events.cli.common.arguments import Json
 from game_events.cli.common.output import Output
-from game_events.cli.common.run_job import run_job
+from game_events.cli.common.run_job import finish, run_job
 from game_events.cli.common.summary import show_run
 from game_events.config.settings import load_settings
 
@@ -33,8 +33,4 @@ def redecode(downstream: Downstream = False, as_json: Json = False) -> None:
             output.say("of types that are not selected: " + ", ".join(f"{name} {n:,}" for name, n in sorted(others.items())))
         if not downstream:
             output.say("silver and gold keep what they have; `--downstream` takes the new columns over")
-    if result.error:
-        output.say(f"redecode failed: {result.error}")
-    output.result({**result.report, "success": result.success, "run_id": result.run_id, "error": result.error})
-    if not result.success:
-        raise typer.Exit(1)
+    finish(output, result, "redecode failed")

@@ -1,4 +1,4 @@
-"""`game-events rest`: rows sent to an HTTP receiver, dead letters, how it stands, and how many tasks a rate needs."""
+"""`game-events rest`: rows sent to an HTTP receiver, dead letters, status, and how many tasks a rate needs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import typer
 
 from game_events.cli.common.arguments import Json, words
 from game_events.cli.common.output import Output
-from game_events.cli.common.run_job import run_job
+from game_events.cli.common.run_job import finish, run_job
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.tables import Lakehouse
 from game_events.orchestration.assets.http_export import JOB, OP
 from game_events.orchestration.jobs.places import allow_here
 from game_events.pipeline.context import Pipeline, no_spark
-from game_events.sinks.http.dead_letters import standing
+from game_events.sinks.http.dead_letters import export_status
 from game_events.sinks.http.sizing import BUSY, CALLS_PER_CORE, ROWS_PER_CORE, size
 from game_events.sinks.http.target import RestTarget
 
@@ -49,14 +49,14 @@ def status(as_json: Json = False) -> None:
     """How many rows wait, were delivered, were given up, and why; from the tables, without a call."""
     output = Output(as_json=as_json)
     settings = load_settings()
-    found = standing(Pipeline(settings, no_spark))
+    found = export_status(Pipeline(settings, no_spark))
     where = RestTarget.of(settings).shown if settings.rest_url is not None else "off (GAME_EVENTS_REST_URL is not set)"
     output.say(f"export: {where}")
     lines = [(what, found[what]["chunks"], found[what]["rows"]) for what in ("delivered", "waiting", "dead")]
     output.table("rows by what became of them", ("", "calls", "rows"), lines)
     if found["dead_letters"]:
         columns = ("source", "status", "reason", "chunks", "rows")
-        output.table("dead letters", columns, [[letter[c] for c in columns] for letter in found["dead_letters"]])
+        output.table("dead letters", columns, [[entry[c] for c in columns] for entry in found["dead_letters"]])
         output.say("send them again when the cause is gone: `game-events rest replay [--status N]`")
     output.result(found)
 
@@ -97,11 +97,7 @@ def _export(output: Output, config: dict[str, Any]) -> None:
     done = result.report.get("export")
     if done:
         _show(output, done)
-    if result.error:
-        output.say(f"the export failed: {result.error}")
-    output.result({**result.report, "success": result.success, "run_id": result.run_id, "error": result.error})
-    if not result.success:
-        raise typer.Exit(1)
+    finish(output, result, "the export failed")
 
 
 def _show(output: Output, done: dict[str, Any]) -> None:
@@ -120,7 +116,7 @@ def _show(output: Output, done: dict[str, Any]) -> None:
                 f"(one machine: GAME_EVENTS_SPARK_MASTER='local[{done['tasks']}]')"
             )
     if done["dead_rows"]:
-        output.say(f"{done['dead_rows']:,} rows are dead letters now: `game-events rest status` says why")
+        output.say(f"{done['dead_rows']:,} rows are dead letters now: `game-events rest status` has the reasons")
     if done["waiting_chunks"]:
         output.say(f"{done['waiting_chunks']:,} calls wait for the next run")
 

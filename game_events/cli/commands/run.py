@@ -11,7 +11,7 @@ from typer.core import TyperCommand
 from game_events.cli.commands.continuous import run_continuously
 from game_events.cli.common.arguments import Json, words
 from game_events.cli.common.output import Output, show_checks
-from game_events.cli.common.run_job import JobResult, run_job
+from game_events.cli.common.run_job import JobResult, finish, run_job
 from game_events.cli.common.summary import show_run
 from game_events.config.settings import Settings, load_settings
 from game_events.definitions import build_defs
@@ -93,10 +93,7 @@ def run(  # noqa: PLR0913, PLR0917 - the command's options
         # A wrong name is said at once, without a run that fails.
         selection_of(Pipeline(settings, no_spark), **asked)
         result = run_and_show(output, settings, asked | {"ignore_intervals": ignore_intervals})
-    # The report's own `success` is about its tables: a run that broke off may have none that failed.
-    output.result({**result.report, "success": result.success, "run_id": result.run_id, "error": result.error})
-    if not result.success:
-        raise typer.Exit(1)
+    finish(output, result)
 
 
 def _show_dry_run(output: Output, asked: Mapping[str, list[str]]) -> None:

@@ -13,6 +13,10 @@ def query(events: pa.Table, sql: str, **values: object) -> list[dict[str, Any]]:
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
         connection.register("events", events)
-        result = connection.execute(sql, values)
-        names = [column[0] for column in result.description or []]
-        return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
+        return records(connection.execute(sql, values))
+
+
+def records(result: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
+    """A query's rows by column name."""
+    names = [column[0] for column in result.description or []]
+    return [dict(zip(names, row, strict=True)) for row in result.fetchall()]

@@ -1,4 +1,4 @@
-"""What commands say: text for people (tables on a terminal, plain lines in a pipe), one JSON object for programs.
+"""Output of commands: text for people (tables on a terminal, plain lines in a pipe), one JSON object for programs.
 
 Commands never print by themselves. With ``--json`` everything for people goes to stderr, and the last line of stdout is the
 JSON object.
@@ -22,7 +22,7 @@ from rich.text import Text
 from game_events.config.logging import PROGRESS_LOGGER
 from game_events.pipeline.runs.preflight import PreflightResult
 
-#: Characters of a cell that can be read: a table in which a column has less room is no table any more.
+#: Characters of a cell that can be read: narrower columns are unreadable.
 CELL_CHARS = 12
 #: Joiners within words and emoji are as they should be.
 _JOINERS = "\u200c\u200d"
@@ -31,8 +31,7 @@ _JOINERS = "\u200c\u200d"
 def harmless(text: str) -> str:
     r"""A text that somebody else may have written, in one line, for a terminal.
 
-    Whatever would move the cursor, clear the screen, write to the clipboard, turn letters round or begin a line is shown as its
-    escape (`\x1b`), as Python has it.
+    Control characters (cursor, screen, clipboard, direction of text, new lines) are shown as their escapes (`\x1b`).
     """
     if text.isprintable():
         return text
@@ -76,7 +75,7 @@ class Output:
             title: above it.
             columns: their names.
             rows: the rows.
-            wide: there may be more columns than fit: then each row stands by itself, a line for each column.
+            wide: there may be more columns than fit: then each row is a block, a line for each column.
         """
         cells = [[f"{cell:,}" if isinstance(cell, int) else harmless(str(cell)) for cell in row] for row in rows]
         names = [harmless(column) for column in columns]

@@ -10,15 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import dagster as dg
+import typer
 from dagster import DagsterEventType, DagsterInstance, DagsterRunStatus, RunsFilter
 
+from game_events.cli.common.output import Output
 from game_events.config.logging import PROGRESS_LOGGER
 from game_events.config.settings import Settings
 from game_events.definitions import build_defs
 from game_events.errors import ConfigurationError
 from game_events.jvm.private_folders import private_folder
-from game_events.orchestration.keys import REPORT
+from game_events.orchestration.keys import report_in
 from game_events.orchestration.runs.alerts import send_own_alerts
 from game_events.orchestration.runs.dead_runs import end_dead_runs
 from game_events.orchestration.runs.process_tag import PROCESS_TAG, this_process
@@ -96,7 +97,7 @@ def run_job(settings: Settings, name: str, op: str | None = None, config: Mappin
         end_dead_runs(instance)
         # Where no daemon runs the command line alone keeps the history short.
         drop_old_runs(instance, settings.run_history_h)
-        _say_who_is_first(instance)
+        _log_running_runs(instance)
         result = job.execute_in_process(
             instance=instance,
             raise_on_error=False,
@@ -111,11 +112,11 @@ def run_job(settings: Settings, name: str, op: str | None = None, config: Mappin
     error: str | None = None
     for event in result.all_events:
         if event.event_type == DagsterEventType.STEP_OUTPUT:
-            report = _report(event.step_output_data.metadata) or report
+            report = report_in(event.step_output_data.metadata) or report
         elif event.event_type == DagsterEventType.STEP_FAILURE:
             data = event.step_failure_data
             if data.user_failure_data is not None:
-                report = _report(data.user_failure_data.metadata) or report
+                report = report_in(data.user_failure_data.metadata) or report
                 error = data.user_failure_data.description
             elif data.error is not None:
                 cause = data.error.cause or data.error
@@ -123,14 +124,19 @@ def run_job(settings: Settings, name: str, op: str | None = None, config: Mappin
     return JobResult(result.run_id, result.success, report, error)
 
 
-def _say_who_is_first(instance: DagsterInstance) -> None:
-    """Pools let one run at a time write bronze: whoever waits should know for whom."""
+def finish(output: Output, result: JobResult, failed: str = "") -> None:
+    """End a command with a run's result: the error after the text `failed`, the JSON object, exit code 1 after a failure."""
+    if failed and result.error:
+        output.say(f"{failed}: {result.error}")
+    # The report's own `success` is about its tables: a run that broke off may have none that failed.
+    output.result({**result.report, "success": result.success, "run_id": result.run_id, "error": result.error})
+    if not result.success:
+        raise typer.Exit(1)
+
+
+def _log_running_runs(instance: DagsterInstance) -> None:
+    """Log the runs under way: with pools, this run may have to wait for them."""
     for run in instance.get_runs(RunsFilter(statuses=[DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING])):
         _progress.info(
             "run %s of %s is under way; this one waits where both write the same table", run.run_id[:8], run.job_name
         )
-
-
-def _report(metadata: Any) -> dict[str, Any]:  # noqa: ANN401 - Dagster's metadata values
-    value = (metadata or {}).get(REPORT)
-    return dict(value.data) if isinstance(value, dg.JsonMetadataValue) and isinstance(value.data, dict) else {}

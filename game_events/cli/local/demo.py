@@ -27,7 +27,7 @@ from game_events.producer.simulator import Simulation
 from game_events.stack import local_stack
 from game_events.stack.stack_state import StackState
 
-#: Below the state folder; made anew by each demo and left for looking at.
+#: Below the state folder; recreated by each demo and kept afterwards.
 FOLDER = "demo"
 
 Example = Annotated[
@@ -68,11 +68,11 @@ def _use(folder: Path, state: StackState) -> Settings:
         **{"SOURCE": "kafka", "KAFKA_TOPIC_PATTERN": "", "KAFKA_ASSIGN": "{}", "SOURCE_TABLE": ""},
         **{"STARTING_OFFSETS": "earliest", "STARTING_TIMESTAMP": ""},
         "KAFKA_BOOTSTRAP_SERVERS": state.kafka_bootstrap_servers,
-        "KAFKA_OPTIONS": "{}",  # the demo's broker asks nobody for a password
+        "KAFKA_OPTIONS": "{}",  # the demo's broker has no passwords
         "SCHEMA_REGISTRY_URL": state.schema_registry_url,
         "GAMES": "",
         **{"RULES": "[]", "EXTENSIONS": ""},  # what they keep out or change would be missing in gold
-        # Sample data are nobody else's business.
+        # Sample data stay on this machine.
         **dict.fromkeys(("ALERT_WEBHOOK_URL", "CATALOG", "OPENLINEAGE_URL", "REST_URL"), ""),
     }
     os.environ |= {ENV_PREFIX + key: value for key, value in chosen.items()}

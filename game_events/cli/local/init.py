@@ -58,7 +58,7 @@ def scaffold(folder: Path, domain: str, entity: str, key: str, time: str) -> lis
     for option, name in (("--domain", domain), ("--entity", entity), ("--key", key), ("--time", time)):
         if not re.fullmatch(_WORD, name) or name in _NO_TEXT:
             raise ConfigurationError(
-                f"{option}: {name!r} must be lower case letters, digits and underscores, a letter first, and no word that "
+                f"{option}: {name!r} must be lower case a-z, digits and underscores, a-z first, and no word that "
                 "means something else to YAML or SQL"
             )
     fields = (entity, key, time, *_OTHER_FIELDS)

@@ -1,4 +1,4 @@
-"""`game-events mock-api`: a receiver to try the export with, as slow and as faulty as wished."""
+"""`game-events mock-api`: an HTTP receiver with configurable latency and error rates, to try the export with."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import typer
 
 from game_events.cli.common.arguments import Json
 from game_events.cli.common.output import Output
+from game_events.cli.local.mock_receiver import HOST, MockApi, MockFaults
 from game_events.errors import ConfigurationError
-from game_events.sinks.http.mock.faults import MockFaults
-from game_events.sinks.http.mock.server import HOST, MockApi
 
 
 def mock_api(  # noqa: PLR0913, PLR0917 - the command's options
@@ -25,11 +24,11 @@ def mock_api(  # noqa: PLR0913, PLR0917 - the command's options
     hang_share: Annotated[float, typer.Option(min=0, max=1, help="Calls that are never answered.")] = 0.0,
     close_share: Annotated[float, typer.Option(min=0, max=1, help="Connections closed without an answer.")] = 0.0,
     accept_then_timeout_share: Annotated[
-        float, typer.Option(min=0, max=1, help="Calls whose rows are taken, and that are never answered.")
+        float, typer.Option(min=0, max=1, help="Calls with rows that are taken, and without an answer.")
     ] = 0.0,
     refuse_share: Annotated[float, typer.Option(min=0, max=1, help="Calls answered 422.")] = 0.0,
     rate_limit: Annotated[float, typer.Option(min=0, help="Calls a second; more are answered 429. 0: any number.")] = 0.0,
-    retry_after_s: Annotated[int, typer.Option(min=0, help="What a throttled caller is told to wait.")] = 1,
+    retry_after_s: Annotated[int, typer.Option(min=0, help="Seconds of the Retry-After header of a 429.")] = 1,
     seed: Annotated[int, typer.Option(help="Of the choice of faults.")] = 1,
     log: Annotated[Path | None, typer.Option(help="Append a JSON line for each call: time, key, rows, status.")] = None,
     bodies: Annotated[bool, typer.Option("--bodies", help="With the rows in it.")] = False,

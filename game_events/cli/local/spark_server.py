@@ -70,7 +70,7 @@ class WarmSpark:
         remove_left_behind()
 
     def _start(self) -> None:
-        # Another port each time: whoever took the last one keeps nobody from starting.
+        # Another port each time: a program that took the last one does not keep this one from starting.
         (port,) = free_ports(1)
         self._server = connect_server.start(self._conf, self._folder, port=port, token=self._token, log=self._log)
         self._file.write_text(self._server.model_dump_json())

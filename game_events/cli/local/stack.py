@@ -39,7 +39,7 @@ def down(
     delete_data: Annotated[bool, typer.Option("--delete-data", help="Also delete topics and schemas.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Stop both; topics and schemas stay for the next time unless told otherwise."""
+    """Stop both; topics and schemas stay for the next start, unless deleted by option."""
     output = Output(as_json=as_json)
     stopped = local_stack.down(load_settings().state_dir, delete_data=delete_data)
     output.say("stopped" if stopped else "nothing was running")

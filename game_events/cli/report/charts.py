@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import plotly.graph_objects as go
 
@@ -17,7 +17,7 @@ LAYER_COLOURS = {
     "gold": "#d9a300",
     "unified": "#4c9f70",
 }
-#: Told apart on light and dark ground, by colour-blind readers too (Okabe and Ito's set, without its black and yellow).
+#: Distinguishable on light and dark ground, for colour-blind readers too (Okabe and Ito's set, without its black and yellow).
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#8c6bb1", "#7f8c3f")
 OTHERS_COLOUR = "#8a8f98"
 HEIGHT_PX = 320
@@ -28,20 +28,32 @@ def charts(data: ReportData, words: Words) -> list[tuple[str, str, go.Figure | N
     each = f"each point: {data.bucket}"
     bars = f"each bar: {data.bucket}"
     return [
-        ("Throughput (rows per second)", f"rows of a layer by the seconds it took; {each}", _throughput(data.layers)),
-        ("Lag (records)", f"records left in the topic when a run ended, the most of {data.bucket}", _lag(data.lag)),
+        (
+            "Throughput (rows per second)",
+            f"rows of a layer by the seconds it took; {each}",
+            _lines([r for r in data.layers if r["rate"]], "rate", "rows/s", LAYER_COLOURS),
+        ),
+        (
+            "Lag (records)",
+            f"records left in the topic when a run ended, the most of {data.bucket}",
+            _lines(data.lag, "lag", "records", {"lag": COLOURS[0]}),
+        ),
         (
             f"Rows by {words.entity} (rows)",
             f"rows that came to the {words.entities}' silver tables; {bars}",
-            _bars(data.games, "rows"),
+            _by_series(data.games, "rows"),
         ),
         (
             "Records not in bronze (records)",
             f"by reason, and rows of no {words.entity}; {bars}",
-            _bars(data.rejected, "records"),
+            _by_series(data.rejected, "records"),
         ),
-        ("Violations of rules (rows)", f"by {words.entity} and rule; {bars}", _bars(data.rules, "rows")),
-        ("Durations (seconds)", f"seconds that the layers took; {bars}", _durations(data.layers)),
+        ("Violations of rules (rows)", f"by {words.entity} and rule; {bars}", _by_series(data.rules, "rows")),
+        (
+            "Durations (seconds)",
+            f"seconds that the layers took; {bars}",
+            _bars(data.layers, "seconds", "s", "layer", LAYER_COLOURS),
+        ),
     ]
 
 
@@ -63,63 +75,41 @@ def _figure(unit: str, *, bars: bool = False) -> go.Figure:
     return figure
 
 
-def _throughput(rows: Rows) -> go.Figure | None:
-    found = [r for r in rows if r["rate"]]
-    if not found:
-        return None
-    figure = _figure("rows/s")
-    for layer, colour in LAYER_COLOURS.items():
-        mine = [r for r in found if r["layer"] == layer]
-        if mine:
-            line = {"x": [r["begins"] for r in mine], "y": [round(r["rate"], 1) for r in mine], "name": layer}
-            figure.add_scatter(**line, mode="lines+markers", line={"color": colour, "width": 2})
-    return figure
-
-
-def _lag(rows: Rows) -> go.Figure | None:
+def _lines(rows: Rows, value: str, unit: str, colours: Mapping[str, str]) -> go.Figure | None:
+    """A line for each series that has rows."""
     if not rows:
         return None
-    figure = _figure("records")
-    colour = {"color": COLOURS[0], "width": 2}
-    figure.add_scatter(
-        x=[r["begins"] for r in rows],
-        y=[r["lag"] for r in rows],
-        name="lag",
-        mode="lines+markers",
-        line=colour,
-        showlegend=False,
-    )
+    figure = _figure(unit)
+    for name, colour in colours.items():
+        mine = [r for r in rows if r.get("layer", name) == name]
+        if mine:
+            figure.add_scatter(
+                x=[r["begins"] for r in mine],
+                y=[round(r[value], 1) for r in mine],
+                name=name,
+                mode="lines+markers",
+                line={"color": colour, "width": 2},
+                showlegend=len(colours) > 1,
+            )
     return figure
 
 
-def _bars(rows: Rows, unit: str) -> go.Figure | None:
+def _bars(rows: Rows, value: str, unit: str, series: str, colours: Mapping[str, str]) -> go.Figure | None:
+    """Stacked bars, a colour for each series that has rows."""
     if not rows:
         return None
     figure = _figure(unit, bars=True)
-    for series, colour in _coloured([r["series"] for r in rows]):
-        mine = [r for r in rows if r["series"] == series]
-        figure.add_bar(
-            x=[r["begins"] for r in mine],
-            y=[r["rows"] for r in mine],
-            name=series,
-            marker={"color": colour, "line": {"width": 0}},
-        )
-    return figure
-
-
-def _coloured(names: Sequence[str]) -> list[tuple[str, str]]:
-    series = sorted(set(names) - {OTHERS})
-    coloured = [(name, COLOURS[i % len(COLOURS)]) for i, name in enumerate(series)]
-    return [*coloured, (OTHERS, OTHERS_COLOUR)] if OTHERS in names else coloured
-
-
-def _durations(rows: Rows) -> go.Figure | None:
-    if not rows:
-        return None
-    figure = _figure("s", bars=True)
-    for layer, colour in LAYER_COLOURS.items():
-        mine = [r for r in rows if r["layer"] == layer]
+    for name, colour in colours.items():
+        mine = [r for r in rows if r[series] == name]
         if mine:
-            seconds = [round(r["seconds"], 3) for r in mine]
-            figure.add_bar(x=[r["begins"] for r in mine], y=seconds, name=layer, marker={"color": colour, "line": {"width": 0}})
+            heights = [round(r[value], 3) for r in mine]
+            figure.add_bar(x=[r["begins"] for r in mine], y=heights, name=name, marker={"color": colour, "line": {"width": 0}})
     return figure
+
+
+def _by_series(rows: Rows, unit: str) -> go.Figure | None:
+    names = {r["series"] for r in rows}
+    colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(sorted(names - {OTHERS}))}
+    if OTHERS in names:
+        colours[OTHERS] = OTHERS_COLOUR
+    return _bars(rows, "rows", unit, "series", colours)

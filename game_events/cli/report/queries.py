@@ -11,7 +11,7 @@ import pyarrow as pa
 from game_events.cli.common.event_log_sql import query
 
 Rows = list[dict[str, Any]]
-#: Games with a line of their own; the others are one line, as nobody tells thirty colours apart.
+#: Games with a line of their own; the others are one line: thirty colours cannot be distinguished.
 GAMES_SHOWN = 8
 OTHERS = "others"
 TABLES_SHOWN, ERRORS_SHOWN = 200, 20

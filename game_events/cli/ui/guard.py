@@ -1,6 +1,6 @@
 """Who may ask the Dagster UI: pages of its own, in browsers of the user who started it.
 
-Dagster's webserver has no login and asks nobody where a request comes from. Any page that a browser shows can send requests to
+Dagster's webserver has no login and does not check the origin of a request. Any page that a browser shows can send requests to
 127.0.0.1, by an image, a form, a websocket, or under a name of its own that leads here (DNS rebinding); any user of the machine
 can do it without a browser. Each of these requests is turned away before Dagster sees it:
 
@@ -84,7 +84,7 @@ class UiGuard:
         return self._origin is not None and _origin(f"{urlsplit(self._origin).scheme}://{host}") == self._origin
 
     def _may_connect(self, scope: Scope) -> bool:
-        """From other machines nobody comes here by himself: the UI listens on loopback."""
+        """Requests of other machines do not arrive here by themselves: the UI listens on loopback."""
         client, server = scope.get("client"), scope.get("server")
         if client is None or server is None or not is_loopback(client[0]) or not owners_are_known():
             return True

@@ -15,8 +15,8 @@ from game_events.orchestration.runs.tags import REASON
 from game_events.pipeline.observability.event_log import recorded
 from game_events.pipeline.reporting.export_result import Export
 from game_events.pipeline.reporting.report import RunReport
-from game_events.sinks.http.changes import Wishes
-from game_events.sinks.http.dead_letters import replay_letters
+from game_events.sinks.http.changes import OnReplaced
+from game_events.sinks.http.dead_letters import replay_dead_letters
 from game_events.sinks.http.run import export_rows
 
 #: Not one name for both: no two nodes of Dagster may share one, and the job is a node, too.
@@ -24,7 +24,7 @@ JOB, OP = "rest_export", "export_new_rows"
 
 
 class ExportConfig(dg.Config):
-    """What a person asks for besides."""
+    """Options of one run of the export."""
 
     resend: list[str] = []  # noqa: RUF012 - pydantic copies it
     go_on: list[str] = []  # noqa: RUF012 - pydantic copies it
@@ -35,7 +35,7 @@ class ExportConfig(dg.Config):
 
 @dataclass(frozen=True)
 class RestParts:
-    """What Dagster is told of; empty while the export is off."""
+    """Asset, job and sensor of the export; empty while it is off."""
 
     assets: list[dg.AssetsDefinition] = field(default_factory=list)
     jobs: list[Any] = field(default_factory=list)
@@ -77,9 +77,9 @@ def _asset(settings: Settings, keys: Keys) -> dg.AssetsDefinition:
             if config.files is not None:
                 check_place(pipeline.settings, config.files)
             if config.replay:
-                replay_letters(pipeline, config.replay_statuses)
-            wishes = Wishes(pipeline.settings.rest_on_replaced, frozenset(config.resend), frozenset(config.go_on))
-            export_rows(pipeline, report, wishes, config.files)
+                replay_dead_letters(pipeline, config.replay_statuses)
+            on_replaced = OnReplaced(pipeline.settings.rest_on_replaced, frozenset(config.resend), frozenset(config.go_on))
+            export_rows(pipeline, report, on_replaced, config.files)
         yield dg.MaterializeResult(keys.rest, metadata=_metadata(report))
         if report.errors:
             why = "; ".join(f"{t.game}: {t.error}" for t in report.errors[:10])

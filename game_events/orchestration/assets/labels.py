@@ -20,7 +20,7 @@ def labelled(
     one = {keys.bronze: BRONZE, keys.quarantine: QUARANTINE, keys.unified: UNIFIED}
 
     def label(spec: dg.AssetSpec) -> dg.AssetSpec:
-        # The topic and its subject are nobody's table.
+        # The topic and its subject are not tables.
         layer = next((layer_of(found) for found, key in keys.by_layer.items() if key == spec.key), "gold")
         layer = "gold" if spec.key == keys.unified else layer
         layer = layer if len(spec.key.path) == 1 else "all"

@@ -9,9 +9,8 @@ from game_events.extending import GoldAggregate
 from game_events.orchestration.assets.per_game import game_asset
 from game_events.orchestration.checks.rules import rule_evaluations
 from game_events.orchestration.checks.tables import check_evaluation
-from game_events.orchestration.events.materializations import report_events
+from game_events.orchestration.events.materializations import AssetEvent, fail_for, report_events
 from game_events.orchestration.events.metadata import table_metadata
-from game_events.orchestration.events.partitions import AssetEvent, fail_for
 from game_events.orchestration.jobs.config import RefreshConfig
 from game_events.orchestration.keys import BY_PATTERN, DEFAULT, OWNERS, Keys, schema_key, source_key
 from game_events.orchestration.resources import LakehouseResource
@@ -146,7 +145,7 @@ def _unified(settings: Settings, keys: Keys) -> dg.AssetsDefinition:
             else:
                 refresh_unified(pipeline, report, full=config.full_refresh)
         unified = [t for t in report.of("unified") if t.error is None]
-        # Its own materialization is the output; the layers above are told of game by game.
+        # Its own materialization is the output; the layers above have an event for each game.
         report.tables = [t for t in report.tables if t not in unified]
         yield from report_events(context, report, keys)
         yield from rule_evaluations(report, keys)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import dagster as dg
 
 from game_events.orchestration.checks.rules import rule_evaluations
-from game_events.orchestration.events.partitions import AssetEvent, partition_events
+from game_events.orchestration.events.materializations import AssetEvent, partition_events
 from game_events.orchestration.jobs.config import RefreshConfig
 from game_events.orchestration.keys import Keys
 from game_events.orchestration.resources import LakehouseResource
@@ -20,7 +20,7 @@ Refresh = Callable[[Pipeline, RunReport, frozenset[str], bool], None]
 
 
 def game_asset(spec: dg.AssetSpec, pool: str, layer: str, keys: Keys, refresh: Refresh) -> dg.AssetsDefinition:
-    """An asset whose partitions are games.
+    """An asset with games as its partitions.
 
     Args:
         spec: the asset.

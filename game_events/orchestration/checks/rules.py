@@ -1,10 +1,11 @@
-"""One asset check for each rule: reported by every run that looked at rows, or counted anew by itself."""
+"""One asset check for each rule: reported by every run that evaluated rows, or counted again by itself."""
 
 from collections.abc import Iterable, Iterator
 
 import dagster as dg
 
 from game_events.config.settings import Settings
+from game_events.orchestration.checks.tables import check_result
 from game_events.orchestration.keys import DEFAULT, Keys
 from game_events.orchestration.resources import LakehouseResource
 from game_events.pipeline.checks.rule_audit import audit_rules
@@ -46,21 +47,13 @@ def build_rule_checks(rules: Iterable[Rule], keys: Keys = DEFAULT) -> list[dg.As
     def rules_hold(context: dg.AssetCheckExecutionContext, lakehouse: LakehouseResource) -> Iterable[dg.AssetCheckResult]:
         chosen = [by_name[(key.asset_key, key.name)] for key in context.selected_asset_check_keys]
         report = RunReport(rules=audit_rules(lakehouse.pipeline(context.run.run_id), chosen))
-        for found in rule_evaluations(report, keys):
-            yield dg.AssetCheckResult(
-                passed=found.passed,
-                asset_key=found.asset_key,
-                check_name=found.check_name,
-                metadata=found.metadata,
-                severity=found.severity,
-                description=found.description,
-            )
+        yield from map(check_result, rule_evaluations(report, keys))
 
     return [rules_hold]
 
 
 def rule_evaluations(report: RunReport, keys: Keys = DEFAULT) -> Iterator[dg.AssetCheckEvaluation]:
-    """A check result for each rule that the report speaks of, over all games."""
+    """A check result for each rule in the report, over all games."""
     by_rule: dict[tuple[str, str], list[RuleReport]] = {}
     for entry in report.rules.values():
         by_rule.setdefault((entry.layer, entry.rule), []).append(entry)

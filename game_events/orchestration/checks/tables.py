@@ -47,17 +47,15 @@ def _asset_check(check: WholeCheck, keys: Keys) -> dg.AssetChecksDefinition:
         description=check.description,
         blocking=check.blocking,
     )
-    def look(context: dg.AssetCheckExecutionContext, lakehouse: LakehouseResource) -> dg.AssetCheckResult:
+    def evaluate(context: dg.AssetCheckExecutionContext, lakehouse: LakehouseResource) -> dg.AssetCheckResult:
         pipeline, report = lakehouse.pipeline(context.run.run_id), RunReport()
         name = f"check {check.name}"
         with errors_decide(context, pipeline.settings), recorded(pipeline, report, name, context.retry_number, lineage=False):
             found = check.run(pipeline)
             report.checks.append(found)
-        return dg.AssetCheckResult(
-            passed=found.passed, metadata=metadata(found), severity=severity(found), description=found.summary
-        )
+        return check_result(check_evaluation(found, keys))
 
-    return look
+    return evaluate
 
 
 def check_evaluation(found: CheckResult, keys: Keys = DEFAULT) -> dg.AssetCheckEvaluation:
@@ -67,16 +65,23 @@ def check_evaluation(found: CheckResult, keys: Keys = DEFAULT) -> dg.AssetCheckE
         check_name=found.name,
         passed=found.passed,
         metadata=metadata(found),
-        severity=severity(found),
+        severity=dg.AssetCheckSeverity.ERROR if found.wrong_rows else dg.AssetCheckSeverity.WARN,
         description=found.summary,
+    )
+
+
+def check_result(found: dg.AssetCheckEvaluation) -> dg.AssetCheckResult:
+    """An evaluation as the result of the check's own run."""
+    return dg.AssetCheckResult(
+        passed=found.passed,
+        asset_key=found.asset_key,
+        check_name=found.check_name,
+        metadata=found.metadata,
+        severity=found.severity,
+        description=found.description,
     )
 
 
 def metadata(found: CheckResult) -> Mapping[str, Any]:
     """The counts, numbers as numbers: the UI plots them; and the games that it failed for."""
     return dict(found.counts) | ({FAILED_GAMES: list(found.games)} if found.games else {})
-
-
-def severity(found: CheckResult) -> dg.AssetCheckSeverity:
-    """ERROR where rows are wrong, missing or doubled; WARN where somebody should look."""
-    return dg.AssetCheckSeverity.ERROR if found.wrong_rows else dg.AssetCheckSeverity.WARN

@@ -1,1 +1,1 @@
-"""What is told to Dagster: materializations, partitions, metadata."""
+"""Dagster events: materializations, partitions, metadata."""

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import dagster as dg
 
+from game_events.orchestration.jobs.config import job_of
 from game_events.orchestration.jobs.places import check_place
 from game_events.orchestration.keys import REPORT
 from game_events.orchestration.resources import LakehouseResource
@@ -43,12 +44,8 @@ def archive_raw_records(
     yield dg.Output(None, metadata=metadata)
 
 
-@dg.job(
-    name="archive",
-    description="Raw records of bronze and quarantine to an archive that the files source reads back. The same as `game-events "
-    "archive`.",
-    executor_def=dg.in_process_executor,
+archive = job_of(
+    archive_raw_records,
+    "archive",
+    "Raw records of bronze and quarantine to an archive that the files source reads back. The same as `game-events archive`.",
 )
-def archive() -> None:
-    """See the description."""
-    archive_raw_records()

@@ -1,4 +1,6 @@
-"""Options of runs and of materializations by hand; for runs the same words as on the command line."""
+"""What jobs share: options of runs, as on the command line, and of materializations by hand; jobs of one op."""
+
+from collections.abc import Mapping
 
 import dagster as dg
 from pydantic import Field
@@ -31,3 +33,9 @@ class RunConfig(dg.Config):
     def selection(self, pipeline: Pipeline) -> Selection:
         """Checked against what there is; raises before anything is touched."""
         return selection_of(pipeline, self.select, self.games, self.full_refresh)
+
+
+def job_of(op: dg.OpDefinition, name: str, description: str, tags: Mapping[str, str] | None = None) -> dg.JobDefinition:
+    """A job of one op, in one process: the default executor would start a JVM for each step."""
+    graph = dg.GraphDefinition(name=name, node_defs=[op])
+    return graph.to_job(description=description, executor_def=dg.in_process_executor, tags=tags)

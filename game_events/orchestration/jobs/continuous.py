@@ -1,4 +1,4 @@
-"""The job `continuous`: one long run of the loop, which tells Dagster what happens while it happens.
+"""The job `continuous`: one long run of the loop, with its events in Dagster as they happen.
 
 The loop works in a thread of its own. The main thread yields events and waits; Dagster interrupts it there when somebody
 presses "Terminate", never in the middle of a call into Spark's JVM.
@@ -21,7 +21,8 @@ from game_events.orchestration.checks.rules import rule_evaluations
 from game_events.orchestration.checks.tables import check_evaluation
 from game_events.orchestration.events.materializations import report_events
 from game_events.orchestration.events.metadata import latency_metadata, latency_table
-from game_events.orchestration.jobs.event_throttle import EventPacing
+from game_events.orchestration.jobs.config import job_of
+from game_events.orchestration.jobs.event_throttle import EventThrottle
 from game_events.orchestration.keys import DEFAULT, JOB, REPORT, Keys, OpEvent
 from game_events.orchestration.resources import LakehouseResource
 from game_events.orchestration.runs.process_tag import PROCESS_TAG, this_process, worker_is_gone
@@ -36,18 +37,18 @@ from game_events.pipeline.reporting.report import RunReport
 log = logging.getLogger(__name__)
 
 OP = "run_continuously"
-#: How often the main thread looks whether there is something to tell.
-LOOK_S = 0.5
+#: Seconds between two checks of the main thread for due events.
+POLL_S = 0.5
 #: After "stop": seconds for the step under way to end by itself, then for its Spark job to be ended.
 GRACE_S, ABANDON_S = 8.0, 10.0
-#: A state that keeps the loop from working is told again after so long.
+#: Seconds between two events of a state that keeps the loop from working.
 STATE_S = 60.0
 #: Jobs that change rows of tables, which a live writer would make fail again and again: they go first. A run of any other
 #: job goes first too if it has this tag.
 ROW_CHANGING_JOBS = frozenset({"replay", "redecode"})
 UNDER_WAY = [DagsterRunStatus.QUEUED, DagsterRunStatus.STARTING, DagsterRunStatus.STARTED]
 
-#: The switches of the loops of this process, for who is not Dagster (the command line's Ctrl-C).
+#: Switches of the loops of this process, for the command line's Ctrl-C.
 _switches: set[threading.Event] = set()
 
 
@@ -58,7 +59,7 @@ def stop_loops_of_this_process() -> None:
 
 
 def run_under_way(instance: dg.DagsterInstance) -> dg.DagsterRun | None:
-    """The continuous run that is under way, if there is one whose process still lives."""
+    """The continuous run that is under way and has a living process, or None."""
     runs = instance.get_runs(RunsFilter(job_name=JOB, statuses=UNDER_WAY), limit=10)
     return next((run for run in runs if not worker_is_gone(instance, run)), None)
 
@@ -69,8 +70,8 @@ class ContinuousConfig(dg.Config):
     duration_s: float | None = None
 
 
-def what_goes_first(instance: dg.DagsterInstance) -> str | None:
-    """The run that changes rows and is queued or under way, in words; one that was killed changes nothing any more."""
+def row_changing_run(instance: dg.DagsterInstance) -> str | None:
+    """A queued or running run that changes rows, as a text; one that was killed does not count."""
     for run in instance.get_runs(RunsFilter(statuses=UNDER_WAY), limit=100):
         changes_rows = run.job_name in ROW_CHANGING_JOBS or run.tags.get(ROW_CHANGING_TAG) == "true"
         if changes_rows and not worker_is_gone(instance, run):
@@ -119,22 +120,22 @@ class LoopThread(threading.Thread):
 def run_continuously(
     context: dg.OpExecutionContext, config: ContinuousConfig, lakehouse: LakehouseResource
 ) -> Iterator[OpEvent]:
-    """The loop in a thread, its events as they become due; each table's rows are told once."""
+    """The loop in a thread, its events as they become due; each table's rows are in one event."""
     instance = context.instance
     instance.add_run_tags(context.run_id, {PROCESS_TAG: this_process(), ENDED_BY_ITSELF: "false", HANDED_OVER: "false"})
-    pacing = EventPacing()
+    throttle = EventThrottle()
     pipeline = replace(lakehouse.pipeline(context.run_id), quiet=True)
     keys = Keys.of(pipeline.settings)
     run_log = RunLog(pipeline, JOB, context.retry_number)
 
-    def note(report: RunReport) -> None:
-        pacing.add(report)
+    def add(report: RunReport) -> None:
+        throttle.add(report)
         run_log.add(report)
 
     loop = Loop(
         pipeline,
-        wait_for=lambda: what_goes_first(instance),
-        on_cycle=note,
+        wait_for=lambda: row_changing_run(instance),
+        on_cycle=add,
         duration_s=config.duration_s,
         # Dagster keeps a run's events as long as the run is there, so a run that never ends would fill its storage.
         hand_over_s=3600 * pipeline.settings.continuous_run_h,
@@ -145,7 +146,7 @@ def run_continuously(
     _switches.add(loop.stop)
     worker.start()
     try:
-        yield from _tell_while(context, worker, pacing, keys)
+        yield from _events_while(context, worker, throttle, keys)
         by_itself = worker.error is None
         if by_itself:
             tags = {ENDED_BY_ITSELF: "true"} | ({HANDED_OVER: "true"} if loop.report.handed_over else {})
@@ -162,7 +163,7 @@ def run_continuously(
         if ended:
             run_log.close(worker.error or interrupted)
             loop.report.total = report_sum([loop.report.total, run_log.told])
-    yield from _tell(context, pacing, keys, everything=True)
+    yield from _due_events(context, throttle, keys, everything=True)
     context.log.info(f"continuous: {loop.report.summary()}")
     if not ended:
         context.log.warning("continuous=abandoned: a step did not end in time; nothing of it is committed half")
@@ -172,17 +173,17 @@ def run_continuously(
     yield from _result(loop, worker, keys)
 
 
-def _tell_while(
-    context: dg.OpExecutionContext, worker: LoopThread, pacing: EventPacing, keys: Keys = DEFAULT
+def _events_while(
+    context: dg.OpExecutionContext, worker: LoopThread, throttle: EventThrottle, keys: Keys = DEFAULT
 ) -> Iterator[OpEvent]:
     """What becomes due while the loop works; and its state, while that keeps it from working."""
-    report, told_at = worker.loop.report, float("-inf")
-    while not worker.done.wait(LOOK_S):
-        events = list(_tell(context, pacing, keys))
+    report, reported_at = worker.loop.report, float("-inf")
+    while not worker.done.wait(POLL_S):
+        events = list(_due_events(context, throttle, keys))
         yield from events
-        stuck = report.state in (PAUSED, WAITING) and time.monotonic() - told_at >= STATE_S
+        stuck = report.state in (PAUSED, WAITING) and time.monotonic() - reported_at >= STATE_S
         if stuck or any(_is_bronze(event, keys) for event in events):
-            told_at = time.monotonic()
+            reported_at = time.monotonic()
             yield _observation(report, keys)
 
 
@@ -190,20 +191,22 @@ def _is_bronze(event: OpEvent, keys: Keys) -> bool:
     return isinstance(event, dg.AssetMaterialization) and event.asset_key == keys.bronze
 
 
-def _tell(context: dg.OpExecutionContext, pacing: EventPacing, keys: Keys, *, everything: bool = False) -> Iterator[OpEvent]:
-    report = pacing.due(everything=everything)
+def _due_events(
+    context: dg.OpExecutionContext, throttle: EventThrottle, keys: Keys, *, everything: bool = False
+) -> Iterator[OpEvent]:
+    report = throttle.due(everything=everything)
     if report is None:
         return
     try:
         events: list[OpEvent] = [*report_events(context, report, keys), *rule_evaluations(report, keys)]
-    except BaseException:  # an interrupt among others: what ends the run tells it
-        pacing.give_back(report)
+    except BaseException:  # an interrupt among others: it is in the run's last events
+        throttle.give_back(report)
         raise
     yield from events
 
 
 def _observation(report: LoopReport, keys: Keys) -> dg.AssetObservation:
-    """How the loop fares, on bronze's page."""
+    """The loop's state, on bronze's page."""
     metadata: dict[str, Any] = {
         "continuous": dg.MetadataValue.json(report.loop_dict()),
         "state": f"{report.state}: {report.why}" if report.why else report.state,
@@ -218,7 +221,7 @@ def _observation(report: LoopReport, keys: Keys) -> dg.AssetObservation:
 
 
 def _result(loop: Loop, worker: LoopThread, keys: Keys) -> Iterator[OpEvent]:
-    """The books and the whole report of a loop that ended by itself or by the command line's Ctrl-C."""
+    """The check results and the whole report of a loop that ended by itself or by the command line's Ctrl-C."""
     report = loop.report
     whole: dict[str, Any] = {
         REPORT: dg.MetadataValue.json(report.to_dict()),
@@ -234,15 +237,12 @@ def _result(loop: Loop, worker: LoopThread, keys: Keys) -> Iterator[OpEvent]:
     yield dg.Output(None, metadata=whole)
 
 
-@dg.job(
-    name=JOB,
-    description="Continuous mode: one long run that keeps every table up to the topic. Terminate it to switch continuous mode "
+# The sensor starts it again, with pauses that grow; Dagster's own retries would start a second one. And it brings every
+# layer up to date by itself: automation has nothing to add to what it logs.
+continuous = job_of(
+    run_continuously,
+    JOB,
+    "Continuous mode: one long run that keeps every table up to the topic. Terminate it to switch continuous mode "
     "off; if it dies, the sensor `continuous_mode` starts it again.",
-    executor_def=dg.in_process_executor,
-    # The sensor starts it again, with pauses that grow; Dagster's own retries would start a second one. And it brings every
-    # layer up to date by itself: automation has nothing to add to what it logs.
     tags={"dagster/max_retries": "0", "game_events/carries": "all"},
 )
-def continuous() -> None:
-    """See the description."""
-    run_continuously()

@@ -17,55 +17,55 @@ EVENT_S = 60.0
 EVENTS_AT_ONCE = 200
 
 
-class EventPacing:
-    """Collects what cycles did, and hands out what may be told; used by two threads.
+class EventThrottle:
+    """Collects the cycles' reports and hands out what is due; used by two threads.
 
-    Guarantee: every row is told once, in the event of its table that comes next.
+    Guarantee: every row is in one event, the next one of its table.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Takes the clock that paces."""
+        """Takes the clock."""
         self._clock = clock
         self._lock = threading.Lock()
-        self._owed = RunReport()
-        self._told_at: dict[str, float] = {}
+        self._pending = RunReport()
+        self._reported_at: dict[str, float] = {}
 
     def add(self, report: RunReport) -> None:
         """Note a cycle."""
         with self._lock:
-            self._owed = report_sum([self._owed, report])
+            self._pending = report_sum([self._pending, report])
 
     def due(self, *, everything: bool = False) -> RunReport | None:
-        """What may be told now (or all that is owed) as one report; None if there is nothing.
+        """What is due now (or everything) as one report; None if there is nothing.
 
         What belongs to no single table (offsets, reasons, latencies) is in the report that has bronze's event.
         """
         now = self._clock()
         with self._lock:
-            waiting = sorted(self._owed.tables, key=self._told)
-            told = [t for t in waiting if everything or now - self._told(t) >= EVENT_S]
-            told = told if everything else told[:EVENTS_AT_ONCE]
-            if not told:
+            waiting = sorted(self._pending.tables, key=self._last_event)
+            due = [t for t in waiting if everything or now - self._last_event(t) >= EVENT_S]
+            due = due if everything else due[:EVENTS_AT_ONCE]
+            if not due:
                 return None
-            names = {t.table for t in told}
-            report, rest = self._owed, RunReport(tables=[t for t in self._owed.tables if t.table not in names])
-            if not any(_group(t) == BRONZE for t in told):
+            names = {t.table for t in due}
+            report, rest = self._pending, RunReport(tables=[t for t in self._pending.tables if t.table not in names])
+            if not any(_group(t) == BRONZE for t in due):
                 # What belongs to no single table waits for bronze's event.
                 report, rest = RunReport(seconds=dict(report.seconds)), replace(report, tables=rest.tables)
-            report.tables = told
-            self._owed = rest
-            self._told_at |= {_group(t): now for t in told}
+            report.tables = due
+            self._pending = rest
+            self._reported_at |= {_group(t): now for t in due}
             return report
 
     def give_back(self, report: RunReport) -> None:
-        """What was handed out and could not be told: it is owed again."""
+        """Take back what was handed out and could not be reported."""
         with self._lock:
-            self._owed = report_sum([report, self._owed])
+            self._pending = report_sum([report, self._pending])
 
-    def _told(self, entry: TableReport) -> float:
-        return self._told_at.get(_group(entry), float("-inf"))
+    def _last_event(self, entry: TableReport) -> float:
+        return self._reported_at.get(_group(entry), float("-inf"))
 
 
 def _group(entry: TableReport) -> str:
-    """Tables whose events go together: quarantine's with bronze's."""
+    """Group of tables with one event time: quarantine and bronze; every other table alone."""
     return BRONZE if entry.layer in ("bronze", "quarantine") else entry.table

@@ -1,15 +1,17 @@
 """The job `maintain` and its schedule: small files joined, old ones deleted, logs shortened."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import dagster as dg
 
+from game_events.orchestration.jobs.config import job_of
 from game_events.orchestration.keys import REPORT
 from game_events.orchestration.resources import LakehouseResource
 from game_events.orchestration.runs.errors import errors_decide
 from game_events.pipeline.maintenance.run import maintain as maintain_tables
 from game_events.pipeline.observability.event_log import recorded
+from game_events.pipeline.reporting.maintenance_result import TableUpkeep
 from game_events.pipeline.reporting.report import RunReport
 
 OP = "look_after_tables"
@@ -38,12 +40,13 @@ def look_after_tables(
     pipeline, report = lakehouse.pipeline(context.run_id), RunReport()
     with errors_decide(context, pipeline.settings), recorded(pipeline, report, "maintain", context.retry_number):
         maintain_tables(pipeline, report, config.tables, dry_run=config.dry_run)
-    failed = [entry for entry in report.upkeep.values() if entry.error]
+    tables = report.upkeep.values()
+    failed = [entry for entry in tables if entry.error]
     metadata: dict[str, Any] = {
         REPORT: dg.MetadataValue.json(report.to_dict()),
-        "tables": dg.MetadataValue.md(_table(report)),
-        "files_joined": sum(entry.joined for entry in report.upkeep.values()),
-        "files_deleted": sum(entry.replaced + entry.orphans for entry in report.upkeep.values()),
+        "tables": dg.MetadataValue.md(_table(tables)),
+        "files_joined": sum(entry.joined for entry in tables),
+        "files_deleted": sum(entry.replaced + entry.orphans for entry in tables),
     }
     if failed:
         words = "; ".join(f"{entry.table}: {entry.error}" for entry in failed[:10])
@@ -51,25 +54,22 @@ def look_after_tables(
     yield dg.Output(None, metadata=metadata)
 
 
-def _table(report: RunReport) -> str:
-    """Markdown: tables to which something was done."""
+def _table(tables: Iterable[TableUpkeep]) -> str:
+    """Markdown: the tables that were changed."""
     lines = ["| table | joined | into | deleted | orphans | waiting | |", "|---|---|---|---|---|---|---|"]
     lines += [
         f"| {e.table} | {e.joined} | {e.into} | {e.replaced} | {e.orphans} | {e.waiting} | {e.error or e.skipped or ''} |"
-        for e in report.upkeep.values()
+        for e in tables
         if e.anything
     ]
     return "\n".join(lines)
 
 
-@dg.job(
-    name="maintain",
-    description="Maintenance of the tables, safe beside any run and reader. The same as `game-events maintain`.",
-    executor_def=dg.in_process_executor,
+maintain = job_of(
+    look_after_tables,
+    "maintain",
+    "Maintenance of the tables, safe beside any run and reader. The same as `game-events maintain`.",
 )
-def maintain() -> None:
-    """See the description."""
-    look_after_tables()
 
 
 hourly_maintenance = dg.ScheduleDefinition(

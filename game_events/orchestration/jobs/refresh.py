@@ -7,7 +7,7 @@ import dagster as dg
 from game_events.orchestration.checks.rules import rule_evaluations
 from game_events.orchestration.checks.tables import check_evaluation
 from game_events.orchestration.events.materializations import report_events
-from game_events.orchestration.jobs.config import RunConfig
+from game_events.orchestration.jobs.config import RunConfig, job_of
 from game_events.orchestration.keys import REPORT, Keys, OpEvent
 from game_events.orchestration.resources import LakehouseResource
 from game_events.orchestration.runs.errors import errors_decide
@@ -111,13 +111,13 @@ def redecode_bronze_events(
 def _run(
     context: dg.OpExecutionContext, pipeline: Pipeline, report: RunReport, work: Callable[[], Mapping[str, object]]
 ) -> Iterator[OpEvent]:
-    """Do the work and tell what came of it; then its failure, if it stopped or a table failed."""
+    """Do the work and report it as events; then fail, if it stopped or a table failed."""
     keys = Keys.of(pipeline.settings)
     with errors_decide(context, pipeline.settings):
         try:
             more = work()
         except Exception:
-            # What was committed before the error stays, so it is told; a retry reports only what it adds.
+            # What was committed before the error stays, so it is reported; a retry reports only what it adds.
             yield from report_events(context, report, keys)
             yield from rule_evaluations(report, keys)
             raise
@@ -132,36 +132,26 @@ def _run(
     yield dg.Output(None, metadata=whole)
 
 
-@dg.job(
-    name="refresh",
-    description="Triggered mode: all layers, all games, one Spark job for each layer. Sensors, schedules and the command line "
+refresh = job_of(
+    refresh_all_layers,
+    "refresh",
+    "Triggered mode: all layers, all games, one Spark job for each layer. Sensors, schedules and the command line "
     "start this job; it logs a materialization for each table that changed.",
-    # One process: the default executor would start a JVM for each step.
-    executor_def=dg.in_process_executor,
     tags=CARRIES_ALL,
 )
-def refresh() -> None:
-    """See the description."""
-    refresh_all_layers()
 
 
-@dg.job(
-    name="replay",
-    description="Rows of quarantine_events that can be decoded after all, or satisfy the rules now, reach silver and gold. The "
+replay = job_of(
+    replay_quarantined_rows,
+    "replay",
+    "Rows of quarantine_events that can be decoded after all, or satisfy the rules now, reach silver and gold. The "
     "same as `game-events quarantine replay`.",
-    executor_def=dg.in_process_executor,
     tags=CARRIES_ALL,
 )
-def replay() -> None:
-    """See the description."""
-    replay_quarantined_rows()
 
 
-@dg.job(
-    name="redecode",
-    description="Bronze's decoded columns are rebuilt from its raw values. The same as `game-events redecode`.",
-    executor_def=dg.in_process_executor,
+redecode = job_of(
+    redecode_bronze_events,
+    "redecode",
+    "Bronze's decoded columns are rebuilt from its raw values. The same as `game-events redecode`.",
 )
-def redecode() -> None:
-    """See the description."""
-    redecode_bronze_events()

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterator
 
 import dagster as dg
 
-from game_events.orchestration.jobs.config import RunConfig
+from game_events.orchestration.jobs.config import RunConfig, job_of
 from game_events.orchestration.resources import LakehouseResource
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.runs.preflight import PreflightResult, environment_checks, run_checks, run_plan_checks
@@ -66,12 +66,5 @@ def build_validate(load: Callable[[], dg.Definitions]) -> dg.JobDefinition:
             raise dg.Failure(f"{len(failed)} checks failed: {said}", metadata=whole, allow_retries=False)
         yield dg.Output(None, metadata=whole | {c.check.replace(" ", "_"): c.detail for c in found})
 
-    @dg.job(
-        name="validate",
-        description="Dry run: checks all that a run needs and says what it would do. The same as `game-events run --dry-run`.",
-        executor_def=dg.in_process_executor,
-    )
-    def validate() -> None:
-        check_everything()
-
-    return validate
+    description = "Dry run: checks all that a run needs and reports what it would do. The same as `game-events run --dry-run`."
+    return job_of(check_everything, "validate", description)

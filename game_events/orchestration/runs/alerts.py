@@ -1,28 +1,30 @@
-"""Failed runs, failed checks and lost records as alerts; and those of a run that tells of itself."""
+"""Alerts of failed runs, of failed checks and of lost records; and those that a run sends itself."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import Any
 
 import dagster as dg
 from dagster import DagsterEventType, DagsterInstance, DagsterRun, DagsterRunStatus
-from dagster._core.errors import DagsterAssetCheckFailedError
-from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecord, AssetCheckExecutionRecordStatus
 from deltalake.exceptions import DeltaError
 from pydantic import BaseModel
 
 from game_events.config.settings import Settings
 from game_events.errors import GameEventsError
 from game_events.lakehouse.tables import BRONZE, Lakehouse
-from game_events.orchestration.keys import FAILED_GAMES, REPORT
+from game_events.orchestration.dagster_private import (
+    AssetCheckExecutionRecord,
+    AssetCheckExecutionRecordStatus,
+    DagsterAssetCheckFailedError,
+)
+from game_events.orchestration.keys import FAILED_GAMES, report_in
 from game_events.pipeline.checks.gaps import LOST, Loss, gaps_in_words, losses
 from game_events.pipeline.observability.alerts import LONGEST_ERROR, Alert, Severity, run_url, send, severity_of
 
 log = logging.getLogger(__name__)
 
-#: Evaluations of one check that are looked at: more than a tick's worth.
+#: Evaluations of one check that are read: more than a tick's worth.
 HISTORY = 50
 EVALUATED = {AssetCheckExecutionRecordStatus.SUCCEEDED, AssetCheckExecutionRecordStatus.FAILED}
 
@@ -33,7 +35,7 @@ def alert_of_run(instance: DagsterInstance, settings: Settings, run: DagsterRun)
     Returns:
         None if it failed only because a blocking check did: that is an alert of its own.
     """
-    error, report = "the run ended without a word: see its log in the Dagster UI", {}
+    error, report = "the run ended without an error message: see its log in the Dagster UI", {}
     kinds = {DagsterEventType.STEP_FAILURE, DagsterEventType.RUN_FAILURE}
     for entry in instance.all_logs(run.run_id, of_type=kinds):
         event = entry.dagster_event
@@ -42,7 +44,7 @@ def alert_of_run(instance: DagsterInstance, settings: Settings, run: DagsterRun)
         if event.event_type == DagsterEventType.STEP_FAILURE:
             data = event.step_failure_data
             if data.user_failure_data is not None:
-                report = _report(data.user_failure_data.metadata)
+                report = report_in(data.user_failure_data.metadata)
                 error = data.user_failure_data.description or error
                 origin = data.error.cause if data.error else None
                 if origin is not None and origin.cls_name not in _own_errors():
@@ -78,15 +80,10 @@ def _own_errors(of: type[GameEventsError] = GameEventsError) -> set[str | None]:
     return {of.__name__}.union(*(_own_errors(kind) for kind in of.__subclasses__()))
 
 
-def _report(metadata: Any) -> dict[str, Any]:  # noqa: ANN401 - Dagster's metadata values
-    value = (metadata or {}).get(REPORT)
-    return dict(value.data) if isinstance(value, dg.JsonMetadataValue) and isinstance(value.data, dict) else {}
-
-
 def failure(settings: Settings, record: AssetCheckExecutionRecord) -> Severity | None:
-    """How bad an evaluation is; None: it passed, or is for people who look."""
+    """Severity of an evaluation; None: it passed, or gets no alert."""
     found = _evaluation(record)
-    # Of lost records each commit is told by itself (`alert_of_loss`): the check looks back over some of them.
+    # Lost records have an alert for each commit (`alert_of_loss`); the check covers several commits.
     if found is None or found.passed or record.key.name == LOST:
         return None
     return severity_of(settings, record.key.name, wrong_rows=found.severity == dg.AssetCheckSeverity.ERROR)
@@ -105,7 +102,7 @@ class CheckMemory(BaseModel):
         seen: when the last evaluation that was seen was made (seconds since 1970).
         failing: whether it failed.
         severity: how bad that was.
-        games: those that it failed for, of a check that looks at each by itself.
+        games: those that it failed for, of a check of each game by itself.
     """
 
     seen: float = 0.0
@@ -123,7 +120,7 @@ class CheckMemory(BaseModel):
 
 
 def failed_games(record: AssetCheckExecutionRecord) -> list[str]:
-    """The games that an evaluation failed for, of a check that looks at each by itself."""
+    """The games that an evaluation failed for, of a check of each game by itself."""
     found = _evaluation(record)
     value = found.metadata.get(FAILED_GAMES) if found is not None else None
     games = value.data if isinstance(value, dg.JsonMetadataValue) else None
@@ -139,7 +136,7 @@ def turns(
     it lasts.
 
     Args:
-        settings: which failures are told.
+        settings: which failures get an alert.
         records: new evaluations, oldest first.
         before: what was known of the check.
     """
@@ -165,7 +162,7 @@ def alert_of_check(settings: Settings, record: AssetCheckExecutionRecord, job: s
     found = _evaluation(record)
     bad = failure(settings, record)
     counts = {k: v.value for k, v in found.metadata.items() if isinstance(v, dg.IntMetadataValue)} if found else {}
-    # Of a look that no run made Dagster has no run's id.
+    # An evaluation by a sensor has no run.
     run_id = record.run_id or None
     return Alert(
         id=f"{'' if bad else 'recovered:'}check_failed:{name}:{record.run_id}:{evaluated_at(record):.6f}",
@@ -210,7 +207,7 @@ def evaluated_at(record: AssetCheckExecutionRecord) -> float:
 
 
 def send_own_alerts(instance: DagsterInstance, settings: Settings, run_id: str) -> None:
-    """At the end of a run that has no daemon to speak for it: that it failed, checks that turned with it, what it lost."""
+    """Send a run's own alerts at its end, where no daemon may be running: failure, checks that turned, lost records."""
     record = instance.get_run_record_by_id(run_id)
     if settings.alert_webhook_url is None or record is None:
         return
@@ -240,7 +237,7 @@ def _send_losses(settings: Settings, run_id: str, since: float) -> None:
         handle = bronze.open()
         found = list(losses(bronze, handle.version(), -1, int(since * 1000))) if handle is not None else []
     except (GameEventsError, DeltaError, OSError) as error:
-        # The run's own work met the same storage, and told of it.
+        # The run's own work met the same storage error, and reported it.
         log.warning("losses_not_told=true run_id=%s error=%s", run_id, type(error).__name__)
         return
     for loss in found:

@@ -1,8 +1,8 @@
-"""Runs whose process is gone: marked as failed, their pool slots freed.
+"""Orphaned-run reaper: runs without a process are marked as failed, and their pool slots freed.
 
 Dagster itself only notices a dead worker while the code server that started it lives: a run of the command line that was
-killed, or one whose whole `game-events up` was, would stay "started" and keep its pool's slot for ever (1.13: `run_monitoring`
-asks the launcher, and the default one cannot tell how a started run's worker is).
+killed, or one that was killed with `game-events up`, would stay "started" and keep its pool's slot for ever (1.13:
+`run_monitoring` asks the launcher, and the default one does not know the state of a started run's worker).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WORKING = [
 ]
 #: Those, and runs that wait for one.
 UNFINISHED = [*WORKING, DagsterRunStatus.QUEUED]
-#: Unfinished runs looked at: a tick has to stay short.
+#: Unfinished runs read: a tick has to stay short.
 LIMIT = 200
 
 
@@ -35,7 +35,7 @@ def is_dead(instance: DagsterInstance, run: DagsterRun) -> bool:
 
 
 def end_dead_runs(instance: DagsterInstance) -> list[DagsterRun]:
-    """Mark runs of this machine that nobody works on any more as failed (those being canceled: as canceled).
+    """Mark runs of this machine without a living process as failed (those being canceled: as canceled).
 
     Returns:
         the runs, as they were before.
@@ -44,9 +44,9 @@ def end_dead_runs(instance: DagsterInstance) -> list[DagsterRun]:
     for run in dead:
         now = instance.get_run_by_id(run.run_id)
         if now is None or now.is_finished:
-            continue  # it ended between the two looks
+            continue  # it has ended meanwhile
         why = f"its process ({run.tags[PROCESS_TAG]}) is gone: killed, or the machine restarted; the next run finishes its work"
-        # It cannot tell of its own failure any more.
+        # It cannot send its own alerts any more.
         instance.add_run_tags(run.run_id, {OWN_ALERTS: "false"})
         if run.status == DagsterRunStatus.CANCELING:
             instance.report_run_canceled(run, f"The run was being canceled; {why}")
@@ -65,12 +65,12 @@ def free_slots(instance: DagsterInstance, run_id: str) -> None:
 
 
 def unfinished_runs(instance: DagsterInstance) -> list[DagsterRun]:
-    """Runs that wait or work, newest first; ends dead ones before it looks."""
+    """Runs that wait or work, newest first; ends dead ones first."""
     end_dead_runs(instance)
     return list(instance.get_runs(RunsFilter(statuses=UNFINISHED), limit=LIMIT))
 
 
 def mark_process(context: dg.InitResourceContext) -> None:
-    """Note which process works on the run."""
+    """Tag the run with its process."""
     if context.instance is not None and context.run is not None:
         context.instance.add_run_tags(context.run.run_id, {PROCESS_TAG: this_process()})

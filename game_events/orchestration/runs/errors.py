@@ -1,4 +1,4 @@
-"""What an error decides: try again, or stop with its own words instead of a traceback."""
+"""Error classes -> retry, or failure with the error's own text instead of a traceback."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KAFKA_IS_AWAY = (
     "org.apache.kafka.common.errors.NetworkException",
     "Cannot fetch record for offset",
 )
-#: How a call into the JVM ends that nobody answered.
+#: Beginning of the message of a call into the JVM that got no answer.
 BROKEN_OFF = "An error occurred while calling"
 _progress = logging.getLogger(PROGRESS_LOGGER)
 
@@ -88,8 +88,8 @@ def errors_decide(context: StepContext, settings: Settings) -> Iterator[None]:
         said = masked_traceback(error, settings)
         if said is None:
             raise
-        told = mask(f"{type(error).__name__}: {error}", settings)
-        raise dg.Failure(told, metadata={"traceback": dg.MetadataValue.text(said)}) from None
+        masked = mask(f"{type(error).__name__}: {error}", settings)
+        raise dg.Failure(masked, metadata={"traceback": dg.MetadataValue.text(said)}) from None
 
 
 @contextmanager
@@ -115,7 +115,7 @@ def _by_class(context: StepContext, settings: Settings) -> Iterator[None]:
             raise dg.DagsterExecutionInterruptedError from None
         if isinstance(error, Py4JNetworkError):
             raise dg.Failure(JVM_ENDED, allow_retries=False) from None
-        # A failed job whose reason pyspark has no class of its own for.
+        # A failed job with a reason that pyspark has no class for.
         why = _may_pass_next_time(error, settings) if isinstance(error, Py4JJavaError) else None
         if why is None:
             raise
@@ -144,7 +144,7 @@ def _again(context: StepContext, settings: Settings, why: str) -> dg.RetryReques
 
 
 def _is_being_canceled(context: StepContext) -> bool:
-    """Whether a user has told the run to end: the UI notes that before it sends the signal."""
+    """Whether a user has canceled the run: the UI notes that before it sends the signal."""
     now = context.instance.get_run_by_id(context.run.run_id)
     return now is not None and now.status == DagsterRunStatus.CANCELING
 

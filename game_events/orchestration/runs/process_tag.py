@@ -1,4 +1,4 @@
-"""Which process executes a run: a tag by which anybody on the same machine can tell that it is gone."""
+"""Which process executes a run: a tag by which other processes of the machine find out that it is gone."""
 
 import os
 import socket
@@ -21,8 +21,8 @@ def this_process() -> str:
 def worker_is_gone(instance: DagsterInstance, run: DagsterRun) -> bool:
     """Whether the process that works on a run has certainly ended.
 
-    A run that is executed again from the UI comes with the tags of the run it repeats: until its own process has said which one
-    it is, nobody knows.
+    A run that is executed again from the UI comes with the tags of the run it repeats: until its own process has
+    set its tag, False.
     """
     tag = run.tags.get(PROCESS_TAG)
     if not is_gone(tag):
@@ -34,7 +34,7 @@ def worker_is_gone(instance: DagsterInstance, run: DagsterRun) -> bool:
 
 
 def is_gone(tag: str | None) -> bool:
-    """Whether the process of a tag has certainly ended; False for another machine's, which nobody can see from here."""
+    """Whether the process of a tag has certainly ended; False for another machine's."""
     parts = (tag or "").rsplit(":", 2)
     if len(parts) != PARTS or parts[0] != socket.gethostname() or not (parts[1].isdigit() and parts[2].isdigit()):
         return False

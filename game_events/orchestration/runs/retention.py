@@ -1,4 +1,4 @@
-"""Runs that ended long ago leave Dagster's storage, so that it does not grow for ever.
+"""Retention of runs: those that ended long ago are deleted from Dagster's storage.
 
 What they did stays in the table `event_log`. A run stays as long as it has the newest event of an asset or of one of its
 partitions: without it Dagster would take them for never materialized, and automation would make them again.
@@ -13,7 +13,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from dagster import AssetRecordsFilter, DagsterEventType, DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
-from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
+
+from game_events.orchestration.dagster_private import SqliteEventLogStorage
 
 log = logging.getLogger(__name__)
 #: Runs deleted at a time: a sensor's tick has to stay short.
@@ -22,10 +23,10 @@ AT_ONCE = 25
 PAGE = 250
 #: Storage ids asked for in one query.
 IDS_AT_ONCE = 500
-#: What every asset and partition has newest is read for it: where all old runs are needed, so often and no more.
-LOOK_AGAIN_S = 3_600.0
-#: Dagster's storage knows under this key when that was done last; the command line and the sensor share it.
-LOOKED_AT = "game_events/old_runs_looked_at"
+#: Seconds between two searches, which read the newest event of every asset and partition, where all old runs are needed.
+SEARCH_EVERY_S = 3_600.0
+#: Key of the time of the last search in Dagster's storage; the command line and the sensor share it.
+SEARCHED_AT = "game_events/old_runs_looked_at"
 ENDED = [DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED]
 
 
@@ -33,7 +34,7 @@ def drop_old_runs(instance: DagsterInstance, keep_h: float) -> int:
     """Delete runs that ended more than `keep_h` hours ago, their events and their output, the oldest first.
 
     Guarantee: the newest materialization of each asset and partition stays, and the newest run of each job. Once no old run was
-    found that could be deleted, nobody looks again for an hour.
+    found that could be deleted, the next search is an hour later.
 
     Returns:
         how many were deleted, `AT_ONCE` at most.
@@ -44,7 +45,7 @@ def drop_old_runs(instance: DagsterInstance, keep_h: float) -> int:
     # Of thousands of games each may need an old run of its own: these must not hide the runs behind them.
     for page in _old_runs(instance, before):
         if not needed:
-            if _looked_just_now(instance):
+            if _searched_just_now(instance):
                 return 0
             needed = _with_newest_events(instance)
         needed |= _newest_of_each_job(instance, {run.job_name for run in page})
@@ -53,7 +54,7 @@ def drop_old_runs(instance: DagsterInstance, keep_h: float) -> int:
             break
     else:
         if needed:
-            instance.daemon_cursor_storage.set_cursor_values({LOOKED_AT: str(time.time())})
+            instance.daemon_cursor_storage.set_cursor_values({SEARCHED_AT: str(time.time())})
     del dropped[AT_ONCE:]
     for run_id in dropped:
         instance.compute_log_manager.delete_logs(prefix=[run_id])
@@ -64,10 +65,10 @@ def drop_old_runs(instance: DagsterInstance, keep_h: float) -> int:
     return len(dropped)
 
 
-def _looked_just_now(instance: DagsterInstance) -> bool:
-    """Whether all old runs were looked at within the hour, and those that nobody needs were deleted."""
-    at = instance.daemon_cursor_storage.get_cursor_values({LOOKED_AT}).get(LOOKED_AT)
-    return at is not None and 0 <= time.time() - float(at) < LOOK_AGAIN_S
+def _searched_just_now(instance: DagsterInstance) -> bool:
+    """Whether all old runs were searched within the hour, and the unneeded ones deleted."""
+    at = instance.daemon_cursor_storage.get_cursor_values({SEARCHED_AT}).get(SEARCHED_AT)
+    return at is not None and 0 <= time.time() - float(at) < SEARCH_EVERY_S
 
 
 def _old_runs(instance: DagsterInstance, before: datetime) -> Iterator[Sequence[DagsterRun]]:

@@ -1,4 +1,4 @@
-"""Tags of runs: what a run does by itself, why it was started, who tells of its failure (its process: `process_tag.py`)."""
+"""Tags of runs: what a run does by itself, why it was started, what sends its alerts (its process: `process_tag.py`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ALL_LAYERS = "all"
 CARRIES_ALL = {CARRIES: ALL_LAYERS}
 #: A run that replaces rows of tables: continuous mode waits for it.
 ROW_CHANGING_TAG = "game_events/changes_rows"
-#: A continuous run that came to its end as it was told to, whatever failed on its way: nobody wants it started again.
+#: A continuous run that was stopped by the user or its time limit: the sensor must not start it again.
 ENDED_BY_ITSELF = "game_events/ended_by_itself"
 #: A continuous run that ended because it had lasted long enough: the next one takes its place.
 HANDED_OVER = "game_events/handed_over"
@@ -27,7 +27,7 @@ RUN_KEY_TAG = "dagster/run_key"
 def unused_run_key(instance: DagsterInstance, wanted: str) -> str:
     """The wanted key, or the first of `wanted~2`, `wanted~3`, ... that no run has.
 
-    A registry or topic that was made anew, a sensor whose cursor was cleared: each gives things seen before their old keys.
+    After a registry or topic was recreated, or a sensor's cursor cleared, the same keys are asked for again.
     """
     for number in count(1):
         key = wanted if number == 1 else f"{wanted}~{number}"

@@ -3,8 +3,8 @@
 A run that has lasted `CONTINUOUS_RUN_H` hands over: it ends, and a new one is started.
 
 Off: there never was a run; or the newest one was terminated by a user, or ended by itself or by the command line's Ctrl-C. On:
-it is under way; or it failed, or its process has vanished: then it is started again. A run whose process was told to end by
-anybody else than Dagster's users (a shutdown of the machine, of `game-events up`) counts as failed: Dagster itself says so.
+it is under way; or it failed, or its process has vanished: then it is started again. A run that was ended
+by a signal and not in Dagster (a shutdown of the machine, of `game-events up`) counts as failed, as in Dagster itself.
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ from game_events.orchestration.sensors.masked import masked
 
 #: Seconds to wait after a failure, doubled with each further one, up to the greatest.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10, 600
-#: A run that lasted so long was a good one: pauses begin anew.
+#: A run that lasted so long was a good one: pauses are short again.
 HEALTHY_S = 600
 #: Seconds in which the command line, if it was its run, has begun the next one by itself.
 HAND_OVER_S = 15
-#: Runs that are looked at: past so many failures the pause is the longest anyway.
+#: Runs that are read: past so many failures the pause is the longest anyway.
 RUNS_SEEN = 10
 
 
@@ -84,7 +84,7 @@ def _after(run: PastRun, why: str) -> StartDecision:
 
 
 def past_runs(instance: dg.DagsterInstance) -> list[PastRun]:
-    """The newest runs; those whose process is gone are reported as failed first, and their pool's slot is free again."""
+    """The newest runs; dead ones are reported as failed first, which frees their pool's slot."""
     end_dead_runs(instance)
     found = []
     for record in instance.get_run_records(RunsFilter(job_name=JOB), limit=RUNS_SEEN):
@@ -108,7 +108,7 @@ def past_runs(instance: dg.DagsterInstance) -> list[PastRun]:
 )
 @masked
 def continuous_mode(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-    """Look at the newest runs once."""
+    """Decide once from the newest runs."""
     decision = decide(past_runs(context.instance), datetime.now(UTC).timestamp())
     if not decision.start:
         return dg.SkipReason(decision.why)

@@ -1,6 +1,6 @@
-"""The sensor that sees what no run sees: producers and games that fell silent; and that tells of records that were lost.
+"""The sensor for what runs cannot check: producers and games that fell silent, and alerts of lost records.
 
-A run makes its checks only when it has changed a table: where nothing comes nothing is checked. A tick costs one small request
+A run makes its checks only when it has changed a table: without new records nothing is checked. A tick costs one small request
 while bronze does not change; once an hour it opens bronze and reads the last weeks of the event log.
 """
 
@@ -11,7 +11,7 @@ import dagster as dg
 from dagster import DagsterInstance
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
-from pydantic import BaseModel, ValidationError
+from pydantic import Field
 
 from game_events.config.settings import load_settings
 from game_events.errors import GameEventsError
@@ -21,6 +21,7 @@ from game_events.orchestration.keys import JOB as CONTINUOUS_JOB
 from game_events.orchestration.keys import Keys
 from game_events.orchestration.runs.alerts import alert_of_loss
 from game_events.orchestration.runs.tags import OWN_ALERTS
+from game_events.orchestration.sensors.cursor import Cursor
 from game_events.orchestration.sensors.masked import masked
 from game_events.pipeline.checks.freshness import fresh, last_records
 from game_events.pipeline.checks.gaps import LOST, Loss, losses
@@ -28,22 +29,22 @@ from game_events.pipeline.checks.volume import volume
 from game_events.pipeline.context import Pipeline, no_spark
 from game_events.pipeline.observability.alerts import send, severity_of
 
-#: Seconds between two looks at everything; what may have changed is looked at in each tick.
+#: Seconds between two checks of everything; what may have changed is checked in each tick.
 ALL_S = 3600.0
-#: Commits of bronze looked at in one tick, and alerts sent in one: each may take 10 s, and Dagster ends a tick after 60 s.
+#: Commits of bronze read in one tick, and alerts sent in one: each may take 10 s, and Dagster ends a tick after 60 s.
 COMMITS, ALERTS = 2_000, 4
 
 
-class Watch(BaseModel):
+class Watch(Cursor):
     """The sensor's cursor.
 
     Attributes:
-        version: bronze's version up to which losses were told.
-        table: id of that table; empty: nobody has looked yet.
-        came: when records came last (seconds since 1970).
-        stale: what was found of that at the last look.
-        all_at: when everything was looked at last.
-        told: losses behind `version` that were told already.
+        version: bronze's version up to which losses were reported.
+        table: id of that table; empty: not read yet.
+        came: time of the newest record (seconds since 1970).
+        stale: result of that check at the last tick.
+        all_at: when everything was checked last.
+        sent: losses behind `version` with an alert already.
     """
 
     version: int = -1
@@ -51,21 +52,13 @@ class Watch(BaseModel):
     came: float = 0.0
     stale: bool = False
     all_at: float = 0.0
-    told: list[str] = []
-
-    @classmethod
-    def read(cls, cursor: str | None) -> "Watch":
-        """A cursor's memory; an empty one if it is none."""
-        try:
-            return cls.model_validate_json(cursor or "{}")
-        except ValidationError:
-            return cls()
+    sent: list[str] = Field(default_factory=list)
 
 
-def look(
+def check(
     pipeline: Pipeline, watch: Watch, now: float, instance: DagsterInstance
 ) -> tuple[list[dg.AssetCheckEvaluation], Watch]:
-    """The results of checks that are due or have turned; what was lost since is told.
+    """The results of checks that are due or have turned; sends alerts of what was lost since.
 
     Raises:
         GameEventsError: a table or the topic cannot be read.
@@ -75,7 +68,7 @@ def look(
         handle = pipeline.bronze.open()
         if handle is None:
             return [], watch
-        watch = _look_at_bronze(pipeline, handle, watch, instance)
+        watch = _read_bronze(pipeline, handle, watch, instance)
     allowed = pipeline.settings.freshness_s
     stale = bool(allowed) and now - watch.came > allowed
     found = []
@@ -88,55 +81,55 @@ def look(
     return [check_evaluation(result, keys) for result in found], watch.model_copy(update={"stale": stale})
 
 
-def _look_at_bronze(pipeline: Pipeline, handle: DeltaTable, watch: Watch, instance: DagsterInstance) -> Watch:
-    """When records came last; and of each loss since the last look an alert."""
+def _read_bronze(pipeline: Pipeline, handle: DeltaTable, watch: Watch, instance: DagsterInstance) -> Watch:
+    """Read the time of the newest record, and send an alert of each loss since the last tick."""
     version, table = handle.version(), str(handle.metadata().id)
     if watch.table != table:
-        # What a table had lost before the first look is nobody's news; one that was made since may have begun with a loss.
-        watch = watch.model_copy(update={"table": table, "version": -1 if watch.table else version, "told": []})
+        # Losses from before the first tick are not reported; a table that was made since may have begun with a loss.
+        watch = watch.model_copy(update={"table": table, "version": -1 if watch.table else version, "sent": []})
     last = last_records(pipeline.bronze, version)
     watch = watch.model_copy(update={"came": last.time.timestamp() if last is not None else 0.0})
     lost = list(losses(pipeline.bronze, version, max(watch.version, version - COMMITS)))
-    return _tell(pipeline, watch, version, lost[::-1], instance)
+    return _send_alerts(pipeline, watch, version, lost[::-1], instance)
 
 
-def _tell(pipeline: Pipeline, watch: Watch, version: int, lost: list[Loss], instance: DagsterInstance) -> Watch:
-    """Send an alert of each loss; those that cannot be sent now are looked for again by the next tick."""
-    severity, told = severity_of(pipeline.settings, LOST), list(watch.told)
+def _send_alerts(pipeline: Pipeline, watch: Watch, version: int, lost: list[Loss], instance: DagsterInstance) -> Watch:
+    """Send an alert of each loss; those that cannot be sent now are sent by the next tick."""
+    severity, sent = severity_of(pipeline.settings, LOST), list(watch.sent)
     left = ALERTS
     for loss in lost:
-        if severity is None or loss.key in told or _tells_itself(instance, loss.run_id):
+        if severity is None or loss.key in sent or _sends_itself(instance, loss.run_id):
             continue
         if not left or not send(pipeline.settings, alert_of_loss(pipeline.settings, loss, severity)):
-            return watch.model_copy(update={"told": told})
+            return watch.model_copy(update={"sent": sent})
         left -= 1
-        told.append(loss.key)
-    return watch.model_copy(update={"version": version, "told": []})
+        sent.append(loss.key)
+    return watch.model_copy(update={"version": version, "sent": []})
 
 
-def _tells_itself(instance: DagsterInstance, run_id: str | None) -> bool:
-    """A run of the command line does so at its end, which of a continuous one nobody waits for."""
+def _sends_itself(instance: DagsterInstance, run_id: str | None) -> bool:
+    """Whether a run sends its own alerts: one of the command line, at its end; a continuous one lasts too long."""
     run = instance.get_run_by_id(run_id) if run_id is not None else None
     return run is not None and run.tags.get(OWN_ALERTS) == "true" and run.job_name != CONTINUOUS_JOB
 
 
 @dg.sensor(
     name="data_alarms",
-    description="Looks, whether anything runs or not, for producers and games that fell silent (checks `fresh`, `volume`), and "
-    "tells the webhook of records that were lost before they were read.",
+    description="Checks, also without any run, for producers and games that fell silent (checks `fresh`, `volume`), and "
+    "sends the webhook an alert of records that were lost before they were read.",
     minimum_interval_seconds=60,
     default_status=dg.DefaultSensorStatus.RUNNING,
 )
 @masked
 def data_alarms(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-    """One look; without a bronze there is nothing to be silent or lost."""
+    """Check once; without a bronze there is nothing to check."""
     watch = Watch.read(context.cursor)
     try:
         pipeline = Pipeline(load_settings(), no_spark)
-        found, watch = look(pipeline, watch, time.time(), context.instance)
+        found, watch = check(pipeline, watch, time.time(), context.instance)
     except (GameEventsError, DeltaError, OSError) as error:
         return dg.SkipReason(str(error))
     if found:
         return dg.SensorResult(asset_events=found, cursor=watch.model_dump_json())
     context.update_cursor(watch.model_dump_json())
-    return dg.SkipReason("nothing has turned since the last look" if watch.table else "there is no bronze yet")
+    return dg.SkipReason("nothing has turned since the last tick" if watch.table else "there is no bronze yet")

@@ -1,4 +1,4 @@
-"""The sensor that ends runs whose process is gone, and deletes those that ended long ago."""
+"""The sensor that ends runs without a process, and deletes those that ended long ago."""
 
 import dagster as dg
 
@@ -11,14 +11,14 @@ from game_events.orchestration.sensors.masked import masked
 
 @dg.sensor(
     name="dead_runs",
-    description="Runs of this machine whose process was killed are marked as failed, and their pool slots given back; runs "
+    description="Runs of this machine with a killed process are marked as failed, and their pool slots given back; runs "
     "that ended more than `RUN_HISTORY_H` ago are deleted from Dagster's storage.",
     minimum_interval_seconds=30,
     default_status=dg.DefaultSensorStatus.RUNNING,
 )
 @masked
 def dead_runs(context: dg.SensorEvaluationContext) -> dg.SkipReason:
-    """Look at the runs; it never starts one."""
+    """End dead runs and delete old ones; never starts one."""
     ended = end_dead_runs(context.instance)
     try:
         dropped = drop_old_runs(context.instance, load_settings().run_history_h)
@@ -27,4 +27,4 @@ def dead_runs(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         said = f"; those that ended long ago stay: {error}"
     if not ended:
         return dg.SkipReason(f"every unfinished run has its process{said}")
-    return dg.SkipReason(f"ended {len(ended)} runs whose process is gone: {', '.join(run.run_id[:8] for run in ended)}{said}")
+    return dg.SkipReason(f"ended {len(ended)} runs without a process: {', '.join(run.run_id[:8] for run in ended)}{said}")

@@ -13,7 +13,7 @@ from game_events.errors import GameEventsError
 from game_events.orchestration.keys import DEFAULT, Keys, source_key
 from game_events.orchestration.runs.dead_runs import unfinished_runs
 from game_events.orchestration.runs.tags import REASON, unused_run_key
-from game_events.orchestration.sensors.lag_decision import TELL_EVERY_S, Memory, decide
+from game_events.orchestration.sensors.lag_decision import EVENT_EVERY_S, Memory, decide
 from game_events.orchestration.sensors.masked import masked
 from game_events.pipeline.observability.alerts import Alert, send
 from game_events.pipeline.observability.lag import Standing, digest, look
@@ -33,40 +33,40 @@ def writer_of_bronze(instance: DagsterInstance, keys: Keys = DEFAULT) -> Dagster
     return None
 
 
-def lag_event(settings: Settings, standing: Standing, memory: Memory, now: float) -> tuple[list[dg.AssetObservation], Memory]:
+def lag_event(settings: Settings, lag: Standing, memory: Memory, now: float) -> tuple[list[dg.AssetObservation], Memory]:
     """Offsets and lag as an event of each topic's asset, if they changed and the last one is not just now."""
-    offsets = digest([sorted(standing.seen.latest.items()), sorted(standing.next.items())])
-    if offsets == memory.told or (standing.total_lag and now < memory.told_at + TELL_EVERY_S):
+    offsets = digest([sorted(lag.seen.latest.items()), sorted(lag.next.items())])
+    if offsets == memory.reported or (lag.total_lag and now < memory.reported_at + EVENT_EVERY_S):
         return [], memory
     assets: dict[dg.AssetKey, list[Lane]] = defaultdict(list)
-    for lane in sorted(standing.seen.latest):
-        assets[source_key(settings, lane.topic)].append(lane)
-    events = [_event(standing, key, lanes) for key, lanes in assets.items()]
-    return events, memory.model_copy(update={"told": offsets, "told_at": now})
+    for partition in sorted(lag.seen.latest):
+        assets[source_key(settings, partition.topic)].append(partition)
+    events = [_event(lag, key, partitions) for key, partitions in assets.items()]
+    return events, memory.model_copy(update={"reported": offsets, "reported_at": now})
 
 
-def _event(standing: Standing, key: dg.AssetKey, lanes: Sequence[Lane]) -> dg.AssetObservation:
-    """With a pattern one event tells of several topics."""
+def _event(lag: Standing, key: dg.AssetKey, partitions: Sequence[Lane]) -> dg.AssetObservation:
+    """With a pattern one event is about several topics."""
     rows = [
         dg.TableRecord(
             {
                 "topic": p.topic,
                 "partition": p.partition,
-                "bronze": standing.next[p],
-                "end": standing.seen.latest[p],
-                "lag": standing.lag[p],
+                "bronze": lag.next[p],
+                "end": lag.seen.latest[p],
+                "lag": lag.lag[p],
             }
         )
-        for p in lanes
+        for p in partitions
     ]
     columns = [dg.TableColumn("topic", type="string")]
     columns += [dg.TableColumn(c, type="int") for c in ("partition", "bronze", "end", "lag")]
     return dg.AssetObservation(
         key,
         metadata={
-            "lag": sum(standing.lag[p] for p in lanes),
-            "partitions": len(lanes),
-            "topic_id": ", ".join(dict.fromkeys(p.topic_id for p in lanes)),
+            "lag": sum(lag.lag[p] for p in partitions),
+            "partitions": len(partitions),
+            "topic_id": ", ".join(dict.fromkeys(p.topic_id for p in partitions)),
             "offsets": dg.MetadataValue.table(rows, schema=dg.TableSchema(columns)),
         },
     )
@@ -75,7 +75,7 @@ def _event(standing: Standing, key: dg.AssetKey, lanes: Sequence[Lane]) -> dg.As
 @dg.sensor(
     name="kafka_lag",
     description="Starts the job `refresh` when the topic has records that bronze has not, or a layer or game was left behind; "
-    "waits while a run is under way, and longer after each run that got nowhere.",
+    "waits while a run is under way, and longer after each run without progress.",
     job_name="refresh",
     minimum_interval_seconds=15,
     default_status=dg.DefaultSensorStatus.RUNNING,
@@ -87,17 +87,17 @@ def kafka_lag(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipR
     now = time.time()
     try:
         settings = load_settings()
-        standing = look(settings, TIMEOUT_S)
+        lag = look(settings, TIMEOUT_S)
     except (GameEventsError, DeltaError, OSError) as error:
         return dg.SkipReason(str(error))
-    events, memory = lag_event(settings, standing, memory, now)
-    memory = alert_on_lag(settings, standing, memory)
+    events, memory = lag_event(settings, lag, memory, now)
+    memory = alert_on_lag(settings, lag, memory)
     writer = writer_of_bronze(context.instance, Keys.of(settings))
     if writer is not None:
         run = f"run {writer.run_id[:8]} of {writer.job_name} is {writer.status.value.lower()}"
-        why = f"{standing.total_lag:,} records wait: {run}"
+        why = f"{lag.total_lag:,} records wait: {run}"
         return dg.SensorResult(skip_reason=why, asset_events=events, cursor=memory.model_dump_json())
-    decision = decide(standing, memory, now)
+    decision = decide(lag, memory, now)
     cursor = decision.memory.model_dump_json()
     if decision.run_key is None:
         return dg.SensorResult(skip_reason=decision.why, asset_events=events, cursor=cursor)
@@ -105,24 +105,24 @@ def kafka_lag(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipR
     return dg.SensorResult(run_requests=[request], asset_events=events, cursor=cursor)
 
 
-def alert_on_lag(settings: Settings, standing: Standing, memory: Memory) -> Memory:
+def alert_on_lag(settings: Settings, lag: Standing, memory: Memory) -> Memory:
     """Send one alert when the lag reaches `alert_lag_records`, and one when it has fallen below half of that.
 
     Returns:
-        the memory that knows of it; unchanged if the receiver did not take it, so that the next tick tries again.
+        the memory with the alert noted; unchanged if the receiver did not take it, so that the next tick retries.
     """
-    threshold, lag, topic = settings.alert_lag_records, standing.total_lag, standing.name
+    threshold, records, topic = settings.alert_lag_records, lag.total_lag, lag.name
     if not threshold or settings.alert_webhook_url is None:
         return memory.model_copy(update={"lag_is_high": False})
     # Of the same alert, sent again, the receiver gets the same id.
-    ids = sorted({lane.topic_id for lane in standing.seen.latest})
-    at = f"{'+'.join(ids[:1])}:{sum(standing.seen.latest.values())}"
-    counts = {"lag": lag, "threshold": threshold, "partitions": len(standing.seen.latest)}
-    if not memory.lag_is_high and lag >= threshold:
-        text = f"{topic}: {lag:,} records are not read yet (alert at {threshold:,})"
+    ids = sorted({p.topic_id for p in lag.seen.latest})
+    at = f"{'+'.join(ids[:1])}:{sum(lag.seen.latest.values())}"
+    counts = {"lag": records, "threshold": threshold, "partitions": len(lag.seen.latest)}
+    if not memory.lag_is_high and records >= threshold:
+        text = f"{topic}: {records:,} records are not read yet (alert at {threshold:,})"
         alert = Alert(id=f"lag_high:{at}", event="lag_high", summary=text, counts=counts)
-    elif memory.lag_is_high and lag * 2 < threshold:
-        text = f"{topic}: lag is down to {lag:,} records"
+    elif memory.lag_is_high and records * 2 < threshold:
+        text = f"{topic}: lag is down to {records:,} records"
         alert = Alert(id=f"recovered:lag_high:{at}", event="recovered", of="lag_high", summary=text, counts=counts)
     else:
         return memory

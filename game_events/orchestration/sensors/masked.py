@@ -1,4 +1,4 @@
-"""What sensors say: Dagster keeps the reason of each tick, and the traceback of each that fails."""
+"""Masking for sensors: Dagster keeps the reason of each tick, and the traceback of each that fails."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Evaluate = Callable[[dg.SensorEvaluationContext], Result]
 
 
 def masked(evaluate: Evaluate[Result]) -> Evaluate[Result]:
-    """A sensor's function whose reasons and errors hold no secret.
+    """Mask secrets in the reasons and errors of a sensor's function.
 
     Raises:
         GameEventsError: with the masked traceback of an error that holds one; every other error as it is.

@@ -43,7 +43,7 @@ def partitions(instance: DagsterInstance, keys: Keys = DEFAULT) -> set[str]:
 
 @dg.sensor(
     name="new_games",
-    description="Games whose tables were made elsewhere (another Dagster instance, a restored lakehouse) become partitions.",
+    description="Games with tables made elsewhere (another Dagster instance, a restored lakehouse) become partitions.",
     minimum_interval_seconds=60,
     default_status=dg.DefaultSensorStatus.RUNNING,
 )

@@ -1,4 +1,4 @@
-"""The sensor that tells of new schema versions, and starts a run for them."""
+"""The sensor that reports new schema versions, and starts a run for them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from game_events.pipeline.schemas.history import SchemaHistory, as_markdown
 from game_events.schema_registry import SchemaRegistry, SubjectVersion
 from game_events.sources.factory import subjects
 
-#: Versions whose changes one event shows: a tick has to stay short.
+#: Versions with their changes in one event: a tick has to stay short.
 MAX_DIFFS = 10
 #: Longest wait for one answer of the broker, which is asked if a pattern names the topics.
 TIMEOUT_S = 5.0
@@ -40,7 +40,7 @@ def read_cursor(cursor: str | None, subjects: Sequence[str]) -> Cursor:
 
 
 def new_versions(seen: Mapping[int, int], versions: list[SubjectVersion]) -> list[SubjectVersion]:
-    """Those of a subject that were not seen; a number with another schema (a registry made anew) is new."""
+    """Those of a subject that were not seen; a number with another schema (a recreated registry) is new."""
     return [v for v in versions if seen.get(v.version) != v.schema_id]
 
 
@@ -69,7 +69,7 @@ def changes_by_version(history: SchemaHistory, versions: list[SubjectVersion], n
 @masked
 def schema_versions(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
     """Ask the registry once for each subject."""
-    events, told, keys = [], [], []
+    events, new_texts, keys = [], [], []
     try:
         settings = load_settings()
         names = subjects(settings, TIMEOUT_S)
@@ -86,7 +86,7 @@ def schema_versions(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg
                     SchemaHistory(registry, Lakehouse.of(settings), subject, kept_columns(settings)), versions, new
                 )
                 events.append(_event(schema_key(settings, subject), new, changes, registry.url))
-                told.append(f"{subject} version {new[-1].version}")
+                new_texts.append(f"{subject} version {new[-1].version}")
                 keys.append(f"{subject}-{'-'.join(str(v.schema_id) for v in new)}-{new[-1].version}")
     except (GameEventsError, DeltaError, OSError) as error:
         return dg.SkipReason(str(error))
@@ -95,7 +95,9 @@ def schema_versions(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg
         context.update_cursor(cursor)
         return dg.SkipReason(f"no new version: {', '.join(f'subject {s} still has {len(seen[s])} versions' for s in names)}")
     key = "+".join(keys)
-    request = dg.RunRequest(run_key=unused_run_key(context.instance, key), tags={REASON: f"schema: {', '.join(told)}"[:200]})
+    request = dg.RunRequest(
+        run_key=unused_run_key(context.instance, key), tags={REASON: f"schema: {', '.join(new_texts)}"[:200]}
+    )
     return dg.SensorResult(asset_events=events, run_requests=[request], cursor=cursor)
 
 

@@ -1,8 +1,8 @@
 """What is new since the last export, of silver, of gold, or of a folder of files: as rows that workers cut into chunks.
 
-Progress is in the outbox: a `txn` for each table says up to which bronze batch its rows were fixed in chunks. A table whose
-rows were replaced since (a full refresh, a repair, another bronze) has another name there: what is sent of it is decided by
-the setting `rest_on_replaced`, or by a person, and never silently.
+Progress is in the outbox: a `txn` for each table says up to which bronze batch its rows were fixed in chunks. A table with
+replaced rows (a full refresh, a repair, another bronze) has another name there: the setting `rest_on_replaced`, or an option
+of the run, decides what is sent of it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ SLICE_ROWS = 500_000
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """What a person, or the setting, says of tables whose rows were replaced.
+class OnReplaced:
+    """How tables with replaced rows are exported.
 
     Attributes:
         usual: for all of them: hold, resend, go_on.
@@ -78,7 +78,7 @@ class Step:
 
 
 @dataclass
-class News:
+class Changes:
     """Games with new rows, and those of which nothing is planned, with why."""
 
     steps: list[Step] = field(default_factory=list)
@@ -86,23 +86,23 @@ class News:
     failed: dict[str, str] = field(default_factory=dict)
 
 
-def look(pipeline: Pipeline, outbox: DeltaTable | None, wishes: Wishes) -> News:
+def find_changes(pipeline: Pipeline, outbox: DeltaTable | None, on_replaced: OnReplaced) -> Changes:
     """What is new, of every game; about `SLICE_ROWS` rows, and at least one batch."""
     bronze = pipeline.bronze.open()
-    news = News()
+    changes = Changes()
     if bronze is None:
-        return news
+        return changes
     games = sorted(filter(is_game, pipeline.lakehouse.games()))
-    find = partial(_look, pipeline, BronzeIdentity.of(bronze), outbox, wishes)
+    find = partial(_find_step, pipeline, BronzeIdentity.of(bronze), outbox, on_replaced)
     for game, found in for_games(games, _errors_as_values(find)).items():
         if isinstance(found, Step):
-            news.steps.append(found)
+            changes.steps.append(found)
         elif isinstance(found, GameEventsError):
-            news.failed[game] = str(found)
+            changes.failed[game] = str(found)
         elif found is not None:
-            news.held[game] = found
-    news.steps = _bounded(news.steps)
-    return news
+            changes.held[game] = found
+    changes.steps = _bounded(changes.steps)
+    return changes
 
 
 def _errors_as_values(
@@ -117,8 +117,8 @@ def _errors_as_values(
     return found
 
 
-def _look(
-    pipeline: Pipeline, identity: BronzeIdentity, outbox: DeltaTable | None, wishes: Wishes, game: str
+def _find_step(
+    pipeline: Pipeline, identity: BronzeIdentity, outbox: DeltaTable | None, on_replaced: OnReplaced, game: str
 ) -> Step | str | None:
     """One game: what is new, why it is held, or None if nothing is."""
     of_gold = pipeline.settings.rest_source == "gold"
@@ -140,7 +140,7 @@ def _look(
         for name, of in (("content", content), ("bronze", identity.key), ("any", ""), ("resent", "resent"))
     }
     held = {name: outbox.transaction_version(app) if outbox is not None else None for name, app in apps.items()}
-    above, resent, why = _start(game, source.name, upto, held, wishes)
+    above, resent, why = _start(game, source.name, upto, held, on_replaced)
     if why is not None:
         return why
     if above == upto and held["content"] == upto and resent == (held["resent"] or 0):
@@ -158,16 +158,18 @@ def _look(
     )
 
 
-def _start(game: str, table: str, upto: int, held: Mapping[str, int | None], wishes: Wishes) -> tuple[int, int, str | None]:
+def _start(
+    game: str, table: str, upto: int, held: Mapping[str, int | None], on_replaced: OnReplaced
+) -> tuple[int, int, str | None]:
     """Batch above which rows are sent, how often all was sent again, and why nothing is."""
     resent, taken, why = held["resent"] or 0, held["content"], None
     replaced = taken is None and held["any"] is not None
     above = taken or 0
-    if game in wishes.resend or (replaced and wishes.usual == "resend" and game not in wishes.go_on):
+    if game in on_replaced.resend or (replaced and on_replaced.usual == "resend" and game not in on_replaced.go_on):
         above, resent = 0, resent + 1
-    elif game in wishes.go_on:
+    elif game in on_replaced.go_on:
         above = upto
-    elif replaced and wishes.usual == "go_on":
+    elif replaced and on_replaced.usual == "go_on":
         # Of the same bronze the batches still mean the same; of another one all that is there was there before.
         above = upto if held["bronze"] is None else held["bronze"]
     elif replaced:
@@ -217,5 +219,5 @@ def _bounded(steps: list[Step]) -> list[Step]:
 
 
 def schema_text(handle: DeltaTable) -> str:
-    """What tells tables with the same columns from others."""
+    """Text of a table's columns: equal for tables that can be read together."""
     return json.dumps(json.loads(handle.schema().to_json()), sort_keys=True)

@@ -24,7 +24,7 @@ from game_events.sinks.http.tables import outbox_schema
 
 #: What Spark hands over: rows of one group (a game, a file) in a row, in the order of their coordinates.
 ROWS = "_group string, _batch bigint, _place string, _kafka_partition int, _kafka_offset bigint, _person string, json string"
-#: Bits of a chunk's number that count within a task; the task's number stands above them.
+#: Bits of a chunk's number that count within a task; the task's number is above them.
 COUNT_BITS = 32
 KEY_CHARS = 32
 #: Rows of a row group: each task that sends opens every file and reads those with its share.
@@ -38,7 +38,7 @@ class ChunkOrigin:
     Attributes:
         source: the table, or the file.
         game: if it is one's.
-        era: what tells this content from another of the same name: Delta's id of the table and what may replace its rows.
+        era: distinguishes this content from another of the same name: Delta's id of the table and what may replace its rows.
         batch_from, batch_to: bronze batches (from, to] that the rows are of.
     """
 
@@ -55,7 +55,7 @@ class CutChunks:
 
     Attributes:
         table: the outbox.
-        person: its column that says whose a row is.
+        person: its column with the data subject's key.
         slice: number of the slice that is made.
         rows_per_call, bytes_per_call: limits of a chunk.
         origins: group -> where it comes from.

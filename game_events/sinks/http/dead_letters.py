@@ -1,7 +1,7 @@
-"""Dead letters: which chunks wait for a person, and sending them again under the keys they had.
+"""Dead letters: chunks that were given up, and their replay under the same keys.
 
-Guarantee: a dead letter is sent again once for each replay, whoever replays beside it. Which ones wait is read from the ledger
-and the outbox: a chunk whose newest entry says that it was given up.
+Guarantee: a dead letter is sent again once for each replay, also beside a concurrent replay. A dead letter waits if the newest
+entry of its key in the delivery log is "dead", and the outbox does not have it.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ def dead_letters(pipeline: Pipeline) -> list[dict[str, Any]]:
     with duckdb.connect() as connection:
         _register(connection, tables)
         return _records(
-            # Of a chunk whose rows were all erased nothing is left to be sent, or told.
+            # Of a chunk with only erased rows nothing is left to send or to count.
             connection.execute(
                 f"SELECT w.source, w.game, w.status, any_value(d.reason) AS reason, any_value(d.answer) AS answer, "  # noqa: S608
                 "count(DISTINCT w.key) AS chunks, count(DISTINCT (w.key, d.number)) AS rows, "
                 "min(w.at) AS first, max(w.at) AS last "
-                f"FROM ({_WAITING}) w JOIN letters d USING (key, slice) GROUP BY ALL ORDER BY rows DESC, source, status"
+                f"FROM ({_WAITING}) w JOIN dead d USING (key, slice) GROUP BY ALL ORDER BY rows DESC, source, status"
             )
         )
 
 
-def replay_letters(pipeline: Pipeline, statuses: Collection[int] = ()) -> tuple[int, int]:
+def replay_dead_letters(pipeline: Pipeline, statuses: Collection[int] = ()) -> tuple[int, int]:
     """Put dead letters back into the outbox: the export sends them, under their keys.
 
     Args:
@@ -57,7 +57,7 @@ def replay_letters(pipeline: Pipeline, statuses: Collection[int] = ()) -> tuple[
         (chunks, rows) that are in the outbox again.
 
     Raises:
-        ConflictError: rivals won every attempt.
+        ConflictError: concurrent writers won every attempt.
     """
     tables = ExportTables.of(pipeline.lakehouse, pipeline.settings.key_column)
     schema = outbox_schema(tables.person)
@@ -80,49 +80,49 @@ def replay_letters(pipeline: Pipeline, statuses: Collection[int] = ()) -> tuple[
                 raise
             continue
         return len(set(rows.column("chunk").to_pylist())), rows.num_rows
-    raise ConflictError(f"{tables.outbox.name}: rivals won {ATTEMPTS} times")
+    raise ConflictError(f"{tables.outbox.name}: commit conflict, {ATTEMPTS} attempts lost to concurrent runs")
 
 
 def _letters(tables: ExportTables, schema: pa.Schema, statuses: Collection[int]) -> pa.Table:
-    """Rows of dead letters that wait, with the columns of the outbox but `slice`, numbered anew by chunk."""
+    """Rows of dead letters that wait, with the columns of the outbox but `slice`, numbered by chunk."""
     names = ", ".join(f'd."{f.name}"' for f in schema if f.name not in ("slice", "chunk"))
     with duckdb.connect() as connection:
         _register(connection, tables)
-        # A run that was killed between the letter and the ledger has written the letter twice.
+        # A run that was killed between the dead letter and the delivery log has written the dead letter twice.
         return connection.sql(
             f"WITH w AS ({_WAITING}), "  # noqa: S608
-            "once AS (SELECT *, row_number() OVER (PARTITION BY key, number) AS copy FROM letters JOIN (SELECT key, slice "
+            "once AS (SELECT *, row_number() OVER (PARTITION BY key, number) AS copy FROM dead JOIN (SELECT key, slice "
             "FROM w WHERE len($statuses) = 0 OR list_contains($statuses, status)) USING (key, slice)) "
             f"SELECT {names}, dense_rank() OVER (ORDER BY key) AS chunk FROM once d WHERE copy = 1 ORDER BY chunk, number",
             params={"statuses": [int(s) for s in statuses]},
         ).to_arrow_table()
 
 
-def standing(pipeline: Pipeline) -> dict[str, Any]:
-    """Chunks and rows that wait, that were delivered, that were given up and wait for a person."""
+def export_status(pipeline: Pipeline) -> dict[str, Any]:
+    """Chunks and rows that wait, that were delivered, that were given up."""
     tables = ExportTables.of(pipeline.lakehouse, pipeline.settings.key_column)
     outbox, ledger = tables.outbox.open(), tables.deliveries.open()
     waiting = tables.waiting(outbox, ledger)
     settled = tables.settled(ledger, 0, ["rows", "outcome"])
     delivered = settled.filter(pc.equal(settled.column("outcome"), DELIVERED))
-    letters = dead_letters(pipeline)
+    dead = dead_letters(pipeline)
     return {
         "waiting": {"chunks": waiting.num_rows, "rows": pc.sum(waiting.column("rows")).as_py() or 0},
         "delivered": {"chunks": delivered.num_rows, "rows": pc.sum(delivered.column("rows")).as_py() or 0},
-        DEAD: {"chunks": sum(e["chunks"] for e in letters), "rows": sum(e["rows"] for e in letters)},
-        "dead_letters": letters,
+        DEAD: {"chunks": sum(e["chunks"] for e in dead), "rows": sum(e["rows"] for e in dead)},
+        "dead_letters": dead,
     }
 
 
 def _register(connection: duckdb.DuckDBPyConnection, tables: ExportTables) -> None:
     connection.execute("SET TimeZone = 'UTC'")
-    letters = tables.dead_letters.open()
+    dead = tables.dead_letters.open()
     connection.register("entries", tables.settled(tables.deliveries.open(), 0))
     connection.register("outbox", tables.chunks(tables.outbox.open()))
-    if letters is not None:
-        connection.register("letters", read_arrow(tables.dead_letters, letters))
+    if dead is not None:
+        connection.register("dead", read_arrow(tables.dead_letters, dead))
     else:
-        connection.register("letters", dead_letters_schema(tables.person).empty_table())
+        connection.register("dead", dead_letters_schema(tables.person).empty_table())
 
 
 def _records(result: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import aiohttp
 
-from game_events.sinks.http.rate_limiter import Permits
+from game_events.sinks.http.rate_limiter import RateLimiter
 from game_events.sinks.http.target import RestTarget
 
 KEY_HEADER = "Idempotency-Key"
@@ -67,14 +67,14 @@ class Calls:
     Attributes:
         target: where to.
         session: the task's client, with its pool of connections.
-        permits: asked before each call.
+        limiter: rate limiter of the calls.
         answers: status, or kind of failure -> calls.
         latencies: seconds of answered calls, the first `LATENCIES`.
     """
 
     target: RestTarget
     session: aiohttp.ClientSession
-    permits: Permits
+    limiter: RateLimiter
     answers: Counter[str] = field(default_factory=Counter)
     latencies: list[float] = field(default_factory=list)
     _not_before: float = 0.0
@@ -104,10 +104,10 @@ class Calls:
         while True:
             while (pause := self._not_before - time.monotonic()) > 0:
                 await asyncio.sleep(pause + random.uniform(0, 0.05))  # noqa: S311 - not all at the same moment
-            number = await self.permits.ask()
+            number = await self.limiter.acquire()
             if self._not_before <= time.monotonic():
                 break
-            self.permits.done(number)  # told to wait meanwhile
+            await self.limiter.release(number)  # a `Retry-After` has come meanwhile
         began = time.monotonic()
         try:
             async with self.session.post(
@@ -124,7 +124,7 @@ class Calls:
         except aiohttp.ClientError as error:
             return None, "", None, failure_of(error)
         finally:
-            self.permits.done(number)
+            await self.limiter.release(number)
 
 
 def client(target: RestTarget, **options: Any) -> aiohttp.ClientSession:  # noqa: ANN401 - aiohttp's own

@@ -1,8 +1,7 @@
 """Rows straight from files: a folder or prefix of Parquet files, or a Delta table, each file once.
 
-A file's chunks are fixed together, and the outbox and the ledger name it: so it is known by its address whether it was sent. Of
-a Delta table whose files were rewritten since (compaction, a delete), nobody can tell new rows from old ones by that: it is
-refused before anything is sent twice.
+A file's chunks are fixed together, and the outbox and the delivery log name the file, so its address shows whether it was sent.
+In rewritten files of a Delta table (compaction, a delete) new and old rows cannot be distinguished: it is refused.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def new_files(pipeline: Pipeline, tables: ExportTables, folder: str, outbox: Del
     if delta is not None and gone:
         raise DataError(
             f"{place.uri}: {len(gone):,} of its files that were exported are no part of the table any more: it was compacted, "
-            "or rows were deleted, and which rows of the other files were sent nobody can tell. Export it from a copy, or from "
+            "or rows were deleted, and which rows of the other files were sent is unknown. Export it from a copy, or from "
             "silver or gold, which are followed by batch"
         )
     return sorted(here - known)

@@ -23,7 +23,7 @@ from game_events.lakehouse.data.table_writer import staged_files
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.export_result import Export
 from game_events.pipeline.reporting.report import RunReport, TableReport
-from game_events.sinks.http.changes import Step, Wishes, look
+from game_events.sinks.http.changes import OnReplaced, Step, find_changes
 from game_events.sinks.http.chunks import ChunkOrigin, CutChunks
 from game_events.sinks.http.file_rows import file_rows, folder_table, new_files
 from game_events.sinks.http.table_rows import new_rows
@@ -35,34 +35,34 @@ DESCRIPTION = "Rows fixed in chunks that wait for their call over HTTP; a chunk'
 
 
 def plan_slice(
-    pipeline: Pipeline, tables: ExportTables, target: RestTarget, report: RunReport, account: Export, wishes: Wishes
+    pipeline: Pipeline, tables: ExportTables, target: RestTarget, report: RunReport, account: Export, on_replaced: OnReplaced
 ) -> bool:
     """Fix what is new in silver or gold; whether there was anything.
 
     Raises:
-        ConflictError: rivals won every attempt; nothing was sent.
+        ConflictError: concurrent writers won every attempt; nothing was sent.
     """
     for attempt in range(ATTEMPTS):
         outbox = tables.outbox.open()
-        # What a person asked for is done once, also where Dagster tries the run again after its rows were fixed.
-        granted = Txn.GRANTED.of(pipeline.run_id)
+        # A requested resend is done once, also where Dagster tries the run again after its rows were fixed.
+        granted = f"granted:{pipeline.run_id}"
         if outbox is not None and outbox.transaction_version(granted) is not None:
-            wishes = Wishes(wishes.usual)
-        news = look(pipeline, outbox, wishes)
-        _tell(pipeline, report, account, news.held, news.failed)
-        if not news.steps:
+            on_replaced = OnReplaced(on_replaced.usual)
+        changes = find_changes(pipeline, outbox, on_replaced)
+        _report_held(pipeline, report, account, changes.held, changes.failed)
+        if not changes.steps:
             return False
-        pipeline.on_progress(f"rest export: fixing rows of {len(news.steps)} {pipeline.settings.words.entities}")
-        origins = {step.game: step.origin for step in news.steps}
-        expected = {app: value for step in news.steps for app, value in step.expected.items()}
-        advance = {app: value for step in news.steps for app, value in step.advance.items()}
-        if (wishes.resend | wishes.go_on) & origins.keys():
+        pipeline.on_progress(f"rest export: fixing rows of {len(changes.steps)} {pipeline.settings.words.entities}")
+        origins = {step.game: step.origin for step in changes.steps}
+        expected = {app: value for step in changes.steps for app, value in step.expected.items()}
+        advance = {app: value for step in changes.steps for app, value in step.advance.items()}
+        if (on_replaced.resend | on_replaced.go_on) & origins.keys():
             advance[granted] = 1
         files: list[StagedFile] = []
-        if any(step.files or step.gold is not None for step in news.steps):
-            files = _staged(tables, target, outbox, new_rows(pipeline, news.steps), origins)
-        if _erased_since(pipeline, news.steps):
-            # Rows of theirs may be among these.
+        if any(step.files or step.gold is not None for step in changes.steps):
+            files = _staged(tables, target, outbox, new_rows(pipeline, changes.steps), origins)
+        if _erased_since(pipeline, changes.steps):
+            # Erased rows may be among these.
             discard(tables.outbox, files)
             continue
         try:
@@ -71,7 +71,7 @@ def plan_slice(
         except ConflictError:
             if attempt == ATTEMPTS - 1:
                 raise
-    raise ConflictError("gamers were erased while rows were fixed for the export, again and again: run it again")
+    raise ConflictError("gamers were erased during each of the attempts to plan the export: run it again")
 
 
 def plan_files(pipeline: Pipeline, tables: ExportTables, target: RestTarget, account: Export, folder: str) -> bool:
@@ -80,7 +80,7 @@ def plan_files(pipeline: Pipeline, tables: ExportTables, target: RestTarget, acc
     Raises:
         ConfigurationError: there is no such folder, or its files cannot be read together.
         DataError: the files of a Delta table were rewritten.
-        ConflictError: a rival planned at the same time.
+        ConflictError: another run planned at the same time.
     """
     outbox = tables.outbox.open()
     files = new_files(pipeline, tables, folder, outbox)
@@ -103,7 +103,7 @@ def commit_slice(
     """Make files part of the outbox, as its next slice.
 
     Raises:
-        ConflictError: somebody else has changed the outbox since; the files are deleted.
+        ConflictError: another run has changed the outbox since; the files are deleted.
     """
     commits = outbox.transaction_version(Txn.COMMITS) if outbox is not None else None
     expected, advance = txn
@@ -123,7 +123,7 @@ def commit_slice(
 def next_slice(tables: ExportTables, outbox: DeltaTable | None) -> int:
     """Number of the slice that the next commit makes.
 
-    An outbox that is made anew goes on where the ledger ends: a number that came twice would have new chunks taken for settled.
+    A recreated outbox goes on where the delivery log ends: with a reused number new chunks would be taken for settled.
     """
     if outbox is not None:
         return int(outbox.transaction_version(Txn.COMMITS) or 0) + 1
@@ -164,8 +164,10 @@ def _erased_since(pipeline: Pipeline, steps: Sequence[Step]) -> bool:
     return any(handle is None or erasures(handle) != step.erased for step, handle in now)
 
 
-def _tell(pipeline: Pipeline, report: RunReport, account: Export, held: Mapping[str, str], failed: Mapping[str, str]) -> None:
-    """Games of which nothing is sent are failures of the run, once each: nobody should find out by missing rows."""
+def _report_held(
+    pipeline: Pipeline, report: RunReport, account: Export, held: Mapping[str, str], failed: Mapping[str, str]
+) -> None:
+    """Games of which nothing is sent are failures of the run, once each, so that missing rows do not go unnoticed."""
     for game, why in {**held, **failed}.items():
         if game not in account.held:
             account.held[game] = why

@@ -1,4 +1,4 @@
-"""The export: what is left of the last run is sent, then what is new, slice by slice.
+"""The export: what is left of the last run is sent, then what is new, micro-batch by micro-batch.
 
 Guarantee: at least once, in chunks that are fixed before their first call and have the same key and bytes in each; a chunk that
 the ledger has as delivered is not sent again. Two runs at once: the later one goes on, the other stops at its next commit.
@@ -23,11 +23,11 @@ from game_events.lakehouse.data.table_writer import staged_files
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.export_result import Export, TaskAccount
 from game_events.pipeline.reporting.report import RunReport
-from game_events.sinks.http.changes import Wishes
+from game_events.sinks.http.changes import OnReplaced
 from game_events.sinks.http.plan import plan_files, plan_slice
 from game_events.sinks.http.preflight import preflight
-from game_events.sinks.http.rate_limiter import PermitAddress, PermitServer, permit_host
-from game_events.sinks.http.rate_window import Caps
+from game_events.sinks.http.rate_limiter import LimiterAddress, RateLimiterServer, limiter_host
+from game_events.sinks.http.rate_window import RateWindow
 from game_events.sinks.http.tables import DELIVERIES, ExportTables, outbox_schema
 from game_events.sinks.http.target import RestTarget
 from game_events.sinks.http.worker import FILE, LEDGER, TASK, SendChunks
@@ -39,23 +39,23 @@ _ERRORS: dict[str, type[GameEventsError]] = {
 }
 
 
-def export_rows(pipeline: Pipeline, report: RunReport, wishes: Wishes | None = None, files: str | None = None) -> None:
+def export_rows(pipeline: Pipeline, report: RunReport, on_replaced: OnReplaced | None = None, files: str | None = None) -> None:
     """Send what waits, and everything that is new.
 
     Args:
         pipeline: the parts.
         report: gets the account (`export`), as it goes.
-        wishes: what becomes of tables whose rows were replaced; None: as the setting says.
+        on_replaced: how tables with replaced rows are exported; None: as set.
         files: a folder of Parquet files, or a Delta table, instead of silver or gold.
 
     Raises:
-        ConfigurationError: the export is off, or the receiver does not let us in.
+        ConfigurationError: the export is off, or the receiver refuses the credentials.
         TransientError: the receiver is not there, or takes nothing: what is left waits for the next run.
         ConflictError: another run has taken over.
     """
     settings = pipeline.settings
     target = RestTarget.of(settings)
-    wishes = wishes or Wishes(settings.rest_on_replaced)
+    on_replaced = on_replaced or OnReplaced(settings.rest_on_replaced)
     account = report.export = report.export or Export()
     tables = ExportTables.of(pipeline.lakehouse, settings.key_column)
     exporter = _Exporter(pipeline, tables, target, account)
@@ -63,7 +63,7 @@ def export_rows(pipeline: Pipeline, report: RunReport, wishes: Wishes | None = N
     while (
         plan_files(pipeline, tables, target, account, files)
         if files
-        else plan_slice(pipeline, tables, target, report, account, wishes)
+        else plan_slice(pipeline, tables, target, report, account, on_replaced)
     ):
         exporter.send_all()
 
@@ -75,7 +75,7 @@ class _Exporter:
         self._pipeline, self._tables, self._target, self._account = pipeline, tables, target, account
         self._run: int | None = None
         settings = pipeline.settings
-        self._caps = Caps.of(settings.rest_calls_per_s, settings.rest_calls_per_min)
+        self._limit = RateWindow.of(settings.rest_calls_per_s, settings.rest_calls_per_min)
 
     def send_all(self) -> None:
         """Every chunk that waits; then their rows go from the outbox."""
@@ -103,11 +103,11 @@ class _Exporter:
             return
         tasks = min(settings.rest_tasks, chunks.num_rows)
         pipeline.on_progress(f"rest export: {chunks.num_rows:,} calls to {self._target.shown}")
-        capped: AbstractContextManager[PermitAddress | None] = nullcontext()
-        if self._caps.windows:
-            capped = PermitServer(self._caps, permit_host(settings))
+        limited: AbstractContextManager[LimiterAddress | None] = nullcontext()
+        if self._limit.windows:
+            limited = RateLimiterServer(self._limit, limiter_host(settings))
         began = time.monotonic()
-        with capped as permits:
+        with limited as limiter:
             job = SendChunks(
                 self._tables,
                 self._target,
@@ -118,7 +118,7 @@ class _Exporter:
                 tasks,
                 self._run,
                 pipeline.run_id,
-                permits,
+                limiter,
             )
             found = pipeline.spark.range(0, tasks, 1, tasks).mapInArrow(job, REPORT_SCHEMA).collect()
         job.note(staged_files(line for line in found if line["kind"] == FILE))
@@ -128,7 +128,7 @@ class _Exporter:
         stopped = [task for task in done if task.stopped is not None]
         if stopped:
             self._account.waiting_chunks = self._tables.waiting(outbox, self._tables.deliveries.open()).num_rows
-            # What a person has to do something about is told first; then what nobody has to.
+            # Errors that need a change by the user first, transient ones last.
             task = min(stopped, key=lambda task: list(_ERRORS).index(task.kind) if task.kind in _ERRORS else len(_ERRORS))
             what = f"{task.stopped}. {self._account.waiting_chunks:,} calls wait for the next run"
             raise _ERRORS.get(task.kind, DataError)(f"{self._target.shown}: {what}")
@@ -138,7 +138,7 @@ def _take_over(tables: ExportTables, run_id: str) -> int:
     """From now on only this run writes the ledger; the value of its `txn`.
 
     Raises:
-        ConflictError: others took it over at the same moment, again and again.
+        ConflictError: other runs took it over at the same time in each attempt.
     """
     for attempt in range(ATTEMPTS):
         ledger = tables.deliveries.open()
@@ -161,11 +161,11 @@ def _take_over(tables: ExportTables, run_id: str) -> int:
         except ConflictError:
             if attempt == ATTEMPTS - 1:
                 raise
-    raise ConflictError(f"{tables.deliveries.name}: rivals won {ATTEMPTS} times")
+    raise ConflictError(f"{tables.deliveries.name}: commit conflict, {ATTEMPTS} attempts lost to concurrent runs")
 
 
 def _clear(tables: ExportTables) -> None:
-    """Empty the outbox, once the ledger says what became of every chunk in it; a rival that plans is not hindered."""
+    """Empty the outbox, once the delivery log has every chunk's outcome; a run that plans meanwhile is not hindered."""
     outbox = tables.outbox.open()
     if outbox is None or tables.waiting(outbox, tables.deliveries.open()).num_rows:
         return
@@ -182,4 +182,4 @@ def _clear(tables: ExportTables) -> None:
     try:
         commit(plan)
     except ConflictError:
-        return  # a rival has planned, or erased, since: whoever sends that clears it
+        return  # another run has planned, or erased, since, and will clear it

@@ -18,10 +18,9 @@ BUSY = 0.7
 
 @dataclass(frozen=True)
 class Size:
-    """What an export needs.
+    """What an export of `rows_per_s`, with the given latency and options, needs.
 
     Attributes:
-        rows_per_s, latency_ms, rows_per_call, calls_per_task: what was asked for.
         calls_per_s: rows a second through rows per call.
         calls_at_once: of Little's law.
         tasks: Spark tasks, each a slot, that have so many calls under way.
@@ -44,15 +43,6 @@ def size(rows_per_s: float, latency_ms: float, rows_per_call: int, calls_per_tas
     """Tasks and cores for a rate."""
     calls_per_s = rows_per_s / rows_per_call
     at_once = max(1, math.ceil(round(calls_per_s * latency_ms / 1000, 9)))
-    busy = calls_per_s / CALLS_PER_CORE + rows_per_s / ROWS_PER_CORE
-    return Size(
-        rows_per_s,
-        latency_ms,
-        rows_per_call,
-        calls_per_task,
-        calls_per_s,
-        at_once,
-        math.ceil(at_once / calls_per_task),
-        max(1, math.ceil(busy / BUSY)),
-        at_once,
-    )
+    cores = max(1, math.ceil((calls_per_s / CALLS_PER_CORE + rows_per_s / ROWS_PER_CORE) / BUSY))
+    tasks = math.ceil(at_once / calls_per_task)
+    return Size(rows_per_s, latency_ms, rows_per_call, calls_per_task, calls_per_s, at_once, tasks, cores, at_once)

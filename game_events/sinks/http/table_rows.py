@@ -50,7 +50,7 @@ def shaped(rows: DataFrame, person: str, group: Column, columns: Iterable[str], 
     return rows.select(
         group.alias("_group"),
         *(coordinates.get(name, F.lit(None)).cast(kind).alias(name) for name, kind in kinds.items()),
-        whose(rows, person).alias("_person"),
+        subject_key(rows, person).alias("_person"),
         as_json(rows, columns).alias("json"),
     )
 
@@ -126,8 +126,8 @@ def as_json(rows: DataFrame, columns: Iterable[str]) -> Column:
     return F.to_json(F.struct(*parts), _OPTIONS)
 
 
-def whose(rows: DataFrame, person: str) -> Column:
-    """Whom a row is about, as text: by this an erasure finds it."""
+def subject_key(rows: DataFrame, person: str) -> Column:
+    """Key of a row's data subject, as text: an erasure finds the row by it."""
     names = [name for name in rows.columns if is_person(name, person)]
     return F.coalesce(*(F.col(quoted(name)).cast("string") for name in names), F.lit(None).cast("string"))
 

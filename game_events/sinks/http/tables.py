@@ -1,7 +1,7 @@
-"""The export's three tables: rows in chunks that wait, what became of each chunk, rows of chunks that were given up.
+"""The export's three tables: outbox (chunks that wait), delivery log (outcome of each chunk), dead letters (given up).
 
-A chunk is what one call sends. Its rows stand in `rest_outbox` as the JSON that is sent, so that whatever happens to the table
-they came from (compaction, a full refresh, new versions of an aggregate), each attempt sends the same bytes under the same key.
+A chunk is what one call sends. Its rows are in `rest_outbox` as the JSON that is sent, so that whatever happens to their
+source table (compaction, a full refresh, new versions of an aggregate), each attempt sends the same bytes under the same key.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ DELIVERIES = pa.schema(
 
 
 def _rows(person: str) -> list[pa.Field]:
-    """One row of a chunk: where it stands in it, what is sent, and by what an erasure finds it."""
+    """One row of a chunk: its number, what is sent, and what an erasure finds it by."""
     return [
         pa.field("number", pa.int32()),
         pa.field("json", pa.string()),
@@ -61,7 +61,7 @@ def _rows(person: str) -> list[pa.Field]:
 
 
 def outbox_schema(person: str) -> pa.Schema:
-    """Columns of `rest_outbox`; `person` names the one that says whose a row is."""
+    """Columns of `rest_outbox`; `person` is the one with the data subject's key."""
     return pa.schema([*CHUNK, *_rows(person)])
 
 
@@ -84,7 +84,7 @@ class ExportTables:
 
     Attributes:
         outbox, deliveries, dead_letters: the tables.
-        person: column that says whose a row is.
+        person: column with the data subject's key.
     """
 
     outbox: Table
@@ -95,8 +95,8 @@ class ExportTables:
     @classmethod
     def of(cls, lakehouse: Lakehouse, person: str) -> ExportTables:
         """Those of a lakehouse."""
-        outbox, deliveries, letters = map(lakehouse.table, (REST_OUTBOX, REST_DELIVERIES, REST_DEAD_LETTERS))
-        return cls(outbox, deliveries, letters, person)
+        outbox, deliveries, dead = map(lakehouse.table, (REST_OUTBOX, REST_DELIVERIES, REST_DEAD_LETTERS))
+        return cls(outbox, deliveries, dead, person)
 
     def chunks(self, outbox: DeltaTable | None) -> pa.Table:
         """The outbox's chunks, each once (`CHUNK`)."""

@@ -30,7 +30,7 @@ from game_events.lakehouse.data.staging import StagedFile, StagedWriter, file_sy
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.reporting.export_result import LATENCIES_TOLD, TaskAccount
 from game_events.sinks.http.delivery import Calls, ChunkOutcome, client
-from game_events.sinks.http.rate_limiter import PermitAddress, Permits
+from game_events.sinks.http.rate_limiter import LimiterAddress, RateLimiter
 from game_events.sinks.http.tables import DEAD, DELIVERED, DELIVERIES, ExportTables, dead_letters_schema, outbox_schema, share
 from game_events.sinks.http.target import RestTarget
 
@@ -60,7 +60,7 @@ class SendChunks:
         tasks: number of tasks that share them.
         run: `txn` of the ledger as this run has set it.
         run_id: who sends.
-        permits: whom to ask before each call; None: nobody.
+        limiter: rate limiter of the calls; None: there is no limit.
     """
 
     tables: ExportTables
@@ -72,7 +72,7 @@ class SendChunks:
     tasks: int
     run: int
     run_id: str
-    permits: PermitAddress | None = None
+    limiter: LimiterAddress | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Each row that comes is the number of a task; yields what it did (`REPORT_SCHEMA`)."""
@@ -129,7 +129,7 @@ class _Task:
         self._error: Exception | None = None
 
     async def run(self) -> tuple[TaskAccount, list[StagedFile]]:
-        """Send, and tell what was done; an error of this project's own as a value: it would come to the driver as mere text."""
+        """Send, and return what was done; a project's error as a value: raised, it would reach the driver as mere text."""
         account, files = self._account, list[StagedFile]()
         try:
             await self._send()
@@ -141,8 +141,8 @@ class _Task:
 
     async def _send(self) -> None:
         job, target, account = self._job, self._job.target, self._account
-        async with Permits(job.permits) as permits, client(target, limit=target.calls, keepalive_timeout=30) as session:
-            calls = Calls(target, session, permits)
+        async with RateLimiter(job.limiter) as limiter, client(target, limit=target.calls, keepalive_timeout=30) as session:
+            calls = Calls(target, session, limiter)
             await asyncio.gather(*(self._work(calls) for _ in range(target.calls)))
             account.answers, account.calls = dict(calls.answers), calls.answers.total()
             account.latencies = calls.latencies[:: max(1, len(calls.latencies) // LATENCIES_TOLD)]

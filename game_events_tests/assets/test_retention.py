@@ -131,7 +131,7 @@ def test_settings_that_are_broken_make_the_sensor_say_so_and_end_dead_runs_all_t
     found = dead_runs(dg.build_sensor_context(instance=instance))
     assert isinstance(found, dg.SkipReason)
     assert "GAME_EVENTS_RUN_HISTORY_H: Input should be greater than 0" in found.skip_message
-    assert "ended 1 runs whose process is gone: 01234567" in found.skip_message
+    assert "ended 1 runs without a process: 01234567" in found.skip_message
 
 
 def past(status, *, handed_over, ended=NOW):

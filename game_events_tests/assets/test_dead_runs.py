@@ -67,7 +67,7 @@ def test_a_killed_run_is_failed_with_the_reason_and_its_pool_slot_is_free_again(
     assert instance.event_log_storage.get_concurrency_info("bronze").active_slot_count == 1
 
     found = dead_runs(dg.build_sensor_context(instance=instance))
-    assert "ended 1 runs whose process is gone" in found.skip_message
+    assert "ended 1 runs without a process" in found.skip_message
     after = instance.get_run_by_id(killed.run_id)
     assert after.status == DagsterRunStatus.FAILURE
     assert after.tags[OWN_ALERTS] == "false", "whoever was to send its alerts is gone"

@@ -7,7 +7,7 @@ from pathlib import Path
 from game_events.config.settings import load_settings
 from game_events.pipeline.context import Pipeline
 from game_events.sinks.http import run as export
-from game_events.sinks.http.dead_letters import replay_letters, standing
+from game_events.sinks.http.dead_letters import export_status, replay_dead_letters
 from game_events_tests.sinks.receiver import receiving
 from game_events_tests.sinks.test_send import TASKS, job
 
@@ -18,9 +18,9 @@ def test_a_dead_letter_whose_rows_were_all_erased_waits_for_nobody(tmp_path: Pat
         assert [sending.run_task(task)[0].dead for task in range(TASKS)] == [1] * TASKS
     export._clear(sending.tables)
     pipeline = Pipeline(load_settings(lakehouse=str(tmp_path / "lakehouse")), lambda: None)
-    assert standing(pipeline)["dead"] == {"chunks": 3, "rows": 3}
+    assert export_status(pipeline)["dead"] == {"chunks": 3, "rows": 3}
     letters = sending.tables.dead_letters.open()
     assert letters is not None
     letters.delete("gamer_id = 'p1'")
-    assert standing(pipeline)["dead"] == {"chunks": 2, "rows": 2}
-    assert replay_letters(pipeline) == (2, 2)
+    assert export_status(pipeline)["dead"] == {"chunks": 2, "rows": 2}
+    assert replay_dead_letters(pipeline) == (2, 2)

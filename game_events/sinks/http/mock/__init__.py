@@ -1,1 +1,0 @@
-"""A receiver to try the export against."""
