@@ -35,9 +35,9 @@ def first_line(error: BaseException) -> str:
 
 
 #: Stands before words that are not this project's, and may quote rows: those of a user's function, or of Spark that runs it.
-IT_SAID = " It said: "
+QUOTED = " It said: "
 
 
 def without_quotes(text: str) -> str:
     """A text of ours without the words that may quote rows: what tables keep."""
-    return text.partition(IT_SAID)[0]
+    return text.partition(QUOTED)[0]

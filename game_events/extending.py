@@ -41,7 +41,7 @@ DECLARATION = "__game_events__"
 #: The aggregate that this project ships; its tables are `gold_{game}_player_agg`.
 PLAYER_AGG = "player_agg"
 #: Where that aggregate is declared, in messages.
-SHIPPED = "shipped"
+BUILT_IN = "shipped"
 #: Becomes part of table and asset names.
 NAME_PATTERN = r"^[a-z][a-z0-9_]{0,62}$"
 #: A column of one's own; a leading underscore marks the pipeline's.
@@ -148,7 +148,7 @@ class GoldAggregate:
     interval_s: float | None = None
     description: str = ""
     definition: str = ""
-    where: str = SHIPPED
+    where: str = BUILT_IN
     asset_name: str = ""
 
     def __str__(self) -> str:

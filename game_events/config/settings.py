@@ -28,7 +28,7 @@ from game_events.config.export_settings import ExportSettings
 from game_events.config.gold_columns import problem
 from game_events.config.naming import Names, Words
 from game_events.config.producer import SampleData
-from game_events.config.settings_sources import LocalStackSource, UnlessEmptied
+from game_events.config.settings_sources import LocalStackSource, WithoutEmptiedMappings
 from game_events.config.source_settings import SourceSettings, refuse_credentials, split_names
 from game_events.errors import ConfigurationError
 from game_events.rules import Rule, require_unique
@@ -334,7 +334,7 @@ class Settings(SourceSettings, ExportSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """The order of the module's docstring."""
         yaml = YamlConfigSettingsSource(settings_cls, os.environ.get(ENV_PREFIX + "CONFIG", "game_events.yaml"))
-        merged = map(UnlessEmptied, (env_settings, dotenv_settings, file_secret_settings, yaml))
+        merged = map(WithoutEmptiedMappings, (env_settings, dotenv_settings, file_secret_settings, yaml))
         return init_settings, *merged, LocalStackSource(settings_cls)
 
 

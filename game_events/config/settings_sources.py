@@ -29,7 +29,7 @@ class LocalStackSource(PydanticBaseSettingsSource):
         return {key: state[key] for key in ("kafka_bootstrap_servers", "schema_registry_url") if state.get(key)}
 
 
-class UnlessEmptied(PydanticBaseSettingsSource):
+class WithoutEmptiedMappings(PydanticBaseSettingsSource):
     """A source without the mappings that one before it says are empty.
 
     Mappings of several sources are put together, so there would be no other way to get rid of what a settings file says: of

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import NoDecode
 
-from game_events.config.bound_settings import BoundSettings
+from game_events.config.limit_settings import LimitSettings
 
 #: What Kafka lets a topic be called.
 TOPIC_PATTERN = r"[a-zA-Z0-9._-]{1,249}"
@@ -38,7 +38,7 @@ def refuse_credentials(address: str) -> str:
     return address
 
 
-class SourceSettings(BoundSettings):
+class SourceSettings(LimitSettings):
     """One topic, several, another pipeline's bronze, or files; see docs/sources.md."""
 
     kafka_topic: str = Field("game_events", min_length=1, description="topic that all games share; or several, comma separated")

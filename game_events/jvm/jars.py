@@ -77,7 +77,7 @@ def cache_dir() -> Path:
     return Path(base).resolve() / "game-events"
 
 
-def for_spark(on_progress: Progress | None = None) -> tuple[Path, ...]:
+def spark_jars(on_progress: Progress | None = None) -> tuple[Path, ...]:
     """Jars for ``spark.jars``: the Kafka source and Delta; fetched at the first call on a machine.
 
     Later calls take the time that hashing them takes. Processes that call it at once wait for one of them.
@@ -92,13 +92,13 @@ def for_spark(on_progress: Progress | None = None) -> tuple[Path, ...]:
     return tuple(sorted((folder_of(SPARK, on_progress) / "spark").glob("*.jar")))
 
 
-def for_s3(on_progress: Progress | None = None) -> tuple[Path, ...]:
-    """Jars with which Spark reads an S3-compatible store: only for a lakehouse that is in one. Else as `for_spark`."""
+def s3_jars(on_progress: Progress | None = None) -> tuple[Path, ...]:
+    """Jars with which Spark reads an S3-compatible store: only for a lakehouse that is in one. Else as `spark_jars`."""
     return tuple(sorted((folder_of(S3, on_progress) / "s3").glob("*.jar")))
 
 
-def for_stack(on_progress: Progress | None = None) -> StackParts:
-    """Broker and registry: only for a local stack. Else as `for_spark`."""
+def stack_parts(on_progress: Progress | None = None) -> StackParts:
+    """Broker and registry: only for a local stack. Else as `spark_jars`."""
     folder = folder_of(STACK, on_progress)
     return StackParts(folder / "kafka", folder / "registry")
 
@@ -121,7 +121,7 @@ def folder_of(group: Group, on_progress: Progress | None = None) -> Path:
                 f"cannot write the cache {folder.parent}: {error}; set GAME_EVENTS_CACHE to another folder"
             ) from error
     unpacked = {name: digest for name, digest in pins.items() if not name.endswith(ARCHIVE)}
-    refuse_others(folder, unpacked, f"it has changed since it was fetched: delete {folder}, and the next start fetches it anew")
+    check_pins(folder, unpacked, f"it has changed since it was fetched: delete {folder}, and the next start fetches it anew")
     return folder
 
 
@@ -140,7 +140,7 @@ def digests(folder: Path) -> Mapping[str, str]:
     return found
 
 
-def refuse_others(folder: Path, pins: Mapping[str, str], what_to_do: str) -> None:
+def check_pins(folder: Path, pins: Mapping[str, str], what_to_do: str) -> None:
     """Check that a folder holds what is pinned, and nothing else.
 
     Raises:
@@ -181,7 +181,7 @@ def _fill(folder: Path, group: Group, pins: Mapping[str, str]) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="incomplete-") as temporary:
         whole = Path(temporary) / folder.name
         fetch(group, whole, ivy_cache)
-        refuse_others(
+        check_pins(
             whole,
             as_fetched,
             "the repository, or a proxy before it, gives something else than was pinned. Ask whoever runs it; if "

@@ -77,7 +77,7 @@ class TemporaryFolder:
                 return cls(path, lock)
             os.close(lock)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Hold it no more; it goes now if it is empty, else when the next one is made, as a JVM may still use it."""
         if [file.name for file in self.path.iterdir()] == [LOCK]:
             shutil.rmtree(self.path, ignore_errors=True)
@@ -91,10 +91,10 @@ class TemporaryFolder:
 
 
 @lru_cache
-def of_this_process() -> TemporaryFolder:
+def process_temporary_folder() -> TemporaryFolder:
     """The folder of the one JVM that this process starts."""
     folder = TemporaryFolder.make()
-    atexit.register(folder.let_go)
+    atexit.register(folder.release)
     return folder
 
 

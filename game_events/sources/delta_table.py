@@ -26,7 +26,7 @@ from game_events.lakehouse.data.snapshot import files_with, read_files, selectio
 from game_events.lakehouse.event_columns import RAW_COLUMNS, STORED_AS
 from game_events.lakehouse.storage.options import delta_options
 from game_events.lakehouse.tables import BRONZE, Lakehouse, Table
-from game_events.sources.core.source import TABLE, Lane, Positions, Seen, Slice
+from game_events.sources.core.source import TABLE, MicroBatch, Offsets, SourceSnapshot, Split
 
 _NO_RAW = (
     "has rows without their raw value (that pipeline runs with GAME_EVENTS_KEEP_RAW=failures): they cannot be decoded. Set "
@@ -53,7 +53,7 @@ class TableSource:
                 "GAME_EVENTS_SOURCE_TABLE is this pipeline's own bronze: name another pipeline's, or unset it"
             )
 
-    def look(self) -> Seen:
+    def snapshot(self) -> SourceSnapshot:
         """The table's first and next batch.
 
         Raises:
@@ -67,10 +67,10 @@ class TableSource:
                 f"GAME_EVENTS_SOURCE_TABLE: {self._table.uri} is no bronze table of this project"
                 + (f": it has no column {', '.join(missing)}" if missing else "")
             )
-        lane = Lane(self._table.uri, _content(handle), 0, TABLE)
-        return Seen({lane: max(1, oldest_batch(handle))}, {lane: last + 1})
+        lane = Split(self._table.uri, _content(handle), 0, TABLE)
+        return SourceSnapshot({lane: max(1, oldest_batch(handle))}, {lane: last + 1})
 
-    def at(self, lanes: Iterable[Lane], when: datetime) -> Positions:  # noqa: ARG002
+    def offsets_at(self, lanes: Iterable[Split], when: datetime) -> Offsets:  # noqa: ARG002
         """Batches have no time of their own.
 
         Raises:
@@ -78,11 +78,11 @@ class TableSource:
         """
         raise ConfigurationError("GAME_EVENTS_STARTING_TIMESTAMP works with Kafka only: unset it, or GAME_EVENTS_SOURCE_TABLE")
 
-    def subjects(self, lanes: Iterable[Lane]) -> tuple[str, ...]:  # noqa: ARG002
+    def subjects(self, lanes: Iterable[Split]) -> tuple[str, ...]:  # noqa: ARG002
         """None: which topics the rows are of shows when they are read."""
         return ()
 
-    def room(self, reached: Positions) -> int:
+    def batch_limit(self, reached: Offsets) -> int:
         """As many whole batches as hold no more records than the setting says; at least one."""
         handle = self._handle()
         start = next(iter(reached.values()), 1)
@@ -103,11 +103,11 @@ class TableSource:
         # Batches behind the last one with rows are empty.
         return max(batches, int(handle.transaction_version(BATCH_APP) or 0) - start + 1)
 
-    def records(self, part: Slice) -> int:
+    def records(self, part: MicroBatch) -> int:
         """Rows of the files that hold the slice: at least so many as it has."""
         return selection(self._handle(), "_batch", min(part.start.values()) - 1).rows
 
-    def read(self, spark: SparkSession, part: Slice) -> DataFrame:
+    def read(self, spark: SparkSession, part: MicroBatch) -> DataFrame:
         """The rows of these batches, columns `RAW_COLUMNS`; the job fails at a row without its raw value."""
         handle = self._handle()
         (lane,) = part.end
@@ -118,11 +118,11 @@ class TableSource:
         raw = F.when(F.col("_raw_value").isNull(), missing.cast("binary")).otherwise(F.col("_raw_value"))
         return rows.withColumn("_raw_value", raw).select(*(F.col(STORED_AS[name]).alias(name) for name in RAW_COLUMNS))
 
-    def constants(self, part: Slice) -> Mapping[str, str]:  # noqa: ARG002
+    def constants(self, part: MicroBatch) -> Mapping[str, str]:  # noqa: ARG002
         """None: its rows may be of several topics."""
         return {}
 
-    def changed(self, part: Slice) -> str | None:
+    def changed(self, part: MicroBatch) -> str | None:
         """Rows are read of one version of the table; only a table that is another one by now has others."""
         (lane,) = part.end
         return None if _content(self._handle()) == lane.topic_id else f"{lane.topic} was replaced while it was read"

@@ -34,4 +34,4 @@ def subjects(settings: Settings, timeout_s: float | None = None) -> tuple[str, .
     if settings.kafka_topics:
         return tuple(subject_of(topic) for topic in sorted(settings.kafka_topics))
     source = make_source(settings, timeout_s)
-    return source.subjects(source.look().latest)
+    return source.subjects(source.snapshot().latest)

@@ -16,8 +16,8 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 import game_events
+from game_events.config.local_addresses import workers_are_local
 from game_events.config.settings import Settings
-from game_events.config.this_machine import workers_are_here
 from game_events.errors import ConfigurationError
 
 PACKAGE = Path(game_events.__file__).parent
@@ -27,22 +27,22 @@ SUFFIXES = (".py", ".zip", ".egg")
 _TIME = (1980, 1, 1, 0, 0, 0)
 
 
-def on_this_machine(settings: Settings) -> bool:
+def shares_python_environment(settings: Settings) -> bool:
     """Whether Spark's workers share this machine's Python environment, too: `local`, or a server beside us.
 
     A cluster's workers have one of their own, wherever they are.
     """
-    return workers_are_here(settings) and (settings.spark_remote is not None or settings.spark_master.startswith("local"))
+    return workers_are_local(settings) and (settings.spark_remote is not None or settings.spark_master.startswith("local"))
 
 
-def ship(session: SparkSession, settings: Settings) -> None:
+def ship_code(session: SparkSession, settings: Settings) -> None:
     """Send what the settings ask for; a session that has it already is left alone.
 
     Raises:
         ConfigurationError: a file of `spark_py_files` is not there, or nothing that Python imports from.
     """
     files = [_importable(name) for name in settings.spark_py_files]
-    if settings.spark_ship_code == "always" or (settings.spark_ship_code == "auto" and not on_this_machine(settings)):
+    if settings.spark_ship_code == "always" or (settings.spark_ship_code == "auto" and not shares_python_environment(settings)):
         files.append(packed())
     for file in files:
         session.addArtifacts(str(file), pyfile=True)

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from game_events.config.local_addresses import LOOPBACK, workers_are_local
 from game_events.config.settings import Settings
-from game_events.config.this_machine import LOOPBACK, workers_are_here
-from game_events.jvm.jars import for_s3, for_spark
+from game_events.jvm.jars import s3_jars, spark_jars
 from game_events.jvm.java import DEFAULT_JAVA_OPTIONS
-from game_events.jvm.private_folders import of_this_process
+from game_events.jvm.private_folders import process_temporary_folder
 from game_events.lakehouse.storage.options import is_s3, spark_options
-from game_events.spark.protection import authentication, refuse_credentials
+from game_events.spark.security import authentication, refuse_credentials
 
 LOG_CONFIGURATION = Path(__file__).with_name("log4j2.properties")
 
@@ -29,14 +29,14 @@ ARROW_BYTES = 64 * 1024 * 1024
 
 
 ARROW_RECORDS_KEY = "spark.sql.execution.arrow.maxRecordsPerBatch"
-#: Decoding reads Arrow's 32-bit offsets (decoding/core/wire_format.py), so large types are off, whatever a user or a cluster sets.
+#: Off, whatever a user sets: decoding reads Arrow's 32-bit offsets (decoding/core/wire_format.py).
 LARGE_TYPES_KEY = "spark.sql.execution.arrow.useLargeVarTypes"
 #: What comes before PySpark's own jars in the driver's JVM.
 CLASS_PATH_KEY = "spark.driver.extraClassPath"
 
 
 @contextmanager
-def kafka_batches(spark: SparkSession) -> Iterator[None]:
+def kafka_arrow_batches(spark: SparkSession) -> Iterator[None]:
     """Arrow batches as Kafka records take them, for the jobs of a block; a user's own setting stays."""
     usual = spark.conf.get(ARROW_RECORDS_KEY)
     if usual != str(ARROW_RECORDS):
@@ -50,7 +50,7 @@ def kafka_batches(spark: SparkSession) -> Iterator[None]:
 
 
 @contextmanager
-def forgiving(spark: SparkSession) -> Iterator[None]:
+def null_on_error(spark: SparkSession) -> Iterator[None]:
     """Expressions that cannot be computed for a row give NULL, for the jobs of a block; a user's own settings come back.
 
     Besides ANSI mode, Spark's elimination of common subexpressions is off: it would compute what two rules share outside of
@@ -98,9 +98,9 @@ def spark_config(settings: Settings) -> dict[str, str]:
     refuse_credentials(settings.spark_conf)
     os.environ.setdefault("PYSPARK_PYTHON", settings.spark_conf.get("spark.pyspark.python", sys.executable))
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    jars = for_spark()
+    jars = spark_jars()
     if is_s3(settings.lakehouse):
-        jars += for_s3()
+        jars += s3_jars()
     conf = session_config(settings) | {
         "spark.app.name": "game_events",
         "spark.master": settings.spark_master,
@@ -112,7 +112,7 @@ def spark_config(settings: Settings) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOG_CONFIGURATION.as_uri()}",
         # Everybody may read what the system's temporary folder holds: shuffle files are players' rows.
-        DEFAULT_JAVA_OPTIONS: of_this_process().java_option,
+        DEFAULT_JAVA_OPTIONS: process_temporary_folder().java_option,
         # A loop runs some 3,000 jobs an hour: what Spark remembers of each is bounded, or the heap grows for hours.
         "spark.ui.retainedJobs": "50",
         "spark.ui.retainedStages": "50",
@@ -121,7 +121,7 @@ def spark_config(settings: Settings) -> dict[str, str]:
         # What a plan or the UI may show of options that hold credentials.
         "spark.redaction.regex": "(?i)secret|password|passwd|token|access[.]key|sasl|jaas|ssl[.]key",
     }
-    if workers_are_here(settings):
+    if workers_are_local(settings):
         conf |= {"spark.driver.bindAddress": LOOPBACK, "spark.driver.host": LOOPBACK}
         # Otherwise Spark looks for a network address of this machine, and warns about what it finds.
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
@@ -138,6 +138,6 @@ def spark_config(settings: Settings) -> dict[str, str]:
     return conf | authentication(settings) | spark_options(settings) | own | more
 
 
-def of_the_server(settings: Settings) -> list[str]:
+def server_only_settings(settings: Settings) -> list[str]:
     """Names of the user's Spark settings that a session on a Connect server cannot have: they are the server's own."""
     return sorted(key for key in settings.spark_conf if not key.startswith("spark.sql."))

@@ -34,7 +34,7 @@ CLIENTS_LOGGER = "pyspark.sql.connect.logging"
 RETRIES, LONGEST_WAIT_MS = 12, 5_000
 
 
-def is_lost(error: BaseException | None) -> bool:
+def is_session_lost(error: BaseException | None) -> bool:
     """Whether an error says that the server, or the session on it, is gone: another session may work."""
     return isinstance(error, PySparkException) and any(mark in str(error) for mark in LOST)
 
@@ -80,7 +80,7 @@ def connect(settings: Settings, conf: Mapping[str, str]) -> SparkSession:
                     session.conf.set(key, value)
             except BaseException:
                 # Nobody else knows of it: a living server would keep it until its time-out.
-                give_back(session)
+                close_session(session)
                 raise
     except PySparkValueError as error:
         raise ConfigurationError(f"GAME_EVENTS_SPARK_REMOTE: {first_line(error)}: use sc://host:port") from None
@@ -126,7 +126,7 @@ def named(error: PySparkException, settings: Settings) -> Exception:
             f"the Spark Connect server {_address(settings)} refuses us: set {TOKEN_VARIABLE} in this process's environment to "
             "the token that it was started with"
         )
-    return lost(settings) if is_lost(error) else error
+    return lost(settings) if is_session_lost(error) else error
 
 
 def answers(session: SparkSession) -> bool:
@@ -134,7 +134,7 @@ def answers(session: SparkSession) -> bool:
     try:
         session.conf.get("spark.sql.session.timeZone")
     except PySparkException as error:
-        if is_lost(error):
+        if is_session_lost(error):
             return False
         raise
     return True
@@ -150,7 +150,7 @@ def is_closed(session: SparkSession) -> bool:
     return is_connect(session) and bool(cast(Any, session).is_stopped)
 
 
-def give_back(session: SparkSession) -> None:
+def close_session(session: SparkSession) -> None:
     """End a session: the server forgets it, and ends what it still does for it. Nothing happens to a classic one."""
     if not is_connect(session) or is_closed(session):
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 from pyspark.sql.connect.client.core import DefaultChannelBuilder
 
-from game_events.config.this_machine import LOOPBACK, UNIX_SOCKET, at_loopback
+from game_events.config.local_addresses import LOOPBACK, UNIX_SOCKET, at_loopback
 
 #: Where the server of `game-events up` is a Unix socket, PySpark's builder wants an address all the same.
 _UNUSED = "sc://localhost:1"

@@ -53,7 +53,7 @@ def crash(error: BaseException, over: str) -> WorkerCrashError:
 
 
 @contextmanager
-def crashes_named(over: str) -> Iterator[None]:
+def crashes_explained(over: str) -> Iterator[None]:
     """Deaths of workers inside are told in a sentence.
 
     Raises:
@@ -67,10 +67,10 @@ def crashes_named(over: str) -> Iterator[None]:
         raise crash(error, over) from error
 
 
-def whole_or_by_halves(
+def run_with_bisection(
     games: Collection[str], job: Callable[[Collection[str]], T], over: str, tell: Callable[[str], None]
 ) -> tuple[list[T], dict[str, str]]:
-    """Run a job for some games; only if a worker dies of it, for parts of them (`by_halves`).
+    """Run a job for some games; only if a worker dies of it, for parts of them (`bisect`).
 
     Args:
         games: whose rows the job has.
@@ -82,10 +82,10 @@ def whole_or_by_halves(
         return [job(games)], {}
     except WorkerCrashError as error:
         tell(f"{over}: {error}. It is tried for halves of them")
-    return by_halves(sorted(games), job, over)
+    return bisect(sorted(games), job, over)
 
 
-def by_halves(games: Sequence[str], job: Callable[[Collection[str]], T], over: str) -> tuple[list[T], dict[str, str]]:
+def bisect(games: Sequence[str], job: Callable[[Collection[str]], T], over: str) -> tuple[list[T], dict[str, str]]:
     """Run a job that died for parts of its games, until those that it dies of are told apart.
 
     Args:

@@ -74,7 +74,7 @@ def nullable(kind: DataType) -> DataType:
     return kind
 
 
-def united(schemas: Iterable[StructType]) -> tuple[StructType, dict[str, list[str]]]:
+def merged_columns(schemas: Iterable[StructType]) -> tuple[StructType, dict[str, list[str]]]:
     """Columns of several tables together; those that have different types in some of them are left out.
 
     Returns:
@@ -99,7 +99,7 @@ def united(schemas: Iterable[StructType]) -> tuple[StructType, dict[str, list[st
 def _both(one: DataType, other: DataType) -> DataType | None:
     """The type that holds values of both: nested fields of either; None if there is none."""
     if isinstance(one, StructType) and isinstance(other, StructType):
-        whole, clashes = united([one, other])
+        whole, clashes = merged_columns([one, other])
         return None if clashes else whole
     if isinstance(one, ArrayType) and isinstance(other, ArrayType):
         inner = _both(one.elementType, other.elementType)

@@ -150,7 +150,7 @@ def _start_missing(state: StackState, files: StackFiles, progress: Progress) -> 
     """Start what `state` has no process for; each is recorded as soon as it exists."""
     if state.kafka is not None and state.registry is not None:
         return state
-    parts = jars.for_stack(progress)
+    parts = jars.stack_parts(progress)
     java = find_java()
     if state.registry is None:
         progress(f"starting the Schema Registry on port {state.ports.registry}")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from game_events.config.this_machine import UNIX_SOCKET
+from game_events.config.local_addresses import UNIX_SOCKET
 from game_events.stack.ports import HOST
 from game_events.stack.server_process import ServerProcess, find
 

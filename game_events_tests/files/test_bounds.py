@@ -23,7 +23,7 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.schema_registry import RegistrySchema
 from game_events.sources.files import parquet as parquet_rows
 from game_events.sources.files.folder import LINK, MAX_DEPTH
-from game_events.sources.files.location import NoFileError, Place
+from game_events.sources.files.location import FileLocation, NotAFileError
 from game_events.sources.files.schemas import FileSchemas
 from game_events.sources.files.source import FileSource
 from game_events_tests.files.samples import WRITERS, avro, event, lines, parquet, protobuf, put
@@ -194,7 +194,7 @@ def test_rows_of_a_parquet_file_are_unpacked_up_to_the_bound(tmp_path: Path, mon
 def listed(folder: Path) -> tuple[list[str], dict[str, str]]:
     """Files below a folder, and what is skipped there."""
     skipped: dict[str, str] = {}
-    found = Place(str(folder)).listing("*", skipped)
+    found = FileLocation(str(folder)).listing("*", skipped)
     return sorted(f.path.removeprefix(f"{folder}/") for f in found), {
         p.removeprefix(f"{folder}/"): why for p, why in skipped.items()
     }
@@ -256,8 +256,8 @@ def test_a_name_that_is_no_text_is_skipped_and_told_and_the_others_are_taken_in(
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"{}")
     source = FileSource(file_settings.model_copy(update={"files_settle_s": 0}), Lakehouse.of(file_settings))
-    source.look()
-    source.look()
+    source.snapshot()
+    source.snapshot()
     assert dict(source.counts) == {"taken": 1, "skipped": 2, "waiting": 0, "links": 0, "changed": 0}
     report = RunReport("r")
     report.add_files(source.counts)
@@ -269,9 +269,9 @@ def test_a_name_never_makes_a_line_of_the_log(landing: Path, file_settings: Sett
     put(landing, name, b"{}")
     (landing / "b\nforged=true").symlink_to("nowhere")
     source = FileSource(file_settings, Lakehouse.of(file_settings))
-    source.look()
+    source.snapshot()
     put(landing, name, b"{ }", age_s=50)
-    source.look()
+    source.snapshot()
     assert source.counts["changed"] == source.counts["links"] == 1
     said = [record.getMessage() for record in caplog.records if "forged" in record.getMessage()]
     assert len(said) == 2
@@ -347,9 +347,9 @@ def test_what_became_a_link_since_it_was_listed_is_not_followed_either(tmp_path:
     paths[1].parent.symlink_to(outside.parent)
     paths[2].unlink()
     os.mkfifo(paths[2])
-    place = Place(str(landing))
+    place = FileLocation(str(landing))
     for name in [*map(str, paths[:3]), f"{landing}/../outside/secret.jsonl", str(outside)]:
-        with pytest.raises(NoFileError), place.open(name):
+        with pytest.raises(NotAFileError), place.open(name):
             pass
     with place.open(str(paths[3])) as source:
         assert source.read() == b"{}"
@@ -374,7 +374,7 @@ def test_a_file_that_is_refused_brings_no_schema(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     brought = RegistrySchema(7, "AVRO", "another", (("--plugin=x", "y"),))
     pq.write_table(marked_records([brought]).empty_table(), path)
-    reader = FileReader(FileReading(Place(str(tmp_path)), "log", PLENTY))
+    reader = FileReader(FileReading(FileLocation(str(tmp_path)), "log", PLENTY))
     row = {"number": 0, "path": str(path), "size": path.stat().st_size, "modified_us": 5, "part": 0, "parts": 1}
     (batch,) = reader.batches([pa.RecordBatch.from_pylist([row])])
     assert batch.column("reason").to_pylist() == ["UNREADABLE_FILE"]

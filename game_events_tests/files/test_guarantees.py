@@ -15,7 +15,7 @@ from game_events.config.settings import Settings
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.runs.refresh import refresh
 from game_events.sources.files.file_log import FileLog
-from game_events.sources.files.location import Place
+from game_events.sources.files.location import FileLocation
 from game_events_tests.books import rows
 from game_events_tests.files.conftest import MakeFiles
 from game_events_tests.files.samples import avro, protobuf, put
@@ -115,7 +115,7 @@ def test_rivals_take_in_each_file_once_and_load_each_record_once(
 
 def test_two_logs_that_see_the_same_files_give_each_one_number(landing: Path, tmp_path: Path) -> None:
     files = [put(landing, f"{n}.avro", b"x") for n in range(4)]
-    found, lakehouse = Place(str(landing)).listing(), Lakehouse(str(tmp_path / "lake"))
+    found, lakehouse = FileLocation(str(landing)).listing(), Lakehouse(str(tmp_path / "lake"))
     first, second = FileLog(lakehouse), FileLog(lakehouse)
     first.known(), second.known()
     assert len(first.take_in(found[:3], []).entries) == 3
@@ -124,7 +124,7 @@ def test_two_logs_that_see_the_same_files_give_each_one_number(landing: Path, tm
     assert first.known().numbers == known.numbers
     # A change is noted once, and the file keeps its number.
     put(landing, "0.avro", b"longer")
-    _, changed = known.news(Place(str(landing)).listing())
+    _, changed = known.news(FileLocation(str(landing)).listing())
     assert [f.path for f in changed] == [str(files[0])]
-    assert first.take_in([], changed).news(Place(str(landing)).listing()) == ([], [])
+    assert first.take_in([], changed).news(FileLocation(str(landing)).listing()) == ([], [])
     assert second.take_in([], changed).numbers == known.numbers

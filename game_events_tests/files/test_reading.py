@@ -25,8 +25,8 @@ from game_events.sources.files import avro_container
 from game_events.sources.files import protobuf_delimited as delimited
 from game_events.sources.files import record_batches as rows
 from game_events.sources.files.archive_format import RECORDS, marked_records
-from game_events.sources.files.limits import Bounds
-from game_events.sources.files.location import Place
+from game_events.sources.files.limits import FileLimits
+from game_events.sources.files.location import FileLocation
 from game_events.sources.files.reader import FileReader, FileReading, format_of
 from game_events.sources.files.schemas import NamedSchema, identity_bytes
 from game_events_tests.examples import examples
@@ -43,7 +43,7 @@ def named(kind: str) -> NamedSchema:
 KINDS = {"pb": named("PROTOBUF"), "jsonl": named("JSON"), "avro": None, "parquet": None}
 
 
-PLENTY = Bounds(10**6, 10**9, 2**26)
+PLENTY = FileLimits(10**6, 10**9, 2**26)
 
 
 class Read:
@@ -56,9 +56,9 @@ class Read:
         schema: NamedSchema | None = None,
         framed: bool = False,
         parts: int = 1,
-        bounds: Bounds = PLENTY,
+        bounds: FileLimits = PLENTY,
     ):
-        reading = FileReading(Place(str(folder)), "log", bounds, schema=schema, framed=framed)
+        reading = FileReading(FileLocation(str(folder)), "log", bounds, schema=schema, framed=framed)
         reader = FileReader(pickle.loads(pickle.dumps(reading)))  # noqa: S301 - our own bytes
         files = [
             {"number": n, "path": str(p), "size": p.stat().st_size, "modified_us": 5, "part": part, "parts": parts}
@@ -257,7 +257,7 @@ def test_parts_of_a_large_parquet_file_are_all_of_it_once(tmp_path: Path) -> Non
 
 def test_a_file_that_is_gone_is_an_error_and_no_damage(tmp_path: Path) -> None:
     file = put(tmp_path, "a.jsonl", lines(range(1)))
-    reader = FileReader(FileReading(Place(str(tmp_path)), "log", PLENTY, schema=KINDS["jsonl"]))
+    reader = FileReader(FileReading(FileLocation(str(tmp_path)), "log", PLENTY, schema=KINDS["jsonl"]))
     row = {"number": 0, "path": str(file), "size": 1, "modified_us": 1, "part": 0, "parts": 1}
     file.unlink()
     with pytest.raises(FileNotFoundError):
@@ -345,8 +345,8 @@ def avro_container_file(schema: dict[str, object], records: list[dict[str, objec
 
 def test_small_batches_are_put_together_and_no_row_is_lost() -> None:
     file = rows.FilePart(3, "p", 1, 1, "log")
-    batches = [rows.refused(file, n, "d") for n in range(5)]
-    assert [len(b) for b in rows.together(batches)] == [5]
+    batches = [rows.unreadable(file, n, "d") for n in range(5)]
+    assert [len(b) for b in rows.coalesced(batches)] == [5]
 
 
 def test_files_of_an_archive_are_read_where_its_log_names_them_and_no_others(tmp_path: Path) -> None:
@@ -357,7 +357,7 @@ def test_files_of_an_archive_are_read_where_its_log_names_them_and_no_others(tmp
 
     def read(name: str, *, archive: bool) -> dict[str, object]:
         path = tmp_path / f"{name}.parquet"
-        reader = FileReader(FileReading(Place(str(tmp_path)), "log", PLENTY, archive=archive))
+        reader = FileReader(FileReading(FileLocation(str(tmp_path)), "log", PLENTY, archive=archive))
         file = {"number": 0, "path": str(path), "size": path.stat().st_size, "modified_us": 5, "part": 0, "parts": 1}
         (batch,) = reader.batches([pa.RecordBatch.from_pylist([file])])
         (row,) = batch.to_pylist()

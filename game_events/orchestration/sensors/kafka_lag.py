@@ -17,7 +17,7 @@ from game_events.orchestration.sensors.lag_decision import TELL_EVERY_S, Memory,
 from game_events.orchestration.sensors.masked import masked
 from game_events.pipeline.observability.alerts import Alert, send
 from game_events.pipeline.observability.lag import Standing, digest, look
-from game_events.sources.core.source import Lane
+from game_events.sources.core.source import Split
 
 #: Longest wait for one answer of the broker; a tick asks three times, and Dagster ends it after 60 s.
 TIMEOUT_S = 5.0
@@ -38,14 +38,14 @@ def lag_event(settings: Settings, standing: Standing, memory: Memory, now: float
     offsets = digest([sorted(standing.seen.latest.items()), sorted(standing.next.items())])
     if offsets == memory.told or (standing.total_lag and now < memory.told_at + TELL_EVERY_S):
         return [], memory
-    assets: dict[dg.AssetKey, list[Lane]] = defaultdict(list)
+    assets: dict[dg.AssetKey, list[Split]] = defaultdict(list)
     for lane in sorted(standing.seen.latest):
         assets[source_key(settings, lane.topic)].append(lane)
     events = [_event(standing, key, lanes) for key, lanes in assets.items()]
     return events, memory.model_copy(update={"told": offsets, "told_at": now})
 
 
-def _event(standing: Standing, key: dg.AssetKey, lanes: Sequence[Lane]) -> dg.AssetObservation:
+def _event(standing: Standing, key: dg.AssetKey, lanes: Sequence[Split]) -> dg.AssetObservation:
     """With a pattern one event tells of several topics."""
     rows = [
         dg.TableRecord(

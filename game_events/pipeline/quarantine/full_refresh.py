@@ -35,7 +35,7 @@ from game_events.lakehouse.tables import Table
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.lost import refuse_restored_quarantine
 from game_events.pipeline.reporting.report import RunReport
-from game_events.sources.core.source import KAFKA, Lane
+from game_events.sources.core.source import KAFKA, Split
 
 ATTEMPTS = 20
 _LIST = re.compile(r"_reset-(\d+)\.json")
@@ -52,7 +52,7 @@ class ResetList:
     """
 
     batch: int
-    ends: Mapping[Lane, int]
+    ends: Mapping[Split, int]
     files: list[StagedFile]
 
 
@@ -165,7 +165,7 @@ def listed_files(pipeline: Pipeline, older_than_s: float, *, dry_run: bool = Fal
     return names
 
 
-def since(offsets: Mapping[Lane, int]) -> Column:
+def since(offsets: Mapping[Split, int]) -> Column:
     """Condition on rows of bronze and quarantine: of these topics, at or behind these offsets of their partitions."""
     if not offsets:
         return F.lit(False)
@@ -176,7 +176,7 @@ def since(offsets: Mapping[Lane, int]) -> Column:
     return F.coalesce(F.col("_kafka_offset") >= F.try_element_at(firsts, place), F.lit(False))
 
 
-def not_read(lanes: Collection[Lane]) -> Column:
+def not_read(lanes: Collection[Split]) -> Column:
     """Condition on rows of bronze and quarantine: of a topic, or a partition of one, that is not read just now.
 
     A full refresh leaves them as they are. Rows of a topic of the same name and another id are not among them: that topic is
@@ -273,7 +273,7 @@ def _read(table: Table, ticket: int) -> ResetList | None:
     if "apps" in body:  # of a version that knew one topic only
         topics = {p: app.split(":")[1:3] for p, app in body["apps"].items()}
         body |= {"batch": 0, "ends": [[*topics[p], int(p), end] for p, end in body["ends"].items()]}
-    ends = {Lane(*lane): int(end) for *lane, end in body["ends"]}
+    ends = {Split(*lane): int(end) for *lane, end in body["ends"]}
     return ResetList(int(body["batch"]), ends, [StagedFile.from_json(text) for text in body["files"]])
 
 

@@ -26,7 +26,7 @@ from game_events.pipeline.quality.expressions import FATE, READMIT
 from game_events.pipeline.quality.worker import failed_rules
 from game_events.pipeline.reporting.report import RuleCounts, RunReport
 from game_events.pipeline.silver.stage import Source, Start, rows_from, with_fate
-from game_events.spark.config import forgiving
+from game_events.spark.config import null_on_error
 
 #: `txn` with the rows that rules have kept out since the table's rows were replaced: bronze's rows = the table's + these.
 DROPPED_APP, QUARANTINED_APP = "rows_dropped", "rows_quarantined"
@@ -165,7 +165,7 @@ def noted(source: Source, decisions: Decisions, starts: Mapping[str, Start]) -> 
     if held is None or handle is None:
         return Rewritten()
     columns = spark_schema(handle.schema())
-    with forgiving(spark):
+    with null_on_error(spark):
         rows = rows_from(source, read_files(spark, files_with(source.handle), spark_schema(source.handle.schema())), starts)
         rows = rows.join(held, list(COORDINATES), "left_semi")
         passed = with_fate(source, rows, held).where(F.col(FATE) == READMIT).select(*COORDINATES, F.col("_game"))

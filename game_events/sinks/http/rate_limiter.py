@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
+from game_events.config.local_addresses import LOOPBACK, is_loopback, workers_are_local
 from game_events.config.settings import Settings
-from game_events.config.this_machine import LOOPBACK, is_loopback, workers_are_here
 from game_events.errors import TransientError
 from game_events.sinks.http.rate_window import Caps
 
@@ -240,4 +240,4 @@ def permit_host(settings: Settings) -> str:
     """By what name the executors reach this machine: loopback where they are on it, else the setting, else its own name."""
     if settings.rest_permit_host:
         return settings.rest_permit_host
-    return LOOPBACK if workers_are_here(settings) else socket.getfqdn()
+    return LOOPBACK if workers_are_local(settings) else socket.getfqdn()

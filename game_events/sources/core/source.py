@@ -2,7 +2,7 @@
 
 A source is any number of **lanes**: sequences of records, each of which is read from its beginning to its end, once. A Kafka
 partition is one (position: the next offset), another pipeline's table is one (position: its next batch). Bronze keeps the next
-position of each lane in a transaction of its own name (`Lane.app`), and every commit compares it with where its slice began.
+position of each lane in a transaction of its own name (`Split.app`), and every commit compares it with where its slice began.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 KAFKA, TABLE, FILES = "kafka", "table", "files"
 
 
-class Lane(NamedTuple):
+class Split(NamedTuple):
     """One sequence of records.
 
     Attributes:
@@ -48,13 +48,13 @@ class Lane(NamedTuple):
         return f"{self.topic}[{self.partition}]" if self.kind == KAFKA else self.topic
 
 
-#: Lane -> a position in it.
-Positions = dict[Lane, int]
+#: Split -> a position in it.
+Offsets = dict[Split, int]
 
 
 @dataclass(frozen=True)
 class Gap:
-    """Positions [start, end) of one lane that nobody can read any more; `end` None: of a topic that is gone."""
+    """Offsets [start, end) of one lane that nobody can read any more; `end` None: of a topic that is gone."""
 
     topic: str
     topic_id: str
@@ -75,7 +75,7 @@ class Gap:
 
 
 @dataclass(frozen=True)
-class Seen:
+class SourceSnapshot:
     """A source at one moment.
 
     Attributes:
@@ -85,14 +85,14 @@ class Seen:
         epochs: lane -> number of the leader that writes it now; only where the source has such.
     """
 
-    earliest: Positions
-    latest: Positions
+    earliest: Offsets
+    latest: Offsets
     unit: int = 1
-    epochs: Positions = field(default_factory=dict)
+    epochs: Offsets = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Slice:
+class MicroBatch:
     """A bounded part of a source: lane -> [start, end). Lanes with nothing to read, and no gap, are left out.
 
     Attributes:
@@ -104,11 +104,11 @@ class Slice:
         unit: positions of one record.
     """
 
-    start: Positions
-    end: Positions
-    latest: Positions = field(default_factory=dict)
+    start: Offsets
+    end: Offsets
+    latest: Offsets = field(default_factory=dict)
     gaps: tuple[Gap, ...] = ()
-    reached: Positions = field(default_factory=dict)
+    reached: Offsets = field(default_factory=dict)
     joined: tuple[str, ...] = ()
     unit: int = 1
 
@@ -118,8 +118,8 @@ class Slice:
         return sum(self.end[p] - self.start[p] for p in self.end) // self.unit
 
     @property
-    def lag(self) -> Positions:
-        """Lane -> positions that remain after this slice, whether it reads any of the lane or none."""
+    def lag(self) -> Offsets:
+        """Split -> positions that remain after this slice, whether it reads any of the lane or none."""
         return {p: max(0, end - self.end.get(p, self.reached.get(p, end))) // self.unit for p, end in self.latest.items()}
 
 
@@ -130,7 +130,7 @@ class Source(Protocol):
     the same records, and never less without an error.
     """
 
-    def look(self) -> Seen:
+    def snapshot(self) -> SourceSnapshot:
         """The source as it is now.
 
         Raises:
@@ -138,23 +138,23 @@ class Source(Protocol):
             TransientError: it does not answer.
         """
 
-    def at(self, lanes: Iterable[Lane], when: datetime) -> Positions:
-        """Lane -> first position whose record is not older than a time; lanes without such a record are left out."""
+    def offsets_at(self, lanes: Iterable[Split], when: datetime) -> Offsets:
+        """Split -> first position whose record is not older than a time; lanes without such a record are left out."""
 
-    def subjects(self, lanes: Iterable[Lane]) -> tuple[str, ...]:
+    def subjects(self, lanes: Iterable[Split]) -> tuple[str, ...]:
         """Subjects of the registry whose versions are worth planning for before a record of them is met."""
 
-    def room(self, reached: Positions) -> int:
-        """Positions that the next slice from there may have, all lanes together."""
+    def batch_limit(self, reached: Offsets) -> int:
+        """Offsets that the next slice from there may have, all lanes together."""
 
-    def records(self, part: Slice) -> int:
+    def records(self, part: MicroBatch) -> int:
         """Records of a slice at most: what Spark's tasks are made by."""
 
-    def read(self, spark: SparkSession, part: Slice) -> DataFrame:
+    def read(self, spark: SparkSession, part: MicroBatch) -> DataFrame:
         """The records of a slice, columns `RAW_COLUMNS`; those in `constants` may be left out."""
 
-    def constants(self, part: Slice) -> Mapping[str, str]:
+    def constants(self, part: MicroBatch) -> Mapping[str, str]:
         """Columns of `RAW_COLUMNS` that are the same in all records of a slice, so that they need not travel to the workers."""
 
-    def changed(self, part: Slice) -> str | None:
+    def changed(self, part: MicroBatch) -> str | None:
         """After a slice was read: why its records may be other ones than were planned, in words; None: they are not."""

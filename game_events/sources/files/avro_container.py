@@ -24,9 +24,9 @@ from game_events.decoding.core.reasons import KEPT_BYTES, Reason
 from game_events.decoding.core.registry_schema import RegistrySchema, schema_guid
 from game_events.errors import DataError
 from game_events.sources.files.avro_skip import Skip, skipper
-from game_events.sources.files.limits import Bounds
+from game_events.sources.files.limits import FileLimits
 from game_events.sources.files.offsets import FILE_ROWS
-from game_events.sources.files.record_batches import BATCH_ROWS, FilePart, records, refused, slices
+from game_events.sources.files.record_batches import BATCH_ROWS, FilePart, binary_slices, records, unreadable
 from game_events.sources.files.schemas import identity_bytes
 
 MAGIC, SYNC_BYTES = b"Obj\x01", 16
@@ -71,7 +71,7 @@ def read_header(head: bytes) -> Header:
 
 
 def read_container(
-    source: pa.NativeFile, file: FilePart, offer: Callable[[RegistrySchema], None], limits: Bounds
+    source: pa.NativeFile, file: FilePart, offer: Callable[[RegistrySchema], None], limits: FileLimits
 ) -> Iterator[pa.RecordBatch]:
     """Batches of a file's records, block by block, and rows for what cannot be read.
 
@@ -91,7 +91,7 @@ def read_container(
         guid = schema_guid("AVRO", header.text)
         skip = skipper(AvroSchema(guid, header.text).root)
     except (*DAMAGE, ValueError, DataError) as error:
-        yield refused(file, 0, f"no Avro file: {_said(error)}")
+        yield unreadable(file, 0, f"no Avro file: {_said(error)}")
         return
     offer(RegistrySchema(guid, "AVRO", header.text))
     identity = identity_bytes(guid, (), indexed=False)
@@ -111,13 +111,13 @@ def read_container(
             if len(stored) < size + SYNC_BYTES or stored[size:] != header.sync:
                 raise DamageError(Reason.TRUNCATED, "a block does not end where it says")
         except DAMAGE as error:
-            yield refused(file, position, f"from byte {at:,} on: {_said(error)}; {end - at:,} bytes are left of the file")
+            yield unreadable(file, position, f"from byte {at:,} on: {_said(error)}; {end - at:,} bytes are left of the file")
             return
         at += used + size + SYNC_BYTES
         try:
             block = unpack(stored[:size], header.codec)
         except (ValueError, OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-            yield refused(file, position, f"a block of {count:,} records cannot be unpacked: {_said(error)}")
+            yield unreadable(file, position, f"a block of {count:,} records cannot be unpacked: {_said(error)}")
         else:
             unpacked += len(block)
             if unpacked > limits.unpacked:
@@ -145,11 +145,11 @@ def _block(block: bytes, count: int, skip: Skip, file: FilePart, position: int, 
         good, at = len(edges) - 1, bounds[-1]
         if good:
             positions = position + done + np.arange(good, dtype=np.int64)
-            yield records(file, positions, slices(block, edges[:-1], edges[1:]), identity)
+            yield records(file, positions, binary_slices(block, edges[:-1], edges[1:]), identity)
         done += good
     if damage:
         detail = f"{count - done:,} records are left of a block: {damage}"
-        yield refused(file, position + done, detail, block[at:][:KEPT_BYTES])
+        yield unreadable(file, position + done, detail, block[at:][:KEPT_BYTES])
 
 
 def unpack(data: bytes, codec: str) -> bytes:

@@ -20,7 +20,7 @@ from game_events.lakehouse.commits.restores import ANY_COMMIT, restored_lately
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import SOURCE_FILES, Lakehouse
-from game_events.sources.files.location import Found
+from game_events.sources.files.location import ListedFile
 
 #: `txn` that counts the commits: whoever adds files has seen all that are there.
 APP = "commits"
@@ -43,7 +43,7 @@ SCHEMA = pa.schema(
 
 
 @dataclass(frozen=True)
-class Entry:
+class LogEntry:
     """A file of the log, as it was seen last."""
 
     number: int
@@ -53,17 +53,17 @@ class Entry:
 
 
 @dataclass
-class Known:
+class LogContent:
     """The log as a process has read it: by number, and by path."""
 
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[LogEntry] = field(default_factory=list)
     numbers: dict[str, int] = field(default_factory=dict)
     log_id: str = ""
 
-    def news(self, found: Iterable[Found]) -> tuple[list[Found], list[Found]]:
+    def news(self, found: Iterable[ListedFile]) -> tuple[list[ListedFile], list[ListedFile]]:
         """Of files of a listing: those that are not in the log, and those that are others than when they were seen last."""
-        new: list[Found] = []
-        changed: list[Found] = []
+        new: list[ListedFile] = []
+        changed: list[ListedFile] = []
         for file in found:
             number = self.numbers.get(file.path)
             if number is None:
@@ -81,10 +81,10 @@ class FileLog:
         self._table = lakehouse.table(SOURCE_FILES)
         self._run_id = run_id
         self._read: set[str] = set()
-        self._known = Known()
+        self._known = LogContent()
         self._commits: int | None = None
 
-    def known(self) -> Known:
+    def known(self) -> LogContent:
         """Every file that was taken in; only what came since the last look is read.
 
         Raises:
@@ -92,7 +92,7 @@ class FileLog:
         """
         handle = self._table.open()
         if handle is None:
-            self._read, self._known, self._commits = set(), Known(), None
+            self._read, self._known, self._commits = set(), LogContent(), None
             return self._known
         if restored_lately(self._table, ANY_COMMIT, handle.version()):
             raise DataError(
@@ -102,7 +102,7 @@ class FileLog:
         there = set(paths(handle))
         log_id = str(handle.metadata().id)
         if log_id != self._known.log_id or not self._read <= there:  # another table, or maintenance has joined files
-            self._read, self._known = set(), Known(log_id=log_id)
+            self._read, self._known = set(), LogContent(log_id=log_id)
         self._add(read_arrow(self._table, handle, only=sorted(there - self._read)))
         self._read = there
         self._commits = int(handle.transaction_version(APP) or 0)
@@ -110,7 +110,7 @@ class FileLog:
             raise DataError(f"{self._table.uri}: its rows are not those that were written: restore its newest version")
         return self._known
 
-    def take_in(self, new: Sequence[Found], changed: Sequence[Found]) -> Known:
+    def take_in(self, new: Sequence[ListedFile], changed: Sequence[ListedFile]) -> LogContent:
         """Give new files their numbers, in this order, and note changed ones; in one commit.
 
         Whoever loses to a rival looks again: what the rival has taken in is not new any more.
@@ -130,7 +130,7 @@ class FileLog:
                     raise
         return self.known()
 
-    def _commit(self, known: Known, new: Sequence[Found], changed: Sequence[Found]) -> None:
+    def _commit(self, known: LogContent, new: Sequence[ListedFile], changed: Sequence[ListedFile]) -> None:
         first, now = len(known.entries), datetime.now(UTC)
         rows = [(first + n, f, TAKEN) for n, f in enumerate(new)] + [(known.numbers[f.path], f, CHANGED) for f in changed]
         writer = StagedWriter(self._table, SCHEMA)
@@ -178,7 +178,7 @@ class FileLog:
         for number, path, size, modified, kind, _ in sorted(
             columns, key=lambda r: (True, r[5]) if r[4] == CHANGED else (False, r[0])
         ):
-            entry = Entry(number, path, size, modified)
+            entry = LogEntry(number, path, size, modified)
             if kind == TAKEN and number == len(entries):
                 entries.append(entry)
                 numbers[path] = number

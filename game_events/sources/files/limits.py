@@ -16,12 +16,12 @@ import pyarrow as pa
 from game_events.decoding.core.reasons import too_large
 
 
-class BoundReachedError(Exception):
+class LimitExceededError(Exception):
     """A file asks for more than it may have; the text says what and which setting allows more."""
 
 
 @dataclass(frozen=True)
-class Bounds:
+class FileLimits:
     """The bounds of the settings; picklable.
 
     Attributes:
@@ -34,13 +34,13 @@ class Bounds:
     unpacked: int
     record: int
 
-    def too_many(self) -> BoundReachedError:
+    def too_many(self) -> LimitExceededError:
         """A file has more records."""
-        return BoundReachedError(f"it has more than {self.rows:,} records (GAME_EVENTS_FILES_MAX_ROWS)")
+        return LimitExceededError(f"it has more than {self.rows:,} records (GAME_EVENTS_FILES_MAX_ROWS)")
 
-    def too_much(self) -> BoundReachedError:
+    def too_much(self) -> LimitExceededError:
         """A file has more bytes."""
-        return BoundReachedError(
+        return LimitExceededError(
             f"it is more than {self.unpacked:,} bytes once unpacked (GAME_EVENTS_FILES_MAX_UNPACKED_BYTES)"
         )
 
@@ -49,10 +49,10 @@ class Bounds:
         return too_large(f"{size:,}", self.record)
 
 
-class Unpacked:
+class DecompressedFile:
     """A compressed file as it is unpacked, up to the bound: a megabyte may hold a terabyte, of blank lines too."""
 
-    def __init__(self, source: pa.NativeFile, bounds: Bounds) -> None:
+    def __init__(self, source: pa.NativeFile, bounds: FileLimits) -> None:
         """Nothing is read yet."""
         self._source, self._bounds, self._size = source, bounds, 0
 
@@ -60,7 +60,7 @@ class Unpacked:
         """The next bytes.
 
         Raises:
-            BoundReachedError: there are too many in all.
+            LimitExceededError: there are too many in all.
         """
         found: bytes = self._source.read(size)
         self._size += len(found)
@@ -70,7 +70,7 @@ class Unpacked:
 
 
 @contextmanager
-def memory(more: int) -> Iterator[None]:
+def memory_limit(more: int) -> Iterator[None]:
     """So many bytes more than this process has now; who asks for others gets a MemoryError (`pa.ArrowMemoryError`).
 
     It holds for the whole process, so for as short as can be. Linux keeps to it; elsewhere it is no bound.

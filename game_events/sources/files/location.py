@@ -28,12 +28,12 @@ from game_events.sources.files.folder import REFUSED, files_below, hidden
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-class NoFileError(Exception):
+class NotAFileError(Exception):
     """What stands under a file's name is no file of the folder (any more), as a link or a pipe, or may not be read."""
 
 
 @dataclass(frozen=True)
-class Found:
+class ListedFile:
     """One file as a listing has it.
 
     Attributes:
@@ -48,7 +48,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Place:
+class FileLocation:
     """Where the files are; picklable, workers open files by it.
 
     Attributes:
@@ -60,7 +60,7 @@ class Place:
     options: dict[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, settings: Settings, root: str) -> Place:
+    def of(cls, settings: Settings, root: str) -> FileLocation:
         """The place of a path or URI, with what its object store needs.
 
         Raises:
@@ -76,7 +76,7 @@ class Place:
         """Whether it is a folder of a file system."""
         return "://" not in self.root
 
-    def listing(self, pattern: str = "*", skipped: dict[str, str] | None = None) -> list[Found]:
+    def listing(self, pattern: str = "*", skipped: dict[str, str] | None = None) -> list[ListedFile]:
         """All files below it whose path below it matches, older ones first.
 
         A name that begins with `_` or `.`, of a file or of a folder on the way, is nobody's: writers hide there what is not
@@ -96,7 +96,7 @@ class Place:
         files = files_below(self.root, {} if skipped is None else skipped) if self.local else self._in_store()
         for below, size, mtime_ns in files:
             if fnmatch.fnmatchcase(below, pattern):
-                found.append(Found(f"{self.root}/{below}", size, mtime_ns // 1000))
+                found.append(ListedFile(f"{self.root}/{below}", size, mtime_ns // 1000))
         return sorted(found, key=lambda f: (f.modified_us, f.path))
 
     def _in_store(self) -> Iterator[tuple[str, int, int]]:
@@ -123,13 +123,13 @@ class Place:
             )
         return archive
 
-    def files_of(self, archive: DeltaTable) -> list[Found]:
+    def files_of(self, archive: DeltaTable) -> list[ListedFile]:
         """All files that the log of the archive here names, and no others: a crash has left those there."""
         actions = pa.table(archive.get_add_actions())
         times = actions.column("modification_time").cast(pa.int64()).to_pylist()
         columns = zip(actions.column("path").to_pylist(), actions.column("size_bytes").to_pylist(), times, strict=True)
         # delta-rs gives times of its log in milliseconds.
-        found = [Found(f"{self.root}/{path}", size, ms * 1000) for path, size, ms in columns]
+        found = [ListedFile(f"{self.root}/{path}", size, ms * 1000) for path, size, ms in columns]
         return sorted(found, key=lambda f: (f.modified_us, f.path))
 
     @contextmanager
@@ -138,7 +138,7 @@ class Place:
 
         Raises:
             FileNotFoundError: it is gone.
-            NoFileError: a link or a pipe is in its place, or this user may not read it.
+            NotAFileError: a link or a pipe is in its place, or this user may not read it.
         """
         below = path.removeprefix(f"{self.root}/")
         if self.local:
@@ -153,7 +153,7 @@ class Place:
         """A file of the folder, opened step by step: no part of its name may be a link by now."""
         *folders, name = PurePosixPath(below).parts
         if {"..", "/"} & {*folders, name}:
-            raise NoFileError("it is no file of the folder")
+            raise NotAFileError("it is no file of the folder")
         held = os.open(self.root, _READ | os.O_DIRECTORY)
         try:
             for folder in folders:
@@ -163,9 +163,9 @@ class Place:
             found = os.open(name, _READ, dir_fd=held)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
-                raise NoFileError(f"it is no file of the folder any more ({error.strerror})") from None
+                raise NotAFileError(f"it is no file of the folder any more ({error.strerror})") from None
             if error.errno in REFUSED:
-                raise NoFileError(
+                raise NotAFileError(
                     f"it may not be read ({error.strerror}): give this user the right to, and put it there under another name"
                 ) from None
             raise
@@ -174,7 +174,7 @@ class Place:
         if stat.S_ISREG(os.fstat(found).st_mode):
             return found
         os.close(found)
-        raise NoFileError("it is no file of the folder")
+        raise NotAFileError("it is no file of the folder")
 
     def _system(self) -> tuple[pafs.FileSystem, str]:
         """A file system, and what stands in it before the paths below the root."""

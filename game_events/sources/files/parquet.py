@@ -20,7 +20,7 @@ from game_events.decoding.core.reasons import Reason
 from game_events.decoding.core.registry_schema import RegistrySchema, schema_guid
 from game_events.decoding.stored_columns import FORMAT, schema_text, stored
 from game_events.sources.files.archive_format import RECORDS, is_archive, schemas_of
-from game_events.sources.files.limits import Bounds, memory
+from game_events.sources.files.limits import FileLimits, memory_limit
 from game_events.sources.files.record_batches import (
     BATCH_BYTES,
     BATCH_ROWS,
@@ -29,7 +29,7 @@ from game_events.sources.files.record_batches import (
     archived,
     decoded,
     pieces,
-    refused,
+    unreadable,
 )
 
 #: What reading damaged Parquet raises; `is_damage` tells it from storage that is away.
@@ -56,7 +56,7 @@ def read_parquet(
     file: FilePart,
     offer: Callable[[RegistrySchema], None],
     is_damage: Callable[[BaseException], bool],
-    bounds: Bounds,
+    bounds: FileLimits,
     *,
     of_archive: bool = False,
 ) -> Iterator[pa.RecordBatch]:
@@ -79,12 +79,12 @@ def read_parquet(
         if not is_damage(error):
             raise
         if file.part == 0:
-            yield refused(file, 0, f"it cannot be read as Parquet: {_said(error)}")
+            yield unreadable(file, 0, f"it cannot be read as Parquet: {_said(error)}")
         return
     if opened.metadata.num_rows > bounds.rows:
         # Nothing of it was read yet: all of it can come under another name.
         if file.part == 0:
-            yield refused(file, 0, f"nothing of it was read: {bounds.too_many()}", reason=Reason.TOO_LARGE)
+            yield unreadable(file, 0, f"nothing of it was read: {bounds.too_many()}", reason=Reason.TOO_LARGE)
         return
     reading = _Reading(opened, file, offer, is_damage, archive)
     position = size = 0
@@ -101,7 +101,7 @@ def read_parquet(
 
 def _open(source: pa.NativeFile, offer: Callable[[RegistrySchema], None], *, of_archive: bool) -> tuple[pq.ParquetFile, bool]:
     """The file, and whether it is one of an archive."""
-    with memory(MEMORY):
+    with memory_limit(MEMORY):
         opened = pq.ParquetFile(source)
     archive = is_archive(opened.schema_arrow)
     if archive and not set(RECORDS.names) <= set(opened.schema_arrow.names):
@@ -124,7 +124,7 @@ def _row_group(reading: _Reading, group: int, position: int) -> Iterator[pa.Reco
             for batch in _batches(reading, group, rows, done):
                 positions = position + done + np.arange(len(batch), dtype=np.int64)
                 # Not while whoever asked for a batch works with it.
-                with memory(MEMORY):
+                with memory_limit(MEMORY):
                     arranged = _arranged(reading, positions, batch)
                 yield arranged
                 done += len(batch)
@@ -133,14 +133,14 @@ def _row_group(reading: _Reading, group: int, position: int) -> Iterator[pa.Reco
             pa.default_memory_pool().release_unused()
             if rows == 1:
                 detail = f"row group {group}: a row needs more than {MEMORY:,} bytes of memory; {count - done:,} rows are left"
-                yield refused(reading.file, position + done, f"{detail}: {_said(error)}", reason=Reason.TOO_LARGE)
+                yield unreadable(reading.file, position + done, f"{detail}: {_said(error)}", reason=Reason.TOO_LARGE)
                 return
             rows = max(1, rows // _FEWER)
         except DAMAGED as error:
             if not reading.is_damage(error):
                 raise
             detail = f"row group {group}: {_said(error)}; {count - done:,} rows are left of it"
-            yield refused(reading.file, position + done, detail)
+            yield unreadable(reading.file, position + done, detail)
             return
 
 
@@ -158,7 +158,7 @@ def _batches(reading: _Reading, group: int, rows: int, skip: int) -> Iterator[pa
     about = reading.opened.metadata.row_group(group)
     packed = sum(about.column(c).total_compressed_size for c in range(about.num_columns))
     while True:
-        with memory(MEMORY + max(0, min(reading.file.size, packed))):
+        with memory_limit(MEMORY + max(0, min(reading.file.size, packed))):
             batch = next(batches, None)
         if batch is None:
             return

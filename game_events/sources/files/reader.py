@@ -20,11 +20,11 @@ from game_events.errors import GameEventsError
 from game_events.lakehouse.storage.errors import explain, store_errors_named
 from game_events.sources.files.avro_container import read_container
 from game_events.sources.files.json_lines import read_lines
-from game_events.sources.files.limits import BoundReachedError, Bounds, Unpacked
-from game_events.sources.files.location import NoFileError, Place
+from game_events.sources.files.limits import DecompressedFile, FileLimits, LimitExceededError
+from game_events.sources.files.location import FileLocation, NotAFileError
 from game_events.sources.files.parquet import read_parquet
 from game_events.sources.files.protobuf_delimited import read_delimited
-from game_events.sources.files.record_batches import FilePart, refused, together, within
+from game_events.sources.files.record_batches import FilePart, coalesced, split_by_size, unreadable
 from game_events.sources.files.schemas import NamedSchema
 
 AVRO, JSONL, PARQUET, PROTOBUF = "avro", "jsonl", "parquet", "protobuf"
@@ -61,9 +61,9 @@ class FileReading:
         archive: the place is an archive.
     """
 
-    place: Place
+    place: FileLocation
     log_id: str
-    bounds: Bounds
+    bounds: FileLimits
     format: str = "auto"
     schema: NamedSchema | None = None
     framed: bool = False
@@ -83,7 +83,7 @@ class FileReader:
 
     def batches(self, files: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Batches of records of the files whose rows (`FILES_SCHEMA`) come in."""
-        return together(batch for file in self._parts(files) for batch in self._read(file))
+        return coalesced(batch for file in self._parts(files) for batch in self._read(file))
 
     def _parts(self, files: Iterable[pa.RecordBatch]) -> Iterator[FilePart]:
         for batch in files:
@@ -103,41 +103,41 @@ class FileReader:
                     for batch in self._batches(source, file):
                         behind = int(batch.column("file_position")[-1].as_py()) + 1
                         yield batch
-            except NoFileError as error:
-                yield refused(file, behind, str(error))
-            except BoundReachedError as error:
-                yield refused(file, behind, f"what is left of the file was not read: {error}", reason=Reason.TOO_LARGE)
+            except NotAFileError as error:
+                yield unreadable(file, behind, str(error))
+            except LimitExceededError as error:
+                yield unreadable(file, behind, f"what is left of the file was not read: {error}", reason=Reason.TOO_LARGE)
             except (pa.ArrowException, OSError) as error:
                 if not self._is_damage(error):
                     raise
-                yield refused(file, behind, f"it cannot be read to its end: {error}")
+                yield unreadable(file, behind, f"it cannot be read to its end: {error}")
 
     def _batches(self, source: pa.NativeFile, file: FilePart) -> Iterator[pa.RecordBatch]:
         """A file's rows, none of them empty, up to its bounds.
 
         Raises:
-            BoundReachedError: there are more.
+            LimitExceededError: there are more.
         """
         bounds = self.reading.bounds
         kind, codec = format_of(file.path, self.reading.format)
         with nullcontext(source) if codec is None else pa.CompressedInputStream(source, codec) as content:
-            unpacked = content if codec is None else Unpacked(content, bounds)
+            unpacked = content if codec is None else DecompressedFile(content, bounds)
             for batch in self._records(unpacked, file, kind):
                 positions = batch.column("file_position")
                 # Behind a file's positions the next file's begin.
                 over = len(batch) > 0 and positions[-1].as_py() >= bounds.rows
                 kept = batch.filter(pc.less(positions, bounds.rows)) if over else batch
-                for piece in within(kept, bounds):
+                for piece in split_by_size(kept, bounds):
                     if len(piece):
                         yield piece
                 if over:
                     raise bounds.too_many()
 
-    def _records(self, source: pa.NativeFile | Unpacked, file: FilePart, kind: str | None) -> Iterator[pa.RecordBatch]:
+    def _records(self, source: pa.NativeFile | DecompressedFile, file: FilePart, kind: str | None) -> Iterator[pa.RecordBatch]:
         named, bounds = self.reading.schema, self.reading.bounds
         match kind:
-            case "avro" | "parquet" if isinstance(source, Unpacked):
-                yield refused(file, 0, f"{kind} files pack by themselves: unpack it")
+            case "avro" | "parquet" if isinstance(source, DecompressedFile):
+                yield unreadable(file, 0, f"{kind} files pack by themselves: unpack it")
             case "parquet":
                 yield from read_parquet(source, file, self._offer, self._is_damage, bounds, of_archive=self.reading.archive)
             case "avro":
@@ -148,10 +148,10 @@ class FileReader:
             case "jsonl" if named is not None and named.kind == "JSON":
                 yield from read_lines(source, file, named.identity, bounds)
             case None:
-                yield refused(file, 0, "its name does not tell its format: set GAME_EVENTS_FILES_FORMAT")
+                yield unreadable(file, 0, "its name does not tell its format: set GAME_EVENTS_FILES_FORMAT")
             case other:
                 detail = f"{other} records need a schema: set GAME_EVENTS_FILES_SCHEMA to one of their format"
-                yield refused(file, 0, detail)
+                yield unreadable(file, 0, detail)
 
     def _offer(self, schema: RegistrySchema) -> None:
         self.schemas[schema.schema_id] = schema

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from game_events.decoding.core.reasons import KEPT_BYTES, Reason
 from game_events.decoding.core.wire_format import ID_HEADER
 from game_events.sources.core.source import FILES
-from game_events.sources.files.limits import Bounds
+from game_events.sources.files.limits import FileLimits
 from game_events.sources.files.offsets import PARTITION, first_offset
 
 Positions = npt.NDArray[np.int64]
@@ -92,7 +92,7 @@ def archived(file: FilePart, positions: Positions, rows: pa.Table) -> pa.RecordB
     return _arranged(columns, RECORDS, count)
 
 
-def refused(
+def unreadable(
     file: FilePart, position: int, detail: str, rest: bytes | None = None, reason: Reason = Reason.UNREADABLE_FILE
 ) -> pa.RecordBatch:
     """One row for what cannot be read: a whole file, or what is left of one from a position on."""
@@ -105,7 +105,7 @@ def refused(
     return _arranged(columns, RECORDS, 1)
 
 
-def within(batch: pa.RecordBatch, bounds: Bounds) -> Iterator[pa.RecordBatch]:
+def split_by_size(batch: pa.RecordBatch, bounds: FileLimits) -> Iterator[pa.RecordBatch]:
     """The same rows in pieces that fit into memory several times; of those that are too large a part, and the reason."""
     if "columns" in batch.schema.names:
         for piece in pieces(batch, min(BATCH_BYTES, bounds.record)):
@@ -131,7 +131,7 @@ def pieces(batch: pa.RecordBatch, most: int) -> Iterator[pa.RecordBatch]:
     yield from pieces(batch.slice(half), most)
 
 
-def _cut(batch: pa.RecordBatch, sizes: list[int], bounds: Bounds) -> pa.RecordBatch:
+def _cut(batch: pa.RecordBatch, sizes: list[int], bounds: FileLimits) -> pa.RecordBatch:
     """Rows that are too large, as quarantine keeps them."""
     columns = {name: batch.column(name) for name in batch.schema.names} | {
         "key": pc.binary_slice(batch.column("key"), 0, KEPT_BYTES),
@@ -142,7 +142,7 @@ def _cut(batch: pa.RecordBatch, sizes: list[int], bounds: Bounds) -> pa.RecordBa
     return _arranged(columns, RECORDS, len(batch))
 
 
-def slices(data: pa.Buffer | bytes, starts: Positions, ends: Positions) -> pa.BinaryArray:
+def binary_slices(data: pa.Buffer | bytes, starts: Positions, ends: Positions) -> pa.BinaryArray:
     """The values that stand at these places of a buffer of less than 2 GiB."""
     count = len(starts)
     # Values and what is between them, then every second one: one copy, no loop.
@@ -168,7 +168,7 @@ def no_headers(count: int) -> pa.ListArray:
     return pa.ListArray.from_arrays(pa.array(np.zeros(count + 1, dtype=np.int32)), empty).cast(HEADERS_TYPE)
 
 
-def together(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def coalesced(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The same rows in batches of up to `BATCH_ROWS`: thousands of files with a handful of records are a few batches."""
     held: list[pa.RecordBatch] = []
     rows = size = 0

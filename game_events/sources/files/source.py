@@ -25,11 +25,11 @@ from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.storage.errors import store_errors_named
 from game_events.lakehouse.tables import SOURCE_FILES, Lakehouse
 from game_events.schema_registry import SchemaRegistry
-from game_events.sources.core.source import FILES, Gap, Lane, Positions, Seen, Slice
-from game_events.sources.files.file_log import Entry, FileLog, Known
+from game_events.sources.core.source import FILES, Gap, MicroBatch, Offsets, SourceSnapshot, Split
+from game_events.sources.files.file_log import FileLog, LogContent, LogEntry
 from game_events.sources.files.folder import LINK
-from game_events.sources.files.limits import Bounds
-from game_events.sources.files.location import Found, NoFileError, Place
+from game_events.sources.files.limits import FileLimits
+from game_events.sources.files.location import FileLocation, ListedFile, NotAFileError
 from game_events.sources.files.offsets import FILE_ROWS, PARTITION, FileGap, first_offset, number_of
 from game_events.sources.files.reader import FILES_SCHEMA, PARQUET, FileReading, format_of
 from game_events.sources.files.schemas import NamedSchema, named_schema
@@ -79,15 +79,15 @@ class FileSource:
                 "GAME_EVENTS_SOURCE is files: set GAME_EVENTS_FILES_PATH to a folder or s3://bucket/prefix"
             )
         self.settings = settings
-        self.place = Place.of(settings, settings.files_path)
+        self.place = FileLocation.of(settings, settings.files_path)
         self._log = FileLog(lakehouse, run_id)
         self._read_by, self._refuse_twice, self._look_only = read_by, refuse_twice, look_only
         self._checked = "not yet"
         #: Which archive the files are of, by the last look: its place and its table's id; None: of none.
         self.archive: str | None = None
-        self._known = Known()
+        self._known = LogContent()
         self._there: frozenset[str] = frozenset()
-        self._ended: set[Found] = set()
+        self._ended: set[ListedFile] = set()
         #: What this process has seen since somebody asked: files `taken`, `changed`, `waiting` (as of the last look), and
         #: symbolic `links` and other names that are `skipped`, each once.
         self.counts: Counter[str] = Counter()
@@ -103,7 +103,7 @@ class FileSource:
         """
         return named_schema(self.settings, SchemaRegistry(self.settings))
 
-    def look(self, *, take_in: bool = True, anew: bool = False) -> Seen:
+    def snapshot(self, *, take_in: bool = True, anew: bool = False) -> SourceSnapshot:
         """The files that can be read now; new ones are taken in.
 
         Args:
@@ -141,7 +141,7 @@ class FileSource:
                 log.warning("file=%r changed=true read_again=false", file.path)
         self._known = known
         lane = self._lane(known.log_id)
-        return Seen({lane: 0}, {lane: first_offset(end)}, FILE_ROWS)
+        return SourceSnapshot({lane: 0}, {lane: first_offset(end)}, FILE_ROWS)
 
     def _tell_skipped(self, skipped: dict[str, str]) -> None:
         news = sorted(skipped.keys() - self._skipped)
@@ -152,17 +152,17 @@ class FileSource:
         for path in news[:_NAMES_TOLD]:
             log.warning("path=%r skipped=true reason=%r", path, skipped[path])
 
-    def at(self, lanes: Iterable[Lane], when: datetime) -> Positions:
-        """Lane -> first offset of a file that was written at a time or later; nothing if there is none."""
+    def offsets_at(self, lanes: Iterable[Split], when: datetime) -> Offsets:
+        """Split -> first offset of a file that was written at a time or later; nothing if there is none."""
         since = int(when.timestamp() * 1_000_000)
         first = next((e.number for e in self._known.entries if e.modified_us >= since), None)
         return {} if first is None else dict.fromkeys(lanes, first_offset(first))
 
-    def subjects(self, lanes: Iterable[Lane]) -> tuple[str, ...]:  # noqa: ARG002
+    def subjects(self, lanes: Iterable[Split]) -> tuple[str, ...]:  # noqa: ARG002
         """None: files bring their schemas, or a setting names one."""
         return ()
 
-    def room(self, reached: Positions) -> int:
+    def batch_limit(self, reached: Offsets) -> int:
         """Offsets of the next slice at most: so many files, and no more bytes than the settings say past the first file."""
         first, size = number_of(next(iter(reached.values()), 0)), 0
         files = self._known.entries[first : first + self.settings.files_per_batch]
@@ -172,23 +172,23 @@ class FileSource:
                 return count * FILE_ROWS
         return max(1, len(files)) * FILE_ROWS
 
-    def records(self, part: Slice) -> int:
+    def records(self, part: MicroBatch) -> int:
         """Files of a slice: how many records they hold is known when they are read."""
         return part.records
 
-    def constants(self, part: Slice) -> Mapping[str, str]:  # noqa: ARG002
+    def constants(self, part: MicroBatch) -> Mapping[str, str]:  # noqa: ARG002
         """None: records of an archive are of several topics."""
         return {}
 
-    def changed(self, part: Slice) -> str | None:  # noqa: ARG002
+    def changed(self, part: MicroBatch) -> str | None:  # noqa: ARG002
         """A file that is written again while it is read is what it was when it was read."""
         return None
 
     @staticmethod
-    def _lane(log_id: str) -> Lane:
-        return Lane(FILES, log_id, PARTITION, FILES)
+    def _lane(log_id: str) -> Split:
+        return Split(FILES, log_id, PARTITION, FILES)
 
-    def entries(self, part: Slice) -> list[Entry]:
+    def entries(self, part: MicroBatch) -> list[LogEntry]:
         """Files of a slice, those that are gone included."""
         return [
             entry
@@ -196,7 +196,7 @@ class FileSource:
             for entry in self._known.entries[number_of(part.start[lane]) : number_of(end)]
         ]
 
-    def gone(self, part: Slice) -> tuple[Gap, ...]:
+    def missing_files(self, part: MicroBatch) -> tuple[Gap, ...]:
         """Files of a slice that were taken in and are not there any more, by the last look."""
         return tuple(
             FileGap(FILES, self._known.log_id, PARTITION, first_offset(e.number), first_offset(e.number + 1), e.path)
@@ -204,7 +204,7 @@ class FileSource:
             if e.path not in self._there
         )
 
-    def lost(self) -> list[str]:
+    def missing_paths(self) -> list[str]:
         """Files that were taken in and are not there any more, by the last look."""
         return [e.path for e in self._known.entries if e.path not in self._there]
 
@@ -212,7 +212,7 @@ class FileSource:
         """The schema of the settings, if they name one."""
         return [] if self.schema is None else [self.schema.schema]
 
-    def wanted(self) -> list[TypeKey]:
+    def expected_types(self) -> list[TypeKey]:
         """Its type, to be planned for before a record is seen."""
         return [] if self.schema is None else [self.schema.key]
 
@@ -220,7 +220,7 @@ class FileSource:
         """What workers need to read a slice."""
         settings = self.settings
         archive = self.archive is not None
-        bounds = Bounds(settings.files_max_rows, settings.files_max_unpacked_bytes, settings.max_record_bytes)
+        bounds = FileLimits(settings.files_max_rows, settings.files_max_unpacked_bytes, settings.max_record_bytes)
         return FileReading(
             self.place,
             self._known.log_id,
@@ -231,7 +231,7 @@ class FileSource:
             archive=archive,
         )
 
-    def read(self, spark: SparkSession, part: Slice) -> DataFrame:
+    def read(self, spark: SparkSession, part: MicroBatch) -> DataFrame:
         """The files of a slice (`FILES_SCHEMA`), for `FileReader`; large Parquet files in parts.
 
         Raises:
@@ -252,7 +252,7 @@ class FileSource:
         columns = [pa.array([row[i] for row in rows], kind) for i, kind in enumerate(kinds)]
         return spark.createDataFrame(pa.table(columns, names=names), FILES_SCHEMA).repartition(tasks)
 
-    def _refuse_lost_log(self, known: Known) -> None:
+    def _refuse_lost_log(self, known: LogContent) -> None:
         """Stop before files that bronze has read get other numbers and are read again.
 
         Raises:
@@ -269,7 +269,7 @@ class FileSource:
             )
         self._checked = known.log_id
 
-    def _ready(self, new: list[Found]) -> list[Found]:
+    def _ready(self, new: list[ListedFile]) -> list[ListedFile]:
         """New files that are finished, as far as one can tell; others are left for a later look."""
         now = time.time()
         settled = [f for f in new if now - f.modified_us / 1e6 >= self.settings.files_settle_s]
@@ -287,12 +287,12 @@ class FileSource:
             settled = [f for f in settled if ends.get(f, True)]
         return settled
 
-    def _has_end(self, file: Found) -> bool:
+    def _has_end(self, file: ListedFile) -> bool:
         """Whether a Parquet file has its footer's last bytes; one that is gone meanwhile has not."""
         try:
             with store_errors_named(self.place.root), self.place.open(file.path) as source:
                 size = source.size()
                 source.seek(max(0, size - len(_PARQUET_END)))
                 return bool(source.read() == _PARQUET_END)
-        except (FileNotFoundError, NoFileError):
+        except (FileNotFoundError, NotAFileError):
             return False

@@ -25,7 +25,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, TransientError
-from game_events.sources.core.source import Lane, Positions
+from game_events.sources.core.source import Offsets, Split
 from game_events.sources.kafka.client import LOOK_S, CauseMemory, bad_option, client_options
 
 TIMEOUT_S = 15.0
@@ -43,7 +43,7 @@ class KafkaAdmin:
         self._memory = CauseMemory(self.servers)
         self._seen: set[str] = set()
 
-    def matching(self, pattern: str) -> list[str]:
+    def topics_matching(self, pattern: str) -> list[str]:
         """Names of the topics that match as a whole, sorted; not Kafka's own.
 
         Raises:
@@ -77,7 +77,7 @@ class KafkaAdmin:
         self._seen.update(found)
         return found
 
-    def edges(self, wanted: Iterable[Lane]) -> tuple[Positions, Positions, Positions]:
+    def offset_ranges(self, wanted: Iterable[Split]) -> tuple[Offsets, Offsets, Offsets]:
         """First offset, the one behind the last that a committed reader may see, and the leader's epoch, of each lane.
 
         Lanes of which the broker does not say the epoch are left out of the last.
@@ -91,13 +91,13 @@ class KafkaAdmin:
         epochs = {lane: found.leader_epoch for lane, found in last.items() if found.leader_epoch is not None}
         return _offsets(first), _offsets(last), epochs
 
-    def at(self, lanes: Iterable[Lane], when: datetime) -> Positions:
-        """Lane -> first offset whose record is not older than a time; lanes without such a record are left out."""
+    def offsets_at(self, lanes: Iterable[Split], when: datetime) -> Offsets:
+        """Split -> first offset whose record is not older than a time; lanes without such a record are left out."""
         since = OffsetSpec.for_timestamp(int(when.timestamp() * 1000))
         found = _offsets(self._listed({(lane.topic, lane.partition): lane for lane in lanes}, since))
         return {lane: offset for lane, offset in found.items() if offset >= 0}
 
-    def tell(self, group: str, positions: Positions) -> None:
+    def commit_group_offsets(self, group: str, positions: Offsets) -> None:
         """Commit offsets for a consumer group that has no members.
 
         Raises:
@@ -114,7 +114,7 @@ class KafkaAdmin:
         if refused:
             raise self._memory.explain(f"offsets of consumer group {group}", refused[0])
 
-    def _listed(self, lanes: Mapping[tuple[str, int], Lane], spec: OffsetSpec) -> dict[Lane, ListOffsetsResultInfo]:
+    def _listed(self, lanes: Mapping[tuple[str, int], Split], spec: OffsetSpec) -> dict[Split, ListOffsetsResultInfo]:
         if not lanes:
             return {}
         asked = dict.fromkeys((TopicPartition(*name) for name in lanes), spec)
@@ -161,7 +161,7 @@ class KafkaAdmin:
         return found
 
 
-def _offsets(found: Mapping[Lane, ListOffsetsResultInfo]) -> Positions:
+def _offsets(found: Mapping[Split, ListOffsetsResultInfo]) -> Offsets:
     return {lane: result.offset for lane, result in found.items()}
 
 

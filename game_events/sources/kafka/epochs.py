@@ -7,14 +7,14 @@ import time
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from game_events.config.settings import Settings
-from game_events.sources.core.source import Positions
+from game_events.sources.core.source import Offsets
 from game_events.sources.kafka.client import CauseMemory, bad_option, client_options
 
 #: Offsets before a position that are looked through: the last ones may be a transaction's markers, which no client is given.
 LOOK_BACK = 32
 
 
-def epochs_before(settings: Settings, positions: Positions, earliest: Positions, timeout_s: float) -> Positions:
+def epochs_before(settings: Settings, positions: Offsets, earliest: Offsets, timeout_s: float) -> Offsets:
     """Lane -> epoch of the last record before a position; lanes without a record right before it are left out.
 
     Args:
@@ -28,7 +28,7 @@ def epochs_before(settings: Settings, positions: Positions, earliest: Positions,
     """
     first = {lane: max(earliest.get(lane, 0), at - LOOK_BACK) for lane, at in positions.items()}
     open_ = {(lane.topic, lane.partition): lane for lane, at in positions.items() if first[lane] < at}
-    found: Positions = {}
+    found: Offsets = {}
     if not open_:
         return found
     memory = CauseMemory(settings.kafka_bootstrap_servers)

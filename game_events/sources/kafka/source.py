@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, TransientError
 from game_events.lakehouse.event_columns import RAW_COLUMNS
-from game_events.sources.core.source import Lane, Positions, Seen, Slice
+from game_events.sources.core.source import MicroBatch, Offsets, SourceSnapshot, Split
 from game_events.sources.kafka.admin import TIMEOUT_S, KafkaAdmin
 from game_events.sources.kafka.epochs import epochs_before
 from game_events.sources.kafka.options import for_java, refuse_managed
@@ -52,9 +52,9 @@ class KafkaSource:
         self._timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
         self._admin = KafkaAdmin(settings, timeout_s)
         #: lane -> what was asked of it (position, leader's epoch), and the answer
-        self._written: dict[Lane, tuple[tuple[int, ...], int | None]] = {}
+        self._written: dict[Split, tuple[tuple[int, ...], int | None]] = {}
 
-    def look(self) -> Seen:
+    def snapshot(self) -> SourceSnapshot:
         """The topics' ids and offset ranges.
 
         Raises:
@@ -63,19 +63,19 @@ class KafkaSource:
                 or a partition of it, any more or yet.
         """
         described = self._describe()
-        earliest, latest, epochs = self._admin.edges(self._lanes(described))
-        return Seen(earliest, latest, epochs=epochs)
+        earliest, latest, epochs = self._admin.offset_ranges(self._lanes(described))
+        return SourceSnapshot(earliest, latest, epochs=epochs)
 
-    def at(self, lanes: Iterable[Lane], when: datetime) -> Positions:
-        """Lane -> first offset whose record is not older than a time; lanes without such a record are left out.
+    def offsets_at(self, lanes: Iterable[Split], when: datetime) -> Offsets:
+        """Split -> first offset whose record is not older than a time; lanes without such a record are left out.
 
         Raises:
             ConfigurationError, TransientError: as `look` does.
         """
-        return self._admin.at(lanes, when)
+        return self._admin.offsets_at(lanes, when)
 
-    def epochs_before(self, now: Seen, positions: Positions) -> Positions:
-        """Lane -> epoch of the leader that wrote the last record before a position; asked once for each leader there is.
+    def epochs_before(self, now: SourceSnapshot, positions: Offsets) -> Offsets:
+        """Split -> epoch of the leader that wrote the last record before a position; asked once for each leader there is.
 
         Raises:
             ConfigurationError, TransientError: as `look` does.
@@ -86,19 +86,19 @@ class KafkaSource:
         self._written |= {lane: (asked[lane], found.get(lane)) for lane in new}
         return {lane: epoch for lane in positions if (epoch := self._written[lane][1]) is not None}
 
-    def subjects(self, lanes: Iterable[Lane]) -> tuple[str, ...]:
+    def subjects(self, lanes: Iterable[Split]) -> tuple[str, ...]:
         """The subject of each topic's values."""
         return tuple(subject_of(topic) for topic in sorted({lane.topic for lane in lanes}))
 
-    def room(self, reached: Positions) -> int:  # noqa: ARG002
+    def batch_limit(self, reached: Offsets) -> int:  # noqa: ARG002
         """What the setting says."""
         return self._settings.max_records_per_batch
 
-    def records(self, part: Slice) -> int:
+    def records(self, part: MicroBatch) -> int:
         """Its offsets."""
         return part.records
 
-    def read(self, spark: SparkSession, part: Slice) -> DataFrame:
+    def read(self, spark: SparkSession, part: MicroBatch) -> DataFrame:
         """The records of a slice, columns `RAW_COLUMNS`.
 
         Raises at execution, never returns less: a record that has expired meanwhile fails the job.
@@ -120,20 +120,20 @@ class KafkaSource:
         names = F.create_map(*(F.lit(text) for pair in sorted(ids.items()) for text in pair))
         return reader.load().withColumn("topic_id", F.element_at(names, F.col("topic"))).select(*RAW_COLUMNS)
 
-    def tell(self, group: str, positions: Positions) -> None:
+    def commit_group_offsets(self, group: str, positions: Offsets) -> None:
         """Commit these offsets for a consumer group, so that tools that watch its lag see bronze's.
 
         Raises:
             ConfigurationError, TransientError: the broker refuses or does not answer.
         """
-        self._admin.tell(group, positions)
+        self._admin.commit_group_offsets(group, positions)
 
-    def constants(self, part: Slice) -> Mapping[str, str]:
+    def constants(self, part: MicroBatch) -> Mapping[str, str]:
         """Name and id of the topic, if the slice is of one."""
         topics = {(lane.topic, lane.topic_id) for lane in part.end}
         return dict(zip(("topic", "topic_id"), topics.pop(), strict=True)) if len(topics) == 1 else {}
 
-    def changed(self, part: Slice) -> str | None:
+    def changed(self, part: MicroBatch) -> str | None:
         """Spark reads by name: a topic that was made anew meanwhile has other records at the same offsets."""
         now = self._admin.describe({lane.topic for lane in part.end})
         other = sorted({lane.topic for lane in part.end if str(now[lane.topic].topic_id) != lane.topic_id})
@@ -144,7 +144,7 @@ class KafkaSource:
         if pattern is None:
             return self._admin.describe(self._settings.kafka_topics)
         # A topic may be deleted between the two questions.
-        found = self._admin.describe(self._admin.matching(pattern), some_may_go=True)
+        found = self._admin.describe(self._admin.topics_matching(pattern), some_may_go=True)
         if not found:
             raise TransientError(
                 f"Kafka {self.servers} has no topic that matches {pattern!r}: create one, or correct "
@@ -152,7 +152,7 @@ class KafkaSource:
             )
         return found
 
-    def _lanes(self, described: Mapping[str, TopicDescription]) -> list[Lane]:
+    def _lanes(self, described: Mapping[str, TopicDescription]) -> list[Split]:
         without = sorted(name for name, found in described.items() if str(found.topic_id or NO_ID) == NO_ID)
         if without:
             raise ConfigurationError(
@@ -162,7 +162,7 @@ class KafkaSource:
                 "files and read those (GAME_EVENTS_SOURCE=files)"
             )
         lanes = [
-            Lane(name, str(found.topic_id), partition.id)
+            Split(name, str(found.topic_id), partition.id)
             for name, found in sorted(described.items())
             for partition in found.partitions
         ]
@@ -181,7 +181,7 @@ def subject_of(topic: str) -> str:
     return f"{topic}-value"
 
 
-def _by_topic(positions: Positions) -> dict[str, dict[str, int]]:
+def _by_topic(positions: Offsets) -> dict[str, dict[str, int]]:
     """As Spark's options have them: topic -> partition -> offset."""
     found: dict[str, dict[str, int]] = defaultdict(dict)
     for lane, offset in sorted(positions.items()):

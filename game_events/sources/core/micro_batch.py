@@ -7,10 +7,10 @@ more is a gap of the slice, never left out in silence.
 from __future__ import annotations
 
 from game_events.errors import DataError
-from game_events.sources.core.source import Gap, Lane, Positions, Seen, Slice
+from game_events.sources.core.source import Gap, MicroBatch, Offsets, SourceSnapshot, Split
 
 
-def plan_slice(now: Seen, start: Positions, until: Positions, max_records: int) -> Slice | None:
+def plan_micro_batch(now: SourceSnapshot, start: Offsets, until: Offsets, max_records: int) -> MicroBatch | None:
     """The next slice: from `start` towards `until`, shared between lanes by their backlog.
 
     Args:
@@ -27,7 +27,7 @@ def plan_slice(now: Seen, start: Positions, until: Positions, max_records: int) 
         DataError: a topic is shorter than `start`, as after a broker lost data: what comes now would have old offsets.
     """
     gaps: list[Gap] = []
-    begin: Positions = {}
+    begin: Offsets = {}
     for lane, end in sorted(now.latest.items()):
         wanted = start.get(lane, 0)
         if wanted > end:
@@ -41,15 +41,15 @@ def plan_slice(now: Seen, start: Positions, until: Positions, max_records: int) 
             gaps.append(Gap(lane.topic, lane.topic_id, lane.partition, wanted, begin[lane]))
     backlog = {p: max(0, min(until.get(p, end), end) - begin[p]) for p, end in now.latest.items()}
     take = _share({p: waiting for p, waiting in sorted(backlog.items()) if waiting}, max_records, sum(begin.values()))
-    read = sorted(take.keys() | {Lane(gap.topic, gap.topic_id, gap.partition) for gap in gaps})
+    read = sorted(take.keys() | {Split(gap.topic, gap.topic_id, gap.partition) for gap in gaps})
     if not read:
         return None
     ends = {p: begin[p] + take.get(p, 0) for p in read}
-    return Slice({p: begin[p] for p in read}, ends, now.latest, tuple(gaps), begin, unit=now.unit)
+    return MicroBatch({p: begin[p] for p in read}, ends, now.latest, tuple(gaps), begin, unit=now.unit)
 
 
-def _share(backlog: Positions, most: int, turn: int) -> Positions:
-    """Lane -> positions to take: by backlog, each at least one, never more than `most` together."""
+def _share(backlog: Offsets, most: int, turn: int) -> Offsets:
+    """Split -> positions to take: by backlog, each at least one, never more than `most` together."""
     total = sum(backlog.values())
     if total <= most:
         return backlog

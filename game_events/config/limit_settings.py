@@ -6,7 +6,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings
 
 
-class BoundSettings(BaseSettings):
+class LimitSettings(BaseSettings):
     """How much one record, one file and all names of games together may ask for."""
 
     max_record_bytes: int = Field(

@@ -10,19 +10,19 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
-from game_events.config.this_machine import LOOPBACK
+from game_events.config.local_addresses import LOOPBACK
 
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 #: Columns of a line: this end, the other end, the user's id, the socket's number.
 _OURS, _THEIRS, _USER, _SOCKET = 1, 2, 7, 9
 #: Id that no user has: a connection whose process has closed it already is nobody's.
-NOBODY = -1
+NO_USER = -1
 
 
-def owner_of(end: tuple[str, int], other: tuple[str, int]) -> int:
+def connection_owner(end: tuple[str, int], other: tuple[str, int]) -> int:
     """Id of the user whose end of a connection within this machine is `end`, and goes to `other`; both are (address, port).
 
-    `NOBODY`: the connection is not in the table, its process has let go of it, or there is no such table (`owners_are_known`).
+    `NO_USER`: the connection is not in the table, its process has let go of it, or there is no such table (`owners_are_known`).
     """
     wanted = {(_hex(end, v6), _hex(other, v6)) for v6 in (False, True)}
     for table in TABLES:
@@ -31,15 +31,15 @@ def owner_of(end: tuple[str, int], other: tuple[str, int]) -> int:
             for line in lines:
                 parts = line.split()
                 if (parts[_OURS], parts[_THEIRS]) in wanted:
-                    return int(parts[_USER]) if parts[_SOCKET] != "0" else NOBODY
-    return NOBODY
+                    return int(parts[_USER]) if parts[_SOCKET] != "0" else NO_USER
+    return NO_USER
 
 
 @lru_cache
 def owners_are_known() -> bool:
     """Whether this system says whose a connection is: one of this process's own is looked up."""
     with socket.create_server((LOOPBACK, 0)) as listener, socket.create_connection(listener.getsockname()) as client:
-        return owner_of(client.getsockname(), listener.getsockname()) == os.geteuid()
+        return connection_owner(client.getsockname(), listener.getsockname()) == os.geteuid()
 
 
 def _hex(end: tuple[str, int], v6: bool) -> str:

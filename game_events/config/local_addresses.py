@@ -33,7 +33,7 @@ def at_loopback(address: str) -> bool:
         return False
 
 
-def workers_are_here(settings: Settings) -> bool:
+def workers_are_local(settings: Settings) -> bool:
     """Whether all of Spark's workers are on this machine, so that they reach a port of its loopback address."""
     if settings.spark_remote:
         return at_loopback(settings.spark_remote)
