@@ -117,7 +117,7 @@ def count_expired(pipeline: Pipeline, now: SourceSnapshot) -> Expired:
 def source_to_read(pipeline: Pipeline) -> SourceSnapshot:
     """The source as it will be read: what is older than the starting time counts as gone."""
     source = pipeline.source
-    now = source.snapshot(anew=True) if isinstance(source, FileSource) else source.snapshot()
+    now = source.snapshot(full_refresh=True) if isinstance(source, FileSource) else source.snapshot()
     return replace(now, earliest=all_there_is(pipeline, now))
 
 

@@ -165,7 +165,7 @@ def _kafka(settings: Settings) -> str:
 
 
 def _files(settings: Settings) -> str:
-    source = FileSource(settings, Lakehouse.of(settings), look_only=True)
+    source = FileSource(settings, Lakehouse.of(settings), read_only=True)
     found = source.snapshot()
     named = ", ".join(s.format for s in source.schemas()) or "no schema of the settings"
     return (

@@ -1,8 +1,7 @@
-"""The table `source_files`: every file that was ever taken in, with the number that is its place in the source; append-only.
+"""The file log (table `source_files`, append-only): every source file with its number, which orders the source.
 
-Guarantee: a path has one number, for ever, however many runs see it at the same time and wherever they crash; numbers have no
-gap. So a file is read once: bronze's progress says up to which number. A file that is written again under its path is noted and
-not read again.
+Guarantee: a path has one number for ever, also with concurrent runs and crashes; numbers have no gaps. So a file is read once:
+bronze's progress is a number. A file that is overwritten later is recorded as changed and not read again.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import SOURCE_FILES, Lakehouse
 from game_events.sources.files.location import ListedFile
 
-#: `txn` that counts the commits: whoever adds files has seen all that are there.
+#: `txn` that counts the commits: a commit is based on all earlier ones.
 APP = "commits"
 #: `txn` with the next number.
 NEXT_APP = "next"
@@ -35,7 +34,7 @@ SCHEMA = pa.schema(
         pa.field("path", pa.string()),
         pa.field("size", pa.int64()),
         pa.field("modified_at", pa.timestamp("us", tz="UTC")),
-        pa.field("kind", pa.string()),  # taken | changed: another size or time under a path that was taken before
+        pa.field("kind", pa.string()),  # taken | changed: known path with another size or time
         pa.field("seen_at", pa.timestamp("us", tz="UTC")),
         pa.field("run_id", pa.string()),
     ]
@@ -44,7 +43,7 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class LogEntry:
-    """A file of the log, as it was seen last."""
+    """A file of the log, as last listed."""
 
     number: int
     path: str
@@ -54,14 +53,14 @@ class LogEntry:
 
 @dataclass
 class LogContent:
-    """The log as a process has read it: by number, and by path."""
+    """The log in memory, by number and by path."""
 
     entries: list[LogEntry] = field(default_factory=list)
     numbers: dict[str, int] = field(default_factory=dict)
     log_id: str = ""
 
-    def news(self, found: Iterable[ListedFile]) -> tuple[list[ListedFile], list[ListedFile]]:
-        """Of files of a listing: those that are not in the log, and those that are others than when they were seen last."""
+    def compare(self, found: Iterable[ListedFile]) -> tuple[list[ListedFile], list[ListedFile]]:
+        """Listed files that are not in the log, and those that changed since they were logged."""
         new: list[ListedFile] = []
         changed: list[ListedFile] = []
         for file in found:
@@ -74,7 +73,7 @@ class LogContent:
 
 
 class FileLog:
-    """Reads and adds to the table."""
+    """Reads and appends to the table."""
 
     def __init__(self, lakehouse: Lakehouse, run_id: str = "") -> None:
         """Nothing is read yet."""
@@ -101,26 +100,26 @@ class FileLog:
             )
         there = set(paths(handle))
         log_id = str(handle.metadata().id)
-        if log_id != self._known.log_id or not self._read <= there:  # another table, or maintenance has joined files
+        if log_id != self._known.log_id or not self._read <= there:  # another table, or after compaction
             self._read, self._known = set(), LogContent(log_id=log_id)
         self._add(read_arrow(self._table, handle, only=sorted(there - self._read)))
         self._read = there
         self._commits = int(handle.transaction_version(APP) or 0)
         if len(self._known.entries) != int(handle.transaction_version(NEXT_APP) or 0):
-            raise DataError(f"{self._table.uri}: its rows are not those that were written: restore its newest version")
+            raise DataError(f"{self._table.uri}: its rows were changed: restore its newest version")
         return self._known
 
     def take_in(self, new: Sequence[ListedFile], changed: Sequence[ListedFile]) -> LogContent:
-        """Give new files their numbers, in this order, and note changed ones; in one commit.
+        """Number new files, in this order, and record changed ones, in one commit.
 
-        Whoever loses to a rival looks again: what the rival has taken in is not new any more.
+        After a conflict the log is read again: files that the concurrent run has added are not new any more.
 
         Raises:
-            ConflictError: rivals won every attempt.
+            ConflictError: concurrent runs won every attempt.
         """
         for attempt in range(ATTEMPTS):
             known = self.known()
-            left, other = known.news(new)[0], known.news(changed)[1]
+            left, other = known.compare(new)[0], known.compare(changed)[1]
             if not left and not other and self._commits is not None:
                 return known
             try:
@@ -152,17 +151,12 @@ class FileLog:
                 writer.close(),
                 expected={APP: self._commits},
                 advance={APP: (self._commits or 0) + 1, NEXT_APP: first + len(new)},
-                table_id=self._id(),
+                table_id=None if self._commits is None else self._known.log_id,
                 info={"files": str(len(new)), "changed": str(len(changed))},
                 description="Files that are the source, each with its number: bronze has read them up to one",
             )
         )
         crash_points.reach("files_taken_in")
-
-    def _id(self) -> str | None:
-        if self._commits is None:
-            return None
-        return self._known.log_id
 
     def _add(self, rows: pa.Table) -> None:
         entries, numbers = self._known.entries, self._known.numbers
@@ -174,7 +168,7 @@ class FileLog:
             rows.column("seen_at").to_pylist(),
             strict=True,
         )
-        # By number, and changes behind them in the order in which they were seen.
+        # By number, then changes in the order of their time.
         for number, path, size, modified, kind, _ in sorted(
             columns, key=lambda r: (True, r[5]) if r[4] == CHANGED else (False, r[0])
         ):

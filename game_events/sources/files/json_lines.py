@@ -17,7 +17,7 @@ _BLANK = (9, 13, 32)
 def read_lines(
     source: pa.NativeFile | DecompressedFile, file: FilePart, identity: bytes, bounds: FileLimits
 ) -> Iterator[pa.RecordBatch]:
-    """Batches of a file's lines; the last one needs no line break. Of a line that is too large only its size is found out."""
+    """Batches of a file's lines; the last one needs no line break. A line that is too large is skipped; its size is counted."""
     held, position = b"", 0
     large = 0  # bytes so far of a line that is too large; `held` is how it begins
     while chunk := source.read(BATCH_BYTES):
@@ -50,7 +50,7 @@ def _batches(
     octets = np.frombuffer(buffer, dtype=np.uint8)
     ends = breaks.astype(np.int64)
     starts = np.concatenate([[0], ends[:-1] + 1]).astype(np.int64)
-    # A line of nothing but a blank or a carriage return; longer blank ones do not parse, and say so.
+    # An empty line, a blank or a carriage return; longer blank lines are rejected by the parser.
     blank = (ends == starts) | ((ends == starts + 1) & np.isin(octets[np.minimum(starts, len(octets) - 1)], _BLANK))
     positions = position + np.flatnonzero(~blank)
     starts, ends = starts[~blank], ends[~blank]
