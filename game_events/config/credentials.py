@@ -1,19 +1,18 @@
-"""Which settings of Spark and Kafka are credentials."""
+"""Detection of credentials among settings of Spark and Kafka."""
 
 from __future__ import annotations
 
 import re
 
-#: Words in the name of a setting that holds a credential itself. This project's own settings are taken for such, too: they are
-#: the driver's alone, and many are secret.
+#: Words in names of credentials. This project's own settings count as such: only the driver needs them, and many are secret.
 _SECRET_NAME = re.compile(r"secret|passw|pwd|token|credential|key|\bsas\b|Env\.GAME_EVENTS_", re.IGNORECASE)
-#: How the name of one ends that only says where a credential is, or of what kind.
+#: Suffixes of names of settings that only refer to a credential.
 _REFERENCE = re.compile(r"(file|path|provider|class|type|alias|store|algorithm|name|keytab)$", re.IGNORECASE)
-#: Kubernetes' own secrets are meant: their names, and where they are mounted.
+#: Names and mount paths of Kubernetes secrets.
 _OF_KUBERNETES = re.compile(r"^spark\.kubernetes\..*(pullSecrets$|\.secrets\.|secretKeyRef\.|tokenSecret\.)")
 #: Numbers, sizes, times and switches.
 _HARMLESS_VALUE = re.compile(r"|true|false|\d+[a-z]{0,2}", re.IGNORECASE)
-#: A credential inside of a value: JVM options, addresses of repositories and databases.
+#: A credential inside a value: JVM options, addresses of repositories and databases.
 _SECRET_VALUE = re.compile(r"://[^/\s@:]*:[^/\s@]*@|(secret|passw(or)?d|pwd|token|access_?key|sig)=[^\s&;]", re.IGNORECASE)
 
 _JAAS = re.compile(r'username="((?:[^"\\]|\\.)*)"\s+password="((?:[^"\\]|\\.)*)"')
@@ -28,7 +27,7 @@ def is_credential(name: str, value: str) -> bool:
 
 
 def login_of(jaas: str) -> tuple[str, str] | None:
-    """User and password of a Java login (`sasl.jaas.config`), if it has them."""
+    """User and password of a Java login (`sasl.jaas.config`)."""
     found = _JAAS.search(jaas)
     if found is None:
         return None

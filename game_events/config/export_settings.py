@@ -9,7 +9,7 @@ from pydantic_settings import BaseSettings
 
 
 class ExportSettings(BaseSettings):
-    """Where rows are sent, how many at once, and what becomes of calls that fail."""
+    """Target, size, rate, authentication and retries of calls."""
 
     rest_url: SecretStr | None = Field(
         None, description="where rows are POSTed; without it nothing is exported; may hold a token, never shown"
@@ -22,12 +22,12 @@ class ExportSettings(BaseSettings):
     rest_body: Literal["array", "object"] = Field(
         "array", description="a JSON array of rows, or the row itself (only with one row per call)"
     )
-    rest_tasks: int = Field(4, ge=1, le=1_000, description="Spark tasks that send at the same time")
-    rest_calls_per_task: int = Field(8, ge=1, le=1_000, description="calls that each of them has under way at the same time")
+    rest_tasks: int = Field(4, ge=1, le=1_000, description="concurrent Spark tasks that send")
+    rest_calls_per_task: int = Field(8, ge=1, le=1_000, description="concurrent calls of each task")
     rest_calls_per_s: int = Field(0, ge=0, description="calls in any second, all tasks together; 0: any number")
     rest_calls_per_min: int = Field(0, ge=0, description="calls in any minute, all tasks together; 0: any number")
     rest_permit_host: str | None = Field(
-        None, description="name or address of this machine by which the executors ask for leave to call (only with a cap)"
+        None, description="name or address of this machine at which executors reach the rate limiter (only with a rate limit)"
     )
     rest_bearer_token: SecretStr | None = Field(None, description="sent as `Authorization: Bearer ...`")
     rest_user: str | None = Field(None, description="user of basic authentication")
@@ -43,5 +43,6 @@ class ExportSettings(BaseSettings):
         description="method, and path if it is another one, of a call before the first batch; empty: none",
     )
     rest_on_replaced: Literal["hold", "resend", "go_on"] = Field(
-        "hold", description="a table whose rows were replaced: wait for a person, send all of it again, or only what comes"
+        "hold",
+        description="after a table's rows were replaced: wait for a decision, send all of them again, or only later ones",
     )

@@ -1,4 +1,4 @@
-"""Settings that bound what comes from outside; a part of `Settings`. What happens at each bound: docs/operations.md."""
+"""Limits of records, files and names of games; a part of `Settings`. Effects of each limit: docs/operations.md."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pydantic_settings import BaseSettings
 
 
 class LimitSettings(BaseSettings):
-    """How much one record, one file and all names of games together may ask for."""
+    """Limits of one record, one file, and all games."""
 
     max_record_bytes: int = Field(
         64 * 1024 * 1024, ge=1024, le=512 * 1024 * 1024, description="bytes of one record; larger ones go to quarantine"

@@ -34,14 +34,14 @@ from game_events.errors import ConfigurationError
 from game_events.rules import Rule, require_unique
 
 ENV_PREFIX = "GAME_EVENTS_"
-#: Ids of gamers are few enough to be tried one by one: only the key keeps their hashes from telling them.
+#: Ids can be guessed one by one: only the key protects their hashes.
 MIN_ERASURE_KEY_CHARS = 16
 
 SETTING = "GAME_EVENTS_ON_DATA_LOSS"
 
 
 class Settings(SourceSettings, ExportSettings):
-    """Settings of one pipeline; see the table in the README for what each one does."""
+    """Settings of one pipeline; see the table in the README."""
 
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX, env_file=".env", extra="ignore", frozen=True, validate_default=True, hide_input_in_errors=True
@@ -61,13 +61,13 @@ class Settings(SourceSettings, ExportSettings):
     )
     max_records_per_batch: int = Field(2_000_000, ge=1, description="records of one bronze commit, all partitions together")
 
-    # --- what Kafka does not have any more
+    # --- data loss
     on_data_loss: Literal["stop", "record_gap"] = Field(
         "stop", description="records that are gone before they were read: `stop`, or go on and record the gap"
     )
 
     # --- continuous mode
-    poll_interval_s: float = Field(1.0, ge=0.05, le=60, description="seconds between two looks at the topic, and two cycles")
+    poll_interval_s: float = Field(1.0, ge=0.05, le=60, description="seconds between two polls of the topic, and two cycles")
     gold_interval_s: float = Field(10.0, ge=0, description="seconds between two refreshes of gold; 0: in each cycle")
 
     continuous_run_h: float = Field(24.0, gt=0, description="hours after which a continuous run hands over to a new one")
@@ -93,7 +93,7 @@ class Settings(SourceSettings, ExportSettings):
     storage_path_style: bool = Field(True, description="with an endpoint: the bucket is in the path, not in the host's name")
     storage_allow_http: bool = Field(False, description="plain HTTP to another machine than this one")
 
-    # --- discovery: whose tables they are, where they are registered, who is told of lineage
+    # --- discovery: owners, catalog, lineage
     owners: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="owners of all tables: `team:name` or an e-mail address, comma separated"
     )
@@ -120,7 +120,7 @@ class Settings(SourceSettings, ExportSettings):
     )
     erasure_key_file: Path | None = Field(None, description="a file that holds it, instead")
 
-    # --- the domain: which columns of the message mean what
+    # --- the domain: meaning of the message's columns
     entity_column: str = Field("game_name", description="column that names the game: one silver and gold table for each")
     key_column: str = Field("gamer_id", description="column that gold aggregates by")
     time_column: str = Field("event_timestamp", description="column whose minimum and maximum gold keeps")
@@ -128,10 +128,10 @@ class Settings(SourceSettings, ExportSettings):
         default_factory=dict, description="gold's columns beside the key: name -> SQL aggregate; empty: sessions, first, last"
     )
     names: Names = Field(default_factory=Names, description="names of tables and assets, as templates, and their prefix")
-    words: Words = Field(default_factory=Words, description="what people call an entity and a key, in texts")
-    producer: SampleData = Field(default_factory=SampleData, description="what `produce` and `demo` make up")
+    words: Words = Field(default_factory=Words, description="display names of an entity and a key")
+    producer: SampleData = Field(default_factory=SampleData, description="sample data of `produce` and `demo`")
 
-    # --- checks on the whole
+    # --- checks of tables
     freshness_s: int = Field(
         93_600, ge=0, description="bronze's last commit of records may be so many seconds old; 0: not checked"
     )
@@ -180,7 +180,7 @@ class Settings(SourceSettings, ExportSettings):
         description="PEM file of the authorities that certificates of registry, webhook and `rest_url` are verified with",
     )
 
-    # --- what others may do with the Dagster UI
+    # --- access to the Dagster UI
     job_places: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="folders and prefixes that jobs of the UI may archive to or send files of, comma separated"
     )
@@ -234,7 +234,7 @@ class Settings(SourceSettings, ExportSettings):
     def _proto(cls, value: SampleData) -> SampleData:
         if value.proto is None:
             return value
-        # Whether it is there, only those that read it ask: pipelines go to places where no sample data are made.
+        # It need not exist: only `produce` and `demo` read it.
         folder = Path(os.environ.get(ENV_PREFIX + "CONFIG") or "game_events.yaml").parent
         return value.model_copy(update={"proto": (folder / value.proto).resolve()})
 
@@ -268,7 +268,7 @@ class Settings(SourceSettings, ExportSettings):
         if not set(value) <= set(layers):
             raise ValueError(f"must be by layer: {', '.join(layers)}")
         for tags in value.values():
-            # What Dagster takes, and every catalog.
+            # Valid in Dagster and every catalog.
             if not all(
                 re.fullmatch(r"[A-Za-z0-9_.-]{1,63}", k) and re.fullmatch(r"[A-Za-z0-9_.-]{0,63}", v) for k, v in tags.items()
             ):
@@ -357,7 +357,7 @@ def load_settings(**overrides: Any) -> Settings:  # noqa: ANN401
         if not isinstance(error, ValidationError):
             raise _unreadable(error) from None
         lines = [
-            # What several settings together are is wrong with none of them.
+            # An error of several settings together has no name.
             f"  {ENV_PREFIX}{'.'.join(str(part) for part in e['loc']).upper() or '*'}: {e['msg']}"
             for e in error.errors(include_input=False, include_url=False)
         ]
@@ -366,7 +366,7 @@ def load_settings(**overrides: Any) -> Settings:  # noqa: ANN401
 
 
 def _unreadable(error: Exception) -> ConfigurationError:
-    """A source that cannot be read at all; its content is not repeated, as it may hold secrets."""
+    """Error for an unreadable settings source, without its content, which may hold secrets."""
     field = re.search(r'field "(\w+)"', str(error))
     if isinstance(error, SettingsError) and field:
         return ConfigurationError(f"{ENV_PREFIX}{field[1].upper()} is not valid JSON")

@@ -1,4 +1,4 @@
-"""Settings of where bronze's records come from; a part of `Settings`."""
+"""Settings of the source of bronze's records; a part of `Settings`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pydantic_settings import NoDecode
 
 from game_events.config.limit_settings import LimitSettings
 
-#: What Kafka lets a topic be called.
+#: Kafka's rule for names of topics.
 TOPIC_PATTERN = r"[a-zA-Z0-9._-]{1,249}"
 _Number = Annotated[int, Field(ge=0)]
-#: As Spark's Kafka source has it: a word, or topic -> partition -> offset, where -2 is the first one there is and -1 the end.
+#: As in Spark's Kafka source: a word, or topic -> partition -> offset (-2: earliest, -1: latest).
 StartingOffsets = Literal["earliest", "latest"] | dict[str, dict[_Number, Annotated[int, Field(ge=-2)]]]
 
 
@@ -25,13 +25,9 @@ def split_names(value: str) -> tuple[str, ...]:
 
 
 def refuse_credentials(address: str) -> str:
-    """The address of tables as it is; reports, logs and Dagster's metadata name it.
-
-    Raises:
-        ValueError: it holds a key or a password.
-    """
+    """An address, unchanged; raises ValueError if it holds a key or password, as reports, logs and metadata show it."""
     parts = urlsplit(address)
-    # Azure's `abfss://container@account` has a name there.
+    # In Azure's `abfss://container@account` it is no login.
     named = "@" in parts.netloc and not (parts.scheme.startswith("abfs") and parts.password is None)
     if "://" in address and (named or parts.query):
         raise ValueError("must hold no key or password: credentials come from the environment (docs/object-store.md)")
@@ -52,7 +48,7 @@ class SourceSettings(LimitSettings):
         "earliest", description="where a new bronze table starts: earliest, latest, or JSON with offsets of partitions"
     )
     consumer_group: str | None = Field(
-        None, description="consumer group that is told where bronze stands, for tools that watch lag"
+        None, description="consumer group for which bronze's offsets are committed, for tools that monitor lag"
     )
     message_types: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="full names of the message types that are decoded, comma separated; empty: all"
@@ -60,11 +56,11 @@ class SourceSettings(LimitSettings):
     source_table: str | None = Field(None, description="another pipeline's bronze table, to read it instead of Kafka")
 
     # --- files as the source
-    source: Literal["kafka", "files"] = Field("kafka", description="where records come from: a Kafka topic, or files")
+    source: Literal["kafka", "files"] = Field("kafka", description="source of records: a Kafka topic, or files")
     files_path: str | None = Field(None, description="folder, or prefix of an object store, whose files are the source")
-    files_pattern: str = Field("*", min_length=1, description="which files below it; `*` stands for slashes, too")
+    files_pattern: str = Field("*", min_length=1, description="which files below it; `*` also matches slashes")
     files_format: Literal["auto", "protobuf", "avro", "jsonl", "parquet"] = Field(
-        "auto", description="what the files are; `auto`: by the ending of each one's name"
+        "auto", description="format of the files; `auto`: by the suffix of each name"
     )
     files_schema: str | None = Field(
         None, description="file with the schema of protobuf (.proto) or JSON records, or `subject:NAME` of the registry"
@@ -82,19 +78,19 @@ class SourceSettings(LimitSettings):
 
     @property
     def kafka_topics(self) -> tuple[str, ...]:
-        """Names of the topics that are read; none with a pattern, which the broker knows, or a table."""
+        """Names of the topics that are read; empty for a pattern, a table or files."""
         if self.kafka_topic_pattern is not None or self.source_table is not None or self.source == "files":
             return ()
         return tuple(self.kafka_assign) or split_names(self.kafka_topic)
 
     @property
     def produced_topic(self) -> str:
-        """Where the simulator writes: the first topic that is named."""
+        """The topic that the simulator writes to: the first one."""
         return (self.kafka_topics or split_names(self.kafka_topic))[0]
 
     @property
     def source_name(self) -> str:
-        """What is read, in words."""
+        """Display name of the source."""
         if self.source == "files":
             return str(self.files_path)
         if self.source_table is not None:
@@ -105,7 +101,7 @@ class SourceSettings(LimitSettings):
 
     @property
     def source_holder(self) -> str:
-        """Who has the records until they are read, in words."""
+        """Display name of the system that holds the records."""
         if self.source == "files":
             return str(self.files_path)
         return self.source_table or "Kafka"
@@ -185,5 +181,5 @@ class SourceSettings(LimitSettings):
         }
         given = [name for name, value in named.items() if value]
         if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)} exclude each other: each says by itself what is read")
+            raise ValueError(f"{' and '.join(given)} exclude each other: set only one")
         return self

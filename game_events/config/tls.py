@@ -11,7 +11,7 @@ UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 
 
 def unencrypted(settings: Settings) -> list[str]:
-    """What anybody on the way can read and change, a sentence each; nothing of what stays on this machine."""
+    """Messages about connections to other machines that can be read and changed on the way."""
     addresses = {
         "SCHEMA_REGISTRY_URL": (settings.schema_registry_url, "schemas, and the registry's password"),
         "OPENLINEAGE_URL": (settings.openlineage_url, "lineage, and the token of its receiver"),

@@ -1,4 +1,4 @@
-"""Whose a connection of this machine is, as Linux's table of connections has it."""
+"""User id of a local TCP connection, from Linux's connection tables."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from pathlib import Path
 from game_events.config.local_addresses import LOOPBACK
 
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-#: Columns of a line: this end, the other end, the user's id, the socket's number.
-_OURS, _THEIRS, _USER, _SOCKET = 1, 2, 7, 9
-#: Id that no user has: a connection whose process has closed it already is nobody's.
+#: Columns of a line: local address, remote address, user id, inode.
+_LOCAL, _REMOTE, _USER, _SOCKET = 1, 2, 7, 9
+#: Not an id of a user: the process has closed its connection.
 NO_USER = -1
 
 
 def connection_owner(end: tuple[str, int], other: tuple[str, int]) -> int:
-    """Id of the user whose end of a connection within this machine is `end`, and goes to `other`; both are (address, port).
+    """Id of the user who owns `end` of a connection to `other`, both (address, port).
 
-    `NO_USER`: the connection is not in the table, its process has let go of it, or there is no such table (`owners_are_known`).
+    `NO_USER`: no such connection, it is closed already, or there is no table (`owners_are_known`).
     """
     wanted = {(_hex(end, v6), _hex(other, v6)) for v6 in (False, True)}
     for table in TABLES:
@@ -30,20 +30,20 @@ def connection_owner(end: tuple[str, int], other: tuple[str, int]) -> int:
             lines = table.read_text().splitlines()[1:]
             for line in lines:
                 parts = line.split()
-                if (parts[_OURS], parts[_THEIRS]) in wanted:
+                if (parts[_LOCAL], parts[_REMOTE]) in wanted:
                     return int(parts[_USER]) if parts[_SOCKET] != "0" else NO_USER
     return NO_USER
 
 
 @lru_cache
 def owners_are_known() -> bool:
-    """Whether this system says whose a connection is: one of this process's own is looked up."""
+    """Whether this system has such tables: tries a connection of this process."""
     with socket.create_server((LOOPBACK, 0)) as listener, socket.create_connection(listener.getsockname()) as client:
         return connection_owner(client.getsockname(), listener.getsockname()) == os.geteuid()
 
 
 def _hex(end: tuple[str, int], v6: bool) -> str:
-    """An end as the table writes it: words of 32 bits in the machine's own order."""
+    """An address and port in the table's form: hexadecimal 32-bit words in native byte order."""
     address = ipaddress.ip_address(end[0])
     if v6 and address.version == 4:
         address = ipaddress.ip_address(f"::ffff:{address}")

@@ -165,7 +165,7 @@ def test_a_module_that_is_not_there_is_named(name):
 )
 def test_names_whose_tables_could_be_another_games_are_refused(names, load):
     body = "".join(ONE.format(name=n, i=i) for i, n in enumerate(names))
-    with pytest.raises(ConfigurationError, match="could not be told apart"):
+    with pytest.raises(ConfigurationError, match="names are ambiguous"):
         load(body)
 
 

@@ -1,8 +1,8 @@
 """Reader of Parquet files: rows of columns, or records of an archive. Positions count the rows from 0.
 
-A file is read by row groups; an unreadable group is one quarantine row, the others are read. Tasks share a large file by its
-row groups. The sizes in the metadata may be wrong, and a dictionary value may be repeated a million times: batches are sized by the
-metadata, and made smaller where they do not fit into memory.
+A file is read by row groups; an unreadable group becomes one quarantine row. Tasks share a large file by its
+row groups. The sizes in the metadata may be wrong, and a dictionary value may be repeated a million times: batches are sized by
+the metadata, and made smaller where they do not fit into memory.
 """
 
 from __future__ import annotations
