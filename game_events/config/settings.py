@@ -10,13 +10,12 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AwareDatetime, Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import (
     BaseSettings,
-    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
@@ -29,7 +28,7 @@ from game_events.config.gold_columns import problem
 from game_events.config.naming import Names, Words
 from game_events.config.producer import SampleData
 from game_events.config.settings_sources import LocalStackSource, WithoutEmptiedMappings
-from game_events.config.source_settings import SourceSettings, refuse_credentials, split_names
+from game_events.config.source_settings import NameList, SourceSettings, refuse_credentials
 from game_events.errors import ConfigurationError
 from game_events.rules import Rule, require_unique
 
@@ -75,7 +74,7 @@ class Settings(SourceSettings, ExportSettings):
 
     # --- tables
     lakehouse: str = Field("lakehouse", min_length=1, description="root path or URI of the tables")
-    games: Annotated[tuple[str, ...], NoDecode] = Field((), description="allow list, comma separated; empty: every game")
+    games: NameList = Field((), description="allow list, comma separated; empty: every game")
     keep_raw: Literal["all", "failures"] = Field("all", description="keep every record's raw value in bronze, or none")
 
     # --- maintenance
@@ -94,9 +93,7 @@ class Settings(SourceSettings, ExportSettings):
     storage_allow_http: bool = Field(False, description="plain HTTP to another machine than this one")
 
     # --- discovery: owners, catalog, lineage
-    owners: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), description="owners of all tables: `team:name` or an e-mail address, comma separated"
-    )
+    owners: NameList = Field((), description="owners of all tables: `team:name` or an e-mail address, comma separated")
     tags: dict[str, dict[str, str]] = Field(
         default_factory=dict, description="layer (bronze, silver, gold, own; all) -> tags of its tables, as JSON"
     )
@@ -140,7 +137,7 @@ class Settings(SourceSettings, ExportSettings):
     rules: tuple[Rule, ...] = Field((), description="expectations of silver and gold rows, a list (see docs/quality.md)")
 
     # --- extensions
-    extensions: Annotated[tuple[str, ...], NoDecode] = Field(
+    extensions: NameList = Field(
         (), description="modules or .py files with rules, transformations and aggregates of one's own, comma separated"
     )
 
@@ -154,7 +151,7 @@ class Settings(SourceSettings, ExportSettings):
     spark_ship_code: Literal["auto", "always", "never"] = Field(
         "auto", description="send this project's own code to Spark's workers; auto: to those of other machines"
     )
-    spark_py_files: Annotated[tuple[str, ...], NoDecode] = Field(
+    spark_py_files: NameList = Field(
         (), description=".py and .zip files that extensions import, sent to the workers too, comma separated"
     )
     warm_spark: bool = Field(
@@ -181,21 +178,15 @@ class Settings(SourceSettings, ExportSettings):
     )
 
     # --- access to the Dagster UI
-    job_places: Annotated[tuple[str, ...], NoDecode] = Field(
+    job_places: NameList = Field(
         (), description="folders and prefixes that jobs of the UI may archive to or send files of, comma separated"
     )
-    ui_users: Annotated[tuple[str, ...], NoDecode] = Field(
+    ui_users: NameList = Field(
         (), description="further users of this machine who may connect to the UI of `game-events up`, comma separated"
     )
 
     # --- this machine
     state_dir: Path = Field(Path(".game_events"), description="local stack's data and Dagster's storage")
-
-    @field_validator("games", "extensions", "spark_py_files", "owners", "job_places", "ui_users", mode="before")
-    @classmethod
-    def _split(cls, value: object) -> object:
-        """``a, b`` from the environment, or a list from YAML."""
-        return split_names(value) if isinstance(value, str) else value
 
     @field_validator("rules")
     @classmethod
@@ -203,31 +194,11 @@ class Settings(SourceSettings, ExportSettings):
         require_unique(value)
         return value
 
-    @field_validator(
-        "spark_remote",
-        "schema_registry_user",
-        "alert_webhook_url",
-        "dagster_url",
-        "starting_timestamp",
-        "erasure_key",
-        "erasure_key_file",
-        "storage_endpoint",
-        "storage_region",
-        "tls_ca_file",
-        "rest_url",
-        "rest_permit_host",
-        "rest_bearer_token",
-        "rest_user",
-        "rest_password",
-        "rest_api_key",
-        "catalog",
-        "openlineage_url",
-        "openlineage_api_key",
-        mode="before",
-    )
+    @field_validator("*", mode="before")
     @classmethod
-    def _empty_is_none(cls, value: object) -> object:
-        return value or None
+    def _empty_is_none(cls, value: object, info: ValidationInfo) -> object:
+        optional = value == "" and cls.model_fields[str(info.field_name)].default is None
+        return None if optional else value
 
     @field_validator("producer")
     @classmethod

@@ -7,7 +7,7 @@ import re
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic_settings import NoDecode
 
 from game_events.config.limit_settings import LimitSettings
@@ -22,6 +22,10 @@ StartingOffsets = Literal["earliest", "latest"] | dict[str, dict[_Number, Annota
 def split_names(value: str) -> tuple[str, ...]:
     """``a, b`` as names."""
     return tuple(name.strip() for name in value.split(",") if name.strip())
+
+
+#: ``a, b`` in the environment, or a list in YAML.
+NameList = Annotated[tuple[str, ...], NoDecode, BeforeValidator(lambda v: split_names(v) if isinstance(v, str) else v)]
 
 
 def refuse_credentials(address: str) -> str:
@@ -50,7 +54,7 @@ class SourceSettings(LimitSettings):
     consumer_group: str | None = Field(
         None, description="consumer group for which bronze's offsets are committed, for tools that monitor lag"
     )
-    message_types: Annotated[tuple[str, ...], NoDecode] = Field(
+    message_types: NameList = Field(
         (), description="full names of the message types that are decoded, comma separated; empty: all"
     )
     source_table: str | None = Field(None, description="another pipeline's bronze table, to read it instead of Kafka")
@@ -115,25 +119,6 @@ class SourceSettings(LimitSettings):
         if any(re.fullmatch(TOPIC_PATTERN, name) is None for name in names):
             raise ValueError("a topic's name has letters, digits, `.`, `_` and `-`, 249 at most")
         return ",".join(names)
-
-    @field_validator(
-        "kafka_topic_pattern",
-        "consumer_group",
-        "source_table",
-        "files_path",
-        "files_schema",
-        "files_message_type",
-        mode="before",
-    )
-    @classmethod
-    def _nothing_is_none(cls, value: object) -> object:
-        return value or None
-
-    @field_validator("message_types", mode="before")
-    @classmethod
-    def _type_names(cls, value: object) -> object:
-        """``a, b`` from the environment, or a list from YAML."""
-        return split_names(value) if isinstance(value, str) else value
 
     @field_validator("kafka_topic_pattern")
     @classmethod

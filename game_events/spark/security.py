@@ -20,8 +20,8 @@ def refuse_credentials(conf: Mapping[str, str]) -> None:
     if found:
         raise ConfigurationError(
             f"GAME_EVENTS_SPARK_CONF: {', '.join(found)} would be in the command line of Spark's JVM, which every user of this "
-            "machine can read: give them by the environment, a role, a core-site.xml in HADOOP_CONF_DIR or a spark-defaults.conf "
-            "in SPARK_CONF_DIR (docs/security.md)"
+            "machine can read: give them by the environment, a role, a core-site.xml in HADOOP_CONF_DIR or a "
+            "spark-defaults.conf in SPARK_CONF_DIR (docs/security.md)"
         )
 
 

@@ -25,7 +25,7 @@ EXIT_ON_OOM = "-XX:+ExitOnOutOfMemoryError"
 #: The server ends a job of a killed client after so many seconds without requests for its results. A living client requests
 #: them at least every 10 s (`senderMaxStreamDuration`).
 DETACHED_S, STREAM_S, CHECK_S = 30, 10, 5
-#: Idle sessions cost little; after so long those of killed clients end. A continuous run that was idle for longer renews its own.
+#: Idle sessions cost little; after so long those of killed clients end. A continuous run creates a new one then.
 SESSION_MINUTES = 30
 
 

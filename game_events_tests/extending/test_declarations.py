@@ -119,7 +119,7 @@ def test_only_what_decides_its_values_is_part_of_an_aggregates_definition(load):
         ("@gold_aggregate('Bad Name')\ndef t(): return {'n': count()}", 3, "'Bad Name' cannot name a gold aggregate"),
         ("@gold_aggregate('t', mode='upsert')\ndef t(): return {'n': count()}", 3, "'merge' or 'recompute'"),
         ("@gold_aggregate('t', interval_s=0)\ndef t(): return {'n': count()}", 3, "interval_s=0"),
-        ("@gold_aggregate('t', keys=['a', 'A'])\ndef t(): return {'n': count()}", 3, "each once"),
+        ("@gold_aggregate('t', keys=['a', 'A'])\ndef t(): return {'n': count()}", 3, "must be distinct names"),
         ("@gold_aggregate('t')\ndef t(): return {}", 3, "must give a dictionary"),
         ("@gold_aggregate('t')\ndef t(): return {'median': 'percentile(x)'}", 3, "mode='recompute'"),
         (
