@@ -77,7 +77,7 @@ class Names(BaseModel):
     @classmethod
     def _prefix(cls, value: str) -> str:
         if value and not re.fullmatch(r"[a-z][a-z0-9_]{0,29}", value):
-            raise ValueError("must be up to 30 lower case letters, digits and underscores, a letter first")
+            raise ValueError("must be up to 30 lower case letters, digits and underscores, beginning with a letter")
         return value
 
     @field_validator("bronze", "quarantine", "unified", "silver_asset", "gold_asset", "partitions")
@@ -218,7 +218,7 @@ class Words(BaseModel):
 
 def _legal(name: str) -> str:
     if not re.fullmatch(NAME, name) or name in _TAKEN:
-        raise ValueError(f"{name!r} must be lower case letters, digits and underscores, a letter first, and no reserved word")
+        raise ValueError(f"{name!r} must be lower case letters, digits and underscores, beginning with a letter, and no reserved word")
     return name
 
 

@@ -120,7 +120,7 @@ class Settings(SourceSettings, ExportSettings):
     # --- the domain: meaning of the message's columns
     entity_column: str = Field("game_name", description="column that names the game: one silver and gold table for each")
     key_column: str = Field("gamer_id", description="column that gold aggregates by")
-    time_column: str = Field("event_timestamp", description="column whose minimum and maximum gold keeps")
+    time_column: str = Field("event_timestamp", description="column with the event time; gold has its minimum and maximum")
     gold_columns: dict[str, str] = Field(
         default_factory=dict, description="gold's columns beside the key: name -> SQL aggregate; empty: sessions, first, last"
     )

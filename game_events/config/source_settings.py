@@ -43,7 +43,7 @@ class SourceSettings(LimitSettings):
 
     kafka_topic: str = Field("game_events", min_length=1, description="topic that all games share; or several, comma separated")
     kafka_topic_pattern: str | None = Field(
-        None, description="regular expression: every topic whose whole name matches it, those made later too"
+        None, description="regular expression: all topics with a fully matching name, later ones too"
     )
     kafka_assign: dict[str, list[_Number]] = Field(
         default_factory=dict, description="topic -> partitions, as JSON: only these are read"
@@ -61,7 +61,7 @@ class SourceSettings(LimitSettings):
 
     # --- files as the source
     source: Literal["kafka", "files"] = Field("kafka", description="source of records: a Kafka topic, or files")
-    files_path: str | None = Field(None, description="folder, or prefix of an object store, whose files are the source")
+    files_path: str | None = Field(None, description="folder, or prefix of an object store, with the source files")
     files_pattern: str = Field("*", min_length=1, description="which files below it; `*` also matches slashes")
     files_format: Literal["auto", "protobuf", "avro", "jsonl", "parquet"] = Field(
         "auto", description="format of the files; `auto`: by the suffix of each name"

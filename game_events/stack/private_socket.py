@@ -120,7 +120,7 @@ async def _accepted_by(server: ServerProcess, ours: tuple[str, int]) -> bool:
 
 
 def _has_connection(server: ServerProcess, peer: tuple[str, int]) -> bool:
-    """Whether a process holds the end of a connection whose other end is `peer`."""
+    """Whether a process holds a connection to `peer`."""
     process = find(server)
     if process is None:
         return False

@@ -25,8 +25,8 @@ class ProtobufSchema:
     """Descriptors of one schema id, with a descriptor pool of its own (see `protocols.CompiledSchema`).
 
     A map field has a nested message type, its entry, which serializers count differently: those that use the descriptor count
-    it among the nested types, those that use the text, or a library that hides it, do not. An index of an entry, or past the last
-    type, proves the other way of counting, as no record is a map entry.
+    it among the nested types, those that use the text, or a library that hides it, do not. An index of an entry, or past the
+    last type, proves the other way of counting, as no record is a map entry.
 
     Attributes:
         schema_id: the id.

@@ -1,8 +1,8 @@
 """Verification of the native decoder's arrays: conversion to stored types, and detection of rows that it may have misread.
 
 The native decoder silently drops bytes that it does not understand. A row is verified if the canonical encoding of its values
-is as long as the payload: then every byte belongs to one of these values, once, in its shortest form. Rows are doubtful otherwise,
-if several encodings have the same length, or if a value may be wrong (two members of one oneof, a repeated map key).
+is as long as the payload: then every byte belongs to one of these values, once, in its shortest form. Rows are doubtful
+otherwise, if several encodings have the same length, or if a value may be wrong (two members of one oneof, a repeated map key).
 """
 
 from __future__ import annotations

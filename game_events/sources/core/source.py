@@ -142,7 +142,7 @@ class Source(Protocol):
         """Split -> first offset of a record not older than a time; splits without such a record are left out."""
 
     def subjects(self, splits: Iterable[Split]) -> tuple[str, ...]:
-        """Subjects of the registry whose versions are planned for before the first record."""
+        """Subjects of the registry, for planning their versions before the first record."""
 
     def batch_limit(self, reached: Offsets) -> int:
         """Offsets that the next micro-batch may have, all splits together."""
