@@ -27,5 +27,5 @@ class LimitSettings(BaseSettings):
         10_000, ge=100, description="columns of bronze, nested ones counted, that new schemas may make it have"
     )
     max_unknown_ids: int = Field(
-        1_000, ge=1, description="schema ids unknown to the registry after which no more are asked about in one slice"
+        1_000, ge=1, description="schema ids unknown to the registry after which no more are requested in one micro-batch"
     )

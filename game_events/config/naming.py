@@ -218,7 +218,9 @@ class Words(BaseModel):
 
 def _legal(name: str) -> str:
     if not re.fullmatch(NAME, name) or name in _TAKEN:
-        raise ValueError(f"{name!r} must be lower case letters, digits and underscores, beginning with a letter, and no reserved word")
+        raise ValueError(
+            f"{name!r} must be lower case letters, digits and underscores, beginning with a letter, and no reserved word"
+        )
     return name
 
 

@@ -138,7 +138,7 @@ class Settings(SourceSettings, ExportSettings):
 
     # --- extensions
     extensions: NameList = Field(
-        (), description="modules or .py files with rules, transformations and aggregates of one's own, comma separated"
+        (), description="modules or .py files with rules, transformations and aggregates, comma separated"
     )
 
     # --- Spark

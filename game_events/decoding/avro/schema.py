@@ -20,6 +20,8 @@ from game_events.errors import DataError
 
 #: Digits of a decimal: work grows with their square.
 MAX_PRECISION = 1_000
+#: Key of the items' type.
+_ITEMS = {"array": "items", "map": "values"}
 PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
 
 
@@ -149,32 +151,31 @@ class _Parser:
         return AvroType("union", "union", items=branches)
 
     def _complex(self, kind: str, node: Mapping[str, Any], namespace: str, path: str) -> AvroType:
-        match kind:
-            case "array" | "map":
-                key = "items" if kind == "array" else "values"
-                if key not in node:
-                    raise ValueError(f"{path or 'schema'}: a {kind} without {key!r}")
-                return AvroType(kind, kind, items=[self.parse(node[key], namespace, f"{path}.{key}")])
-            case "record" | "error":
-                return self._record(node, namespace, path)
-            case "enum":
-                made = self._named(kind, node, namespace, path)
-                symbols = node.get("symbols")
-                if not isinstance(symbols, list) or not all(isinstance(s, str) for s in symbols):
-                    raise ValueError(f"{made.name}: an enum without a list of symbols")
-                made.symbols = tuple(symbols)
-                return made
-            case "fixed":
-                made = self._named(kind, node, namespace, path)
-                made.size = node.get("size", -1)
-                if not isinstance(made.size, int) or made.size < 0:
-                    raise ValueError(f"{made.name}: a fixed without a size")
-                made.logical = _logical(node, kind, made.size)
-                return made
-            case _ if kind in PRIMITIVES:
-                return AvroType(kind, kind, _logical(node, kind, 0))
-            case _:
-                return self.parse(kind, namespace, path)
+        if kind in PRIMITIVES:
+            return AvroType(kind, kind, _logical(node, kind, 0))
+        if kind in _ITEMS:
+            key = _ITEMS[kind]
+            if key not in node:
+                raise ValueError(f"{path or 'schema'}: a {kind} without {key!r}")
+            return AvroType(kind, kind, items=[self.parse(node[key], namespace, f"{path}.{key}")])
+        make = {"record": self._record, "error": self._record, "enum": self._enum, "fixed": self._fixed}.get(kind)
+        return self.parse(kind, namespace, path) if make is None else make(node, namespace, path)
+
+    def _enum(self, node: Mapping[str, Any], namespace: str, path: str) -> AvroType:
+        made = self._named("enum", node, namespace, path)
+        symbols = node.get("symbols")
+        if not isinstance(symbols, list) or not all(isinstance(s, str) for s in symbols):
+            raise ValueError(f"{made.name}: an enum without a list of symbols")
+        made.symbols = tuple(symbols)
+        return made
+
+    def _fixed(self, node: Mapping[str, Any], namespace: str, path: str) -> AvroType:
+        made = self._named("fixed", node, namespace, path)
+        made.size = node.get("size", -1)
+        if not isinstance(made.size, int) or made.size < 0:
+            raise ValueError(f"{made.name}: a fixed without a size")
+        made.logical = _logical(node, "fixed", made.size)
+        return made
 
     def _record(self, node: Mapping[str, Any], namespace: str, path: str) -> AvroType:
         made = self._named("record", node, namespace, path)

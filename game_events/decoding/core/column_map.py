@@ -225,16 +225,12 @@ def storage_type(kind: pa.DataType) -> pa.DataType:
 
 def merge_types(old: pa.DataType, new: pa.DataType) -> pa.DataType:
     """The old type with fields that the new one adds inside structs; the kinds are equal."""
-    if pa.types.is_struct(old):
-        merged = {f.name: f.type for f in old}
-        for item in new:
-            merged[item.name] = merge_types(merged[item.name], item.type) if item.name in merged else item.type
-        return pa.struct([pa.field(name, kind) for name, kind in merged.items()])
-    if pa.types.is_map(old):
-        return pa.map_(old.key_type, merge_types(old.item_type, new.item_type))
-    if pa.types.is_list(old):
-        return pa.list_(merge_types(old.value_type, new.value_type))
-    return old
+    if not struct_fields(old):
+        return old
+    merged = {f.name: f.type for f in struct_fields(old)}
+    for item in struct_fields(new):
+        merged[item.name] = merge_types(merged[item.name], item.type) if item.name in merged else item.type
+    return _with_struct(old, pa.struct(list(merged.items())))
 
 
 @dataclass(frozen=True)
