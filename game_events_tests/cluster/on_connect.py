@@ -68,7 +68,7 @@ def has_stopped(file, still_s=3.0):
 
 def test_without_the_servers_token_nobody_is_let_in(spark, monkeypatch):  # noqa: ARG001 - the server must be up
     monkeypatch.setenv(TOKEN_VARIABLE, "another one")
-    with pytest.raises(ConfigurationError, match=f"refuses us: set {TOKEN_VARIABLE}") as refused:
+    with pytest.raises(ConfigurationError, match=f"refuses this client: set {TOKEN_VARIABLE}") as refused:
         connect(load_settings(), {"spark.sql.session.timeZone": "UTC"})
     assert os.environ[TOKEN_VARIABLE] not in str(refused.value)
 
