@@ -122,6 +122,52 @@ def test_switches_and_words_of_settings_are_no_secrets():
         assert mask(text, settings) == text
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sasl.username": "game"},
+        {"sasl.kerberos.service.name": "game", "sasl.kerberos.principal": "game", "sasl.kerberos.keytab": "game"},
+        {"ssl.ca.location": "game", "ssl.key.location": "game", "ssl.truststore.location": "game", "ssl.keystore.type": "game"},
+        {"sasl.oauthbearer.method": "game", "sasl.oauthbearer.client.id": "game", "sasl.oauthbearer.scope": "game"},
+        {"client.rack": "game", "client.dns.lookup": "game", "broker.address.family": "game", "debug": "game"},
+        {"compression.type": "game", "compression.codec": "game", "partitioner": "game", "acks": "game"},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_who_logs_in_and_how_is_no_secret_so_ordinary_words_stay_readable(options):
+    """A user called `game` made `***` of the word in each log line, table name and column."""
+    settings = load_settings(kafka_options=options, schema_registry_user="game", rest_user="game")
+    assert mask("gold_game_player_agg of the game", settings) == "gold_game_player_agg of the game"
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "sasl.password",
+        "ssl.key.password",
+        "ssl.keystore.password",
+        "ssl.key.pem",
+        "ssl.keystore.key",
+        "sasl.oauthbearer.client.secret",
+        "sasl.oauthbearer.config",
+        "sasl.oauthbearer.assertion.private.key.passphrase",
+        "sasl.kerberos.kinit.cmd",
+        "an.option.that.comes.with.a.later.version",
+    ],
+)
+def test_every_other_option_of_kafkas_clients_is_a_secret_and_so_is_a_word_that_is_the_users_name_too(option):
+    settings = load_settings(kafka_options={"sasl.username": "game", option: "game"})
+    assert mask("the game", settings) == "the ***"
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("repeated", ["://", "://a:", "x://y", ";token=", "; ", "http://user:pass@host "])
+def test_a_long_text_is_masked_in_time_that_grows_as_the_text_does(repeated, settings):
+    """Each start of an address is looked at to a bound: else these 200 kB take longer than the test may."""
+    text = repeated * (200_000 // len(repeated))
+    assert mask(text + KAFKA, settings).endswith("***")
+
+
 # --- every error, whoever raises it
 
 

@@ -7,7 +7,7 @@ from pydantic_settings import BaseSettings
 
 
 class LimitSettings(BaseSettings):
-    """Limits of one record, one file, and all games."""
+    """Limits of one record, one file, all games, and one query."""
 
     max_record_bytes: int = Field(
         64 * 1024 * 1024, ge=1024, le=512 * 1024 * 1024, description="bytes of one record; larger ones go to quarantine"
@@ -28,4 +28,9 @@ class LimitSettings(BaseSettings):
     )
     max_unknown_ids: int = Field(
         1_000, ge=1, description="schema ids unknown to the registry after which no more are requested in one micro-batch"
+    )
+    sql_memory_bytes: int = Field(
+        4 * 1024**3,
+        ge=64 * 1024**2,
+        description="bytes of memory of `game-events sql`; what does not fit goes to the disk, or fails",
     )

@@ -15,7 +15,7 @@ UNIX_SOCKET = "unix:"
 
 def is_loopback(host: str | None) -> bool:
     """Whether a host is a loopback name or address."""
-    if host == "localhost":
+    if host is not None and host.lower() == "localhost":
         return True
     try:
         return ipaddress.ip_address(host or "").is_loopback

@@ -30,10 +30,12 @@ MIN_PATH_CHARS = 16
 _IN_ADDRESS = re.compile(r"(://)(?:[^/@\s]{1,1000}|[^/@\s:]{0,1000}:(?!\d{1,5}[/?#])[^@\s\"'<>]{1,1000})@")
 #: Spark Connect's address carries its token as a parameter (`sc://host:443/;use_ssl=true;token=...`).
 _TOKEN = re.compile(r"(;\s*token=)[^;\s]+", re.IGNORECASE)
-#: Kafka's options without secrets, often with frequent values: `https`, `true`, `5000`.
+#: Kafka's options without secrets, often with frequent values: `https`, `true`, a user `game`. All others are secrets.
 _HARMLESS = re.compile(
-    r"^(security\.protocol|sasl\.mechanisms?|ssl\.endpoint\.identification\.algorithm|ssl\.\w*store\.type|client\.id|group\.id|"
-    r"isolation\.level|auto\.offset\.reset|(.*\.)?enable(\..*)?|.*\.(ms|bytes|kbytes|records|messages|max))$"
+    r"^(security\.protocol|sasl\.(mechanisms?|username|kerberos\.(service\.name|principal|keytab))|"
+    r"sasl\.oauthbearer\.(method|scope|client\.id)|ssl\.endpoint\.identification\.algorithm|.*\.(location|type|codec)|"
+    r"client\.(id|rack|dns\.lookup)|group\.id|broker\.address\.family|isolation\.level|auto\.offset\.reset|acks|partitioner|debug|"
+    r"(.*\.)?enable(\..*)?|.*\.(ms|bytes|kbytes|records|messages|max))$"
 )
 
 #: Longer error texts are cut: Spark's repeat whole plans.

@@ -30,6 +30,7 @@ from game_events.lakehouse.tables import Lakehouse, Table, no_table
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: Rows that are fetched at once.
 FETCH_ROWS = 10_000
+_INTERRUPTED = "Query interrupted"
 _MISSING = re.compile(r"Table with name \"?(.+?)\"? does not exist")
 #: What lists tables instead of naming one.
 _LISTS = re.compile(r"\b(show|information_schema|duckdb_(tables|views|columns)|pg_\w+|sqlite_master)\b", re.IGNORECASE)
@@ -39,12 +40,13 @@ _GONE = re.compile(r"No such file|does not exist|cannot open file|No files found
 class TablesSql:
     """A connection in which the tables of a lakehouse can be queried."""
 
-    def __init__(self, lakehouse: Lakehouse, as_of: datetime | None = None) -> None:
+    def __init__(self, lakehouse: Lakehouse, as_of: datetime | None = None, memory_bytes: int | None = None) -> None:
         """Lists the root; opens no table.
 
         Args:
             lakehouse: the tables.
             as_of: as they were then; None: as they are.
+            memory_bytes: what a query may take; past it, what can be is put on the disk. None: DuckDB's own bound.
         """
         self._lakehouse, self._as_of = lakehouse, as_of
         self._tables = {table.name: table for table in map(lakehouse.table, lakehouse.names())}
@@ -52,6 +54,8 @@ class TablesSql:
         # Names in a query are tables, never variables of this program.
         self._connection = duckdb.connect(config={"python_enable_replacements": False})
         self._connection.execute("SET TimeZone = 'UTC'")
+        if memory_bytes is not None:
+            self._connection.execute(f"SET memory_limit = '{memory_bytes}B'")
         self._connection.execute("CREATE SCHEMA _columns")
         self._spill = tempfile.TemporaryDirectory(prefix="game_events_sql")
         self._connection.execute(f"SET temp_directory = {_text(self._spill.name)}")
@@ -89,7 +93,7 @@ class TablesSql:
                 if named not in self._tables or named in self._opened:
                     raise self._unknown(found[1]) from None
                 self._open(named)
-            except (duckdb.Error, OSError) as error:
+            except (duckdb.Error, OSError, RuntimeError) as error:
                 raise self._failed(error) from None
         names = [column[0] for column in self._connection.description or []]
         return names, self._rows()
@@ -98,7 +102,7 @@ class TablesSql:
         try:
             while rows := self._connection.fetchmany(FETCH_ROWS):
                 yield from rows
-        except (duckdb.Error, OSError) as error:
+        except (duckdb.Error, OSError, RuntimeError) as error:
             raise self._failed(error) from None
 
     def _refuse_others(self, sql: str) -> None:
@@ -116,7 +120,21 @@ class TablesSql:
         return no_table(self._lakehouse, name, self._tables)
 
     def _failed(self, error: Exception) -> ConfigurationError:
+        """What to raise for an error of DuckDB.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C ended the query; DuckDB takes it for an error of its own.
+        """
         first = str(error).strip()
+        if isinstance(error, RuntimeError):
+            if first == _INTERRUPTED:
+                raise KeyboardInterrupt from None
+            raise error
+        if isinstance(error, duckdb.OutOfMemoryException):
+            return ConfigurationError(
+                f"the query needs more memory, or room for temporary files, than it may have: {first.splitlines()[0]}. "
+                "Select less, or set GAME_EVENTS_SQL_MEMORY_BYTES higher"
+            )
         if isinstance(error, duckdb.IOException | OSError) and _GONE.search(first):
             when = f" of {self._as_of.isoformat()}" if self._as_of is not None else ""
             return ConfigurationError(

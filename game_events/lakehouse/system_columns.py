@@ -61,8 +61,8 @@ _BY_TABLE = {
         "quarantined_at": "When (UTC)",
         "run_id": "Run that kept it out",
         "replayed_table": "Table that took the row after all; NULL: none has",
-        "replayed_batch": "Batch of bronze_events in which it did",
-        "replayed_at": "When it did (UTC)",
+        "replayed_batch": "Batch of bronze_events in which it did; with no table: as of which bronze lacks that row",
+        "replayed_at": "When that was noted (UTC)",
         "game": "Game whose silver table the row was kept out of",
     },
     SCHEMAS: {

@@ -117,6 +117,15 @@ class Table:
         """The folder, if the table is on a local file system."""
         return None if "://" in self.uri else Path(self.uri)
 
+    def exists(self) -> bool:
+        """Whether it has a log, readable or not: data files alone, which a crash has left, are no table.
+
+        Raises:
+            ConfigurationError, TransientError: as `open` does.
+        """
+        with store_errors_named(self.uri):
+            return DeltaTable.is_deltatable(self.uri, self.options)
+
     def open(self) -> DeltaTable | None:
         """A handle on the newest version, or None if there is no such table.
 

@@ -101,7 +101,7 @@ class Pipeline:
                 self.lakehouse,
                 self.run_id,
                 read_by=self._files_read_by,
-                refuse_twice=lambda archive: refuse_twice(self.bronze.open(), self.quarantine.open(), archive),
+                refuse_twice=lambda archive, ends: refuse_twice(self.bronze.open(), self.quarantine.open(), archive, ends),
             )
         return make_source(self.settings)
 

@@ -37,4 +37,7 @@ def channel_to(remote: str) -> DefaultChannelBuilder:
     usual = DefaultChannelBuilder(remote)
     if usual.use_ssl or not at_loopback(remote):
         return usual
-    return LocalChannel(remote, f"ipv4:{LOOPBACK}:{usual.endpoint.rpartition(':')[2]}", grpc.LocalConnectionType.LOCAL_TCP)
+    host, _, port = usual.endpoint.rpartition(":")
+    # An address stays what it is: all of 127/8 is this machine, and 127.0.0.1 another listener's than 127.0.0.2.
+    target = f"ipv4:{LOOPBACK if host.lower() == 'localhost' else host}:{port}"
+    return LocalChannel(remote, target, grpc.LocalConnectionType.LOCAL_TCP)

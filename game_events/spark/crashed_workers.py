@@ -21,6 +21,9 @@ from game_events.errors import TransientError
 T = TypeVar("T")
 #: Spark's message (4.0), also over Spark Connect.
 CRASHED = "Python worker exited unexpectedly"
+#: This project's message, also in quarantine: its beginning and end.
+WORKER_CRASHED = "a Python worker of Spark crashed"
+NOTHING_COMMITTED = ". Nothing of this job was committed, what was committed before stays"
 #: Crashes at most during a bisection: one game of 2,000 costs 13. The remaining games wait for the next run.
 MAX_CRASHES = 40
 #: Crashes with only one game's rows until it is isolated: a single one may be a `kill`.
@@ -40,10 +43,7 @@ def is_crash(error: BaseException) -> bool:
 
 def crash(error: BaseException, over: str) -> WorkerCrashError:
     """The error to raise for Spark's error; `over`: the rows in question (` over the rows of ...`)."""
-    return WorkerCrashError(
-        f"a Python worker of Spark crashed{over}: {_cause(str(error))}. Nothing of this job was committed, what was "
-        "committed before stays"
-    )
+    return WorkerCrashError(f"{WORKER_CRASHED}{over}: {_cause(str(error))}{NOTHING_COMMITTED}")
 
 
 @contextmanager

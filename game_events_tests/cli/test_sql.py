@@ -1,7 +1,12 @@
 """`game-events sql` and `history` on tables that nothing but delta-rs has written."""
 
+import csv
+import io
 import json
 import os
+import signal
+import sys
+import threading
 from datetime import UTC, datetime
 
 import duckdb
@@ -10,7 +15,9 @@ import pytest
 
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.data.staging import StagedWriter
+from game_events.lakehouse.query import TablesSql
 from game_events.lakehouse.tables import Lakehouse
+from game_events_tests.waiting import until
 
 PLACE = pa.struct([pa.field("city", pa.string())])
 FIRST = pa.schema([pa.field("game_name", pa.string()), pa.field("place", PLACE), pa.field("_batch", pa.int64())])
@@ -86,6 +93,43 @@ def test_rows_are_limited_for_people_and_streamed_as_csv(cli, lakehouse):
     assert (len(lines), lines[0], lines[1]) == (251, "n,nothing,text", '0,,"it\'s, ""so"""')
     assert len(cli("sql", "--csv", "--limit", "3", many).out.splitlines()) == 4
     assert cli("sql", "--csv", "--json", many).code == 2
+
+
+def test_csv_has_each_value_as_it_is_also_one_that_a_spreadsheet_takes_for_a_formula(cli, lakehouse):
+    """It is for programs: a sign put before it would be part of the value for all of them."""
+    assert lakehouse
+    values = ["=1+1", "+1", "-2", "@SUM(A1)", "\tx", "\rx", '=HYPERLINK("http://x";"y")', "'x"]
+    query = "SELECT unnest([{}]) AS name, -3 AS n".format(", ".join("'" + v.replace("'", "''") + "'" for v in values))
+    out = cli("sql", "--csv", query).out
+    assert list(csv.reader(io.StringIO(out, newline=""))) == [["name", "n"], *([value, "-3"] for value in values)]
+
+
+def test_a_query_takes_no_more_memory_than_the_setting_has_and_says_so(cli, lakehouse, monkeypatch):
+    assert lakehouse
+    monkeypatch.setenv("GAME_EVENTS_SQL_MEMORY_BYTES", str(64 * 1024 * 1024))
+    said = cli("sql", "SELECT string_agg(range::VARCHAR || repeat('x', 100)) FROM range(3000000)", "--json")
+    assert said.code == 1
+    assert "GAME_EVENTS_SQL_MEMORY_BYTES" in said.result["error"]
+    assert "Traceback" not in said.everything
+    # What can be put on the disk is.
+    sorted_rows = (
+        "SELECT count(*) FROM (SELECT n FROM (SELECT md5(range::VARCHAR) AS n FROM range(3000000)) ORDER BY n LIMIT 2000000)"
+    )
+    assert cli("sql", sorted_rows, "--json").result["rows"] == [[2000000]]
+
+
+def test_ctrl_c_ends_a_query_that_would_take_years(lakehouse):
+    me = threading.main_thread().ident
+
+    def interrupt():
+        until(lambda: sys._current_frames()[me].f_code.co_name == "query", what="the query")
+        signal.raise_signal(signal.SIGINT)
+
+    with TablesSql(lakehouse) as tables, pytest.raises(KeyboardInterrupt):
+        asking = threading.Thread(target=interrupt)
+        asking.start()
+        tables.query("SELECT sum(a.range * b.range) FROM range(1000000000) a, range(1000000000) b")
+    asking.join()
 
 
 def test_nothing_outside_of_the_root_is_read_and_nothing_is_written(cli, lakehouse, tmp_path):

@@ -41,13 +41,15 @@ def dagster():
     """Dagster's application as the launcher of `game-events up` makes it, reached through a proxy under another name, too."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DagsterWebserver, "build_middleware", DagsterWebserver.build_middleware)
-        patch.setenv("GAME_EVENTS_DAGSTER_URL", "https://dagster.example.com")
+        patch.setenv("GAME_EVENTS_DAGSTER_URL", "HTTPS://Dagster.Example.com:443/ui")
         webserver.guard()
         with instance_for_test() as instance, WorkspaceProcessContext(instance, EmptyWorkspaceTarget()) as context:
             yield TestClient(DagsterWebserver(context).create_asgi_app(), base_url=f"http://{OURS}")
 
 
-@pytest.mark.parametrize("host", [EVIL, f"{EVIL}:3000", "127.0.0.1.evil.example", "evil.example:127.0.0.1", "[::1", ""])
+@pytest.mark.parametrize(
+    "host", [EVIL, f"{EVIL}:3000", "127.0.0.1.evil.example", "evil.example:127.0.0.1", "[::1", "", "dagster.example.com:80"]
+)
 def test_a_name_that_leads_here_and_is_none_of_the_uis_gets_nothing(dagster, host):
     """DNS rebinding: the page may read what comes back, as it asks its own name."""
     for path in ("/graphql", "/server_info", "/runs", "/download_debug/x"):
@@ -93,6 +95,11 @@ def test_another_pages_websocket_is_not_accepted(dagster):
         {"Origin": f"http://{OURS}", "Sec-Fetch-Site": "same-origin", "Sec-Fetch-Dest": "empty"},
         {"Host": "localhost:3000", "Origin": "http://localhost:3000"},
         {"Host": "dagster.example.com", "Origin": "https://dagster.example.com"},
+        # One that passes the name on as somebody wrote it, with the port that goes without saying.
+        {"Host": "Dagster.Example.com", "Origin": "https://dagster.example.com"},
+        {"Host": "dagster.example.com:443", "Origin": "https://dagster.example.com"},
+        {"Host": "LOCALHOST:3000", "Origin": "http://localhost:3000"},
+        {"Host": "localhost:80", "Origin": "http://localhost"},
         # A proxy that passes the port of this machine on.
         {"Host": OURS, "Origin": "https://dagster.example.com"},
     ],

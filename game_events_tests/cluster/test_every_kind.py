@@ -17,7 +17,7 @@ from game_events_tests.cluster.kinds import CONNECT, KIND, LOCAL, STANDALONE
 ROOT = Path(__file__).parents[2]
 #: Files that have tests with the mark; to look at the others takes longer.
 WHERE = [f"game_events_tests/{name}.py" for name in ("pipeline/test_refresh", "pipeline/test_replay", "pipeline/test_loop")]
-WHERE += ["game_events_tests/object_store/test_pipeline.py"]
+WHERE += ["game_events_tests/pipeline/test_crashed_jobs.py", "game_events_tests/object_store/test_pipeline.py"]
 
 pytestmark = [
     pytest.mark.scenario,
@@ -30,12 +30,12 @@ def run_tests(kind, *arguments):
     environment = os.environ | {"GAME_EVENTS_TEST_SPARK": kind}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=--strict-markers --strict-config"]
     done = subprocess.run(
-        [*command, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=850, check=False
+        [*command, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1750, check=False
     )
     return done.returncode, (done.stdout + done.stderr)[-8000:]
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("stack")
 @pytest.mark.parametrize("kind", [STANDALONE, CONNECT])
 def test_the_pipeline_does_the_same_wherever_spark_runs(kind):

@@ -189,6 +189,16 @@ def test_a_slice_of_an_array_is_read_from_its_own_offset():
     assert found(array.slice(3, 0)) == []
 
 
+@pytest.mark.parametrize("kind", [pa.large_binary(), pa.binary_view()])
+def test_values_of_arrows_other_binary_types_are_read_as_well(kind):
+    values = [framed(b"\0", letter * 5, number) for number, letter in enumerate((b"A", b"B", b"C", b"D"))] + [None, b"x"]
+    array = pa.array(values, kind)
+    assert found(array) == found(values)
+    assert found(array[1:]) == found(values[1:])
+    groups, _ = split(array)
+    assert {payload.type for payload in payloads(array, groups)} == {pa.binary()}
+
+
 def test_rows_of_one_type_come_as_one_group_in_order():
     values = [frame(i % 3, (i % 2,), python_class(compiled(NESTED))(name=str(i))) for i in range(60)]
     groups, bad = split(pa.array(values, pa.binary()))

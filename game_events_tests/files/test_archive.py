@@ -194,6 +194,54 @@ def test_after_a_full_refresh_from_an_older_archive_the_topic_is_read_from_where
 
 
 @pytest.mark.scenario
+def test_a_full_refresh_from_an_archive_leaves_the_topics_that_it_does_not_have(
+    settings: Settings, make_pipeline: MakePipeline, tmp_path: Path
+) -> None:
+    to, others = tmp_path / "archive", settings.model_copy(update={"kafka_topic": f"{settings.kafka_topic}_others"})
+    both = settings.model_copy(update={"kafka_topic": f"{settings.kafka_topic},{others.kafka_topic}"})
+    archiving = settings.model_copy(update={"lakehouse": str(tmp_path / "archiving")})
+    unknown = b"\0\x7f\0\0\0\0x"  # no registry has this id
+    send(settings, version=1, games=("uno",))
+    send_values(settings, [unknown])
+    load_bronze(make_pipeline(archiving), RunReport())
+    write(archiving, make_pipeline, to)
+    more = send(others, version=1, games=("uno",))
+    send_values(others, [unknown])
+    load_bronze(make_pipeline(both), RunReport())
+
+    def held() -> list[list[str]]:
+        return [sorted(map(repr, content(settings, table))) for table in ("bronze_events", "quarantine_events")]
+
+    before = held()
+    archived = of_archive(settings, to, Path(settings.lakehouse)).model_copy(update={"allow_bronze_full_refresh": True})
+    report = RunReport()
+    replace_bronze(make_pipeline(archived), report)
+    assert held() == before
+    assert f"{more.decodable:,} rows of bronze_events stay: of topics that are not read just now" in report.notices
+    assert report.expired == 0
+    # Whichever source is read next: nothing of it is new, nothing is missing.
+    for one in (archived, both):
+        load_bronze(make_pipeline(one), RunReport())
+        assert held() == before
+    sent = send(others, version=1, games=("uno",))
+    load_bronze(make_pipeline(both), RunReport())
+    assert len(held()[0]) == len(before[0]) + sent.decodable
+    assert failed_checks(make_pipeline(both)) == []
+    # An archive that has grown by records which are there from elsewhere is refused, as ever.
+    replace_bronze(make_pipeline(archived), RunReport())
+    before = held()
+    load_bronze(make_pipeline(archiving.model_copy(update={"kafka_topic": both.kafka_topic})), RunReport())
+    write(archiving, make_pipeline, to)
+    with pytest.raises(ConfigurationError, match="would be there twice"):
+        load_bronze(make_pipeline(archived), RunReport())
+    assert held() == before
+    # A folder without any file has none of the topics.
+    (tmp_path / "folder").mkdir()
+    replace_bronze(make_pipeline(archived.model_copy(update={"files_path": str(tmp_path / "folder")})), RunReport())
+    assert held() == before
+
+
+@pytest.mark.scenario
 def test_an_archive_of_files_is_read_once_too_and_only_where_its_log_is(
     landing: Path, file_settings: Settings, make_files: MakeFiles, tmp_path: Path
 ) -> None:
@@ -208,6 +256,8 @@ def test_an_archive_of_files_is_read_once_too_and_only_where_its_log_is(
     archive(make_files(), RunReport(), str(to))
     rebuilt = {"files_path": str(to), "files_settle_s": 0, "lakehouse": str(tmp_path / "rebuilt")}
     refresh(make_files(**rebuilt))
+    assert numbers(file_settings.model_copy(update=rebuilt)) == list(range(20))
+    replace_bronze(make_files(**rebuilt, allow_bronze_full_refresh=True), RunReport())
     assert numbers(file_settings.model_copy(update=rebuilt)) == list(range(20))
     # The folder above it, and an archive that was compacted by hand: nothing of them is taken for records.
     for place, files in ((to.parent, 2), (to, 1)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -172,6 +173,9 @@ def test_a_full_refresh_reads_the_files_that_are_there_again(
     assert rows(file_settings, "bronze_events", "SELECT max(_batch) FROM t") == [(4,)]
     with pytest.raises(ConfigurationError, match=r"0 of the 4 rows .* are gone from there and would be lost"):
         refresh(make_files(), selection=selection_of(make_files(), full_refresh=["bronze"]))
+    late = make_files(starting_timestamp=datetime.now(UTC) + timedelta(days=1))
+    with pytest.raises(ConfigurationError, match=r"4 of the 4 rows .* would be lost"):
+        refresh(late, selection=selection_of(late, full_refresh=["bronze"]))
     (landing / "1.pb").unlink()
     allowed = make_files(allow_bronze_full_refresh=True)
     report = refresh(allowed, selection=selection_of(allowed, full_refresh=["all"]))

@@ -111,7 +111,7 @@ def test_a_full_refresh_goes_on_behind_an_archive_that_has_grown(
     topic = Split("games", "5cB9Bc9QRbCeqUM/tZO+tg", 2)
     staged = StageResult([], [], set(), set(), Counter(), origins={topic: 7})
     monkeypatch.setattr(bronze_reset, "refuse_unless_allowed", lambda _pipeline: None)
-    monkeypatch.setattr(bronze_reset, "count_expired", lambda _pipeline, _now: Expired())
+    monkeypatch.setattr(bronze_reset, "count_expired", lambda *_: Expired())
     monkeypatch.setattr(bronze_reset, "stage_slice", lambda *_: staged)
     report = RunReport()
     bronze_reset.replace_bronze(pipeline, report)

@@ -6,19 +6,23 @@ What stands here for Spark is a filter, a look-up of rejected coordinates, two r
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from game_events.lakehouse.commits.commit import paths
 from game_events.lakehouse.data.snapshot import read_arrow
+from game_events.lakehouse.event_columns import QUARANTINE_COLUMNS
 from game_events.lakehouse.system_tables.progress import GOLD
 from game_events.pipeline.fanout.job import FanOut, FanOutResult, stage
 from game_events.pipeline.gold.plan import GAME
-from game_events.pipeline.quality.decisions import Decisions
+from game_events.pipeline.quality.decisions import Decisions, Rewritten
 from game_events.pipeline.quality.expressions import DROP, FATE, HELD_BACK, KEEP, READMIT, REJECT, RuleColumns
-from game_events.pipeline.silver.stage import Staging, Start, _split
+from game_events.pipeline.silver.stage import Source, Staging, Start, _split
 from game_events.rules import Rule
+from game_events_tests.guarantees.arrow_bronze import write
 
 TIME = pa.timestamp("us", tz="UTC")
 AGGREGATE = pa.schema(
@@ -27,7 +31,7 @@ AGGREGATE = pa.schema(
 #: Rows with this number are dropped.
 UNLUCKY = 13
 DROPS = Rule(name="not_unlucky", sql=f"n <> {UNLUCKY}", action="drop")
-#: Each rejects what the one before rejects, and more: so no row is ever let in again.
+#: Each rejects what the one before rejects, and more.
 REJECTS = (
     None,
     Rule(name="odd", sql="n % 4 <> 0", action="quarantine"),
@@ -82,19 +86,45 @@ def stage_games(work: Staging) -> FanOutResult:
     return stage(Rows(table), task, len(judged), work.games, salt="_kafka_offset")  # type: ignore[arg-type]
 
 
-def _rejected(decisions: Decisions, games: Iterable[str]) -> Iterator[tuple[int, int]]:
-    wanted = decisions.rejected_games & set(games)
-    if decisions.handle is not None and wanted:
+def _rejected(decisions: Decisions, games: Iterable[str]) -> Iterator[tuple[int, int, str]]:
+    if decisions.handle is not None and decisions.rejected_rows.keys() & set(games):
         for row in read_arrow(decisions.table, decisions.handle).to_pylist():
-            if row["layer"] == "silver" and row["replayed_batch"] is None and row["game"] in wanted:
-                yield row["_kafka_partition"], row["_kafka_offset"]
+            if is_kept_out(row, games):
+                yield row["_kafka_partition"], row["_kafka_offset"], row["game"]
 
 
-def _judged(rules: tuple[Rule, ...], row: dict[str, Any], start: Start, held: set[tuple[int, int]]) -> dict[str, Any]:
+def is_kept_out(row: Mapping[str, Any], games: Iterable[str]) -> bool:
+    """Whether a row of quarantine is one that rules keep out of the silver of one of these games."""
+    return row["layer"] == "silver" and row["replayed_batch"] is None and row["game"] in games
+
+
+def note(source: Source, decisions: Decisions, starts: Mapping[str, Start]) -> Rewritten:
+    """For `readmissions.noted`."""
+    assert decisions.handle is not None
+    held = set(_rejected(decisions, list(starts)))
+    fates = {}
+    for row in read_arrow(source.pipeline.bronze, source.handle).to_pylist():
+        if row["game_name"] in starts:
+            place = (row["_kafka_partition"], row["_kafka_offset"], row["game_name"])
+            fates[place] = _judged(source.rules.rules, row, replace(starts[row["game_name"]], decided=0), held)[FATE]
+    rows, rewritten = [], set()
+    for path in paths(decisions.handle):
+        of_file = pq.read_table(f"{decisions.table.uri}/{path}").to_pylist()
+        if any(is_kept_out(row, starts) for row in of_file):
+            rewritten.add(path)
+            rows += of_file
+    for row in rows:
+        fate = fates.get((row["_kafka_partition"], row["_kafka_offset"], row["game"]))
+        if is_kept_out(row, starts) and fate != HELD_BACK:
+            row |= {"replayed_batch": source.batch, "replayed_table": row["game"] if fate == READMIT else None}
+    return Rewritten(write(decisions.table, QUARANTINE_COLUMNS, rows), frozenset(rewritten))
+
+
+def _judged(rules: tuple[Rule, ...], row: dict[str, Any], start: Start, held: set[tuple[int, int, str]]) -> dict[str, Any]:
     broken = [bit for bit, rule in enumerate(rules) if violates(rule, row["n"])]
     rejected, dropped = (any(rules[bit].action == action for bit in broken) for action in ("quarantine", "drop"))
     decided = row["_batch"] <= start.decided
-    is_held = (row["_kafka_partition"], row["_kafka_offset"]) in held
+    is_held = (row["_kafka_partition"], row["_kafka_offset"], row["game_name"]) in held
     if is_held and (decided or rejected or dropped):
         fate = HELD_BACK
     elif rejected and not decided:

@@ -35,13 +35,14 @@ from game_events.pipeline.quarantine.full_refresh import is_finished
 from game_events.pipeline.quarantine.replay_marks import is_noted
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing.auto_replay import replay_what_became_known
+from game_events.pipeline.silver import commit as silver_commit
 from game_events.pipeline.silver import refresh as silver
 from game_events.pipeline.silver import stage as silver_stage
 from game_events.pipeline.silver.commit import DROPPED_APP
 from game_events.pipeline.silver.refresh import refresh_silver
 from game_events_tests.guarantees import arrow_plans
 from game_events_tests.guarantees.arrow_bronze import LANE, Reader, Topic, pipeline_of, without_services
-from game_events_tests.guarantees.arrow_plans import DROPS, REJECTS, UNLUCKY, InTurn
+from game_events_tests.guarantees.arrow_plans import DROPS, REJECTS, UNLUCKY, InTurn, is_kept_out
 from game_events_tests.guarantees.arrow_rewrites import without_spark
 from game_events_tests.guarantees.waves import PowerCut
 
@@ -76,6 +77,7 @@ class World:
         self.patch.setattr(silver, "stage_games", arrow_plans.stage_games)
         self.patch.setattr(gold, "_stage", arrow_plans.stage_gold)
         self.patch.setattr(silver_stage, "require_valid", lambda *_: None)
+        self.patch.setattr(silver_commit, "noted", arrow_plans.note)
         self.patch.setattr(game_commits, "ThreadPoolExecutor", InTurn)
         self.patch.setattr(crash_points, "reach", lambda name, *_: self.stepped(name))
         for owner, name in ((DeltaTable, "create_write_transaction"), (commits, "create_table_with_add_actions")):
@@ -228,6 +230,10 @@ class World:
             self.seen[version] = read_arrow(table, handle).to_pylist()
         return self.seen[version]
 
+    def rejected(self) -> dict[int, str]:
+        """Offset -> game of what quarantine keeps out of silver."""
+        return {r["_kafka_offset"]: r["game"] for r in self.rows(self.pipeline().quarantine) if is_kept_out(r, GAMES)}
+
     def assert_nothing_is_doubled(self) -> None:
         """At any time, whatever is unfinished."""
         pipeline = self.pipeline()
@@ -244,8 +250,7 @@ class World:
             assert all(bronze[o]["game_name"] == game for o in mine if o in bronze), f"{game}: silver holds another game's row"
             players = [r["gamer_id"] for r in self.rows(self.table(game, of_gold=True))]
             assert len(players) == len(set(players)), f"{game}: gold holds a player twice"
-        # By the batch, too: of a record that a full refresh of bronze took out for a time there is the old rejection as well.
-        rejected = [(r["_kafka_offset"], r["_batch"]) for r in held if r["layer"] == "silver"]
+        rejected = [r["_kafka_offset"] for r in held if is_kept_out(r, GAMES)]
         assert len(rejected) == len(set(rejected)), "quarantine holds a rejected row twice"
         players = [(r["game_name"], r["gamer_id"]) for r in self.rows(Lakehouse(self.folder).table(UNIFIED))]
         assert len(players) == len(set(players)), "the unified table holds a player twice"
@@ -268,8 +273,7 @@ class World:
         self.assert_nothing_is_doubled()
         bronze = self.rows(self.pipeline().bronze)
         assert {r["_kafka_offset"] for r in bronze} == set(range(len(self.topic.records[LANE])))
-        held = [r for r in self.rows(self.pipeline().quarantine) if r["layer"] == "silver"]
-        rejected = {r["_kafka_offset"]: r["game"] for r in held}
+        rejected = self.rejected()
         assert not {r["_kafka_offset"] for r in bronze if r["game_name"] == NOBODY} & set(rejected)
         self.assert_unified_shows_gold()
         for game in GAMES:

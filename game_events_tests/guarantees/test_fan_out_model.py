@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -154,10 +154,10 @@ class FanOutModel(RuleBasedStateMachine):
             with suppress(GameEventsError):
                 self.world.work(**how)
 
-    @rule()
-    def rules_get_stricter(self) -> None:
-        """For rows that nobody has decided on."""
-        self.world.strictness = min(self.world.strictness + 1, len(REJECTS) - 1)
+    @rule(strictness=st.integers(0, len(REJECTS) - 1))
+    def rules_change(self, strictness: int) -> None:
+        """For rows that nobody has decided on, and for what is decided anew."""
+        self.world.strictness = strictness
 
     @rule(game=st.sampled_from(GAMES), of_gold=st.booleans())
     def a_table_is_deleted(self, game: str, of_gold: bool) -> None:
@@ -214,3 +214,23 @@ class TestFanOutThroughCrashesRivalsAndLostTables(FanOutModel.TestCase):
         derandomize=EXAMPLES <= 20,
         suppress_health_check=list(HealthCheck),
     )
+
+
+def test_a_rejected_record_that_does_not_decode_for_a_time_is_judged_again_and_held_once() -> None:
+    with closing(World()) as world:
+        world.records_come([("rummy", "a", 8, 1), ("rummy", "a", 4, 2), ("rummy", "a", 8, 2), ("rummy", "a", 1, 1)])
+        world.strictness = 1
+        world.work()
+        world.work(full=BRONZE, knows=(1,))
+        # Of the others quarantine has no row that counts as long as they do not decode.
+        assert world.rejected() == {0: "rummy"}
+        world.work()
+        assert world.rejected() == {0: "rummy", 1: "rummy", 2: "rummy"}
+        world.assert_nothing_is_doubled()
+        world.work(full=BRONZE, knows=(1,))
+        world.strictness = 0
+        world.work()
+        assert world.rejected() == {0: "rummy"}
+        world.records_come([(game, "a", 1, 1) for game in GAMES])
+        world.work()
+        world.assert_settled()

@@ -99,3 +99,5 @@ def test_a_lakehouse_lists_its_tables_and_nothing_else(tmp_path):
     (tmp_path / "new" / "stranger").mkdir()
     assert lakehouse.names() == ["a", "silver_b_events"]
     assert lakehouse.games() == ["b"]
+    (tmp_path / "new" / "silver_c_events" / "_delta_log").mkdir(parents=True)
+    assert [lakehouse.silver(game).exists() for game in "bcd"] == [True, False, False]

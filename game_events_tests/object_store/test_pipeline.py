@@ -34,12 +34,31 @@ from game_events_tests.guarantees.waves import (
     wait_all,
 )
 from game_events_tests.object_store.client import BUCKET, ObjectStore
+from game_events_tests.pipeline.quality_world import Event, send_events
 from game_events_tests.registry_proxy import registry_proxy
 from game_events_tests.waiting import until
 
 MakeS3 = Callable[[Settings], Pipeline]
 #: Where a run is cut off: before any commit, between two of them, at a table's first commit.
 POINTS = ("bronze_staged", "quarantine_committed", "before_create:silver_late_events", "gold_staged")
+
+
+def test_files_of_a_first_write_that_was_never_committed_make_no_game_of_a_name(
+    s3: Settings, make_s3_pipeline: MakeS3, store: ObjectStore
+) -> None:
+    """A folder without a log: its name was taken for a game's that had been let in, and its one row for enough."""
+    settings = s3.model_copy(update={"max_games": 1, "new_game_min_rows": 5})
+    folder = f"{BUCKET}/{s3.lakehouse.rpartition('/')[2]}/silver_ghost_events"
+    with store.files().open_output_stream(f"{folder}/part-0.parquet") as file:
+        file.write(b"half a file")
+    send_events(settings, [Event("ghost"), *(Event("chess", n) for n in range(9))])
+    report = refresh(make_s3_pipeline(settings))
+    assert report.success, report.errors
+    assert report.unrouted == {"over_limit": 1}
+    assert count(settings, "silver_chess_events") == 9
+    send_events(settings, [Event("chess"), *(Event("ghost", n) for n in range(5))])
+    assert refresh(make_s3_pipeline(settings)).unrouted == {}
+    assert (count(settings, "silver_chess_events"), count(settings, "silver_ghost_events")) == (10, 6)
 
 
 @pytest.mark.every_spark

@@ -9,7 +9,6 @@ from game_events.errors import ConfigurationError, TransientError
 from game_events.lakehouse.storage.errors import explain
 from game_events.lakehouse.storage.options import delta_options, is_s3, spark_options
 from game_events.lakehouse.tables import Lakehouse
-from game_events.spark.security import refuse_credentials
 
 VARIABLES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_S3_ALLOW_UNSAFE_RENAME")
 
@@ -86,65 +85,6 @@ def test_a_root_that_cannot_be_one_is_named(root, said):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "spark.hadoop.fs.s3a.secret.key",
-        "spark.hadoop.fs.s3a.access.key",
-        "spark.hadoop.fs.s3a.bucket.lake.session.token",
-        "spark.hadoop.fs.azure.account.key.me.dfs.core.windows.net",
-        "spark.ssl.keyStorePassword",
-        "spark.authenticate.secret",
-        "spark.sql.catalog.unity.token",
-        "spark.sql.catalog.rest.credential",
-        "spark.hadoop.fs.gs.auth.service.account.private.key",
-        "spark.hadoop.fs.s3a.encryption.key",
-        "spark.hadoop.fs.azure.sas.container.acc.blob.core.windows.net",
-        "spark.hadoop.fs.azure.account.oauth2.refresh.token",
-        "spark.openlineage.transport.auth.apiKey",
-        "spark.connect.authenticate.token",
-        "spark.executorEnv.AWS_SESSION_TOKEN",
-        "spark.executorEnv.GAME_EVENTS_REST_BEARER_TOKEN",
-        "spark.yarn.appMasterEnv.GAME_EVENTS_KAFKA_OPTIONS",
-        "spark.kubernetes.authenticate.submission.oauthToken",
-        "spark.ssl.keyPassword",
-        "spark.some.library.dbPwd",
-    ],
-)
-def test_a_credential_among_sparks_settings_is_refused_as_anybody_could_read_it(name):
-    with pytest.raises(ConfigurationError, match="HADOOP_CONF_DIR") as raised:
-        refuse_credentials({name: "planted"})
-    assert name in str(raised.value)
-    assert "planted" not in str(raised.value)
-
-
-def test_sparks_settings_that_name_a_provider_or_a_file_are_taken():
-    conf = {
-        "spark.hadoop.fs.s3a.aws.credentials.provider": "x",
-        "spark.hadoop.hadoop.security.credential.provider.path": "jceks://file/x",
-        "spark.authenticate.secret.file": "/run/secrets/spark",
-        "spark.hadoop.fs.azure.account.auth.type": "OAuth",
-        "spark.sql.shuffle.partitions": "8",
-        "spark.ssl.keyStore": "/etc/spark/keys.p12",
-        "spark.ssl.keyStoreType": "PKCS12",
-        "spark.network.crypto.keyLength": "256",
-        "spark.io.encryption.keygen.algorithm": "HmacSHA256",
-        "spark.security.credentials.hive.enabled": "false",
-        "spark.kerberos.keytab": "/etc/me.keytab",
-        "spark.kubernetes.authenticate.submission.oauthTokenFile": "/run/token",
-        "spark.kubernetes.container.image.pullSecrets": "registry-login",
-        "spark.kubernetes.driver.secrets.tls": "/etc/tls",
-        "spark.kubernetes.executor.secretKeyRef.DB_PASSWORD": "database:password",
-        "spark.hadoop.fs.defaultFS": "abfss://container@account.dfs.core.windows.net",
-        "spark.redaction.regex": "(?i)secret|password|token",
-        "spark.driver.extraJavaOptions": "-Dtrust=/x -Djavax.net.ssl.keyStorePasswordFile=/run/x -Xss4m",
-    }
-    refuse_credentials(conf)
-    with pytest.raises(ConfigurationError) as raised:
-        refuse_credentials(conf | {"spark.ssl.trustStorePassword": "planted"})
-    assert [name for name in conf if name in str(raised.value)] == []
-
-
-@pytest.mark.parametrize(
     ("text", "kind", "said"),
     [
         ("Generic S3 error\n ↳ Error\n ↳ 404 Not Found\n <Code>NoSuchBucket</Code>", ConfigurationError, "no such bucket"),
@@ -171,21 +111,6 @@ def test_errors_of_others_stay_what_they_are():
     assert explain(OSError("Generic S3 error: 503 Slow"), "/data/lakehouse") is None
     assert explain(OSError("TimeoutException: no answer from the broker"), "s3://bucket") is None
     assert explain(OSError("Generic S3 error\n ↳ 404 Not Found <Code>NoSuchKey</Code>"), "s3://bucket") is None
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("spark.driver.extraJavaOptions", "-Xss4m -Djavax.net.ssl.trustStorePassword=planted"),
-        ("spark.jars.repositories", "https://me:planted@repository.example.com/maven"),
-        ("spark.hadoop.javax.jdo.option.ConnectionURL", "jdbc:mysql://host/metastore?user=me&password=planted"),
-        ("spark.some.endpoint", "https://host/x?sig=planted"),
-    ],
-)
-def test_a_credential_inside_of_a_value_is_refused_too(name, value):
-    with pytest.raises(ConfigurationError, match=name) as raised:
-        refuse_credentials({name: value})
-    assert "planted" not in str(raised.value)
 
 
 @pytest.mark.parametrize("root", ["s3://bucket/x", "gs://bucket/x", "abfss://c@account/x"])

@@ -29,6 +29,11 @@ def test_bytes_that_nobody_can_decode_tell_an_id_that_stands_in_them_as_a_whole_
     # What is decoded elsewhere is found by its record: it may only mention them.
     decoded = quarantined(values, layer=["silver"] * len(values))
     assert not wanted.mask("quarantine_events", decoded).any()
+    # Rejected once, and bronze does not have it any more: nothing else leads to it.
+    history = quarantined(values, layer=["silver"] * len(values), replayed_batch=pa.array([7] * len(values), pa.int64()))
+    assert wanted.mask("quarantine_events", history).tolist() == [True, True, True, False, False, False]
+    taken = history.set_column(history.column_names.index("replayed_table"), "replayed_table", [["s"] * len(values)])
+    assert not wanted.mask("quarantine_events", taken).any()
     # By chance in anybody's bytes.
     assert not Wanted("gamer_id", "game_name", frozenset({"7"})).mask("quarantine_events", quarantined([b"\x017"])).any()
 

@@ -18,6 +18,7 @@ from game_events.pipeline.gold.unified import gold_app, refresh_unified
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver.refresh import refresh_silver
 from game_events_tests.books import gold as gold_rows
+from game_events_tests.books import rows
 
 TIME = pa.timestamp("us", tz="UTC")
 
@@ -122,3 +123,38 @@ def test_a_store_that_refuses_one_look_at_gold_makes_the_run_fail_and_the_game_i
     assert (game, error) == ("rummy", "its gold cannot be read: the object store answers 503")
     assert not report.success
     assert apart.progress.read(identity.key).failed_in(UNIFIED_LAYER) == {"rummy"}
+
+
+def test_a_game_that_fails_in_gold_is_owed_to_unified_and_comes_when_its_gold_does(pipeline, make_pipeline, monkeypatch):
+    """Unified is refreshed in the same run: what it has then is not the game's last word, and no new row ever asks again."""
+    apart = pipeline()
+    identity = bronze(apart, game_name=["x"], _batch=[9])
+    for game in ("chess", "rummy"):
+        silver(apart, identity, game, 9, gamer_id=["u"], event_timestamp=pa.array([0], TIME))
+    apart.progress.update(identity.key, lambda now: now.done(SILVER, 9, {"chess": 9, "rummy": 9}))
+    whole, look = make_pipeline(apart.settings), Table.open
+
+    def refused(table):
+        if table.key == apart.lakehouse.silver("rummy").key:
+            raise TransientError("the object store answers 503")
+        return look(table)
+
+    def run():
+        report = RunReport()
+        refresh_gold(whole, report)
+        refresh_unified(whole, report)
+        games = [row[0] for row in rows(apart.settings, UNIFIED, "SELECT game_name FROM t ORDER BY ALL")]
+        return games, [(t.game, t.error) for t in report.tables if t.error]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Table, "open", refused)
+        for _ in range(2):  # one that fails for long, too
+            assert run() == (["chess"], [("rummy", "the object store answers 503")])
+    state = apart.progress.read(identity.key)
+    assert state.failed_in(GOLD) == {"rummy"}
+    assert state.floor(UNIFIED_LAYER) < 9 or state.failed_in(UNIFIED_LAYER) == {"rummy"}
+    assert run() == (["chess", "rummy"], [])
+    assert apart.progress.read(identity.key).floor(UNIFIED_LAYER) == 9
+    before = apart.lakehouse.table(UNIFIED).open().version()
+    assert run() == (["chess", "rummy"], [])
+    assert apart.lakehouse.table(UNIFIED).open().version() == before, "nothing is owed any more"

@@ -11,10 +11,11 @@ from deltalake import DeltaTable
 
 from game_events.lakehouse.tables import BRONZE, PROGRESS
 from game_events.pipeline.bronze.load import load_bronze
+from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh, refresh_downstream
 from game_events_tests.guarantees.waves import at_point, power_cut_at, versions
-from game_events_tests.pipeline.quality_world import Event, assert_sound, in_silver, rejected, rule, send_events
+from game_events_tests.pipeline.quality_world import Event, assert_sound, in_quarantine, in_silver, rejected, rule, send_events
 
 POSITIVE = [rule("positive", "amount > 0", "quarantine")]
 NEGATIVE = [rule("negative", "amount < 0", "quarantine")]
@@ -137,3 +138,44 @@ def test_silver_that_was_deleted_or_restored_is_rebuilt_as_decided_and_a_rebuilt
     assert in_silver(settings) == {"chess": [3, 7, 11], "uno": [1, 5, 9]}
     assert rejected(settings) == [0, 2, 4, 6, 8, 10]
     assert_sound(changed)
+
+
+def test_a_rejection_that_a_new_bronze_does_not_have_is_history_and_its_record_is_judged_when_it_comes(
+    make_settings, make_pipeline
+):
+    """A bronze that was deleted is read anew slice by slice: silver follows it before all records are there."""
+    settings = make_settings(rules=POSITIVE)
+    send_events(settings, WAVE)
+    assert refresh(make_pipeline(settings)).success
+    shutil.rmtree(Path(settings.lakehouse) / BRONZE)
+    report = RunReport()
+    slowly = make_pipeline(make_settings(rules=POSITIVE, max_records_per_batch=1))
+    load_bronze(slowly, report, slices=1)
+    refresh_downstream(slowly, report)
+    # Of chess the new bronze has nothing yet: its tables stay, and so does what was decided for them.
+    assert (in_silver(settings), rejected(settings)) == ({"chess": [2], "uno": [0]}, [3])
+    assert any(notice.startswith("1 rejected rows of quarantine_events") for notice in report.notices)
+
+    changed = make_pipeline(make_settings(rules=NEGATIVE))
+    assert refresh(changed).success
+    assert (in_silver(settings), rejected(settings)) == ({"chess": [3], "uno": [0, 1]}, [2])
+    history = in_quarantine(settings, "_kafka_offset, replayed_batch, replayed_table IS NULL", "replayed_batch IS NOT NULL")
+    assert history == [(1, 1, True), (3, 2, False)]
+    assert_sound(changed)
+
+
+def test_a_rejected_row_that_goes_to_another_game_is_judged_as_that_games(make_settings, make_pipeline):
+    """Here as another column names the game from now on."""
+    settings = make_settings(rules=POSITIVE)
+    bad, good = (("uno", -1, "chess"), ("chess", -1, "uno")), (("uno", 1, "uno"), ("chess", 1, "chess"))
+    send_events(settings, [Event(*event) for event in (*bad, *good)])
+    assert refresh(make_pipeline(settings)).success
+    assert in_quarantine(settings, "_kafka_offset, game") == [(0, "uno"), (1, "chess")]
+    other = make_pipeline(make_settings(rules=POSITIVE, entity_column="note"))
+    report = RunReport()
+    refresh_downstream(other, report, full=True)
+    assert report.success, report.errors
+    assert in_quarantine(settings, "_kafka_offset, game") == [(0, "chess"), (1, "uno")]
+    assert in_silver(settings) == {"chess": [3], "uno": [2]}
+    found = reconcile(other)
+    assert found.passed, found.summary()

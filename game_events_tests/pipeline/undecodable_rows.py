@@ -14,6 +14,7 @@ def quarantined(values, **more):
         "_kafka_key": pa.array([None] * len(values), pa.binary()),
         "_raw_value": pa.array(values, pa.binary()),
         "layer": ["bronze"] * len(values),
+        "replayed_table": pa.array([None] * len(values), pa.string()),
         "replayed_batch": pa.array([None] * len(values), pa.int64()),
     }
     return pa.table(columns | more)

@@ -9,7 +9,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
     AdminClient,
+    ResourcePatternType,
+    ResourceType,
     ScramCredentialInfo,
     ScramMechanism,
     UserScramCredentialUpsertion,
@@ -58,6 +63,20 @@ class SecuredBroker:
     @property
     def mutual(self) -> str:
         return f"localhost:{self.mutual_port}"
+
+    def forbid_group(self, group: str) -> None:
+        """Let the login use this consumer group no more."""
+        rule = AclBinding(
+            ResourceType.GROUP,
+            group,
+            ResourcePatternType.LITERAL,
+            f"User:{USER}",
+            "*",
+            AclOperation.ALL,
+            AclPermissionType.DENY,
+        )
+        client = AdminClient({"bootstrap.servers": self.clear})  # without a name it would be gone before it has its answer
+        client.create_acls([rule])[rule].result(30)
 
     def with_certificate(self, how: str, key_password: str = KEY_PASSWORD) -> dict[str, str]:
         """Options of a client that shows its certificate in one of the ways of `CLIENTS`."""
@@ -144,6 +163,10 @@ def _secured(ports: Ports, sasl: int, tls: int, mutual: int, folder: Path) -> di
     found["advertised.listeners"] += more
     found["listener.security.protocol.map"] += ",SASL:SASL_PLAINTEXT,TLS:SASL_SSL,MUTUAL:SSL"
     found["inter.broker.listener.name"] = "PLAINTEXT"
+    # Who comes without a login may do everything, and so may the others where nothing is said.
+    found["authorizer.class.name"] = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+    found["super.users"] = "User:ANONYMOUS"
+    found["allow.everyone.if.no.acl.found"] = "true"
     found["sasl.enabled.mechanisms"] = ",".join(MECHANISMS)
     for name in ("sasl", "tls"):
         found[f"listener.name.{name}.plain.sasl.jaas.config"] = login

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
@@ -93,6 +94,18 @@ def test_a_whole_run_over_scram_and_tls(broker, topic, make_pipeline):
     settings = topic(broker.tls, broker.options("SCRAM-SHA-512", tls=True))
     assert refresh(make_pipeline(settings)).success
     assert count(settings, "silver_uno_events") == 3
+
+
+def test_a_login_that_may_use_no_group_learns_which_leader_wrote_the_last_record(broker, topic):
+    settings = topic(broker.sasl, broker.options("PLAIN", tls=False))
+    broker.forbid_group("game_events")
+    client = AdminClient({"bootstrap.servers": broker.sasl, **broker.options("PLAIN", tls=False)})
+    group = ConsumerGroupTopicPartitions("game_events")
+    with pytest.raises(KafkaException, match="GROUP_AUTHORIZATION_FAILED"):
+        client.list_consumer_group_offsets([group])["game_events"].result(30)
+    source = KafkaSource(settings)
+    now = source.snapshot()
+    assert source.epochs_before(now, now.latest) == now.epochs
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)

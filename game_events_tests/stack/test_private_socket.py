@@ -8,7 +8,7 @@ import socket
 import stat
 import sys
 from concurrent import futures
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import grpc
@@ -52,7 +52,7 @@ def grpc_server(address):
     """A gRPC server that takes tokens without TLS, as Spark's does; yields its port and what it has seen."""
     seen = Seen()
     server = grpc.server(futures.ThreadPoolExecutor(2), handlers=(seen,), options=[("grpc.so_reuseport", 0)])
-    port = server.add_secure_port(address, grpc.local_server_credentials())
+    port = server.add_insecure_port(address)
     server.start()
     yield port, seen
     server.stop(None).wait()
@@ -112,6 +112,20 @@ def test_a_server_on_localhost_is_not_looked_for_on_ipv6_where_somebody_else_may
         assert same == port
         call(channel_to(f"sc://localhost:{port}").toChannel())
     assert (ours.tokens, theirs.tokens) == ([token], [])
+
+
+@pytest.mark.parametrize("host", ["127.0.0.2", "127.0.0.1", "LOCALHOST"])
+def test_a_server_is_looked_for_at_the_address_that_is_written_and_at_no_other_of_this_machine(host, token):
+    """All of 127/8 is this machine, and each address is another listener's: 127.0.0.1 was asked whatever was written."""
+    listened = host if host != "LOCALHOST" else "127.0.0.1"
+    with grpc_server(f"{listened}:0") as (port, ours), ExitStack() as others:
+        theirs = [
+            others.enter_context(grpc_server(f"{other}:{port}"))[1]
+            for other in ("127.0.0.1", "127.0.0.2", "[::1]")
+            if other != listened
+        ]
+        call(channel_to(f"sc://{host}:{port}").toChannel())
+    assert (ours.tokens, [seen.tokens for seen in theirs]) == ([token], [[], []])
 
 
 def test_sparks_client_reaches_its_server_through_the_socket_with_its_token(token, folder):

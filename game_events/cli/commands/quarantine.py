@@ -28,7 +28,7 @@ FOR_EVER = frozenset({Reason.TOMBSTONE, Reason.TOO_SHORT})
 
 _COLUMNS = [
     "_kafka_topic", "_kafka_partition", "_kafka_offset", "_kafka_timestamp", "_schema_id", "_schema_guid",
-    "layer", "reason", "detail", "quarantined_at", "run_id", "replayed_batch", "replayed_at", "game",
+    "layer", "reason", "detail", "quarantined_at", "run_id", "replayed_table", "replayed_batch", "replayed_at", "game",
 ]  # fmt: skip
 _GROUPS = """
 SELECT layer, reason, coalesce(_schema_id::VARCHAR, _schema_guid, '-') AS schema_id, count(*) AS rows,
@@ -37,7 +37,8 @@ FROM chosen GROUP BY ALL ORDER BY rows DESC, layer, reason, schema_id
 """
 _SINGLE = """
 SELECT concat(_kafka_topic, '[', _kafka_partition, ']@', _kafka_offset) AS record, layer, reason, detail, game,
-  coalesce(_schema_id::VARCHAR, _schema_guid, '-') AS schema_id, quarantined_at, run_id, replayed_batch, replayed_at
+  coalesce(_schema_id::VARCHAR, _schema_guid, '-') AS schema_id, quarantined_at, run_id,
+  replayed_table, replayed_batch, replayed_at
 FROM chosen ORDER BY quarantined_at DESC, _kafka_partition, _kafka_offset DESC LIMIT $rows
 """
 
@@ -75,7 +76,8 @@ def list_rows(reason: Reasons = None, schema_id: SchemaIds = None, rows: Rows = 
     else:
         output.say("no such rows in quarantine")
     for row in single:
-        after = f", replayed as batch {row['replayed_batch']}" if row["replayed_batch"] is not None else ""
+        what = "replayed as batch" if row["replayed_table"] is not None else "not in bronze any more as of batch"
+        after = f", {what} {row['replayed_batch']}" if row["replayed_batch"] is not None else ""
         output.say(f"{row['record']} {row['reason']} (schema {row['schema_id']}){after}: {harmless(str(row['detail']))}")
     waiting = sum(g["rows"] - g["replayed"] for g in groups)
     output.result({"table": table.uri, "waiting": waiting, "groups": groups, "rows": single})

@@ -35,7 +35,8 @@ def sql(
         raise typer.BadParameter("either --csv or --json", param_hint="--csv")
     output = Output(as_json=as_json)
     text = sys.stdin.read() if query == "-" else query
-    with TablesSql(Lakehouse.of(load_settings()), time_of(as_of, option="--as-of")) as tables:
+    settings, then = load_settings(), time_of(as_of, option="--as-of")
+    with TablesSql(Lakehouse.of(settings), then, settings.sql_memory_bytes) as tables:
         columns, rows = tables.query(text)
         if as_csv:
             output.csv(columns, map(plain, islice(rows, limit)))

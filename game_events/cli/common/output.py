@@ -44,6 +44,13 @@ def indented(text: str) -> str:
     return "\n  ".join(map(harmless, text.split("\n")))
 
 
+class _UnixLines:
+    """Rows of a CSV writer, with the line end of Unix. Only from CR LF does it know that a value with a CR needs quotes."""
+
+    def write(self, row: str) -> None:
+        sys.stdout.write(row.removesuffix("\r\n") + "\n")
+
+
 class Output:
     """One command's output."""
 
@@ -97,8 +104,11 @@ class Output:
                 self._console.print(Text(f"  {name:<{longest}}  {cell}".rstrip()))
 
     def csv(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """Rows for programs, as they come, with the columns' names first: RFC 4180, on stdout; nested values as JSON."""
-        writer = csv.writer(sys.stdout, lineterminator="\n")
+        """Rows for programs, as they come, with the columns' names first: RFC 4180, on stdout; nested values as JSON.
+
+        Values are as they are. One that a spreadsheet takes for a formula stays so: a sign before it would be part of it.
+        """
+        writer = csv.writer(_UnixLines())
         writer.writerow(columns)
         writer.writerows([nested_as_json(value) for value in row] for row in rows)
         sys.stdout.flush()

@@ -25,6 +25,7 @@ from game_events.stack.connection_owner import connection_owner, owners_are_know
 
 #: Types of a body that Dagster reads a query from; with any other it takes the one in the address.
 _QUERY_TYPES = ("application/json", "application/graphql")
+_USUAL_PORTS = {"http": 80, "https": 443}
 _FOREIGN_HOST = "the UI has another name: GAME_EVENTS_DAGSTER_URL says by which one it is reached"
 _FOREIGN_ORIGIN = "another page than the UI's own asked for this"
 _FOREIGN_USER = "this UI is another user's: its owner may name users in GAME_EVENTS_UI_USERS"
@@ -62,8 +63,8 @@ class UiGuard:
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self._is_ours(hosts[0]):
             return 403, _FOREIGN_HOST
-        own = {f"http://{hosts[0]}", f"https://{hosts[0]}", self._origin}
-        if any(origin not in own for origin in headers.getlist("origin")):
+        own = {_origin(f"http://{hosts[0]}"), _origin(f"https://{hosts[0]}"), self._origin} - {None}
+        if any(_origin(origin) not in own for origin in headers.getlist("origin")):
             return 403, _FOREIGN_ORIGIN
         if _is_of_another_site(headers):
             return 403, _FOREIGN_ORIGIN
@@ -78,7 +79,9 @@ class UiGuard:
             named = urlsplit(f"//{host}").hostname
         except ValueError:
             return False
-        return is_loopback(named) or (self._origin is not None and self._origin.endswith(f"://{host}"))
+        if is_loopback(named):
+            return True
+        return self._origin is not None and _origin(f"{urlsplit(self._origin).scheme}://{host}") == self._origin
 
     def _may_connect(self, scope: Scope) -> bool:
         """From other machines nobody comes here by himself: the UI listens on loopback."""
@@ -88,13 +91,17 @@ class UiGuard:
         return connection_owner(client, server) in self._users
 
 
-def _origin(address: str) -> str:
-    """Scheme, host and port of an address as browsers say them."""
-    parts = urlsplit(address)
-    usual = {"http": 80, "https": 443}.get(parts.scheme)
-    port = f":{parts.port}" if parts.port not in (None, usual) else ""
-    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-    return f"{parts.scheme}://{host}{port}"
+def _origin(address: str) -> str | None:
+    """Scheme, host and port as browsers say them: in lower case, without the scheme's usual port; None: it is no address."""
+    try:
+        parts = urlsplit(address)
+        port = parts.port
+    except ValueError:
+        return None
+    if not parts.scheme or not parts.hostname:
+        return None
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"{parts.scheme}://{host}" + ("" if port in (None, _USUAL_PORTS.get(parts.scheme)) else f":{port}")
 
 
 def _is_of_another_site(headers: Headers) -> bool:

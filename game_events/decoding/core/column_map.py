@@ -25,8 +25,11 @@ _SIMPLE = {
     pa.int8(): "tinyint", pa.int16(): "smallint", pa.int32(): "int", pa.int64(): "bigint", pa.float32(): "float",
     pa.float64(): "double", pa.bool_(): "boolean", pa.string(): "string", pa.binary(): "binary", pa.date32(): "date",
 }  # fmt: skip
-#: Invisible characters, and marks of text direction.
-UNSEEN = r"\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff"
+#: Invisible characters: Unicode's ignorable ones, marks of text direction, all blanks except the usual one.
+UNSEEN = (
+    r"\x7f-\xa0\xad\u034f\u061c\u115f\u1160\u1680\u17b4\u17b5\u180b-\u180f\u2000-\u200f\u2028-\u202f\u205f-\u206f\u2800\u3000"
+    r"\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+)
 #: Characters that Delta and Parquet refuse in names, those that need quoting (dot, backtick), and invisible ones.
 _REFUSED = re.compile(rf"[ ,;{{}}()\n\t=.`\x00-\x1f{UNSEEN}]")
 #: Characters of a new column's name, without a suffix that makes it unique.

@@ -65,10 +65,11 @@ def split(
     """Group a batch by frames: groups of readable frames, and rows without one; every row exactly once.
 
     Args:
-        values: the records' values, shape (n,), NULL for tombstones.
+        values: the records' values, shape (n,), NULL for tombstones; of any binary type of Arrow's.
         headers: their headers, list of struct<key, value>, shape (n,); None if there are none.
         indexless: schema ids of formats without message indexes (Avro, JSON): their path is ``()``.
     """
+    values = values.cast(pa.binary())
     null = np.asarray(values.is_null().to_numpy(zero_copy_only=False))
     bad = [BadFrames(Reason.TOMBSTONE, np.flatnonzero(null))] if null.any() else []
     carried, identities = _identities(headers)
@@ -93,7 +94,8 @@ def split(
 
 
 def payloads(values: pa.BinaryArray, groups: Sequence[FrameGroup]) -> list[pa.BinaryArray]:
-    """Each group's values without frames, in the order of its ``rows``; copied once for all groups."""
+    """Each group's values without frames, with 32-bit offsets, in the order of its ``rows``; copied once for all groups."""
+    values = values.cast(pa.binary())
     found: list[pa.BinaryArray] = [None] * len(groups)
     for prefix in {group.prefix for group in groups}:
         mine = [number for number, group in enumerate(groups) if group.prefix == prefix]
@@ -142,7 +144,7 @@ def _identities(headers: pa.ListArray | None) -> tuple[Rows, pa.BinaryArray]:
 
 
 class _Frames:
-    """Parser of identities and indexes in an array's buffers."""
+    """Parser of identities and indexes in the buffers of an array with 32-bit offsets."""
 
     def __init__(self, values: pa.BinaryArray) -> None:
         count = len(values)

@@ -3,7 +3,7 @@
 Guarantee: readers see the old bronze or the new, nothing between; a crash before the one commit changes nothing, one behind it
 is finished by the next run. The table's id stays and batch numbers go on, `generation` says from which on these are other rows.
 Records that the source has lost are lost by it: it is refused until a setting allows it. Rows of topics that the settings do
-not name just now stay: their progress stays, too, so nothing would read them again.
+not name just now, or that an archive does not have, stay: their progress stays, too, so nothing would read them again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from game_events.pipeline.quarantine.full_refresh import ResetList, finish_reset
 from game_events.pipeline.quarantine.lost import QUARANTINED_APP
 from game_events.pipeline.quarantine.replay_marks import is_noted, note_replay
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.state.archive_origin import archive_noted
+from game_events.pipeline.state.archive_origin import ARCHIVE_APP, archive_noted
 from game_events.pipeline.state.commit_info import kept_info, slice_info
 from game_events.pipeline.state.offsets import identity
 from game_events.sources.core.micro_batch import plan_micro_batch
@@ -81,7 +81,6 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
     if quarantine is not None and not (is_noted(bronze, quarantine) and is_finished(bronze, quarantine)):
         raise ConflictError(f"{pipeline.bronze.name}: a rival run is at work on it. Nothing was changed: run again")
     now = source_to_read(pipeline)
-    expired = count_expired(pipeline, now)
     staged = _Staged(column_map(bronze))
     # Names the list of quarantine's files: of two full refreshes at once, each has a list of its own.
     ticket = max(int(bronze.transaction_version(RESET_APP) or 0) + 1, time.time_ns() // 1000)
@@ -89,16 +88,17 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
         # All slices are one batch, as they are one commit.
         batch = int(bronze.transaction_version(BATCH_APP) or 0) + 1
         _stage_all(pipeline, bronze, now, batch, staged)
+        expired = count_expired(pipeline, now, staged.origins)
         if expired.staying:
             _keep_others(pipeline, bronze, now, batch, staged)
-        keep(pipeline.quarantine, ticket, ResetList(batch, staged.end, staged.quarantine))
+        keep(pipeline.quarantine, ticket, ResetList(batch, staged.end, staged.quarantine, frozenset(staged.origins)))
         archive_schemas(pipeline, report, {*staged.types, *staged.undecoded})
     except Exception:
         _drop(pipeline, staged, ticket)
         raise
     crash_points.reach("reset_staged")
     try:
-        landed = _commit(pipeline, bronze, staged, batch, ticket, now, undecodable_kept=expired.undecodable_staying)
+        landed = _commit(pipeline, bronze, staged, batch, ticket, now, expired.undecodable_staying)
     except DataError:
         _drop(pipeline, staged, ticket)
         raise
@@ -136,7 +136,8 @@ def _stage_all(pipeline: Pipeline, bronze: DeltaTable, now: SourceSnapshot, batc
 def _keep_others(pipeline: Pipeline, bronze: DeltaTable, now: SourceSnapshot, batch: int, staged: _Staged) -> None:
     """Rows of what is not read just now, as rows of the new batch: those behind bronze take them again with it."""
     schema = pa.schema(bronze.schema())
-    rows = read_files(pipeline.spark, bronze.file_uris(), spark_schema(bronze.schema())).where(not_read(now.latest))
+    others = not_read({*now.latest, *staged.origins})
+    rows = read_files(pipeline.spark, bronze.file_uris(), spark_schema(bronze.schema())).where(others)
     rows = rows.withColumn("_batch", F.lit(batch).cast("long")).select(travelling(schema.names))
     files = staged_files(rows.mapInArrow(FileStage(pipeline.bronze, schema, HEADERS), REPORT_SCHEMA).collect())
     staged.bronze += files
@@ -144,17 +145,12 @@ def _keep_others(pipeline: Pipeline, bronze: DeltaTable, now: SourceSnapshot, ba
 
 
 def _commit(
-    pipeline: Pipeline,
-    bronze: DeltaTable,
-    staged: _Staged,
-    batch: int,
-    ticket: int,
-    now: SourceSnapshot,
-    *,
-    undecodable_kept: int,
+    pipeline: Pipeline, bronze: DeltaTable, staged: _Staged, batch: int, ticket: int, now: SourceSnapshot, undecodable_kept: int
 ) -> Landed:
     # A run that reads an archive's topics goes on where that ends, also if bronze had more of them: those rows go.
     to = staged.end | ends_of_origins(staged.origins)
+    # With rows from elsewhere: what the archive gets later may be these.
+    archive = {ARCHIVE_APP: 0} if staged.kept or undecodable_kept else archive_noted(bronze, pipeline.source)
     compared = (BATCH_APP, GENERATION_APP, RESET_APP, REPLAY_APP, ERASED_APP, *(p.app for p in to))
     read = {p: (staged.start[p], end) for p, end in staged.end.items()}
     rows, undecodable = sum(f.rows for f in staged.bronze), sum(f.rows for f in staged.quarantine)
@@ -169,7 +165,7 @@ def _commit(
             | identity(to)
             | epochs_unknown(lane for lane in to if lane not in staged.end)
             | epochs_noted(now, staged.end)
-            | archive_noted(bronze, pipeline.source)
+            | archive
             | {QUARANTINED_APP: undecodable + undecodable_kept}
             | {BATCH_APP: batch, GENERATION_APP: batch, RESET_APP: ticket},
             table_id=str(bronze.metadata().id),

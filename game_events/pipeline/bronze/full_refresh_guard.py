@@ -14,7 +14,7 @@ from game_events.lakehouse.tables import BRONZE, QUARANTINE
 from game_events.pipeline.bronze.starting_offsets import all_there_is
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.full_refresh import not_read, since
-from game_events.sources.core.source import FILES, KAFKA, MicroBatch, SourceSnapshot
+from game_events.sources.core.source import FILES, KAFKA, MicroBatch, Offsets, SourceSnapshot
 from game_events.sources.files.source import FileSource
 
 ALLOW = "GAME_EVENTS_ALLOW_BRONZE_FULL_REFRESH"
@@ -74,8 +74,15 @@ def refuse_unless_allowed(pipeline: Pipeline) -> None:
     )
 
 
-def count_expired(pipeline: Pipeline, now: SourceSnapshot) -> Expired:
-    """Count what Kafka does not have any more; one Spark job over three columns of each table."""
+def count_expired(pipeline: Pipeline, now: SourceSnapshot, origins: Offsets | None = None) -> Expired:
+    """Count what the source does not have any more; one Spark job over three columns of each table.
+
+    Args:
+        pipeline: the parts.
+        now: the source as it is read.
+        origins: lanes of the records of its files: lane -> end; None: they were not read yet, so of an archive nobody knows,
+            and every row that is not of a file of it counts as lost.
+    """
     counts: list[tuple[int, int, int]] = []
     for table in (pipeline.bronze, pipeline.quarantine):
         handle = table.open()
@@ -85,11 +92,16 @@ def count_expired(pipeline: Pipeline, now: SourceSnapshot) -> Expired:
         rows = read_files(pipeline.spark, handle.file_uris(), spark_schema(handle.schema()))
         if table is pipeline.quarantine:
             rows = rows.where(F.col("layer") == LAYER)
-        stays = not_read(now.latest)
+        stays = not_read({*now.latest, *(origins or ())})
         if isinstance(pipeline.source, FileSource):
             # By the file: records of an archive have Kafka's coordinates.
             path = F.col("_file_path")
-            gone = path.isNull() | path.isin(pipeline.source.missing_paths())
+            if pipeline.source.archive is not None and origins is None:
+                stays, elsewhere = F.lit(False), F.lit(True)
+            else:
+                elsewhere = since(origins or {})
+            (first,) = now.earliest.values()
+            gone = ~stays & F.coalesce(path.isin(pipeline.source.missing_paths(first)), elsewhere)
         elif all(lane.kind == KAFKA for lane in now.latest):
             gone = ~since(now.earliest) & ~stays
         else:

@@ -24,7 +24,6 @@ from game_events.errors import ConflictError, GameEventsError
 from game_events.lakehouse import failpoints as crash_points
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.transactions import BATCH_APP, RIVAL_ATTEMPTS, TASK_RECORDS
-from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.event_columns import (
     FIRST_MESSAGE,
     OWN_COLUMNS,
@@ -37,6 +36,7 @@ from game_events.lakehouse.store_probe import refuse_unsafe_store
 from game_events.pipeline.bronze.data_loss import next_slice, told, went_meanwhile
 from game_events.pipeline.bronze.decode_job import run_decode_job
 from game_events.pipeline.bronze.file_worker import FileBronzeTask, behind_origins
+from game_events.pipeline.bronze.isolation import Deadly, discard_staged, marked, whole_or_isolated
 from game_events.pipeline.bronze.quarantine import (
     BEGUN_APP,
     DONE_APP,
@@ -272,25 +272,21 @@ def stage_slice(
 
     def task(plan: DecodePlan) -> StageTask:
         keep_raw = pipeline.settings.keep_raw == "all"
-        made = BronzeTask(
-            pipeline.bronze,
-            pipeline.quarantine,
-            plan,
-            constants,
-            batch,
-            pipeline.run_id,
-            keep_raw,
-            decided,
-            whom,
-        )
+        tables = pipeline.bronze, pipeline.quarantine
+        made = BronzeTask(*tables, plan, constants, batch, pipeline.run_id, keep_raw, decided, whom)
         return FileBronzeTask(source.reading(), made) if isinstance(source, FileSource) else made
 
-    def read() -> DataFrame:
+    def read(some: MicroBatch, deadly: Deadly) -> DataFrame:
         if isinstance(source, FileSource):
-            return source.read(pipeline.spark, part)
-        records = cut(source.read(pipeline.spark, part), pipeline.settings.max_record_bytes)
-        records = records.select(*source_columns(constants), *WHY)
-        return records.coalesce(max(1, -(-source.records(part) // TASK_RECORDS)))
+            return source.read(pipeline.spark, some)
+        records = cut(source.read(pipeline.spark, some), pipeline.settings.max_record_bytes)
+        records = marked(records, deadly).select(*source_columns(constants), *WHY)
+        return records.coalesce(max(1, -(-source.records(some) // TASK_RECORDS)))
+
+    def run(some: MicroBatch, deadly: Deadly) -> StageResult:
+        ranges = named([f"{lane} {some.start[lane]} to {end - 1}" for lane, end in sorted(some.end.items())])
+        with kafka_arrow_batches(pipeline.spark), crashes_explained(f" over {ranges}"):
+            return run_decode_job(pipeline, columns, wanted, lambda: read(some, deadly), task)
 
     if part.records <= sum(isinstance(gap, FileGap) for gap in part.gaps):  # it only passes over a gap
         return StageResult([], [], set(), set(), Counter())
@@ -302,13 +298,11 @@ def stage_slice(
         pipeline.catalog.offer(source.schemas())
         wanted += source.expected_types()
     whom = suppression(pipeline, bronze)
-    ranges = named([f"{lane} {part.start[lane]} to {end - 1}" for lane, end in sorted(part.end.items())])
-    with kafka_arrow_batches(pipeline.spark), crashes_explained(f" over {ranges}"):
-        staged = run_decode_job(pipeline, columns, wanted, read, task)
+    # Only of a topic each position is a record, which can be told from the others before it is decoded.
+    staged = whole_or_isolated(pipeline, part, run) if isinstance(source, KafkaSource) else run(part, {})
     other = source.changed(part)
     if other is not None:
-        discard(pipeline.bronze, staged.bronze)
-        discard(pipeline.quarantine, staged.quarantine)
+        discard_staged(pipeline, staged)
         raise ConflictError(f"{other}. Nothing of it was kept")
     return staged
 

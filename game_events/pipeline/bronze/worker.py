@@ -29,7 +29,7 @@ from game_events.lakehouse.event_columns import (
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.reporting.latency import Arrivals, count_arrivals
 from game_events.pipeline.suppression.worker import Suppression, Suppressor
-from game_events.sources.core.source import FILES, Offsets, Split
+from game_events.sources.core.source import Offsets, Split
 
 
 @dataclass(frozen=True)
@@ -144,11 +144,13 @@ class _Stage:
         return batch.filter(pa.array(keep))
 
     def _note_origins(self, batch: pa.RecordBatch) -> None:
-        """Of records from an archive, how far their topics have come: those that quarantine has decided on included."""
+        """Of records from files, how far their lanes have come: those that quarantine has decided on included.
+
+        Those of an archive have lanes of topics, or of other files; those of plain files all have that of this lakehouse.
+        """
         if "file_path" not in batch.schema.names:
             return
         rows = pa.Table.from_batches([batch.select(["topic", "topic_id", "partition", "offset"])])
-        rows = rows.filter(pc.not_equal(batch.column("topic"), FILES))
         for row in rows.group_by(["topic", "topic_id", "partition"]).aggregate([("offset", "max")]).to_pylist():
             lane = Split(row["topic"], row["topic_id"], row["partition"])
             self._origins[lane] = max(row["offset_max"] + 1, self._origins.get(lane, 0))

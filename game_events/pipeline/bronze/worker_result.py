@@ -29,7 +29,7 @@ class StageResult:
         forgotten: worker by worker: rows of forgotten gamers, which are in no file.
         suppressed_records: of stored rows: (topic id, partition, offset, batch) of these.
         schemas: that files brought and the plan does not know.
-        origins: of records from an archive: lane -> offset behind the last one.
+        origins: of records from files, an archive's too: lane -> offset behind the last one.
         undecoded: rows of message types that are not selected; they are in bronze's files.
     """
 

@@ -163,14 +163,15 @@ def _count(
     limits = pipeline.spark.createDataFrame(
         pa.table({"_game": list(taken), "_taken": pa.array(taken.values(), pa.int64())}), "_game string, _taken bigint"
     )
-    held = decisions.held_rows(pipeline, decisions.rejected_games)
+    held = decisions.held_rows(pipeline, decisions.rejected_rows)
     # Without the column no record of a selected message type has come yet.
     name = F.col(entity) if has_decoded_columns(handle) else F.lit(None).cast("string")
     if held is None:
         rows = rows.select(name.alias("_name"), "_batch", F.lit(None).alias("_held"))
     else:
         rows = rows.select(name.alias("_name"), "_batch", *COORDINATES)
-        rows = rows.join(held.withColumn("_held", F.lit(True)), list(COORDINATES), "left")
+        held = held.withColumnRenamed("game", "_name").withColumn("_held", F.lit(True))
+        rows = rows.join(held, [*COORDINATES, "_name"], "left")
     pending = F.col("_batch") > F.col("_taken")
     found = (
         rows.join(F.broadcast(limits), F.col("_name") == F.col("_game"), "left")

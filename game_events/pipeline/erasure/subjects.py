@@ -91,7 +91,7 @@ class Wanted:
         """What is read of a file to find their rows."""
         wanted = {*RECORDS.names, self.entity}
         if table == QUARANTINE:
-            wanted |= {"layer", "replayed_batch", *BYTES}
+            wanted |= {"layer", "replayed_table", "replayed_batch", *BYTES}
         if table == REST_DEAD_LETTERS:
             wanted |= {"key", ANSWER}
         return [n for n in names if n in wanted or is_person(n, self.person)]
@@ -162,7 +162,9 @@ class Wanted:
         """Rows of quarantine of which nobody can say for certain whose they are: they decode under nothing."""
         decodes = pc.equal(rows.column("layer"), "silver").to_numpy()
         if "replayed_batch" in rows.column_names:
-            decodes |= pc.is_valid(rows.column("replayed_batch")).to_numpy()
+            # Noted without a table: a rejected row that bronze does not have any more, so nothing leads to it.
+            noted = pc.is_valid(rows.column("replayed_batch")).to_numpy()
+            decodes = np.where(noted, pc.is_valid(rows.column("replayed_table")).to_numpy(), decodes)
         old = pc.fill_null(pc.less(rows.column("_batch"), self.oldest_batch), False).to_numpy()
         return np.asarray(~decodes | old, dtype=bool)
 

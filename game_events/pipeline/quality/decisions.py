@@ -1,13 +1,15 @@
 """Which rows of silver are rejected: decided by one commit to `quarantine_events`, before silver's own.
 
 Guarantee: a bronze row up to the batch that quarantine has decided for its game is kept out of silver if quarantine holds it
-(layer `silver`, not replayed), and only then, whatever rules are in force by now. So neither a crash between this commit and
-silver's, nor a rival, nor a rule that changed in between puts a row into both tables or into neither.
+for that game (layer `silver`, no `replayed_batch`), and only then, whatever rules are in force by now. So neither a crash
+between this commit and silver's, nor a rival, nor a rule that changed in between puts a row into both tables or into neither.
+And what quarantine holds for a game that is decided are rows of this bronze, each once: others get a note (`readmissions`).
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -83,11 +85,11 @@ class Decisions:
         return self._value(GENERATION_APP, game) if self.made_anew else None
 
     @cached_property
-    def rejected_games(self) -> frozenset[str]:
-        """Games with rows in quarantine that are kept out of silver: from the log, but for files of several games."""
+    def rejected_rows(self) -> Counter[str]:
+        """Game -> rows in quarantine that are kept out of its silver: from the log, but for files of several games."""
+        found: Counter[str] = Counter()
         if self.handle is None:
-            return frozenset()
-        found: set[str] = set()
+            return found
         mixed: list[str] = []
         for file in pa.table(self.handle.get_add_actions(flatten=True)).to_pylist():
             if file.get("max.layer", "silver") == "bronze" or file.get("null_count.replayed_batch") == 0:
@@ -95,24 +97,24 @@ class Decisions:
             game = file.get("min.game")
             whole = file.get("null_count.game") == 0 and file.get("null_count.replayed_batch") == file["num_records"]
             if whole and game is not None and game == file.get("max.game"):
-                found.add(game)
+                found[game] += int(file["num_records"])
             else:
                 mixed.append(file["path"])
         if mixed:
             rows = read_arrow(self.table, self.handle, ["layer", "game", "replayed_batch"], mixed)
             if "game" in rows.column_names:
                 held = pc.and_(pc.equal(rows["layer"], "silver"), pc.is_null(rows["replayed_batch"]))
-                found |= set(rows.filter(held)["game"].drop_null().to_pylist())
-        return frozenset(found)
+                found.update(rows.filter(held)["game"].drop_null().to_pylist())
+        return found
 
     def held_rows(self, pipeline: Pipeline, games: Iterable[str]) -> DataFrame | None:
-        """Coordinates of these games' rows that are kept out of silver; None if there are none."""
-        wanted = sorted(self.rejected_games & set(games))
+        """Coordinates and game of these games' rows that are kept out of silver; None if there are none."""
+        wanted = sorted(self.rejected_rows.keys() & set(games))
         if self.handle is None or not wanted:
             return None
         rows = read_files(pipeline.spark, self.handle.file_uris(), spark_schema(self.handle.schema()))
         rows = rows.where((F.col("layer") == "silver") & F.col("replayed_batch").isNull() & F.col("game").isin(*wanted))
-        return rows.select(*COORDINATES).distinct()
+        return rows.select(*COORDINATES, "game").distinct()
 
     def _value(self, app: str, game: str | None = None) -> int | None:
         if self.handle is None:

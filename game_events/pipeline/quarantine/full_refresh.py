@@ -35,7 +35,7 @@ from game_events.lakehouse.tables import Table
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.lost import refuse_restored_quarantine
 from game_events.pipeline.reporting.report import RunReport
-from game_events.sources.core.source import KAFKA, Split
+from game_events.sources.core.source import FILES, KAFKA, TABLE, Split
 
 ATTEMPTS = 20
 _LIST = re.compile(r"_reset-(\d+)\.json")
@@ -49,11 +49,13 @@ class ResetList:
         batch: of bronze, with which the refresh landed.
         ends: lane -> position behind the last record of it that is decided.
         files: the new rows, not committed.
+        origins: lanes of the records of files, an archive's too; None: a version wrote the list that did not note them.
     """
 
     batch: int
     ends: Mapping[Split, int]
     files: list[StagedFile]
+    origins: frozenset[Split] | None = frozenset()
 
 
 def is_finished(bronze: DeltaTable, quarantine: DeltaTable) -> bool:
@@ -127,6 +129,7 @@ def keep(table: Table, ticket: int, listed: ResetList) -> None:
         "batch": listed.batch,
         "ends": [[*lane, end] for lane, end in sorted(listed.ends.items())],
         "files": [f.to_json() for f in listed.files],
+        "origins": sorted(listed.origins or ()),
     }
     written = json.dumps(body).encode()
     # With room for all of it: delta-rs's streams to object stores refuse what Arrow hands on without copying it.
@@ -180,13 +183,17 @@ def not_read(lanes: Collection[Split]) -> Column:
     """Condition on rows of bronze and quarantine: of a topic, or a partition of one, that is not read just now.
 
     A full refresh leaves them as they are. Rows of a topic of the same name and another id are not among them: that topic is
-    gone, and in its place is the one that is read.
+    gone, and in its place is the one that is read. Files have no topic's place: all rows are among them but those of the lane
+    of files and of the topics' lanes that records of an archive come from. A table has all that there is.
     """
-    if not lanes or any(lane.kind != KAFKA for lane in lanes):
+    kinds = {lane.kind for lane in lanes}
+    if not lanes or TABLE in kinds:
         return F.lit(False)
     topics, ids = sorted({lane.topic for lane in lanes}), sorted({lane.topic_id for lane in lanes})
     place = F.concat_ws(":", F.col("_kafka_topic_id"), F.col("_kafka_partition").cast("string"))
     read = F.array(*(F.lit(f"{lane.topic_id}:{lane.partition}") for lane in sorted(lanes)))
+    if FILES in kinds:
+        return ~F.array_contains(read, place)
     other_partition = F.col("_kafka_topic_id").isin(*ids) & ~F.array_contains(read, place)
     return F.coalesce(~F.col("_kafka_topic").isin(*topics) | other_partition, F.lit(False))
 
@@ -274,12 +281,14 @@ def _read(table: Table, ticket: int) -> ResetList | None:
         topics = {p: app.split(":")[1:3] for p, app in body["apps"].items()}
         body |= {"batch": 0, "ends": [[*topics[p], int(p), end] for p, end in body["ends"].items()]}
     ends = {Split(*lane): int(end) for *lane, end in body["ends"]}
-    return ResetList(int(body["batch"]), ends, [StagedFile.from_json(text) for text in body["files"]])
+    origins = frozenset(Split(*lane) for lane in body["origins"]) if "origins" in body else None
+    return ResetList(int(body["batch"]), ends, [StagedFile.from_json(text) for text in body["files"]], origins)
 
 
 def _later(listed: ResetList) -> Column:
     """Condition on rows of quarantine: decided on behind what the full refresh came to, or of what it has not read."""
     if any(lane.kind != KAFKA for lane in listed.ends):
         # A position of another kind of lane is no record's offset; bronze's batch tells as well.
-        return F.col("_batch") > listed.batch
+        others = F.lit(False) if listed.origins is None else not_read({*listed.ends, *listed.origins})
+        return (F.col("_batch") > listed.batch) | others
     return since(listed.ends) | not_read(listed.ends)

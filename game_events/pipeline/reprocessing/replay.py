@@ -56,7 +56,7 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.state.commit_info import slice_info
 from game_events.pipeline.suppression.driver import suppression, unfenced
 from game_events.rules import RULE_NAME
-from game_events.spark.crashed_workers import crashes_explained
+from game_events.spark.crashed_workers import WORKER_CRASHED, crashes_explained
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Selection:
     """Which rows of quarantine to try; empty: all that hold a raw value and are not in bronze, or that rules reject.
 
     Attributes:
-        reasons: only these reasons: of rows that do not decode, or names of rules.
+        reasons: only these reasons: of rows that do not decode, or names of rules; empty: all but records that kill workers.
         schema_ids: only these schema ids (numbers) or GUIDs (texts).
     """
 
@@ -98,6 +98,9 @@ class Selection:
         found &= ~F.col("reason").isin(*map(str, NO_RECORD))
         if self.reasons:
             found &= F.col("reason").isin(*sorted(self.reasons))
+        else:
+            # They would end the job, and with it the replay of all others.
+            found &= ~F.coalesce(F.col("detail").startswith(WORKER_CRASHED), F.lit(False))
         if self.schema_ids:
             numbers = [i for i in self.schema_ids if isinstance(i, int)]
             guids = [i for i in self.schema_ids if isinstance(i, str)]

@@ -48,7 +48,7 @@ def games_kept_out_of(pipeline: Pipeline, rules: frozenset[str]) -> frozenset[st
     bronze_key = BronzeIdentity.of(bronze).key
     decisions = Decisions.read(pipeline, bronze_key)
     found: dict[str, set[str]] = {}
-    if decisions.handle is not None and decisions.rejected_games:
+    if decisions.handle is not None and decisions.rejected_rows:
         rows = read_files(pipeline.spark, decisions.handle.file_uris(), spark_schema(decisions.handle.schema()))
         rows = rows.where((F.col("layer") == "silver") & F.col("replayed_batch").isNull())
         for row in rows.select("reason", "game").distinct().collect():

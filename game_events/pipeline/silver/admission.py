@@ -13,6 +13,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from game_events.config.naming import GAME_PATTERN, RESERVED_GAMES
+from game_events.lakehouse.commits.parallel import for_games
 from game_events.lakehouse.tables import is_game
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout.routing import INVALID, NO_NAME, OVER_LIMIT, Routing, admit, most_games
@@ -37,7 +38,10 @@ def routing(pipeline: Pipeline, known: set[str]) -> Routing:
 def counted_routing(work: Staging, known: set[str]) -> tuple[Routing, Counter[str]]:
     """Which names get files, by a count of the rows to be staged, and the rows of all the others by why."""
     pipeline = work.source.pipeline
-    known = known | set(pipeline.lakehouse.games())
+    listed = set(pipeline.lakehouse.games()) - known
+    # In an object store the folder of a first write that was never committed is listed, too.
+    there = for_games(listed, lambda game: pipeline.lakehouse.silver(game).exists())
+    known = known | {game for game in listed if there[game]}
     names, others = _new_names(work, known)
     admitted, _ = admit(pipeline.settings, known, names)
     others[OVER_LIMIT] -= sum(names[game] for game in admitted)

@@ -22,7 +22,7 @@ from game_events.lakehouse.tables import silver_name
 from game_events.pipeline.column_comments import message_comment
 from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.quality.decisions import Decisions, Rewritten, Verdict, decide
-from game_events.pipeline.quality.expressions import FATE, READMIT
+from game_events.pipeline.quality.expressions import FATE, HELD_BACK, READMIT
 from game_events.pipeline.quality.worker import failed_rules
 from game_events.pipeline.reporting.report import RuleCounts, RunReport
 from game_events.pipeline.silver.stage import Source, Start, rows_from, with_fate
@@ -82,17 +82,25 @@ def _decide(
         return set(starts) if Decisions.read(pipeline, source.bronze.key).in_force else set()
     generations = {game: _next_generation(decisions, game, starts[game]) for game in anew}
     verdicts = {game: Verdict(source.batch, result.rejected.get(game, []), generations.get(game)) for game in starts}
-    readmitted = {g: starts[g] for g in anew if g in result.counts and result.counts[g].readmitted}
-    rewritten = noted(source, decisions, readmitted) if readmitted else Rewritten()
+    # Of what is decided anew, rows that were not held back just now are not kept out of silver any more.
+    held = {game: result.counts[game].held if game in result.counts else 0 for game in anew}
+    noting = {game: starts[game] for game in anew if decisions.rejected_rows[game] > held[game]}
+    rewritten = noted(source, decisions, noting) if noting else Rewritten()
     outcome = decide(pipeline, decisions, verdicts, rewritten)
     if outcome.landed is not None:
         reasons = [result.counts[g].reasons for g in verdicts if g not in outcome.moved and g in result.counts]
         rows = sum(found.total() for found in reasons)
         for found in reasons:
             report.rejected += found
-        back = sum(result.counts[g].readmitted for g in readmitted)
+        back = sum(result.counts[game].readmitted for game in noting if game in result.counts)
+        gone = sum(decisions.rejected_rows[game] - held[game] for game in noting) - back
         report.readmitted += back
-        if rows or back:
+        if gone:
+            report.notices.append(
+                f"{gone:,} rejected rows of {pipeline.quarantine.name} are of records that {pipeline.bronze.name} does not "
+                f"have, or not of that {pipeline.settings.words.entity}: they are history"
+            )
+        if rows or rewritten.paths:
             landed = replace(outcome.landed, rows=rows)
             report.add_landed("quarantine", pipeline.quarantine, landed, QUARANTINE_COLUMNS, source.batch)
     return set(outcome.moved)
@@ -155,11 +163,11 @@ def _commit_plan(source: Source, decisions: Decisions, game: str, start: Start, 
 
 
 def noted(source: Source, decisions: Decisions, starts: Mapping[str, Start]) -> Rewritten:
-    """Write the files of quarantine with these games' rejected rows anew: those that now pass get a note.
+    """Write the files of quarantine with these games' rejected rows anew: those that are not held back now get a note.
 
-    The note: `replayed_table` is the id of the game's silver table (its name if there is no table yet), `replayed_batch` the
-    bronze batch up to which that is made. The rules are those, and the rows of bronze, that silver was staged with, and a rule
-    says the same of a row each time, so these are the rows that the staged files hold.
+    The note: `replayed_batch` is the bronze batch up to which silver is made, `replayed_table`, of rows that pass, the id of
+    the game's silver table (its name if there is no table yet). The rules are those, and the rows of bronze, that silver was
+    staged with, and a rule says the same of a row each time, so the rows that pass are those that the staged files hold.
     """
     held, handle, spark = decisions.held_rows(source.pipeline, starts), decisions.handle, source.pipeline.spark
     if held is None or handle is None:
@@ -168,19 +176,21 @@ def noted(source: Source, decisions: Decisions, starts: Mapping[str, Start]) -> 
     with null_on_error(spark):
         rows = rows_from(source, read_files(spark, files_with(source.handle), spark_schema(source.handle.schema())), starts)
         rows = rows.join(held, list(COORDINATES), "left_semi")
-        passed = with_fate(source, rows, held).where(F.col(FATE) == READMIT).select(*COORDINATES, F.col("_game"))
+        judged = with_fate(source, rows, held).where(F.col(FATE).isin(HELD_BACK, READMIT))
+        judged = judged.select(*COORDINATES, F.col("_game").alias("game"), FATE)
         tables = {g: str(s.handle.metadata().id) if s.handle else silver_name(g) for g, s in starts.items()}
-        of_game = spark.createDataFrame(pa.table({"_game": list(tables), "_table": list(tables.values())}))
-        passed = passed.join(F.broadcast(of_game), "_game")
-        touched = read_files(spark, handle.file_uris(), columns).where("layer = 'silver'").where(F.col("game").isin(*starts))
+        of_game = spark.createDataFrame(pa.table({"game": list(tables), "_table": list(tables.values())}))
+        judged = judged.join(F.broadcast(of_game), "game")
+        rejected = (F.col("layer") == "silver") & F.col("replayed_batch").isNull() & F.col("game").isin(*starts)
+        touched = read_files(spark, handle.file_uris(), columns).where(rejected)
         names = {r["_file"] for r in touched.select(F.col("_metadata.file_name").alias("_file")).distinct().collect()}
         rewritten = frozenset(path for path in paths(handle) if path.rpartition("/")[2] in names)
         old = read_files(spark, [f"{handle.table_uri.rstrip('/')}/{path}" for path in rewritten], columns)
-        new = old.join(passed.select(*COORDINATES, "_table"), list(COORDINATES), "left")
-        passes = F.col("_table").isNotNull() & (F.col("layer") == "silver") & F.col("replayed_batch").isNull()
+        new = old.join(judged, [*COORDINATES, "game"], "left")
+        leaves = rejected & ~F.col(FATE).eqNullSafe(HELD_BACK)
         now = F.current_timestamp()
         values = {"replayed_table": F.col("_table"), "replayed_batch": F.lit(source.batch), "replayed_at": now}
-        new = new.withColumns({n: F.when(passes, value).otherwise(F.col(n)) for n, value in values.items()})
+        new = new.withColumns({n: F.when(leaves, value).otherwise(F.col(n)) for n, value in values.items()})
         staged = new.select(travelling(QUARANTINE_COLUMNS.names)).mapInArrow(
             FileStage(source.pipeline.quarantine, QUARANTINE_COLUMNS, HEADERS), REPORT_SCHEMA
         )

@@ -230,7 +230,7 @@ def _default_pass(
         decided = decisions.batch(game)
         # Quarantine has decided on rows that silver has not taken (a crash, a rival), or on the rows of another bronze.
         undecided = (decided or 0) <= (taken or 0) and (decisions.generation(game) or 0) <= generation(handle)
-        undecided = undecided and (decided is not None or game not in decisions.rejected_games)
+        undecided = undecided and (decided is not None or game not in decisions.rejected_rows)
         if game in state.failed_in(SILVER) or not from_floor or not undecided:
             return None
         # Rows of another bronze are replaced: with a floor of 0 these files are everything this bronze has.
@@ -334,7 +334,7 @@ def _start(source: Source, decisions: Decisions, game: str, *, full: bool, rejec
     pending = (decisions.generation(game) or 0) > generation(handle)
     whole = full or pending or taken is None or (handle is not None and restored(handle))
     # Rows that quarantine holds from another bronze are looked at anew, too.
-    anew = (full and rejects) or (decided is None and game in decisions.rejected_games)
+    anew = (full and rejects) or (decided is None and game in decisions.rejected_rows)
     begin = 0 if taken is None or whole or anew else taken
     return Start(handle, taken, begin, replace=handle is not None and begin == 0, decided=decided or 0, anew=anew)
 

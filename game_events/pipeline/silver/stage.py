@@ -251,7 +251,10 @@ def with_fate(source: Source, rows: DataFrame, held: DataFrame | None) -> DataFr
     if held is None:
         rows = rows.withColumn(HELD, F.lit(None).cast("boolean"))
     else:
-        rows = rows.join(held.withColumn(HELD, F.lit(True)), list(COORDINATES), "left")
+        # By the game, too: a record that is decoded anew may have another one than when it was rejected.
+        entity = source.pipeline.settings.entity_column
+        held = held.withColumnRenamed("game", entity).withColumn(HELD, F.lit(True))
+        rows = rows.join(held, [*COORDINATES, entity], "left")
     return rows.select("*", *source.rules.violated()).select("*", source.rules.fate())
 
 

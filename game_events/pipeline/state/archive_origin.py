@@ -12,7 +12,8 @@ from deltalake import DeltaTable
 
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.commits.transactions import BATCH_APP
-from game_events.sources.core.source import Source
+from game_events.pipeline.state.offsets import next_offsets
+from game_events.sources.core.source import Offsets, Source
 from game_events.sources.files.source import FileSource
 
 #: `txn` of bronze: the archive that all its slices are of; 0 or none: not all are.
@@ -25,8 +26,14 @@ def archive_noted(bronze: DeltaTable, source: Source) -> dict[str, int]:
     return {} if now == int(bronze.transaction_version(ARCHIVE_APP) or 0) else {ARCHIVE_APP: now}
 
 
-def refuse_twice(bronze: DeltaTable | None, quarantine: DeltaTable | None, archive: str) -> None:
-    """Stop before records of an archive come to a lakehouse that may have them already.
+def refuse_twice(bronze: DeltaTable | None, quarantine: DeltaTable | None, archive: str, ends: Offsets) -> None:
+    """Stop before records of an archive come to a lakehouse that may have them already; there may be none to come.
+
+    Args:
+        bronze: the table, as it is now.
+        quarantine: the same.
+        archive: which one it is.
+        ends: where bronze will stand when it has read it.
 
     Raises:
         ConfigurationError: it has records from elsewhere.
@@ -35,6 +42,7 @@ def refuse_twice(bronze: DeltaTable | None, quarantine: DeltaTable | None, archi
         other = quarantine is not None
     else:
         other = bool(bronze.transaction_version(BATCH_APP)) and bronze.transaction_version(ARCHIVE_APP) != _number(archive)
+        other = other and next_offsets(bronze, ends) != ends
     if other:
         raise ConfigurationError(
             "GAME_EVENTS_FILES_PATH is an archive, and the lakehouse has records that are not from it, but from a topic, other "

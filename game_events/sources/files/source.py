@@ -58,7 +58,7 @@ class FileSource:
         run_id: str = "",
         *,
         read_by: Callable[[], str | None] = lambda: None,
-        refuse_twice: Callable[[str], None] = lambda _archive: None,
+        refuse_twice: Callable[[str, Offsets], None] = lambda _archive, _ends: None,
         read_only: bool = False,
     ) -> None:
         """Nothing is listed yet.
@@ -68,7 +68,7 @@ class FileSource:
             lakehouse: holds the file log.
             run_id: id of the run, for the file log.
             read_by: gives the id of the file log that bronze was read by; None: no files were read.
-            refuse_twice: raises ConfigurationError if bronze has records of this archive already.
+            refuse_twice: raises ConfigurationError if bronze would have records of this archive, up to these offsets, twice.
             read_only: new files are only counted, nothing is written.
 
         Raises:
@@ -116,8 +116,6 @@ class FileSource:
         found = self.place.listing(self.settings.files_pattern, skipped) if archive is None else self.place.files_of(archive)
         self._log_skipped(skipped)
         self.archive = None if archive is None else f"{self.place.root} {archive.metadata().id}"
-        if self.archive is not None and take_in and not full_refresh:
-            self._refuse_twice(self.archive)  # before its files get numbers
         self._there = frozenset(f.path for f in found)
         known = self._log.known()
         self._refuse_lost_log(known)
@@ -125,6 +123,8 @@ class FileSource:
         ready = self._ready(new)
         self.counts["waiting"] = len(new) - len(ready)
         end = len(known.entries)
+        if self.archive is not None and take_in and not full_refresh:  # before its files get numbers
+            self._refuse_twice(self.archive, {Split(FILES, known.log_id, PARTITION, FILES): first_offset(end + len(ready))})
         if self._read_only or not take_in:
             end += len(ready)
         elif ready or changed or not known.log_id:
@@ -195,9 +195,9 @@ class FileSource:
             if e.path not in self._there
         )
 
-    def missing_paths(self) -> list[str]:
-        """Files of the log that do not exist any more, by the last snapshot."""
-        return [e.path for e in self._known.entries if e.path not in self._there]
+    def missing_paths(self, first: int = 0) -> list[str]:
+        """Files of the log that do not exist any more, by the last snapshot, or are before this offset."""
+        return [e.path for e in self._known.entries if e.path not in self._there or first_offset(e.number) < first]
 
     def schemas(self) -> list[RegistrySchema]:
         """The schema of the settings, if they name one."""
