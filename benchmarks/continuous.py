@@ -166,7 +166,7 @@ def _produce(arena: Arena, settings: Settings, loop: subprocess.Popen[str], watc
                 samples.mib.setdefault(part, []).append(mib)
             samples.handles.append(tree_handles(loop.pid))
             watch.look()
-            now = topic.look()
+            now = topic.snapshot()
             read = next_offsets(DeltaTable(f"{settings.lakehouse}/bronze_events"), now.latest)
             samples.lag.append(sum(end - read[p] for p, end in now.latest.items()))
             samples.files.append(sum(len(files) for _, _, files in os.walk(settings.lakehouse)))

@@ -16,8 +16,8 @@ from game_events.pipeline.gold.refresh import refresh_gold
 from game_events.pipeline.gold.unified import refresh_unified
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver.refresh import refresh_silver
-from game_events.sources.core.slices import plan_slice
-from game_events.sources.core.source import Slice
+from game_events.sources.core.micro_batch import plan_micro_batch
+from game_events.sources.core.source import MicroBatch
 
 GAMES = (10, 100, 1_000)
 SCAN, SILVER, GOLD, UNIFIED = "Delta scan to nothing", "silver", "gold", "unified gold"
@@ -25,10 +25,10 @@ SCAN, SILVER, GOLD, UNIFIED = "Delta scan to nothing", "silver", "gold", "unifie
 CEILING, DEFAULTS, BRONZE = "Kafka to nothing", "Kafka to nothing, Spark's defaults", "bronze"
 
 
-def whole_topic(pipeline: Pipeline) -> Slice:
+def whole_topic(pipeline: Pipeline) -> MicroBatch:
     """All records of the topic, as bronze would plan them."""
-    now = pipeline.source.look()
-    part = plan_slice(now, now.earliest, now.latest, sum(now.latest.values()))
+    now = pipeline.source.snapshot()
+    part = plan_micro_batch(now, now.earliest, now.latest, sum(now.latest.values()))
     assert part is not None, "the topic is empty"
     return part
 

@@ -1,7 +1,7 @@
-"""The one root of this project's errors, and the classes that decide what happens next.
+"""Error classes: the type decides whether a retry can help.
 
-A message says what happened, where (``topic[partition]@offset``, ``table@version``) and what to do about it. Whether
-trying again can help is a type, not a flag to parse. All of them pickle: they travel back from Spark's workers.
+A message names what happened, where (``topic[partition]@offset``, ``table@version``) and what to do. All classes can be
+pickled, as Spark's workers return them.
 """
 
 
@@ -10,11 +10,11 @@ class GameEventsError(Exception):
 
 
 class ConfigurationError(GameEventsError):
-    """A setting, a missing program or wrong credentials: a person has to change something first."""
+    """A setting, a missing program or wrong credentials must be corrected first."""
 
 
 class ExtensionError(ConfigurationError):
-    """A function of the user's own (setting `extensions`) failed, or gave what cannot be stored: it has to be changed."""
+    """A user-defined function (setting `extensions`) failed, or returned what cannot be stored."""
 
 
 class TransientError(GameEventsError):
@@ -26,18 +26,18 @@ class DataError(GameEventsError):
 
 
 class ConflictError(TransientError):
-    """A rival run committed first; nothing of ours is visible. Planning again from the table's own progress helps."""
+    """A concurrent run committed first and nothing of this one is visible: plan again from the table's progress."""
 
 
 def first_line(error: BaseException) -> str:
-    """The first line that an error says: Spark's go on with the JVM's whole stack. One that says nothing is named."""
+    """The first line of an error's message (Spark's continue with the JVM's stack), else the name of its class."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-#: Stands before words that are not this project's, and may quote rows: those of a user's function, or of Spark that runs it.
-IT_SAID = " It said: "
+#: Precedes text from a user-defined function or Spark, which may quote rows.
+QUOTED = " Its message: "
 
 
 def without_quotes(text: str) -> str:
-    """A text of ours without the words that may quote rows: what tables keep."""
-    return text.partition(IT_SAID)[0]
+    """A message without the text that may quote rows, as tables keep it."""
+    return text.partition(QUOTED)[0]

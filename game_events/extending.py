@@ -1,7 +1,7 @@
-"""What a pipeline may be extended with: silver transformations and gold aggregates, declared on plain functions.
+"""Decorators for extensions: silver transformations and gold aggregates as plain functions.
 
-A module (or a .py file) that the setting `extensions` names declares them; `extensions.py` collects what it finds there. The
-decorators give the function back as it was, so that it can be called and tested by itself. See docs/extending.md.
+They are collected (`config.extensions`) from the modules and .py files of the setting `extensions`. A decorator returns the
+function unchanged, so that it can be tested. See docs/extending.md.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ _DISTINCT = re.compile(r"(\s|/\*.*?\*/|--[^\n]*\n)*distinct\b", re.IGNORECASE | 
 F = TypeVar("F", bound=Callable[..., Any])
 #: Attribute of a decorated function that holds its declaration.
 DECLARATION = "__game_events__"
-#: The aggregate that this project ships; its tables are `gold_{game}_player_agg`.
+#: The built-in aggregate; its tables are `gold_{game}_player_agg`.
 PLAYER_AGG = "player_agg"
-#: Where that aggregate is declared, in messages.
-SHIPPED = "shipped"
+#: `where` of the built-in aggregate, in messages.
+BUILT_IN = "built-in"
 #: Becomes part of table and asset names.
 NAME_PATTERN = r"^[a-z][a-z0-9_]{0,62}$"
-#: A column of one's own; a leading underscore marks the pipeline's.
+#: A user-defined column; names of the pipeline's own columns begin with an underscore.
 COLUMN_PATTERN = r"^[A-Za-z][A-Za-z0-9_]*$"
 
 
 @dataclass(frozen=True)
 class Measure:
-    """One aggregate column whose parts can be merged: of the old rows and of the new ones.
+    """An aggregate column: SQL aggregate of an expression, mergeable from partial results.
 
     Attributes:
-        function: how the column is made.
+        function: SQL aggregate.
         of: SQL expression over silver's columns.
     """
 
@@ -78,7 +78,7 @@ class Measure:
 
 
 def count(of: str = "1") -> Measure:
-    """Number of rows, or of rows where an SQL expression is not NULL."""
+    """Number of rows for which an SQL expression is not NULL; default: of all rows."""
     return Measure("count", of)
 
 
@@ -99,13 +99,13 @@ def max_of(of: str) -> Measure:
 
 @dataclass(frozen=True)
 class SilverTransformation:
-    """Rows of bronze -> rows of silver, inside silver's one Spark job.
+    """A declared function: rows of bronze -> rows of silver, inside silver's Spark job.
 
     Attributes:
         name: the function's name.
-        function: gets and gives a DataFrame.
+        function: DataFrame -> DataFrame.
         games: applies to these only; empty: to every game.
-        rows: `one_to_one`: the books compare counts; `any`: it may add and leave out rows, and the books leave its games out.
+        rows: `one_to_one`: reconciliation compares counts; `any`: it may add and drop rows, its games are not reconciled.
         where: file and line of the declaration.
     """
 
@@ -119,13 +119,13 @@ class SilverTransformation:
         return f"silver transformation {self.name} ({self.where})"
 
     def applies_to(self, game: str) -> bool:
-        """Whether it sees rows of a game."""
+        """Whether it gets rows of a game."""
         return not self.games or game in self.games
 
 
 @dataclass(frozen=True)
 class GoldAggregate:
-    """One table for each game, made from its silver table.
+    """A declared aggregate: one table per game, computed from its silver table.
 
     Attributes:
         name: tables are `gold_{game}_{name}`, the Dagster asset is `gold_{name}`.
@@ -133,12 +133,12 @@ class GoldAggregate:
         keys: columns of silver that a merge aggregate groups by; none: one row for each game.
         measures: column -> measure, for `merge`.
         function: rows of silver (with a column `_game`) -> rows of gold (with `_game`), for `recompute`.
-        games: made for these only; empty: for every game.
-        interval_s: at most one refresh in so many seconds; None: with every run.
+        games: these only; empty: every game.
+        interval_s: seconds between two refreshes at least; None: with every run.
         description: of the tables and the asset.
-        definition: hash of what decides the values; another one makes the tables be made anew from all of silver.
+        definition: hash of the declaration; a change recomputes the tables from all of silver.
         where: file and line of the declaration.
-        asset_name: name of the Dagster asset, where the setting `names` gives it another one.
+        asset_name: name of the Dagster asset by the setting `names`, if another one.
     """
 
     name: str
@@ -150,7 +150,7 @@ class GoldAggregate:
     interval_s: float | None = None
     description: str = ""
     definition: str = ""
-    where: str = SHIPPED
+    where: str = BUILT_IN
     asset_name: str = ""
 
     def __str__(self) -> str:
@@ -174,18 +174,18 @@ class GoldAggregate:
 def silver_transformation(
     function: F | None = None, *, games: Iterable[str] | None = None, rows: Literal["one_to_one", "any"] = "one_to_one"
 ) -> Any:  # noqa: ANN401 - the function, or the decorator
-    """Declare a function `DataFrame -> DataFrame` that every row passes on its way from bronze to silver.
+    """Declare a function `DataFrame -> DataFrame` that transforms rows between bronze and silver.
 
-    Several are applied in the order in which they stand in the file. It may add, change and leave out columns of the message;
-    it must keep the column that names the game and the pipeline's own ones (all that begin with an underscore).
+    Several are applied in the order of the file. It may add, change and drop columns of the message; it must keep the entity
+    column and the pipeline's own columns (names that begin with an underscore).
 
     Args:
         function: given by Python when the decorator is used without brackets.
         games: only these; None: every game, which costs no extra pass over the rows.
-        rows: `one_to_one`: each row in is one row out, and the books check it; `any`: rows may be exploded or left out.
+        rows: `one_to_one`: one output row per input row, checked by reconciliation; `any`: rows may be exploded or dropped.
 
     Raises:
-        ConfigurationError: the declaration makes no sense; names the file and line.
+        ConfigurationError: invalid declaration; names the file and line.
     """
 
     def declare(given: F) -> F:
@@ -209,9 +209,9 @@ def gold_aggregate(
 ) -> Callable[[F], F]:
     """Declare a gold aggregate: tables `gold_{game}_{name}`, all games in one Spark job, each replaced atomically.
 
-    With `mode="merge"` the function takes nothing and gives the aggregate's columns: a dictionary column -> measure. With
-    `mode="recompute"` it takes the silver rows of the games that changed (with a column `_game`) and gives the rows of gold,
-    `_game` among their columns; it must treat each game by itself, as it never sees all of them.
+    With `mode="merge"` the function has no arguments and returns a dictionary column -> measure. With `mode="recompute"` it
+    gets the silver rows of the changed games (with a column `_game`) and returns the rows of gold, with `_game`; it must treat
+    each game separately, as it never gets all of them.
 
     Args:
         name: lower case letters, digits, underscores.
@@ -222,7 +222,7 @@ def gold_aggregate(
         description: default: the function's docstring.
 
     Raises:
-        ConfigurationError: the declaration makes no sense; names the file and line.
+        ConfigurationError: invalid declaration; names the file and line.
     """
 
     def declare(given: F) -> F:
@@ -267,7 +267,7 @@ def _where(function: Callable[..., Any]) -> str:
 def _words(given: Iterable[str], what: str, where: str) -> tuple[str, ...]:
     words = (given,) if isinstance(given, str) else tuple(given)
     if any(not isinstance(word, str) or not word for word in words) or len({w.casefold() for w in words}) != len(words):
-        raise ConfigurationError(f"{where}: {what}={words!r}: names are wanted, each once")
+        raise ConfigurationError(f"{where}: {what}={words!r}: must be distinct names")
     return words
 
 
@@ -308,7 +308,7 @@ def _measures(function: Callable[..., Any], name: str, keys: tuple[str, ...], wh
 
 
 def _definition(mode: str, keys: tuple[str, ...], measures: Mapping[str, Measure], function: Callable[..., Any]) -> str:
-    """Hash of what decides an aggregate's values: comments, layout and docstrings do not, nor do functions that it calls."""
+    """Hash of an aggregate's declaration, without comments, layout, docstrings and called functions."""
     body = ast.dump(_body(function)) if mode == "recompute" else ""
     parts = [mode, keys, [(column, m.function, m.of) for column, m in measures.items()], body]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

@@ -17,14 +17,14 @@ RULE_NAME = r"^[a-z][a-z0-9_]{0,62}$"
 
 
 class Rule(BaseModel):
-    """One expectation: a row for which `sql` is not TRUE (NULL too, or an error) violates it.
+    """One expectation; a row violates it if `sql` is FALSE, NULL or an error.
 
     Attributes:
         name: unique in its layer; the reason of the rows it rejects.
         sql: a condition over one row's columns, in Spark SQL.
-        description: for people: what it means.
-        layer: whose rows: silver's events or gold's aggregates.
-        games: only these games' rows; empty: every game's.
+        description: its meaning.
+        layer: rows of silver (events) or of gold (aggregates).
+        games: only rows of these games; empty: every game.
         action: warn: counted. drop: left out of the table and counted. quarantine: left out and kept in `quarantine_events`.
             fail: one such row, and nothing is committed to the game's table.
     """
@@ -58,16 +58,12 @@ class Rule(BaseModel):
         return self
 
     def applies_to(self, game: str) -> bool:
-        """Whether this game's rows are looked at."""
+        """Whether the rule is checked for a game."""
         return not self.games or game in self.games
 
 
 def require_unique(rules: Iterable[Rule]) -> None:
-    """Each name once in its layer.
-
-    Raises:
-        ValueError: names the rules that stand twice.
-    """
+    """Raise ValueError for a name that is used twice in a layer."""
     twice = [f"{layer}.{name}" for (layer, name), n in Counter((r.layer, r.name) for r in rules).items() if n > 1]
     if twice:
         raise ValueError(f"rules with the same layer and name: {', '.join(sorted(twice))}")
@@ -77,7 +73,7 @@ def all_rules(settings: Iterable[Rule], modules: Iterable[object]) -> tuple[Rule
     """The rules of the settings and those that modules list as `RULES`.
 
     Raises:
-        ConfigurationError: a list holds something else than rules, or a name stands twice in its layer.
+        ConfigurationError: a list holds other values than rules, or a name is used twice in its layer.
     """
     found = list(settings)
     for item in modules:

@@ -1,4 +1,4 @@
-"""Schema texts by id from a Confluent-compatible registry, references included.
+"""Client of a Confluent-compatible schema registry: schemas by id, references included.
 
 Sources: Confluent Schema Registry REST API v7 (`GET /schemas/ids/{id}`, `GET /subjects/{s}/versions/{v}`).
 """
@@ -26,15 +26,15 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 #: Seconds for one answer, from its first byte to its last; the client's own retries come on top.
 TIMEOUT_S = 10
-#: Bytes of one answer, and files that one schema may import, those that these import included.
+#: Bytes of one answer; files that one schema may import, directly and indirectly.
 MAX_ANSWER, MAX_REFERENCES = 2**25, 500
-#: Bytes of the texts of one schema and all that it imports, and seconds to get them; one answer more may come.
+#: Bytes of one schema with all that it imports, and seconds to fetch them (plus one answer).
 MAX_SCHEMA, SCHEMA_S = 2**26, 60
-#: After an outage the registry is not asked again for so long: each question costs ~2 s of the client's own retries.
+#: Seconds without requests after an outage: each request costs ~2 s of the client's own retries.
 COOL_DOWN_S = 15
 NOT_FOUND = 404
-#: What registries answer for an id that none of theirs can be (one above 2^31, a GUID where there are none), if it is their own
-#: error: a gateway's 400 means another thing.
+#: Statuses, with an error code of the registry, for an impossible id (above 2^31, a GUID where unsupported); a gateway's 400
+#: has no such code.
 IMPOSSIBLE = (400, 405, 422)
 FORBIDDEN = (401, 403)
 
@@ -50,13 +50,13 @@ class SubjectVersion:
 
 @dataclass
 class _Texts:
-    """What one schema and its references have taken so far.
+    """Texts of one schema and its references, with their limits.
 
     Attributes:
         what: the schema, for messages.
-        until: when it is given up.
-        begun: names of references that were asked for.
-        found: name -> text of those that are there, dependencies before dependents.
+        until: deadline (monotonic seconds).
+        begun: names of requested references.
+        found: name -> text of references, dependencies before dependents.
         size: bytes of all texts.
     """
 
@@ -67,11 +67,7 @@ class _Texts:
     size: int = 0
 
     def take(self, text: object) -> str:
-        """A text as it can be stored.
-
-        Raises:
-            DataError: with it there are more bytes than there may be.
-        """
+        """A text as it can be stored; raises DataError beyond `MAX_SCHEMA` bytes."""
         stored = _storable(text)
         self.size += len(stored.encode())
         if self.size > MAX_SCHEMA:
@@ -79,12 +75,7 @@ class _Texts:
         return stored
 
     def begin(self, name: str) -> None:
-        """Before a reference is asked for.
-
-        Raises:
-            DataError: there are too many.
-            TransientError: the others took too long.
-        """
+        """Count a reference before its request; DataError for too many, TransientError after the deadline."""
         self.begun.add(name)
         if len(self.begun) > MAX_REFERENCES:
             raise DataError(f"it imports more than {MAX_REFERENCES} others")
@@ -96,7 +87,7 @@ class _Texts:
 
 
 def registry_client(settings: Settings) -> SchemaRegistryClient:
-    """A Confluent client with the settings' credentials. Connects lazily; ``mock://`` gives the client's own fake."""
+    """A Confluent client with the settings' credentials; connects at the first call. ``mock://`` gives its own fake."""
     conf: dict[str, object] = {"url": settings.schema_registry_url, "timeout": TIMEOUT_S, "max.retries": 2}
     if settings.schema_registry_user:
         password = settings.schema_registry_password
@@ -113,14 +104,13 @@ def registry_client(settings: Settings) -> SchemaRegistryClient:
 
 
 def _bound(response: httpx2.Response) -> None:
-    """Called before an answer is read."""
-    # Packed, it would be measured before it is unpacked; nobody asked for that.
+    # Called before an answer is read. Its compressed size would be no limit; no compression was requested.
     response.headers.pop("Content-Encoding", None)
     response.stream = _BoundedStream(response.stream)
 
 
 class _BoundedStream(httpx2.SyncByteStream):
-    """An answer that is given up when it is too long, or takes too long: the client's time-out is one for each piece of it."""
+    """An answer limited in bytes and total time: the client's time-out is for each piece of it."""
 
     def __init__(self, stream: httpx2.SyncByteStream | httpx2.AsyncByteStream) -> None:
         if not isinstance(stream, httpx2.SyncByteStream):
@@ -128,12 +118,7 @@ class _BoundedStream(httpx2.SyncByteStream):
         self._stream = stream
 
     def __iter__(self) -> Iterator[bytes]:
-        """Piece by piece.
-
-        Raises:
-            DataError: it is too long.
-            httpx2.ReadTimeout: it takes too long.
-        """
+        """Yield the pieces; DataError if it is too long, httpx2.ReadTimeout if it takes too long."""
         until, size = time.monotonic() + TIMEOUT_S, 0
         for piece in self._stream:
             size += len(piece)
@@ -144,31 +129,31 @@ class _BoundedStream(httpx2.SyncByteStream):
             yield piece
 
     def close(self) -> None:
-        """Ends it."""
+        """Close the stream."""
         self._stream.close()
 
 
 class SchemaRegistry:
     """Read-only client. Every answer is bounded by `TIMEOUT_S` and `MAX_ANSWER`; raises only this project's errors.
 
-    An outage is found out once: for `COOL_DOWN_S` seconds further questions get the same error at once.
+    For `COOL_DOWN_S` seconds after an outage requests fail at once with the same error.
     """
 
     def __init__(self, settings: Settings) -> None:
-        """Connects lazily: nothing is called yet."""
+        """Connects at the first call."""
         self.url = settings.schema_registry_url
         self._client = registry_client(settings)
         self._outage: tuple[float, TransientError] | None = None
-        # Its connections end with this object; nobody has to remember it.
+        # Its connections close with this object.
         weakref.finalize(self, self._client.close)
 
     def fetch(self, schema_id: int | str) -> RegistrySchema | None:
         """The schema of an id (a number) or a GUID (text), or None if the registry does not know it.
 
         Raises:
-            ConfigurationError: the registry refuses our credentials.
+            ConfigurationError: the registry refuses the credentials.
             TransientError: it cannot be reached, answers with an error, or takes too long.
-            DataError: the schema, with all that it imports, is too long, or imports too many others.
+            DataError: the schema with its imports is too long, or imports too many others.
         """
         what = f"schema {'id' if isinstance(schema_id, int) else 'GUID'} {schema_id}"
         texts = _Texts(f"schema registry {self.url}: {what}", time.monotonic() + SCHEMA_S)
@@ -197,7 +182,7 @@ class SchemaRegistry:
         return found
 
     def version_numbers(self, subject: str) -> list[int]:
-        """Only the version numbers of a subject: one call."""
+        """The version numbers of a subject: one call."""
         return sorted(self._call(f"subject {subject!r}", lambda: self._client.get_versions(subject)) or [])
 
     def newest(self, subject: str) -> tuple[int, int] | None:
@@ -259,5 +244,5 @@ class SchemaRegistry:
 
 
 def _storable(text: object) -> str:
-    """A text as UTF-8 can hold it: half of a surrogate pair becomes the words for it."""
+    """A text as UTF-8 can hold it, lone surrogates escaped."""
     return str(text or "").encode("utf-8", "backslashreplace").decode()

@@ -112,7 +112,7 @@ def test_a_table_that_is_called_as_another_domains_is_not_taken_for_one_of_ours(
         ({"silver_asset": "gold_player_agg"}, "two assets would be called gold_player_agg"),
         ({"gold": "silver_{entity}_agg_events"}, "could name one table"),
         ({"bronze": "silver_all_events"}, "could be the table silver_{entity}_events of an entity 'all'"),
-        ({"prefix": "../"}, "a letter first"),
+        ({"prefix": "../"}, "beginning with a letter"),
         ({"prefix": "x" * 31}, "30 lower case"),
         ({"tables": "x"}, "Extra inputs"),
     ],

@@ -15,7 +15,7 @@ from benchmarks.arena import WARM_EVENTS, Arena
 from benchmarks.baseline.environment import environment
 from benchmarks.layers import whole_topic
 from game_events.producer.schema_versions import MESSAGE_NAME, compile_text, schema_text
-from game_events.sources.core.source import Slice
+from game_events.sources.core.source import MicroBatch
 
 JOB = Path(__file__).parent / "job.py"
 STOP_TIMEOUT_S = 30
@@ -79,7 +79,7 @@ class Baseline:
     def pid(self) -> int:
         return self.job.pid
 
-    def run(self, part: Slice, games: list[str], root: Path) -> Result:
+    def run(self, part: MicroBatch, games: list[str], root: Path) -> Result:
         """Do the baseline's work on a slice."""
         topic = min(part.end).topic
         request: dict[str, object] = {

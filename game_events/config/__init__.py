@@ -1,1 +1,1 @@
-"""Settings, and what is read from them: names, credentials, extensions."""
+"""Settings, and what is derived from them: names, credentials, extensions."""

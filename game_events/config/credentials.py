@@ -1,36 +1,34 @@
-"""Which settings of Spark and Kafka are credentials."""
+"""Detection of credentials among settings of Spark and Kafka."""
 
 from __future__ import annotations
 
 import re
 
-#: Words in the name of a setting that holds a credential itself; a key only where it is the last word or is said to be a secret
-#: one (`mapKeyDedupPolicy` is none). This project's own settings are taken for such, too: they are the driver's alone, and many
-#: are secret.
+#: Words in names of credentials; `key` only as the last word or in the name of a secret key (not `mapKeyDedupPolicy`). This
+#: project's own settings count as such: only the driver needs them, and many are secret.
 _SECRET_NAME = re.compile(
     r"secret|passw|passphrase|pwd|token|credential|\bsas\b|key$|(access|private|api|account|master|shared|encryption)[._-]?key|"
     r"Env\.GAME_EVENTS_",
     re.IGNORECASE,
 )
-#: Names that end in such a word (ABFS puts the account behind it) have the credential as their value, whatever it looks like.
+#: Names that end in such a word (ABFS appends the account): the value is the credential, whatever it looks like.
 _IS_SECRET = re.compile(
     r"(secret|passw(or)?d|passphrase|pwd|token|credentials?|key)(\.[^.]+\.(dfs|blob)\.core\..*)?$", re.IGNORECASE
 )
-#: How the name of one ends that only says where a credential is, or of what kind.
+#: Suffixes of names of settings that only refer to a credential.
 _REFERENCE = re.compile(
     r"(files?|path|location|provider|binding|class|type|alias|store|algorithm|mechanism|name|name\.key|conf|regex|keytab)$",
     re.IGNORECASE,
 )
-#: Names that the lists take for a credential and that their documentation says something else of: names of columns and options,
-#: `keytab` or `ccache`, the path of a PEM file.
+#: Exceptions by their documentation: names of columns and options, `keytab` or `ccache`, the path of a PEM file.
 _NO_CREDENTIAL = re.compile(
     r"spark\.(sql\.(?!catalog\.).*key|kerberos\.renewal\.credentials|ssl\.(\w+\.)?privateKey)", re.IGNORECASE
 )
-#: Kubernetes' own secrets are meant: their names, and where they are mounted.
+#: Names and mount paths of Kubernetes secrets.
 _OF_KUBERNETES = re.compile(r"^spark\.kubernetes\..*(pullSecrets$|\.secrets\.|secretKeyRef\.|tokenSecret\.)")
 #: Numbers, sizes, times and switches.
 _HARMLESS_VALUE = re.compile(r"true|false|\d+(\.\d+)?[a-z]{0,5}", re.IGNORECASE)
-#: A credential inside of a value: JVM options, addresses of repositories and databases.
+#: A credential inside a value: JVM options, addresses of repositories and databases.
 _SECRET_VALUE = re.compile(r"://[^/\s@:]*:[^/\s@]*@|(secret|passw(or)?d|pwd|token|access_?key|sig)=[^\s&;]", re.IGNORECASE)
 
 _JAAS = re.compile(r'username="((?:[^"\\]|\\.)*)"\s+password="((?:[^"\\]|\\.)*)"')
@@ -48,7 +46,7 @@ def is_credential(name: str, value: str) -> bool:
 
 
 def login_of(jaas: str) -> tuple[str, str] | None:
-    """User and password of a Java login (`sasl.jaas.config`), if it has them."""
+    """User and password of a Java login (`sasl.jaas.config`)."""
     found = _JAAS.search(jaas)
     if found is None:
         return None

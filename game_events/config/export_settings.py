@@ -9,7 +9,7 @@ from pydantic_settings import BaseSettings
 
 
 class ExportSettings(BaseSettings):
-    """Where rows are sent, how many at once, and what becomes of calls that fail."""
+    """Target, size, rate, authentication and retries of calls."""
 
     # --- export over HTTP (docs/rest-export.md)
     rest_url: SecretStr | None = Field(

@@ -1,4 +1,4 @@
-"""Loads the modules that the setting `extensions` names, and collects what they declare. Nothing else is ever loaded."""
+"""Loads the modules of the setting `extensions`, and collects their declarations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pyspark import cloudpickle
 from game_events.config.naming import AGGREGATE
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, GameEventsError
-from game_events.extending import DECLARATION, PLAYER_AGG, GoldAggregate, SilverTransformation
+from game_events.extending import BUILT_IN, DECLARATION, PLAYER_AGG, GoldAggregate, SilverTransformation
 
 #: A module's list of quality rules.
 RULES = "RULES"
@@ -28,12 +28,12 @@ SETTING = "GAME_EVENTS_EXTENSIONS"
 
 @dataclass(frozen=True)
 class Extensions:
-    """Everything that the named modules declare, in their order and in the order of each file.
+    """Declarations of all modules, in the order of modules and files.
 
     Attributes:
         transformations: of silver.
-        aggregates: of gold, the shipped one not among them.
-        rules: what the modules' lists `RULES` hold.
+        aggregates: of gold, without the built-in one.
+        rules: items of the modules' lists `RULES`.
     """
 
     transformations: tuple[SilverTransformation, ...] = ()
@@ -41,28 +41,21 @@ class Extensions:
     rules: tuple[object, ...] = ()
 
     def transformed(self, game: str) -> bool:
-        """Whether a game's silver may have more or fewer rows than bronze has of it."""
+        """Whether a game's silver may have another number of rows than bronze."""
         return any(t.rows == "any" and t.applies_to(game) for t in self.transformations)
 
 
 def load_extensions(names: Iterable[str]) -> Extensions:
-    """Load modules and .py files, each once in a process.
-
-    Args:
-        names: names of importable modules, or paths that end in `.py`, relative to the working folder.
+    """Load importable modules and .py files (paths relative to the working folder), each once per process.
 
     Raises:
-        ConfigurationError: one cannot be loaded, or declares what cannot be: names module, file and line.
+        ConfigurationError: one cannot be loaded, or has an invalid declaration; names module, file and line.
     """
     return _load(tuple(str(Path(n).expanduser().resolve()) if n.endswith(".py") else n for n in names))
 
 
 def extensions_of(settings: Settings) -> Extensions:
-    """What the settings name, each aggregate with the name of its asset.
-
-    Raises:
-        ConfigurationError: as for `load_extensions`; or a name of the setting `names` would be an aggregate's, too.
-    """
+    """The extensions of the settings, with names of assets; raises as `load_extensions`, and if names clash."""
     found, names = load_extensions(settings.extensions), settings.names
     names.refuse_clashes(aggregate.name for aggregate in found.aggregates)
     assets = {a.name: names.asset(names.own_gold_asset.replace(AGGREGATE, a.name)) for a in found.aggregates}
@@ -101,11 +94,11 @@ def _module(name: str) -> ModuleType:
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             raise
-        # SystemExit too: a script that was meant to be run must not end this process without a word.
+        # SystemExit too: a script must not end this process silently.
         raise ConfigurationError(
             f"{SETTING}: {name} cannot be loaded: {_place(error)}{type(error).__name__}: {error}"
         ) from error
-    # Spark's workers cannot import a file of the user's folder: functions that they run travel whole.
+    # Spark's workers cannot import the user's file: its functions are pickled by value.
     cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     return module
 
@@ -118,7 +111,7 @@ def _from_file(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ConfigurationError("this is no Python file")
     module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their module up by name.
+    # Dataclasses find their module by its name.
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
@@ -138,17 +131,17 @@ def _place(error: BaseException) -> str:
 
 
 def _check_names(aggregates: tuple[GoldAggregate, ...]) -> None:
-    """Every table's name must say whose it is: no aggregate's name may be another's, or end in `_` and another's.
+    """Refuse ambiguous names of tables: no aggregate's name may be another's, or end in `_` and another's.
 
     `gold_a_b_c` would be aggregate `c` of game `a_b` and aggregate `b_c` of game `a`.
     """
-    wheres: Mapping[str, str] = {PLAYER_AGG: "shipped"}
+    wheres: Mapping[str, str] = {PLAYER_AGG: BUILT_IN}
     for aggregate in aggregates:
         for other, where in wheres.items():
             short, long = sorted((aggregate.name, other), key=len)
             if short == long or long.endswith(f"_{short}"):
                 raise ConfigurationError(
-                    f"{SETTING}: {aggregate} and gold aggregate {other} ({where}): their tables' names could not be told "
-                    f"apart (gold_{{game}}_{short}): choose a name of its own that does not end in _{short}"
+                    f"{SETTING}: {aggregate} and gold aggregate {other} ({where}): their tables' names are ambiguous "
+                    f"(gold_{{game}}_{short}): choose another name, which does not end in _{short}"
                 )
         wheres = {**wheres, aggregate.name: aggregate.where}

@@ -1,8 +1,7 @@
-"""The shipped aggregate's columns by settings: column -> SQL aggregate over a key's rows of silver.
+"""The setting `gold_columns` of the built-in aggregate: column -> SQL aggregate over a key's rows of silver.
 
-`count`, `sum`, `min` and `max` of one expression can be merged (old aggregate and new rows); if all columns are such, they are.
-Anything else (averages, distinct counts, `first`, `last`, sums of sums) makes the aggregate be computed anew from all rows of
-the entities that changed.
+If all columns are `count`, `sum`, `min` or `max` of one expression, new rows are merged with the old aggregate. Anything else
+(averages, distinct counts, `first`, `last`) is recomputed from all rows of the changed entities.
 """
 
 from __future__ import annotations
@@ -14,42 +13,42 @@ from game_events.extending import COLUMN_PATTERN, Measure, count, max_of, min_of
 
 _CALL = re.compile(r"\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*\((.*)\)\s*", re.DOTALL)
 _MERGING = {"count": count, "sum": sum_of, "min": min_of, "max": max_of}
-#: Other values in each run: gold could not be compared with a recompute.
+#: Not deterministic: gold could not be compared with a recompute.
 _CHANGING = re.compile(
     r"\b(current_date\b|current_timestamp\b|localtimestamp\b|"  # these need no brackets
     r"(?:current_\w+|now|rand|randn|random|uuid|any_value|approx_\w+)(?=\s*\()|unix_timestamp(?=\s*\(\s*\)))",
     re.IGNORECASE,
 )
-#: Of rows in no order, unless the expression is nothing else: then it is by time.
+#: Without an order of rows, unless the whole expression is such a call: then rows are ordered by time.
 _UNORDERED = re.compile(r"\b(first|last|first_value|last_value)\s*\(", re.IGNORECASE)
 _QUERY = re.compile(r"\bselect\b|;|--|/\*", re.IGNORECASE)
 _BY_TIME = {"first": "min_by", "last": "max_by"}
-#: Makes `first` and `last` say the same whenever they are asked: of rows of one time the record's place in Kafka decides.
+#: Orders rows of the same time, so that `first` and `last` are deterministic.
 _PLACE = "_kafka_topic, _kafka_partition, _kafka_offset"
 
 
 def problem(columns: Mapping[str, str], taken: tuple[str, ...]) -> str | None:
-    """What is wrong with some columns, as far as can be told without Spark; None: nothing.
+    """The first error in some columns that can be found without Spark.
 
     Args:
         columns: column -> SQL.
-        taken: names that others have: the key's and the entity's column.
+        taken: names of the key's and the entity's column.
     """
     lower = [name.casefold() for name in (*columns, *taken)]
     for name, sql in columns.items():
         if not re.fullmatch(COLUMN_PATTERN[1:-1], name):
             return f"{name!r} cannot name a column: it must match {COLUMN_PATTERN}"
         if lower.count(name.casefold()) > 1:
-            return f"{name!r} is there twice, or is the key's or the entity's column"
+            return f"{name!r} is used twice, or is the key's or the entity's column"
         bare = _without_texts(sql)
         if not _balanced(bare) or re.search(r"['\"`]", bare) or not re.search(r"\w\s*\(", bare):
             return f"{name}: {sql!r} is no aggregate: write it like max(temperature)"
         if _QUERY.search(bare):
-            return f"{name}: {sql!r} holds a query or a comment: one expression is wanted"
+            return f"{name}: {sql!r} holds a query or a comment: it must be one expression"
         changing = _CHANGING.search(bare) or (None if _is_by_time(sql) else _UNORDERED.search(bare))
         if changing:
-            only = "; first(x) and last(x) have to be all there is" if _UNORDERED.match(changing[0]) else ""
-            return f"{name}: {changing[1]} in {sql!r} may say something else of the same rows each time{only}"
+            only = "; first(x) and last(x) must be the whole expression" if _UNORDERED.match(changing[0]) else ""
+            return f"{name}: {changing[1]} in {sql!r} is not deterministic{only}"
     return None
 
 
@@ -61,7 +60,7 @@ def measures(columns: Mapping[str, str]) -> dict[str, Measure] | None:
 
 
 def expression(sql: str, time_column: str) -> str:
-    """A column's SQL for Spark: `first(x)` and `last(x)` are those by time."""
+    """A column's SQL for Spark, with `first(x)` and `last(x)` by time."""
     call = _whole_call(sql)
     if call is None or call[0] not in _BY_TIME:
         return sql
@@ -90,7 +89,7 @@ def _measure(sql: str) -> Measure | None:
 
 
 def _whole_call(sql: str) -> tuple[str, str] | None:
-    """(function in lower case, what stands in its brackets), if the expression is one call and nothing else."""
+    """(lower-case function, text in its brackets), if the whole expression is one call with one argument."""
     found = _CALL.fullmatch(sql)
     if found is None or not _balanced(_without_texts(found[2])) or _splits(_without_texts(found[2])):
         return None
@@ -98,7 +97,7 @@ def _whole_call(sql: str) -> tuple[str, str] | None:
 
 
 def _splits(inner: str) -> bool:
-    """Whether a comma at the top makes two arguments of it."""
+    """Whether it has several arguments."""
     depth = 0
     for char in inner:
         depth += (char in "([{") - (char in ")]}")
@@ -117,5 +116,5 @@ def _balanced(text: str) -> bool:
 
 
 def _without_texts(sql: str) -> str:
-    """Brackets and words in quotes mean nothing."""
+    """The expression with quoted parts replaced."""
     return re.sub(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|`[^`]*`", "x", sql)

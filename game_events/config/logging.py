@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-#: Told what is under way, in words for a person: Dagster shows it in the run's log, the command line beside its spinner.
+#: Progress messages for users: shown in the Dagster run's log, and by the command line beside its spinner.
 PROGRESS_LOGGER = "game_events.progress"

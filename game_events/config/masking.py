@@ -1,4 +1,4 @@
-"""Secrets in texts: whatever form of them an error, a log or a traceback repeats becomes `***`."""
+"""Masking of secrets in errors, logs and tracebacks, in every encoding: they become `***`."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ from game_events.config.settings import Settings, load_settings
 from game_events.errors import ConfigurationError
 
 MASK = "***"
-#: Shorter values would blot out half of any text.
+#: Shorter values are too frequent in normal text.
 MIN_SECRET_CHARS = 4
-#: Where object stores' clients and Spark find credentials: what a store has said stands in their errors.
+#: Variables with credentials of object stores and Spark: errors may repeat their values.
 _VARIABLES = re.compile(
     r"^((AWS|AZURE|GOOGLE)_.*(SECRET|TOKEN|PASSWORD|KEY$|SAS|CONNECTION_STRING)|SPARK_CONNECT_AUTHENTICATE_TOKEN$|_SPARK_AUTH_SECRET$)"
 )
-#: A shorter path of a secret address stands in any text: `/events`.
+#: Shorter paths (`/events`) are too frequent in normal text.
 MIN_PATH_CHARS = 16
-#: `user:password@`, also with slashes in the password; a port with a path behind it is none.
+#: `user:password@`, also with slashes in the password; not a port with a path.
 _IN_ADDRESS = re.compile(r"(://)(?:[^/@\s]{1,1000}|[^/@\s:]{0,1000}:(?!\d{1,5}[/?#])[^@\s\"'<>]{1,1000})@")
 #: Spark Connect's address carries its token as a parameter (`sc://host:443/;use_ssl=true;token=...`).
 _TOKEN = re.compile(r"(;\s*token=)[^;\s]+", re.IGNORECASE)
-#: Kafka's options that hold no secret, and often a word or a number that stands in any text: `https`, `true`, a user called
-#: `game`. Every other option is taken for a secret.
+#: Kafka's options without secrets, often with frequent values: `https`, `true`, a user `game`. All others are secrets.
 _HARMLESS = re.compile(
     r"^(security\.protocol|sasl\.(mechanisms?|username|kerberos\.(service\.name|principal|keytab))|"
     r"sasl\.oauthbearer\.(method|scope|client\.id)|ssl\.endpoint\.identification\.algorithm|.*\.(location|type|codec)|"
@@ -44,15 +43,12 @@ MAX_TEXT = 1_000
 
 
 def mask(text: str, settings: Settings | None) -> str:
-    """A text without any secret of the settings, of the environment's credentials, and of addresses in it.
-
-    None: the settings could not be read.
-    """
+    """Mask secrets of the settings (None: unreadable), of the environment, and in addresses."""
     return mask_all(text, _secrets(settings))
 
 
 def settings_to_mask() -> Settings | None:
-    """The settings whose secrets are masked; None if they cannot be read, which may be the error that is told."""
+    """The settings for `mask`; None if they cannot be read, which may be the reported error."""
     try:
         return load_settings()
     except ConfigurationError:
@@ -60,12 +56,12 @@ def settings_to_mask() -> Settings | None:
 
 
 def value_of(secret: SecretStr | None) -> str | None:
-    """What a secret is; only for what masks it, or looks at the address that it is."""
+    """The plain value of a secret."""
     return None if secret is None else secret.get_secret_value()
 
 
 def mask_all(text: str, secrets: Iterable[str]) -> str:
-    """A text without some secrets, whatever they are written as, and without what addresses in it carry."""
+    """Mask some secrets, in every encoding, and secrets in addresses."""
     forms = {form for secret in secrets for form in forms_of(secret)}
     for form in sorted(forms, key=len, reverse=True):
         text = text.replace(form, MASK)
@@ -73,14 +69,14 @@ def mask_all(text: str, secrets: Iterable[str]) -> str:
 
 
 def masked_traceback(error: BaseException, settings: Settings | None) -> str | None:
-    """An error's traceback, with those of its causes, without secrets; None: there is no secret in it."""
+    """An error's masked traceback with its causes; None: it holds no secret."""
     text = "".join(traceback.format_exception(error))
     masked = mask(text, settings)
     return None if masked == text else masked
 
 
 def forms_of(secret: str) -> set[str]:
-    """A secret as it is, and as JSON, Python's `repr`, a JAAS login, an address or a header would write it."""
+    """A secret, plain and as encoded in JSON, Python's `repr`, a JAAS login, an address or a header."""
     if len(secret) < MIN_SECRET_CHARS:
         return set()
     found = {secret}
@@ -121,7 +117,7 @@ def _secrets(settings: Settings | None) -> set[str]:
     ]
     for user, password in logins:
         if password is not None:
-            # Basic authentication's header, of which the user's name is the beginning.
+            # The header of basic authentication holds `user:password`.
             found |= {password, base64.b64encode(f"{user or ''}:{password}".encode()).decode()}
     if settings.erasure_key_file is not None:
         with suppress(OSError, UnicodeDecodeError):
@@ -137,13 +133,13 @@ def _secrets(settings: Settings | None) -> set[str]:
 
 
 def _parts(address: str | None) -> set[str]:
-    """What an address is secret by: its path with the query, and each value of that."""
+    """Secret parts of an address: path with query, and each value of the query."""
     parts = urlsplit(address or "")
     path = f"{parts.path}?{parts.query}" if parts.query else parts.path
     return {value for _, value in parse_qsl(parts.query)} | ({path} if len(path) >= MIN_PATH_CHARS else set())
 
 
 def without_secrets(text: str, settings: Settings) -> str:
-    """A text with every secret of the settings masked, cut to a length."""
+    """A masked text, cut to `MAX_TEXT` characters."""
     text = mask(text, settings)
     return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + " ..."

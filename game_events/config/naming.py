@@ -1,7 +1,7 @@
-"""What tables and assets are called: templates of the setting `names`, and the way from a table's key to its name and back.
+"""Names of tables and assets by the templates of the setting `names`, and conversion from a table's key to its name and back.
 
-Code speaks of a table by its *key*, which is its name by the default templates (`silver_rummy_events`); people and folders know
-its *name*. The two differ only where the templates were changed, so whatever compares tables compares keys.
+Code uses a table's *key*, its name by the default templates (`silver_rummy_events`); users and folders have its *name*. They
+differ only where the templates were changed; tables are compared by key.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from game_events.errors import ConfigurationError
 from game_events.extending import PLAYER_AGG
 
-#: What a game may be called: it becomes part of a table's name, so nothing is normalised and nothing else is let in.
+#: Valid names of games: part of table names, never normalised.
 GAME_PATTERN = r"^[a-z0-9][a-z0-9_]{0,62}$"
 #: `gold_unified_player_agg` would otherwise be a game's table.
 RESERVED_GAMES = ("unified",)
 ENTITY, AGGREGATE = "{entity}", "{aggregate}"
 #: Legal for folders, SQL without quotes, and Dagster (`dagster._core.definitions.utils.VALID_NAME_REGEX`).
 NAME = r"[a-z][a-z0-9_]{0,99}"
-#: The pipeline's own tables, whose names only the prefix changes.
+#: The pipeline's system tables: only the prefix changes their names.
 OWN = (
     "schemas",
     "progress",
@@ -34,8 +34,7 @@ OWN = (
     "rest_deliveries",
     "rest_dead_letters",
 )
-#: Names of jobs, ops and assets that no setting changes, and words that Dagster keeps (`DISALLOWED_NAMES` of the same module):
-#: no asset can have them.
+#: Names that no asset can have: jobs, ops and assets with fixed names, and Dagster's `DISALLOWED_NAMES` (same module).
 _TAKEN = frozenset(
     [
         *("context", "conf", "config", "meta", "arg_dict", "dict", "input_arg_dict", "output_arg_dict", "int", "str", "float"),
@@ -56,7 +55,7 @@ class Names(BaseModel):
         prefix: in front of every name: pipelines with different prefixes share one root (dev and prod side by side).
         bronze, quarantine, unified: tables, and their assets.
         silver, gold: an entity's tables.
-        own_gold: an entity's table of an aggregate of one's own.
+        own_gold: an entity's table of a user-defined aggregate.
         silver_asset, gold_asset, own_gold_asset: assets whose partitions are entities.
         partitions: the set of these partitions.
     """
@@ -79,7 +78,7 @@ class Names(BaseModel):
     @classmethod
     def _prefix(cls, value: str) -> str:
         if value and not re.fullmatch(r"[a-z][a-z0-9_]{0,29}", value):
-            raise ValueError("must be up to 30 lower case letters, digits and underscores, a letter first")
+            raise ValueError("must be up to 30 lower case letters, digits and underscores, beginning with a letter")
         return value
 
     @field_validator("bronze", "quarantine", "unified", "silver_asset", "gold_asset", "partitions")
@@ -95,7 +94,7 @@ class Names(BaseModel):
     @field_validator("own_gold")
     @classmethod
     def _of_entity_and_aggregate(cls, value: str) -> str:
-        # Nobody could tell where the one ends and the other begins; they come back as they stand.
+        # Otherwise the two could not be separated again.
         return _template(value, f"{ENTITY}_{AGGREGATE}")
 
     @field_validator("own_gold_asset")
@@ -127,10 +126,10 @@ class Names(BaseModel):
         return self.prefix + (self._plain.get(key) or self._name_of_entity(key))
 
     def keys_of(self, names: Iterable[str]) -> list[str]:
-        """Keys of the tables below a root, sorted by name: this pipeline's own, and others that are nobody's.
+        """Keys of the tables below a root, sorted by name: this pipeline's, and those of no pipeline.
 
-        Left out are those of pipelines with another prefix, told by their table `{prefix}progress`, and those whose own name
-        would be taken for the key of one of this pipeline's.
+        Without tables of pipelines with another prefix, recognised by their table `{prefix}progress`, and without tables with
+        the name of another table's key.
         """
         found = {name: self._key_of(name) for name in sorted(names)}
         others = tuple(
@@ -153,11 +152,7 @@ class Names(BaseModel):
         return self.prefix + name
 
     def refuse_clashes(self, aggregates: Iterable[str]) -> None:
-        """Aggregates of one's own must not have tables or assets that are others' by these templates.
-
-        Raises:
-            ConfigurationError: names the aggregate and the template.
-        """
+        """Raise ConfigurationError for user-defined aggregates with the tables or assets of another one."""
         assets = {self.bronze, self.quarantine, self.unified, self.silver_asset, self.gold_asset}
         for aggregate in aggregates:
             tables = self.own_gold.replace(AGGREGATE, aggregate)
@@ -173,7 +168,7 @@ class Names(BaseModel):
 
     @cached_property
     def _plain(self) -> dict[str, str]:
-        """Key -> name without prefix, of tables that are there once."""
+        """Key -> name without prefix, of tables that are not per entity."""
         return {key: getattr(self, field) for field, key in _FIXED.items()} | {name: name for name in OWN}
 
     @cached_property
@@ -193,9 +188,9 @@ class Names(BaseModel):
         if not name.startswith(self.prefix):
             return None
         plain = name.removeprefix(self.prefix)
-        # All that has the prefix is this pipeline's; without one, only what it makes.
+        # All tables with the prefix are this pipeline's; without a prefix, only those that it creates.
         found = self._keys.get(plain) or self._key_of_entity(plain) or (plain if self.prefix else None)
-        # What own aggregates' template gives may be the key of another table.
+        # The template of user-defined aggregates may give the key of another table.
         return found if found is not None and self.name_of(found) == name else None
 
     def _key_of_entity(self, name: str) -> str | None:
@@ -212,7 +207,7 @@ class Names(BaseModel):
 
 
 class Words(BaseModel):
-    """What people call an entity and a key, in texts: a game and its gamers, a site and its devices."""
+    """Display names of an entity and a key: a game and its gamers, a site and its devices."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -224,7 +219,9 @@ class Words(BaseModel):
 
 def _legal(name: str) -> str:
     if not re.fullmatch(NAME, name) or name in _TAKEN:
-        raise ValueError(f"{name!r} must be lower case letters, digits and underscores, a letter first, and no reserved word")
+        raise ValueError(
+            f"{name!r} must be lower case letters, digits and underscores, beginning with a letter, and no reserved word"
+        )
     return name
 
 
@@ -236,13 +233,13 @@ def _template(value: str, placeholder: str) -> str:
 
 
 def entity_of(template: str, name: str) -> str | None:
-    """What stands for `{entity}` in a name that a template gives; None if the template does not give the name."""
+    """The entity in a name by a template; None if the name does not match."""
     before, _, after = template.partition(ENTITY)
     found = name[len(before) : len(name) - len(after)]
     return found if found and name == f"{before}{found}{after}" else None
 
 
 def _overlap(one: str, other: str) -> bool:
-    """Whether two templates could give one name: what an entity may be called is not looked at, so rather yes than no."""
+    """Whether two templates could give the same name; also true for some that no valid entity makes equal."""
     (a, _, b), (c, _, d) = one.partition(ENTITY), other.partition(ENTITY)
     return (a.startswith(c) or c.startswith(a)) and (b.endswith(d) or d.endswith(b))

@@ -1,7 +1,4 @@
-"""What the producer makes up: the setting `producer`, a small description of a domain's sample data.
-
-Only the commands `produce` and `demo` read it; no run does.
-"""
+"""The setting `producer`: description of sample data, read only by the commands `produce` and `demo`."""
 
 from __future__ import annotations
 
@@ -12,16 +9,16 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 DEFAULT_GAMES = ("rummy", "spades", "euchre", "go_fish", "uno", "hearts", "poker")
-#: Bits of a made-up text: as good as never twice.
+#: Random bits of a text value.
 _TEXT_BITS = 48
 
 
 class Generator(BaseModel):
-    """How one field's values come about.
+    """Generator of one field's values.
 
     Attributes:
-        kind: `choice` of `values`; `numbered`: `{prefix}0` up to `count` of them; `integer` and `number` from `low` to `high`,
-            a number with so many `digits` behind the point; `boolean`; `text`: never the same one twice.
+        kind: `choice` of `values`; `numbered`: `{prefix}0` to `{prefix}{count - 1}`; `integer`, `number` from `low` to `high`,
+            numbers with so many decimal `digits`; `boolean`; `text`: a random one.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -44,11 +41,11 @@ class Generator(BaseModel):
 
     @property
     def numeric(self) -> bool:
-        """Whether its values can be added up: then the manifest says what their sums are."""
+        """Whether its values are numbers, which have sums in the manifest."""
         return self.kind in ("integer", "number")
 
     def make(self, draw: Random) -> object:
-        """The next value; one or more draws, the same for the same state."""
+        """The next value: deterministic for the state of `draw`."""
         match self.kind:
             case "numbered":
                 return f"{self.prefix}{draw.randrange(self.count)}"
@@ -64,9 +61,9 @@ class Generator(BaseModel):
                 return f"{self.prefix}{draw.getrandbits(_TEXT_BITS):012x}"
 
 
-#: (field, how its values come about), in the order in which they are drawn.
+#: (field, generator), in the order in which values are drawn.
 Fields = tuple[tuple[str, Generator], ...]
-#: Of the shipped message.
+#: For the built-in game event.
 GAME_FIELDS: Fields = (("device_id", Generator(kind="numbered", prefix="device_", count=10)),)
 
 
@@ -74,11 +71,11 @@ class SampleData(BaseModel):
     """The setting `producer`.
 
     Attributes:
-        proto: a `.proto` file whose last part is the message; from the settings file's folder. None: the shipped game event.
-        entities: who sends, unless `produce` names others.
-        new_entity: who joins in the demo's second wave.
+        proto: a `.proto` file (its last message), relative to the settings file; None: the built-in game event.
+        entities: entities with events, unless `produce` names others.
+        new_entity: entity that is added in the demo's second wave.
         keys_per_entity: different keys of each.
-        fields: field -> generator; fields of simple types that are not named get values that fit their types.
+        fields: field -> generator; other fields of simple types get values of their types.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -10,13 +10,12 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import (
     BaseSettings,
-    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
@@ -28,13 +27,13 @@ from game_events.config.export_settings import ExportSettings
 from game_events.config.gold_columns import problem
 from game_events.config.naming import Names, Words
 from game_events.config.producer import SampleData
-from game_events.config.settings_sources import LocalStackSource, UnlessEmptied
-from game_events.config.source_settings import SourceSettings, refuse_credentials, split_names
+from game_events.config.settings_sources import LocalStackSource, WithoutEmptiedMappings
+from game_events.config.source_settings import NameList, SourceSettings, refuse_credentials
 from game_events.errors import ConfigurationError
 from game_events.rules import Rule, require_unique
 
 ENV_PREFIX = "GAME_EVENTS_"
-#: Ids of gamers are few enough to be tried one by one: only the key keeps their hashes from telling them.
+#: Ids can be guessed one by one: only the key protects their hashes.
 MIN_ERASURE_KEY_CHARS = 16
 
 SETTING = "GAME_EVENTS_ON_DATA_LOSS"
@@ -65,7 +64,7 @@ class Settings(SourceSettings, ExportSettings):
 
     # --- tables
     lakehouse: str = Field("lakehouse", min_length=1, description="root path or URI of the tables (`s3://bucket/prefix`)")
-    games: Annotated[tuple[str, ...], NoDecode] = Field((), description="allow list, comma separated; empty: every game")
+    games: NameList = Field((), description="allow list, comma separated; empty: every game")
     keep_raw: Literal["all", "failures"] = Field(
         "all",
         description="raw values in bronze: `all`, or `failures`: only in quarantine and for types that `MESSAGE_TYPES` "
@@ -91,9 +90,7 @@ class Settings(SourceSettings, ExportSettings):
     storage_allow_http: bool = Field(False, description="allow plain HTTP to a store on another machine")
 
     # --- owners, catalog, lineage (docs/discovery.md)
-    owners: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), description="owners of all tables: `team:name` or an e-mail address, comma separated"
-    )
+    owners: NameList = Field((), description="owners of all tables: `team:name` or an e-mail address, comma separated")
     tags: dict[str, dict[str, str]] = Field(
         default_factory=dict,
         description='layer (`bronze`, `silver`, `gold`, `own`; `all`) -> tags of its tables: `{"all": {"domain": '
@@ -153,7 +150,7 @@ class Settings(SourceSettings, ExportSettings):
     )
 
     # --- extensions (docs/extending.md)
-    extensions: Annotated[tuple[str, ...], NoDecode] = Field(
+    extensions: NameList = Field(
         (),
         description="modules or `.py` files with user-defined rules, silver transformations and gold aggregates, comma "
         "separated",
@@ -170,7 +167,7 @@ class Settings(SourceSettings, ExportSettings):
         "auto",
         description="send this project's code to Spark's workers: `auto` (to those of other machines), `always`, `never`",
     )
-    spark_py_files: Annotated[tuple[str, ...], NoDecode] = Field(
+    spark_py_files: NameList = Field(
         (), description="`.py` and `.zip` files that extensions import, sent to the workers too, comma separated"
     )
     warm_spark: bool = Field(
@@ -202,12 +199,12 @@ class Settings(SourceSettings, ExportSettings):
     )
 
     # --- access to the Dagster UI (docs/security.md)
-    job_places: Annotated[tuple[str, ...], NoDecode] = Field(
+    job_places: NameList = Field(
         (),
         description="folders and prefixes that jobs started in the UI may archive to or send files of, comma separated; "
         "commands may use any",
     )
-    ui_users: Annotated[tuple[str, ...], NoDecode] = Field(
+    ui_users: NameList = Field(
         (),
         description="further users of this machine (a proxy's) who may connect to the UI of `game-events up`, comma separated",
     )
@@ -215,50 +212,24 @@ class Settings(SourceSettings, ExportSettings):
     # --- this machine
     state_dir: Path = Field(Path(".game_events"), description="folder of the local stack's data and Dagster's storage")
 
-    @field_validator("games", "extensions", "spark_py_files", "owners", "job_places", "ui_users", mode="before")
-    @classmethod
-    def _split(cls, value: object) -> object:
-        """``a, b`` from the environment, or a list from YAML."""
-        return split_names(value) if isinstance(value, str) else value
-
     @field_validator("rules")
     @classmethod
     def _each_name_once(cls, value: tuple[Rule, ...]) -> tuple[Rule, ...]:
         require_unique(value)
         return value
 
-    @field_validator(
-        "spark_remote",
-        "schema_registry_user",
-        "alert_webhook_url",
-        "dagster_url",
-        "starting_timestamp",
-        "erasure_key",
-        "erasure_key_file",
-        "storage_endpoint",
-        "storage_region",
-        "tls_ca_file",
-        "rest_url",
-        "rest_permit_host",
-        "rest_bearer_token",
-        "rest_user",
-        "rest_password",
-        "rest_api_key",
-        "catalog",
-        "openlineage_url",
-        "openlineage_api_key",
-        mode="before",
-    )
+    @field_validator("*", mode="before")
     @classmethod
-    def _empty_is_none(cls, value: object) -> object:
-        return value or None
+    def _empty_is_none(cls, value: object, info: ValidationInfo) -> object:
+        optional = value == "" and cls.model_fields[str(info.field_name)].default is None
+        return None if optional else value
 
     @field_validator("producer")
     @classmethod
     def _proto(cls, value: SampleData) -> SampleData:
         if value.proto is None:
             return value
-        # Whether it is there, only those that read it ask: pipelines go to places where no sample data are made.
+        # It need not exist: only `produce` and `demo` read it.
         folder = Path(os.environ.get(ENV_PREFIX + "CONFIG") or "game_events.yaml").parent
         return value.model_copy(update={"proto": (folder / value.proto).resolve()})
 
@@ -292,7 +263,7 @@ class Settings(SourceSettings, ExportSettings):
         if not set(value) <= set(layers):
             raise ValueError(f"must be by layer: {', '.join(layers)}")
         for tags in value.values():
-            # What Dagster takes, and every catalog.
+            # Valid in Dagster and every catalog.
             if not all(
                 re.fullmatch(r"[A-Za-z0-9_.-]{1,63}", k) and re.fullmatch(r"[A-Za-z0-9_.-]{0,63}", v) for k, v in tags.items()
             ):
@@ -358,7 +329,7 @@ class Settings(SourceSettings, ExportSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """The order of the module's docstring."""
         yaml = YamlConfigSettingsSource(settings_cls, os.environ.get(ENV_PREFIX + "CONFIG", "game_events.yaml"))
-        merged = map(UnlessEmptied, (env_settings, dotenv_settings, file_secret_settings, yaml))
+        merged = map(WithoutEmptiedMappings, (env_settings, dotenv_settings, file_secret_settings, yaml))
         return init_settings, *merged, LocalStackSource(settings_cls)
 
 
@@ -381,7 +352,7 @@ def load_settings(**overrides: Any) -> Settings:  # noqa: ANN401
         if not isinstance(error, ValidationError):
             raise _unreadable(error) from None
         lines = [
-            # What several settings together are is wrong with none of them.
+            # An error of several settings together has no name.
             f"  {ENV_PREFIX}{'.'.join(str(part) for part in e['loc']).upper() or '*'}: {e['msg']}"
             for e in error.errors(include_input=False, include_url=False)
         ]
@@ -390,7 +361,7 @@ def load_settings(**overrides: Any) -> Settings:  # noqa: ANN401
 
 
 def _unreadable(error: Exception) -> ConfigurationError:
-    """A source that cannot be read at all; its content is not repeated, as it may hold secrets."""
+    """Error for an unreadable settings source, without its content, which may hold secrets."""
     field = re.search(r'field "(\w+)"', str(error))
     if isinstance(error, SettingsError) and field:
         return ConfigurationError(f"{ENV_PREFIX}{field[1].upper()} is not valid JSON")

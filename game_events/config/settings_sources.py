@@ -1,4 +1,4 @@
-"""Where settings come from if nothing else says so: the local stack that was started from here."""
+"""Settings sources for pydantic: the local stack's addresses, and mappings that an earlier source has emptied."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 
 from pydantic_settings import PydanticBaseSettingsSource
 
-#: What the local stack writes about itself, below ``state_dir``.
+#: The local stack's state file, below ``state_dir``.
 STACK_STATE_FILE = "stack/stack.json"
 
 
 class LocalStackSource(PydanticBaseSettingsSource):
-    """Addresses of the local stack (``game-events stack up``) for whoever names no Kafka and registry of their own."""
+    """Default addresses of Kafka and registry: those of the local stack (``game-events stack up``)."""
 
     def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:  # noqa: ANN401, ARG002
-        """Unused: this source answers as a whole."""
+        """Unused: `__call__` gives all fields."""
         return None, field_name, False
 
     def __call__(self) -> dict[str, Any]:
-        """The two addresses, or nothing if no stack was started from here."""
+        """The two addresses, if a local stack was started."""
         state_dir = self.current_state.get("state_dir") or Path(".game_events")
         try:
             state = json.loads((Path(state_dir) / STACK_STATE_FILE).read_text())
@@ -29,22 +29,20 @@ class LocalStackSource(PydanticBaseSettingsSource):
         return {key: state[key] for key in ("kafka_bootstrap_servers", "schema_registry_url") if state.get(key)}
 
 
-class UnlessEmptied(PydanticBaseSettingsSource):
-    """A source without the mappings that one before it says are empty.
+class WithoutEmptiedMappings(PydanticBaseSettingsSource):
+    """A source without the mappings that an earlier source sets to `{}`.
 
-    Mappings of several sources are put together, so there would be no other way to get rid of what a settings file says: of
-    the partitions of another topic, for one, or of another broker's options.
+    Mappings of several sources are merged, so there is no other way to remove entries of a settings file.
     """
 
     def __init__(self, source: PydanticBaseSettingsSource) -> None:
-        """Takes the source, which may not look at the state itself: it is asked without."""
         super().__init__(source.settings_cls)
         self._source = source
 
     def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:  # noqa: ANN401
-        """As the source has it."""
+        """Unchanged."""
         return self._source.get_field_value(field, field_name)
 
     def __call__(self) -> dict[str, Any]:
-        """What the source gives, but for what is to be empty."""
+        """The source's values without the emptied mappings."""
         return {name: value for name, value in self._source().items() if self.current_state.get(name) != {}}

@@ -1,4 +1,4 @@
-"""Settings of where bronze's records come from; a part of `Settings`."""
+"""Settings of the source of bronze's records; a part of `Settings`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import re
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AwareDatetime, Field, SecretStr, field_validator, model_validator
+from pydantic import AwareDatetime, BeforeValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode
 
-from game_events.config.bound_settings import BoundSettings
+from game_events.config.limit_settings import LimitSettings
 
-#: What Kafka lets a topic be called.
+#: Kafka's rule for names of topics.
 TOPIC_PATTERN = r"[a-zA-Z0-9._-]{1,249}"
 _Number = Annotated[int, Field(ge=0)]
-#: As Spark's Kafka source has it: a word, or topic -> partition -> offset, where -2 is the first one there is and -1 the end.
+#: As in Spark's Kafka source: a word, or topic -> partition -> offset (-2: earliest, -1: latest).
 StartingOffsets = Literal["earliest", "latest"] | dict[str, dict[_Number, Annotated[int, Field(ge=-2)]]]
 
 
@@ -24,21 +24,21 @@ def split_names(value: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in value.split(",") if name.strip())
 
 
-def refuse_credentials(address: str) -> str:
-    """The address of tables as it is; reports, logs and Dagster's metadata name it.
+#: ``a, b`` in the environment, or a list in YAML.
+NameList = Annotated[tuple[str, ...], NoDecode, BeforeValidator(lambda v: split_names(v) if isinstance(v, str) else v)]
 
-    Raises:
-        ValueError: it holds a key or a password.
-    """
+
+def refuse_credentials(address: str) -> str:
+    """An address, unchanged; raises ValueError if it holds a key or password, as reports, logs and metadata show it."""
     parts = urlsplit(address)
-    # Azure's `abfss://container@account` has a name there.
+    # In Azure's `abfss://container@account` it is no login.
     named = "@" in parts.netloc and not (parts.scheme.startswith("abfs") and parts.password is None)
     if "://" in address and (named or parts.query):
         raise ValueError("must hold no key or password: credentials come from the environment (docs/object-store.md)")
     return address
 
 
-class SourceSettings(BoundSettings):
+class SourceSettings(LimitSettings):
     """One topic, several, another pipeline's bronze, or files; see docs/sources.md."""
 
     # --- Kafka and the registry (docs/sources.md)
@@ -72,7 +72,7 @@ class SourceSettings(BoundSettings):
     consumer_group: str | None = Field(
         None, description="consumer group to which bronze's offsets are committed, for tools that watch lag"
     )
-    message_types: Annotated[tuple[str, ...], NoDecode] = Field(
+    message_types: NameList = Field(
         (),
         description="full names of the message types that are decoded, comma separated; empty: all. Records of other "
         "types stay in bronze undecoded",
@@ -117,19 +117,19 @@ class SourceSettings(BoundSettings):
 
     @property
     def kafka_topics(self) -> tuple[str, ...]:
-        """Names of the topics that are read; none with a pattern, which the broker knows, or a table."""
+        """Names of the topics that are read; empty for a pattern, a table or files."""
         if self.kafka_topic_pattern is not None or self.source_table is not None or self.source == "files":
             return ()
         return tuple(self.kafka_assign) or split_names(self.kafka_topic)
 
     @property
     def produced_topic(self) -> str:
-        """Where the simulator writes: the first topic that is named."""
+        """The topic that the simulator writes to: the first one."""
         return (self.kafka_topics or split_names(self.kafka_topic))[0]
 
     @property
     def source_name(self) -> str:
-        """What is read, in words."""
+        """Display name of the source."""
         if self.source == "files":
             return str(self.files_path)
         if self.source_table is not None:
@@ -140,7 +140,7 @@ class SourceSettings(BoundSettings):
 
     @property
     def source_holder(self) -> str:
-        """Who has the records until they are read, in words."""
+        """Display name of the system that holds the records."""
         if self.source == "files":
             return str(self.files_path)
         return self.source_table or "Kafka"
@@ -154,25 +154,6 @@ class SourceSettings(BoundSettings):
         if any(re.fullmatch(TOPIC_PATTERN, name) is None for name in names):
             raise ValueError("a topic's name has letters, digits, `.`, `_` and `-`, 249 at most")
         return ",".join(names)
-
-    @field_validator(
-        "kafka_topic_pattern",
-        "consumer_group",
-        "source_table",
-        "files_path",
-        "files_schema",
-        "files_message_type",
-        mode="before",
-    )
-    @classmethod
-    def _nothing_is_none(cls, value: object) -> object:
-        return value or None
-
-    @field_validator("message_types", mode="before")
-    @classmethod
-    def _type_names(cls, value: object) -> object:
-        """``a, b`` from the environment, or a list from YAML."""
-        return split_names(value) if isinstance(value, str) else value
 
     @field_validator("kafka_topic_pattern")
     @classmethod
@@ -220,5 +201,5 @@ class SourceSettings(BoundSettings):
         }
         given = [name for name, value in named.items() if value]
         if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)} exclude each other: each says by itself what is read")
+            raise ValueError(f"{' and '.join(given)} exclude each other: set only one")
         return self

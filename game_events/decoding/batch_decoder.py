@@ -1,7 +1,7 @@
-"""One Arrow batch of framed values -> decoded columns and rejected rows, by each row's own schema.
+"""Decoder of Arrow batches of framed values, each row by its own schema, into columns and rejected rows.
 
-Runs in Spark's workers. The plan comes from the driver, which alone talks to the registry: a pair of schema id and message
-index that the plan does not know is reported, not guessed, and the driver plans again with it before anything is committed.
+Runs in Spark's workers with a plan of the driver, which alone uses the registry. Message types that are not in the plan are
+reported, and the driver plans again before anything is committed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from game_events.decoding.core.reasons import Reason
 from game_events.decoding.core.wire_format import IndexPath, Rows, SchemaId, ordered
 from game_events.decoding.formats import allow_deep_calls, make_decoder
 
-#: Which message type a record is of: schema id and message index path.
+#: Message type of a record: schema id and message index path.
 TypeKey = tuple[SchemaId, IndexPath]
-#: Made-up indexes may name any number of types of a schema that is not known yet: so many are reported from one batch.
+#: Unknown types of one unknown schema that are reported from one batch: invalid indexes may name any number.
 MAX_UNKNOWN_PATHS = 16
 
 
@@ -31,13 +31,13 @@ class DecodePlan:
     """Everything a worker needs to decode; picklable.
 
     Attributes:
-        schemas: schema id -> compiled descriptors.
-        types: the pairs that can be decoded; each one's fields are in `columns`.
-        rejected: pairs, or whole ids (path ``()``), that cannot be decoded, with reason and detail.
-        columns: where fields land.
-        undecoded: pairs, or whole ids, of message types that nobody has selected: kept, and not looked into.
-        rest: why ids that the plan does not know are UNKNOWN_SCHEMA; None: they are reported.
-        max_unknown_ids: so many of these are reported from one batch, and one more.
+        schemas: schema id -> compiled schema.
+        types: types that can be decoded; their fields are in `columns`.
+        rejected: types, or whole ids (path ``()``), that cannot be decoded, with reason and detail.
+        columns: the column map.
+        undecoded: types, or whole ids, that are not selected: kept as raw values.
+        rest: why other ids are UNKNOWN_SCHEMA; None: they are reported.
+        max_unknown_ids: unknown ids that are reported from one batch, plus one.
     """
 
     schemas: Mapping[SchemaId, CompiledSchema] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class DecodePlan:
 
 @dataclass(frozen=True)
 class Rejected:
-    """Rows of a batch that are no columns, for one reason."""
+    """Rows of a batch that were not decoded, for one reason."""
 
     reason: Reason
     detail: str
@@ -65,10 +65,10 @@ class DecodedBatch:
 
     Attributes:
         good: (positions in the batch, schema id, decoded columns) for each group of rows of one type.
-        rejected: the rows that could not be decoded.
-        undecoded: (positions, their type) of rows whose message type is not selected.
-        types: pairs that occurred and were decoded.
-        unknown: pairs that occurred and the plan does not know; their rows are in none of these lists.
+        rejected: rows that could not be decoded.
+        undecoded: (positions, type) of rows of message types that are not selected.
+        types: decoded types.
+        unknown: types that are not in the plan; their rows are in no list.
     """
 
     good: list[tuple[Rows, SchemaId, pa.Table]] = field(default_factory=list)
@@ -79,7 +79,7 @@ class DecodedBatch:
 
 
 class BatchDecoder:
-    """Decodes batch after batch with one plan; builds each message type's native decoder once."""
+    """Decodes batches with one plan; builds each message type's decoder once."""
 
     def __init__(self, plan: DecodePlan) -> None:
         self._plan = plan
@@ -87,34 +87,29 @@ class BatchDecoder:
         self._indexless = frozenset(i for i, schema in plan.schemas.items() if not schema.indexed)
 
     def decode(self, values: pa.BinaryArray, headers: pa.ListArray | None = None) -> DecodedBatch:
-        """Decode a batch.
+        """Decode values, NULL for tombstones, and headers (list of struct<key, value>), both of shape (n,).
 
-        Args:
-            values: the records' values, shape (n,), NULL for tombstones.
-            headers: their headers, list of struct<key, value>, shape (n,).
-
-        Returns:
-            every row in `good`, in `rejected`, in `undecoded` or, by its type, in `unknown`.
+        Each row is in `good`, `rejected`, `undecoded` or, by its type, in `unknown`.
         """
         result = DecodedBatch()
         paths: Counter[SchemaId] = Counter()
         groups, bad_frames = frames.split(values, headers, self._indexless)
         for bad in bad_frames:
             if bad.schema_id is not None and not self._knows(bad.schema_id):
-                # Bad only if the schema has indexes at all, which the driver will know.
+                # Malformed only if the schema has indexes, which the driver finds out.
                 self._report((bad.schema_id, ()), bad.rows, result)
                 continue
             if bad.schema_id is not None and (bad.schema_id, ()) in self._plan.undecoded:
                 result.undecoded.append((bad.rows, (bad.schema_id, ())))
                 continue
-            # Of a schema that nobody can read it is not known whether it has indexes, so they cannot be what is wrong.
+            # A rejected schema may have no indexes: its own reason takes precedence.
             refusal = None if bad.schema_id is None else self._plan.rejected.get((bad.schema_id, ()))
             reason, detail = refusal or (bad.reason, bad.reason.explanation)
             result.rejected.append(Rejected(reason, detail, bad.rows, bad.schema_id))
         known: list[frames.FrameGroup] = []
         for group in groups:
             key = (group.schema_id, group.path)
-            # First: what nobody has selected need not be decodable.
+            # First, as types that are not selected need not be decodable.
             other = next((k for k in (key, (group.schema_id, ())) if k in self._plan.undecoded), None)
             if other is not None:
                 result.undecoded.append((group.rows, other))
@@ -140,7 +135,7 @@ class BatchDecoder:
         return result
 
     def decode_columns(self, schema_id: SchemaId, rows: pa.StructArray) -> DecodedBatch:
-        """A batch of rows that are columns already, all of one schema (see `stored_columns`); each as in `decode`."""
+        """Decode rows of columns, all of one schema (see `stored_columns`); otherwise as `decode`."""
         result, key, every = DecodedBatch(), (schema_id, ()), np.arange(len(rows), dtype=np.int64)
         refusal = self._plan.rejected.get(key)
         if refusal is not None:
@@ -154,7 +149,7 @@ class BatchDecoder:
         return result
 
     def _report(self, key: TypeKey, rows: Rows, result: DecodedBatch) -> None:
-        """Rows of an id that the plan does not know."""
+        """Report rows of an unknown id."""
         if self._plan.rest is None:
             result.unknown.add(key)
         else:
@@ -178,7 +173,7 @@ class BatchDecoder:
 
 
 def _of_smallest_ids(keys: set[TypeKey], number: int) -> set[TypeKey]:
-    """The keys of so many ids: registries count upwards, so that the smallest are the likeliest to exist."""
+    """The keys of so many ids: the smallest are most likely to exist, as registries count upwards."""
     ids = {schema_id for schema_id, _ in keys}
     if len(ids) <= number:
         return keys
@@ -187,7 +182,7 @@ def _of_smallest_ids(keys: set[TypeKey], number: int) -> set[TypeKey]:
 
 
 def _merged(rejected: list[Rejected]) -> list[Rejected]:
-    """One entry for all rows with the same reason, detail and schema id: a flood of bad rows comes row by row."""
+    """One entry for all rows with the same reason, detail and schema id."""
     alike: dict[tuple[Reason, str, SchemaId | None], list[Rows]] = {}
     for item in rejected:
         alike.setdefault((item.reason, item.detail, item.schema_id), []).append(item.rows)

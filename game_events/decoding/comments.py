@@ -1,7 +1,4 @@
-"""What a schema's author wrote beside its fields: comments of `.proto` files, Avro's `doc`, JSON Schema's `description`.
-
-Read in the driver, from the schema's text, apart from decoding: no worker gets them and no row depends on them.
-"""
+"""Comments of schemas, in the driver only: of `.proto` files, Avro's `doc`, JSON Schema's `description`."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from game_events.errors import DataError
 
 log = logging.getLogger(__name__)
 
-#: Characters of a comment: each commit that changes a column repeats the comments of all of them.
+#: Characters of a comment: each commit that changes a column repeats all comments.
 MAX_CHARS = 500
 _UNSEEN = re.compile(rf"[\x00-\x08\x0b\x0c\x0e-\x1f{UNSEEN}\ud800-\udfff]")
 
@@ -28,19 +25,16 @@ class Comments(Protocol):
     """The comments of one schema."""
 
     def of(self, message: str, names: tuple[str, ...] = ()) -> str:
-        """The comment of a field as its author wrote it, or "".
+        """The original comment of a field, or "".
 
         Args:
-            message: full name of the message type, as its decoder has it.
-            names: names of the fields down to it, in this version; none: the message type itself.
+            message: full name of the message type.
+            names: path of field names in this version; empty: the message type itself.
         """
 
 
 class _NoComments:
-    """A schema whose comments cannot be read has none."""
-
     def of(self, message: str, names: tuple[str, ...] = ()) -> str:  # noqa: ARG002
-        """Nothing."""
         return ""
 
 
@@ -48,7 +42,7 @@ NO_COMMENTS: Comments = _NoComments()
 
 
 def read_comments(schema: RegistrySchema) -> Comments:
-    """The comments of a schema; none if they cannot be read, as nothing but comments depends on them.
+    """The comments of a schema; none if they cannot be read.
 
     Raises:
         TransientError: the compiler cannot be used now.
@@ -66,9 +60,9 @@ def read_comments(schema: RegistrySchema) -> Comments:
 
 
 def clean(text: object) -> str:
-    """A comment as it is stored: one line, nothing invisible, not longer than `MAX_CHARS`; "" for what is no text."""
+    """A comment as stored: one line of visible characters, at most `MAX_CHARS`; "" for other values than text."""
     if not isinstance(text, str):
         return ""
-    # Long before it is looked at closely: a schema may be megabytes of comment.
+    # Cut first: a comment may be megabytes.
     line = " ".join(_UNSEEN.sub(" ", text[: 20 * MAX_CHARS]).split())
     return line if len(line) <= MAX_CHARS else line[: MAX_CHARS - 3].rstrip() + "..."

@@ -1,11 +1,10 @@
-"""Schemas compiled, and their decoders tried, in a process of their own: what one of them does harms only its own records.
+"""Compiles schemas, and tries their decoders, in a child process, so that a bad schema affects only its own records.
 
-A schema is text that somebody else wrote. Whether it means nothing, breaks the compiler, never ends or fills the memory: here
-it becomes a DataError that says so. What has passed the child within its limits is done again in this process, and in Spark's
-workers, which never compile: `CompiledSchema` travels to them.
+A schema is untrusted text: if it is invalid, crashes the compiler, takes too long or too much memory, it raises a DataError. A
+schema that the child has handled within its limits is then used in this process and in Spark's workers, which never compile.
 
-One child serves all threads of a process, and ends by itself when it has had nothing to do for a while: starting it takes some
-tenths of a second, a schema some milliseconds.
+One child serves all threads of a process, and ends after some idle time: starting it takes some tenths of a second, a schema
+some milliseconds.
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ from game_events.errors import DataError, TransientError
 WORK_S = 2.0
 #: The same for each reference, and for each message type after the first: up to `STEPS` of them.
 STEP_S, STEPS = 0.01, 1_000
-#: Seconds after which it is given up though it does not work: far more than any machine needs for `WORK_S` of work.
+#: Seconds after which a request is given up: far more than `WORK_S` of work takes on any machine.
 WAIT_S = 120.0
-#: Bytes that one schema may take.
+#: Bytes of memory for one schema.
 MEMORY = 2**29
 #: Seconds without a schema after which the child ends.
 IDLE_S = 30.0
 #: Bytes of a request, and of an answer.
 MAX_REQUEST, MAX_ANSWER = 2**28, 2**28
-#: Of the names of temporary folders.
+#: Of names of temporary folders.
 PREFIX = "game_events_compiler"
-#: Signals by which a machine, or who looks after it, stops processes.
+#: Signals for an orderly stop.
 STOPS = frozenset({-signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT})
 _START = (
     "import json, sys; arguments = json.loads(sys.argv[1]); sys.path[:] = arguments.pop('path'); "
@@ -58,24 +57,24 @@ def compile_schema(schema: RegistrySchema) -> CompiledSchema:
     """Compile a registry's schema.
 
     Raises:
-        DataError: the text does not compile, within `WORK_S` and `MEMORY`, or its format is not decoded; the message holds the
-            compiler's own words.
-        TransientError: no child can be started, or it was stopped, or the machine lacks what it needs (as room for files).
+        DataError: the text does not compile within `WORK_S` and `MEMORY`, or its format is not supported; the message holds the
+            compiler's.
+        TransientError: the child cannot be started, was stopped, or the machine lacks resources (room for files).
     """
     return _ask_to_compile(schema)
 
 
 def described_files(schema: RegistrySchema) -> list[FileDescriptorProto]:
-    """The files of a protobuf schema with what protoc knows of their source: comments; raises as `compile_schema`."""
+    """The files of a protobuf schema with source info (comments); raises as `compile_schema`."""
     found = _ask_to_compile(schema, "--include_source_info")
     return list(FileDescriptorSet.FromString(found.files).file) if isinstance(found, ProtobufSchema) else []
 
 
 def first_decoder(schema: CompiledSchema, path: IndexPath) -> PayloadDecoder:
-    """The decoder of a message type that was not decoded before; workers make theirs by `make_decoder`.
+    """The decoder of a new message type, tried in the child first (workers use `make_decoder`).
 
     Raises:
-        DataError: there is no such type, or it cannot be decoded, within `WORK_S` and `MEMORY`.
+        DataError: there is no such type, or it cannot be decoded within `WORK_S` and `MEMORY`.
         TransientError: as `compile_schema`.
     """
     return first_decoders(schema, [path])[0]
@@ -105,22 +104,22 @@ def _ask_to_compile(schema: RegistrySchema, *options: str) -> CompiledSchema:
 
 
 class _Child:
-    """The child process: started when it is needed, again after it has ended."""
+    """The child process: started at the first request, restarted after its end."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        #: Whether it has answered to anything: one that has may have ended for a reason of its own.
+        #: Whether it has answered a request: then its end may have another cause than the current one.
         self._used = False
-        #: Whether it was given up after `WAIT_S`.
+        #: Whether it was killed after `WAIT_S`.
         self._late = False
 
     def ask(self, schema_id: SchemaId, request: dict[str, Any]) -> dict[str, Any]:
-        """An answer to a request.
+        """The answer to a request.
 
         Raises:
-            DataError: what the child says is wrong with the schema, that the schema ended it, or that it is too long.
-            TransientError: no child can be started, it was stopped, or it lacks what the machine has to give.
+            DataError: the schema is invalid, too long, or ended the child.
+            TransientError: the child cannot be started, was stopped, or lacks resources.
         """
         packed = json.dumps({"schema_id": schema_id, **request}).encode()
         if len(packed) > MAX_REQUEST:
@@ -137,12 +136,11 @@ class _Child:
                 ended = self._end()
                 if ended in STOPS and fresh:
                     raise TransientError(f"schema id {schema_id}: the compiler of schemas was stopped (signal {-ended})")
-                # The kernel kills what is large when a machine has no memory left, whoever has taken it. And a child to which
-                # nothing came for a while ends by itself.
+                # The kernel may have killed it for lack of memory, or it has ended after its idle time: one more attempt.
                 if fresh and ended in (0, -signal.SIGKILL) and not (killed or self._late):
                     killed = True
                     continue
-                # What an old child has died of is not certain: a new one is the judge.
+                # An old child may have ended for another cause: only a new one's end counts.
                 if fresh or ended == -signal.SIGPROF:
                     raise DataError(f"schema id {schema_id} does not compile: {_cause(ended, request['work_s'])}")
             if answer.get("schema_id") != schema_id:
@@ -155,13 +153,13 @@ class _Child:
         return answer
 
     def end(self) -> None:
-        """Ends it, whatever it is doing."""
+        """Kill it."""
         if self._process is not None:
             self._process.kill()
         self._end()
 
     def _started(self) -> bool:
-        """Starts it if it does not run; whether it is new."""
+        """Start it if it does not run; returns whether it has not answered a request yet."""
         if self._process is not None and self._process.poll() is None:
             return not self._used
         self._end()
@@ -179,7 +177,7 @@ class _Child:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                # Arrow's own allocator would set aside more memory than there is for a schema.
+                # Arrow's own allocator would reserve more than `MEMORY`.
                 env={"ARROW_DEFAULT_MEMORY_POOL": "system"},
                 cwd="/",
                 start_new_session=True,
@@ -191,7 +189,7 @@ class _Child:
                 raise TransientError(f"the compiler of schemas cannot be started: {errors.read().decode(errors='replace')}")
 
     def _exchange(self, request: bytes) -> dict[str, Any] | None:
-        """Sends a request, if it is one, and reads the answer; None: the child has ended."""
+        """Send a request (none if empty) and read the answer; None: the child has ended."""
         process = self._process
         if process is None or process.stdin is None or process.stdout is None:
             return None
@@ -209,7 +207,7 @@ class _Child:
         except OSError:
             return None
         except BaseException:
-            # Interrupted: what it answers now would be taken for the answer to the next request.
+            # Interrupted: its answer would be taken for that to the next request.
             self.end()
             raise
         finally:
@@ -225,7 +223,7 @@ class _Child:
         process.kill()
 
     def _end(self) -> int:
-        """Ends it; what it has ended with."""
+        """Wait for its end; returns the exit code."""
         process, self._process = self._process, None
         if process is None:
             return 0
@@ -252,14 +250,13 @@ _CHILD = _Child()
 
 
 def _forget_child() -> None:
-    """A forked process has a child of its own."""
     global _CHILD  # noqa: PLW0603 - one for each process
     _CHILD = _Child()
 
 
+os.register_at_fork(after_in_child=_forget_child)
+
+
+@atexit.register
 def _end_child() -> None:
     _CHILD.end()
-
-
-os.register_at_fork(after_in_child=_forget_child)
-atexit.register(_end_child)

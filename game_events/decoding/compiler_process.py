@@ -1,7 +1,7 @@
-"""The process in which schemas are compiled and their decoders tried: a child of `compiler`, with limits of its own.
+"""Child process of `compiler`, in which schemas are compiled and their decoders tried.
 
-Whatever a schema does here, it does to this process: it has no environment, none of its parent's descriptors but two pipes, and
-so much work and memory for each request. Reads and writes frames: four bytes of length, JSON.
+It has no environment, no descriptors of its parent except two pipes, and limits of CPU time and memory for each request. Its
+protocol: four bytes of length, JSON.
 """
 
 from __future__ import annotations
@@ -34,38 +34,35 @@ from game_events.errors import DataError
 
 #: Bytes that it may write to one file.
 FILE_BYTES = 2**26
-#: Characters of an error: each of the schema's rows in quarantine carries it.
-MAX_WORDS = 2_000
-#: Exit code for "no memory": a parent that sees it tries a new process.
+#: Characters of an error, which is in each quarantine row of the schema.
+MAX_MESSAGE = 2_000
+#: Exit code for "no memory".
 NO_MEMORY = 3
-#: Errors that say what the machine lacks. A file that is too large (EFBIG) is the schema's own.
-LACKS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO})
+#: Errors for lack of resources. A file that is too large (EFBIG) is the schema's fault.
+NO_RESOURCES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO})
 
 
 def serve(memory: int, idle_s: float) -> None:
-    """Answers requests until stdin ends, or nothing has come for a while.
+    """Answer requests until stdin ends, or none has arrived for `idle_s` seconds.
 
-    A request that takes more than its `work_s`, CPU seconds, ends the process by SIGPROF.
-
-    Args:
-        memory: bytes for one request, on top of what the process has at its start.
-        idle_s: seconds to wait for a request.
+    SIGPROF ends the process after a request's `work_s` CPU seconds. `memory`: bytes for one request, besides the initial ones.
     """
     pipe = os.fdopen(os.dup(1), "wb")
-    # What C code prints is never an answer.
+    # Output of C code goes to stderr.
     os.dup2(STDERR, 1)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    # Told to stop, it ends: a KeyboardInterrupt would be an answer about the schema.
+    # Ends the process: a KeyboardInterrupt would be reported as the schema's error.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
     _limit(memory)
-    # Where decoders are made later the stack is deeper, and the limit higher (`allow_deep_calls`).
+    # Other processes, with deeper stacks, have a higher limit (`allow_deep_calls`).
     sys.setrecursionlimit(CALLS)
     _send(pipe, b"{}")
     while select.select([0], [], [], idle_s)[0]:
         request = json.loads(_read(int.from_bytes(_read(4), "big")))
         signal.setitimer(signal.ITIMER_PROF, request["work_s"])
-        answer = json.dumps(_answer(request)).encode()
+        schema_id = request["schema_id"]
+        answer = json.dumps({"schema_id": schema_id} | _answer(schema_id, request)).encode()
         signal.setitimer(signal.ITIMER_PROF, 0)
         _send(pipe, answer)
 
@@ -95,13 +92,8 @@ def _send(pipe: Any, answer: bytes) -> None:  # noqa: ANN401 - a binary file
     pipe.flush()
 
 
-def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
-    """What it finds, with the id of the schema: a compiled one, nothing but the id, `error` or `unable` (no schema's fault)."""
-    schema_id = request["schema_id"]
-    return {"schema_id": schema_id} | _found(schema_id, request)
-
-
-def _found(schema_id: SchemaId, request: Mapping[str, Any]) -> dict[str, Any]:
+def _answer(schema_id: SchemaId, request: Mapping[str, Any]) -> dict[str, Any]:
+    """A compiled schema, nothing, `error`, or `unable` (not the schema's fault)."""
     try:
         if "schema" in request:
             compiled = from_json(request["schema"])
@@ -114,12 +106,12 @@ def _found(schema_id: SchemaId, request: Mapping[str, Any]) -> dict[str, Any]:
     except MemoryError:
         os._exit(NO_MEMORY)
     except DataError as error:
-        whose = f"schema id {schema_id}"
-        return {"error": _words(str(error) if str(error).startswith(whose) else f"{whose} does not compile: {error}")}
-    except BaseException as error:  # noqa: BLE001 - whatever else it is, a panic of native code too, it is this schema's fault
-        if isinstance(error, OSError) and error.errno in LACKS:
-            return {"unable": _words(f"{type(error).__name__}: {error}")}
-        return {"error": _words(f"schema id {schema_id} does not compile: {type(error).__name__}: {error}")}
+        name = f"schema id {schema_id}"
+        return {"error": _printable(str(error) if str(error).startswith(name) else f"{name} does not compile: {error}")}
+    except BaseException as error:  # noqa: BLE001 - also a panic of native code: the schema's fault
+        if isinstance(error, OSError) and error.errno in NO_RESOURCES:
+            return {"unable": _printable(f"{type(error).__name__}: {error}")}
+        return {"error": _printable(f"schema id {schema_id} does not compile: {type(error).__name__}: {error}")}
 
 
 def _compile(schema: RegistrySchema, folder: Path, *options: str) -> CompiledSchema:
@@ -137,7 +129,7 @@ def _compile(schema: RegistrySchema, folder: Path, *options: str) -> CompiledSch
 
 
 def _try_decoder(schema: CompiledSchema, path: tuple[int, ...]) -> None:
-    """Does all that is done with a message type before its first record, and reads an empty one."""
+    """Prepare a message type as for its first record, and decode an empty payload."""
     decoder = make_decoder(schema, path)
     columns = ColumnMap().with_message(decoder.message, decoder.fields)
     for name in columns.columns:
@@ -147,7 +139,7 @@ def _try_decoder(schema: CompiledSchema, path: tuple[int, ...]) -> None:
         decoder.decode(pa.array([b""], pa.binary()), columns)
 
 
-def _words(text: str) -> str:
-    """An error's text as any table and terminal can show it."""
-    storable = text[: 2 * MAX_WORDS].encode("utf-8", "backslashreplace").decode()
-    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in storable)[:MAX_WORDS]
+def _printable(text: str) -> str:
+    """An error's text for tables and terminals."""
+    storable = text[: 2 * MAX_MESSAGE].encode("utf-8", "backslashreplace").decode()
+    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in storable)[:MAX_MESSAGE]

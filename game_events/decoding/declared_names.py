@@ -1,7 +1,4 @@
-"""Names of message types in a schema's text, for a schema that does not compile: they say whether anybody wants its records.
-
-Only what the text says by itself is told; a text that says nothing has no names, and its records are treated as before.
-"""
+"""Names of message types in the text of a schema that does not compile, to decide whether its records are selected."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from game_events.errors import DataError
 
 
 def declared_names(schema: RegistrySchema) -> Mapping[IndexPath, str]:
-    """Index path -> full name of a schema's message types, those nested in others left out; empty: the text does not tell."""
+    """Index path -> full name of a schema's top-level message types; empty: unknown."""
     match schema.format:
         case "PROTOBUF":
             return _of_protobuf(schema.text)

@@ -1,4 +1,4 @@
-"""The payload formats, chosen by the registry's ``schemaType`` for each schema id: one topic may hold them all."""
+"""Payload formats by the registry's ``schemaType`` of each schema id; one topic may hold all of them."""
 
 from __future__ import annotations
 
@@ -18,21 +18,17 @@ from game_events.decoding.protobuf.schema import ProtobufSchema
 from game_events.decoding.stored_columns import ColumnsDecoder, ColumnsSchema
 from game_events.errors import DataError
 
-#: Python's calls inside one another that a schema may need, from text to first record: the compiler's child allows no more.
+#: Depth of Python calls that a schema may need; the compiler's child allows no more.
 CALLS = 1_500
 
 
 def allow_deep_calls() -> None:
-    """Lets this process do, from wherever it is, what a schema was allowed in the compiler's child; never takes back."""
+    """Raise this process's recursion limit to that of the compiler's child; never lowers it."""
     sys.setrecursionlimit(max(sys.getrecursionlimit(), 2 * CALLS))
 
 
 def make_decoder(schema: CompiledSchema, path: IndexPath) -> PayloadDecoder:
-    """The decoder of one message type; made once in each worker.
-
-    Raises:
-        DataError: the schema has no such type, or one that cannot be decoded.
-    """
+    """The decoder of one message type; DataError if there is no such type, or it cannot be decoded."""
     match schema:
         case ProtobufSchema():
             return ProtobufDecoder(schema, path)
@@ -47,11 +43,7 @@ def make_decoder(schema: CompiledSchema, path: IndexPath) -> PayloadDecoder:
 
 
 def as_json(schema: CompiledSchema) -> dict[str, Any]:
-    """A compiled schema as text: what `from_json` reads.
-
-    Raises:
-        DataError: it is of no format that is known.
-    """
+    """A compiled schema as JSON for `from_json`; DataError for an unknown format."""
     kind = {"kind": type(schema).__name__, "schema_id": schema.schema_id}
     match schema:
         case ProtobufSchema():
@@ -66,7 +58,7 @@ def as_json(schema: CompiledSchema) -> dict[str, Any]:
 
 
 def from_json(found: Mapping[str, Any]) -> CompiledSchema:
-    """The compiled schema that `as_json` has written."""
+    """The compiled schema from `as_json`."""
     schema_id = found["schema_id"]
     match found["kind"]:
         case ProtobufSchema.__name__:

@@ -1,6 +1,6 @@
-"""Comments of `.proto` files, before a field or behind it on its line; a base64 descriptor has none.
+"""Reads comments of `.proto` files, before a field or after it on its line; a base64 descriptor has none.
 
-Source: google/protobuf/descriptor.proto, "SourceCodeInfo.Location": which comment belongs to what, and what a path means.
+Source: google/protobuf/descriptor.proto, "SourceCodeInfo.Location".
 """
 
 from __future__ import annotations
@@ -21,11 +21,7 @@ class ProtobufComments:
     """The comments of a schema's files (see `comments.Comments`)."""
 
     def __init__(self, schema: RegistrySchema) -> None:
-        """Compiles the texts once more, with what protoc knows of their source.
-
-        Raises:
-            DataError: they do not compile.
-        """
+        """Compiles the texts with source info; raises as `compile_schema`."""
         #: Message -> its comment, and field -> (comment, message type of its value).
         self._messages: dict[str, str] = {}
         self._fields: dict[str, dict[str, tuple[str, str]]] = {}
@@ -45,7 +41,7 @@ class ProtobufComments:
         for index, message in enumerate(messages):
             name, here = f"{package}.{message.name}" if package else message.name, (*path, index)
             self._messages[name] = texts.get(here, "")
-            # The value of a map is a field of a message that protoc makes for it.
+            # The value of a map is a field of a generated message.
             values = {
                 f".{name}.{inner.name}": next((f.type_name for f in inner.field if f.number == 2), "")
                 for inner in message.nested_type

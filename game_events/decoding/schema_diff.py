@@ -1,4 +1,4 @@
-"""What one schema version changed against another, field by field, and what becomes of the columns."""
+"""Differences of two schema versions by field, and their effects on columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Path = tuple[FieldId, ...]
 
 
 class Kind(StrEnum):
-    """What happened to a field, to a whole message type, or to a value of an enum."""
+    """Kind of change of a field, a message type, or an enum's value."""
 
     MESSAGE_ADDED = "message added"
     MESSAGE_REMOVED = "message removed"
@@ -33,11 +33,11 @@ class Change:
     """One difference.
 
     Attributes:
-        kind: what happened.
+        kind: kind of change.
         message: full name of the message type, or of the enum.
-        field: path of names in the newer version that has it, or the value's name there; empty for a whole message.
-        before, after: declaration in each version; None where there is none.
-        effect: what becomes of the column and of older rows.
+        field: path of names, or the value's name, in the newest version that has it; empty for a whole message.
+        before, after: declaration in each version, if any.
+        effect: effect on the column and on older rows.
     """
 
     kind: Kind
@@ -57,7 +57,7 @@ class Change:
 
 @dataclass(frozen=True)
 class FieldColumn:
-    """A field and the column that it lands in."""
+    """A field and its column."""
 
     message: str
     path: Path
@@ -67,17 +67,17 @@ class FieldColumn:
 
     @property
     def declaration(self) -> str:
-        """As the schema writes it, with the name."""
+        """Declared type and name."""
         return f"{self.declared} {self.field.name}"
 
     @property
     def declared(self) -> str:
-        """The type as the schema writes it; for Avro and JSON as it is stored."""
+        """The type as declared; for Avro and JSON as stored."""
         return self.field.declared or self.field.kind
 
 
 def field_columns(messages: Messages, columns: ColumnMap) -> list[FieldColumn]:
-    """Every field of a version, nested ones after their parents, with its column in a map that knows the version."""
+    """All fields of a version, nested ones after their parents, with their columns in a map that has the version."""
 
     def walk(message: str, fields: Sequence[Field], around: FieldColumn | None, keys: Path) -> Iterator[FieldColumn]:
         for item in fields:
@@ -94,13 +94,7 @@ def field_columns(messages: Messages, columns: ColumnMap) -> list[FieldColumn]:
 
 
 def compare(old: Messages, new: Messages, columns: ColumnMap | None = None) -> list[Change]:
-    """What `new` changed.
-
-    Args:
-        old: the earlier version.
-        new: the later version.
-        columns: the map of the table as it is; None: of a table that begins with the earlier version.
-    """
+    """Changes from `old` to `new`; `columns`: map of the table, default: of one that begins with the old version."""
     known = columns if columns is not None else ColumnMap()
     for version in (old, new):
         for message, fields in version.items():
@@ -121,7 +115,7 @@ def compare(old: Messages, new: Messages, columns: ColumnMap | None = None) -> l
 
 
 def compare_enums(old: Mapping[str, EnumValues], new: Mapping[str, EnumValues]) -> list[Change]:
-    """What `new` changed in the enums that both versions have. The column of an enum is the same, whatever its values are."""
+    """Changes of enums that both versions have; they do not affect columns."""
     changes = []
     for enum in sorted(set(old) & set(new)):
         before, after = old[enum], new[enum]
@@ -142,7 +136,7 @@ def compare_enums(old: Mapping[str, EnumValues], new: Mapping[str, EnumValues]) 
 
 
 def _order(before: Mapping[Path, FieldColumn], after: Mapping[Path, FieldColumn]) -> list[Path]:
-    """Paths of both; what lies below an added or removed field is not told apart from it."""
+    """Paths of both, without those below an added or removed field."""
     both = sorted(set(before) | set(after), key=lambda path: [(isinstance(step, str), step) for step in path])
     return [p for p in both if all((p[:n] in before) == (p[:n] in after) for n in range(1, len(p)))]
 

@@ -1,69 +1,50 @@
-"""Rows that are columns already, as in Parquet files: their schema, and how they become columns of bronze.
+"""Decoder of rows of columns, as in Parquet files, into columns of bronze.
 
-There is no payload to decode. Names and kinds decide which column a field lands in, as for Avro; types become those that bronze
-stores (`columns.storage_type`), times in microseconds and UTC.
+There is no payload to decode. Names and kinds choose a field's column, as for Avro; types become those that bronze stores
+(`column_map.storage_type`), times in microseconds and UTC.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
 from deltalake import Schema
 
-from game_events.decoding.core.column_map import ColumnMap, Field, storage_type
+from game_events.decoding.core.column_map import ColumnMap, Field, storage_type, struct_fields
 from game_events.decoding.core.projection import Projection
-from game_events.decoding.core.protocols import Decoded
+from game_events.decoding.core.protocols import Decoded, SingleTypeSchema
 from game_events.decoding.core.wire_format import IndexPath, SchemaId
 from game_events.errors import DataError
 
-#: The format's name in the archive of schemas; the text is the JSON of a Delta schema (Delta protocol, "Schema Serialization").
+#: The format's name in the table `schemas`; the text is the JSON of a Delta schema (Delta protocol, "Schema Serialization").
 FORMAT = "COLUMNS"
-#: What stands where a message type's name would: files of one source are one kind of record, whatever columns each has.
+#: Used as message type: all files of a source have the same kind of records, with any columns.
 MESSAGE = "columns"
 _UTC = pa.timestamp("us", tz="UTC")
 
 
 @dataclass(frozen=True)
-class ColumnsSchema:
-    """A schema of columns: small and picklable (see `payloads.CompiledSchema`)."""
+class ColumnsSchema(SingleTypeSchema):
+    """A schema of columns (see `protocols.CompiledSchema`)."""
 
     schema_id: SchemaId
     text: str
-    indexed: ClassVar[bool] = False
 
-    def has(self, path: IndexPath) -> bool:
-        """There is one type, at ``()``."""
-        return path == ()
-
-    def paths(self, nested: Container[str] = ()) -> list[IndexPath]:  # noqa: ARG002 - none is nested
-        """The one path there is."""
-        return [()]
-
-    def name_of(self, path: IndexPath) -> str | None:
-        """Columns have no name that anybody gave them."""
-        del path
+    def name_of(self, path: IndexPath) -> str | None:  # noqa: ARG002 - it has no name
+        """None: files have no message type."""
         return None
-
-    def enums(self) -> dict[str, dict[int | str, str]]:
-        """None: columns have types of their own."""
-        return {}
 
 
 class ColumnsDecoder:
-    """Puts the columns where the map has them (see `payloads.PayloadDecoder`)."""
+    """Renames columns by the column map (see `protocols.PayloadDecoder`)."""
 
     message = MESSAGE
 
     def __init__(self, schema: ColumnsSchema) -> None:
-        """Reads the text.
-
-        Raises:
-            DataError: it is no schema.
-        """
+        """Raises DataError for an invalid text."""
         try:
             found = pa.schema(Schema.from_json(schema.text))
         except (ValueError, TypeError) as error:
@@ -72,21 +53,13 @@ class ColumnsDecoder:
         self._projection = Projection(self.message, self.fields)
 
     def decode(self, payloads: pa.StructArray, columns: ColumnMap) -> Decoded:
-        """Every row is good: its types are those of the schema."""
+        """All rows are good: they have the types of the schema."""
         batch = pa.RecordBatch.from_struct_array(payloads)
         return Decoded(self._projection.table([batch], columns), np.arange(len(payloads), dtype=np.int64))
 
 
 def _fields(items: Iterable[pa.Field]) -> tuple[Field, ...]:
-    return tuple(Field(f.name, f.name, f.type, _fields(_inner(f.type)), str(f.type)) for f in items)
-
-
-def _inner(kind: pa.DataType) -> list[pa.Field]:
-    if pa.types.is_list(kind):
-        return _inner(kind.value_type)
-    if pa.types.is_map(kind):
-        return _inner(kind.item_type)
-    return list(kind) if pa.types.is_struct(kind) else []
+    return tuple(Field(f.name, f.name, f.type, _fields(struct_fields(f.type)), str(f.type)) for f in items)
 
 
 def schema_text(rows: pa.DataType) -> str:
@@ -95,11 +68,7 @@ def schema_text(rows: pa.DataType) -> str:
 
 
 def stored(array: pa.Array) -> pa.Array:
-    """An array with the types that bronze stores; columns without a type (all NULL) are left out of structs.
-
-    Raises:
-        pyarrow.ArrowException: a value does not fit.
-    """
+    """An array with the types that bronze stores, without columns of the type null; ArrowException if a value does not fit."""
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
         return stored(array.storage)

@@ -1,1 +1,1 @@
-"""Java: the jars that are fetched, the Java that runs them, and the folders that only their user may read."""
+"""Java: fetched jars, the Java executable, private folders."""

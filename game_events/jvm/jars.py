@@ -1,8 +1,8 @@
-"""The JVM parts that ``ivy.xml`` names and ``jars.sha256`` pins, fetched once into cache folders.
+"""The jars of ``ivy.xml``, pinned by ``jars.sha256``, fetched once into cache folders.
 
-Ivy comes with PySpark, so nothing but Java has to be installed. A folder appears whole or not at all: it is filled
-under another name and renamed. Each file is compared with its pin after it was fetched and again whenever it is about to be
-run, so that neither a repository, nor a proxy, nor who can write the cache decides what runs.
+Ivy is part of PySpark, so only Java has to be installed. A folder is filled under a temporary name and renamed when complete.
+Each file is compared with its SHA-256 after fetching and before every use, so that neither a repository, a proxy nor a writer
+of the cache decides what runs.
 """
 
 from __future__ import annotations
@@ -37,13 +37,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Group:
-    """Parts that are fetched together, as who needs one of them needs all.
-
-    Attributes:
-        name: of the group.
-        confs: configurations of the Ivy file.
-        what: in words, with the size.
-    """
+    """Jars that are fetched together: name, configurations of the Ivy file, and description with the size."""
 
     name: str
     confs: tuple[str, ...]
@@ -58,12 +52,7 @@ GROUPS = {group.name: group for group in (SPARK, STACK, S3)}
 
 @dataclass(frozen=True)
 class StackParts:
-    """What the local stack is made of.
-
-    Attributes:
-        kafka: folder of jars, the broker's class path.
-        registry: folder of the unpacked registry distribution.
-    """
+    """Folders of the local stack: jars of the broker's class path, and the unpacked registry distribution."""
 
     kafka: Path
     registry: Path
@@ -77,34 +66,31 @@ def cache_dir() -> Path:
     return Path(base).resolve() / "game-events"
 
 
-def for_spark(on_progress: Progress | None = None) -> tuple[Path, ...]:
-    """Jars for ``spark.jars``: the Kafka source and Delta; fetched at the first call on a machine.
+def spark_jars(on_progress: Progress | None = None) -> tuple[Path, ...]:
+    """Jars for ``spark.jars``: the Kafka source and Delta; fetched at the first call on a machine, by one process at a time.
 
-    Later calls take the time that hashing them takes. Processes that call it at once wait for one of them.
-
-    Args:
-        on_progress: called with one line before something takes long.
+    Later calls only verify the hashes. `on_progress` gets one line before a long step.
 
     Raises:
-        ConfigurationError: no Java of version 17 or newer, the cache folder cannot be written, or a file is not what is pinned.
-        TransientError: Ivy could not fetch something; what it did fetch is kept for the next try.
+        ConfigurationError: no Java of version 17 or newer, the cache folder cannot be written, or a file differs from its pin.
+        TransientError: Ivy could not fetch something; fetched files are kept for the next attempt.
     """
     return tuple(sorted((folder_of(SPARK, on_progress) / "spark").glob("*.jar")))
 
 
-def for_s3(on_progress: Progress | None = None) -> tuple[Path, ...]:
-    """Jars with which Spark reads an S3-compatible store: only for a lakehouse that is in one. Else as `for_spark`."""
+def s3_jars(on_progress: Progress | None = None) -> tuple[Path, ...]:
+    """Jars for a lakehouse in an S3-compatible store; otherwise as `spark_jars`."""
     return tuple(sorted((folder_of(S3, on_progress) / "s3").glob("*.jar")))
 
 
-def for_stack(on_progress: Progress | None = None) -> StackParts:
-    """Broker and registry: only for a local stack. Else as `for_spark`."""
+def stack_parts(on_progress: Progress | None = None) -> StackParts:
+    """Broker and registry of the local stack; otherwise as `spark_jars`."""
     folder = folder_of(STACK, on_progress)
     return StackParts(folder / "kafka", folder / "registry")
 
 
 def folder_of(group: Group, on_progress: Progress | None = None) -> Path:
-    """The folder with a group's files, made if it is not there; every file is the one that is pinned."""
+    """The folder with a group's verified files, fetched if it does not exist."""
     pins = pinned(group)
     named = hashlib.sha256("".join(f"{digest}  {name}\n" for name, digest in pins.items()).encode()).hexdigest()[:12]
     folder = cache_dir() / f"{group.name}-{named}"
@@ -121,12 +107,12 @@ def folder_of(group: Group, on_progress: Progress | None = None) -> Path:
                 f"cannot write the cache {folder.parent}: {error}; set GAME_EVENTS_CACHE to another folder"
             ) from error
     unpacked = {name: digest for name, digest in pins.items() if not name.endswith(ARCHIVE)}
-    refuse_others(folder, unpacked, f"it has changed since it was fetched: delete {folder}, and the next start fetches it anew")
+    check_pins(folder, unpacked, f"it has changed since it was fetched: delete {folder}, and the next start fetches it again")
     return folder
 
 
 def pinned(group: Group) -> Mapping[str, str]:
-    """Path below a group's folder -> SHA-256 that the file there must have; of archives and of what they hold."""
+    """Path below a group's folder -> pinned SHA-256, of archives and of their content."""
     lines = (line.split(maxsplit=1) for line in PINS.read_text().splitlines() if not line.startswith("#"))
     return {name: digest for digest, name in lines if name.split("/")[0] in group.confs}
 
@@ -140,12 +126,8 @@ def digests(folder: Path) -> Mapping[str, str]:
     return found
 
 
-def refuse_others(folder: Path, pins: Mapping[str, str], what_to_do: str) -> None:
-    """Check that a folder holds what is pinned, and nothing else.
-
-    Raises:
-        ConfigurationError: names the first file that is another one, is missing, or is too many.
-    """
+def check_pins(folder: Path, pins: Mapping[str, str], what_to_do: str) -> None:
+    """Raise ConfigurationError for the first file of a folder that differs from its pin, is missing, or has no pin."""
     found = digests(folder)
     for name in sorted(pins.keys() | found.keys()):
         if found.get(name) == pins.get(name):
@@ -160,12 +142,12 @@ def refuse_others(folder: Path, pins: Mapping[str, str], what_to_do: str) -> Non
 
 
 def fetch(group: Group, target: Path, ivy_cache: Path) -> None:
-    """Have Ivy fetch a group's files into a folder that is not there yet, whatever they are."""
+    """Fetch a group's files into a new folder, without verification."""
     _run_ivy(find_java(), ivy_cache, target, group.confs)
 
 
 def unpack(folder: Path) -> None:
-    """Put what archives hold beside them, and delete them."""
+    """Unpack the archives of a folder in place, and delete them."""
     for archive in folder.glob(f"*/*{ARCHIVE}"):
         with tarfile.open(archive) as tar:
             tar.extractall(archive.parent, filter="data")
@@ -173,18 +155,18 @@ def unpack(folder: Path) -> None:
 
 
 def _fill(folder: Path, group: Group, pins: Mapping[str, str]) -> None:
-    """Fetch into a temporary folder beside `folder`, compare, unpack, rename. Only the holder of the lock comes here."""
+    """Fetch into a temporary folder beside `folder`, verify, unpack, rename; the caller holds the lock."""
     ivy_cache = folder.parent / "ivy"
-    # What archives hold has no pin of its own before they are unpacked.
+    # The content of archives is verified after unpacking.
     archived = {str(Path(name).parent) for name in pins if name.endswith(ARCHIVE)}
     as_fetched = {n: d for n, d in pins.items() if n.endswith(ARCHIVE) or n.split("/")[0] not in archived}
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="incomplete-") as temporary:
         whole = Path(temporary) / folder.name
         fetch(group, whole, ivy_cache)
-        refuse_others(
+        check_pins(
             whole,
             as_fetched,
-            "the repository, or a proxy before it, gives something else than was pinned. Ask whoever runs it; if "
+            "the repository, or a proxy before it, has other files than the pinned ones. Ask its administrator; if "
             "game_events/jvm/ivy.xml was changed on purpose, renew the pins (`make lock-jars`)",
         )
         unpack(whole)
@@ -220,7 +202,7 @@ def _ivy_jar() -> Path:
 
 
 def main(names: Sequence[str] = ()) -> int:
-    """Fetch some groups (else Spark's and the local stack's), and print one line for each that says where it is."""
+    """Fetch some groups (default: Spark's and the local stack's), and print the folder of each."""
     try:
         unknown = sorted(set(names) - GROUPS.keys())
         if unknown:

@@ -1,4 +1,4 @@
-"""The Java that runs the broker, the registry, Spark and Ivy: where it is, and whether it is new enough."""
+"""Finds the Java executable for broker, registry, Spark and Ivy, and checks its version."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HOW_TO_INSTALL = (
     "or set JAVA_HOME to where one is"
 )
 
-#: What stands before these on the command line; users set the others.
+#: Java options of Spark that precede the user's.
 DEFAULT_JAVA_OPTIONS = "spark.driver.defaultJavaOptions"
 
 
@@ -29,7 +29,7 @@ def find_java() -> Path:
         ConfigurationError: there is none, it does not run, or it is older than `MIN_JAVA`.
     """
     home = os.environ.get("JAVA_HOME")
-    # As Spark's own scripts do it: JAVA_HOME decides alone where it is set.
+    # As in Spark's scripts: JAVA_HOME alone decides if it is set.
     found = shutil.which("java", path=str(Path(home) / "bin")) if home else shutil.which("java")
     if found is None:
         where = f"in JAVA_HOME={home}" if home else "on PATH, and JAVA_HOME is not set"
@@ -49,6 +49,6 @@ def _major_version(java: str) -> int:
         raise ConfigurationError(f"{java} does not run ({error}): {HOW_TO_INSTALL}") from None
     match = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
     if answer.returncode != 0 or match is None:
-        said = (answer.stderr or answer.stdout).strip()
-        raise ConfigurationError(f"{java} -version failed ({said[-300:] or answer.returncode}): {HOW_TO_INSTALL}")
+        output = (answer.stderr or answer.stdout).strip()
+        raise ConfigurationError(f"{java} -version failed ({output[-300:] or answer.returncode}): {HOW_TO_INSTALL}")
     return int(match.group(1))

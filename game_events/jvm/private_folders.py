@@ -1,7 +1,7 @@
-"""Folders that only their user can read: those of the state folder, and those of Spark's temporary files.
+"""Folders with the mode 0700: those of the state folder, and of Spark's temporary files.
 
-Whoever shares the machine reads `/tmp`, and what a umask leaves open: shuffle files hold players' rows, logs hold names and
-addresses. What is in a folder with the mode 0700 is nobody else's, whatever its own mode is.
+Other users of the machine can read `/tmp`, and files by the umask: shuffle files hold players' rows, logs hold names and
+addresses.
 """
 
 from __future__ import annotations
@@ -21,25 +21,23 @@ from pathlib import Path
 from game_events.errors import ConfigurationError
 
 PREFIX = "game-events-spark-"
-#: Held by every process that uses a temporary folder; when nobody holds it, the folder is nobody's.
+#: File locked by every process that uses a temporary folder; without a lock the folder can be removed.
 LOCK = "in-use"
-#: A folder whose lock is not there yet is being made; after so long whoever made it was killed.
+#: Seconds after which a folder without a lock file was left by a killed process.
 MAKING_S = 3_600
 
 
 def private_folder(folder: Path) -> Path:
-    """Make a folder, or make the one that is there private.
-
-    What a command finds in it (process ids, addresses, a lock) is believed: so it must be the user's own.
+    """Create a folder, or make an existing one private.
 
     Raises:
-        ConfigurationError: it belongs to somebody else, or cannot be made.
+        ConfigurationError: it belongs to another user (its process ids and addresses are trusted), or cannot be created.
     """
     try:
-        # Only what is made here: a state folder that is there may hold more than this project's files.
+        # Only new folders: an existing state folder may hold other files, too.
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
-        # Of a link its owner, too: who could make one here could lead it anywhere.
+        # Of a symbolic link its owner, too.
         owners = {folder.stat().st_uid, folder.lstat().st_uid}
         if owners == {os.geteuid()} and stat.S_IMODE(folder.stat().st_mode) != 0o700:
             folder.chmod(0o700)
@@ -55,11 +53,11 @@ def private_folder(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class TemporaryFolder:
-    """One folder below the system's temporary one.
+    """A private folder below the system's temporary one.
 
     Attributes:
-        path: the folder; nobody else can read it.
-        lock: descriptor of its lock. A process that inherits it holds the folder for as long as it lives.
+        path: the folder.
+        lock: descriptor of its lock; a process that inherits it keeps the folder until it ends.
     """
 
     path: Path
@@ -67,39 +65,39 @@ class TemporaryFolder:
 
     @classmethod
     def make(cls) -> TemporaryFolder:
-        """A new one; those of processes that were killed go."""
+        """Create one; removes those of killed processes."""
         remove_left_behind()
         while True:
             path = Path(tempfile.mkdtemp(prefix=PREFIX))
             lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if (path / LOCK).exists():  # else another process that cleans up held it first
+            if (path / LOCK).exists():  # else another process has removed it
                 return cls(path, lock)
             os.close(lock)
 
-    def let_go(self) -> None:
-        """Hold it no more; it goes now if it is empty, else when the next one is made, as a JVM may still use it."""
+    def release(self) -> None:
+        """Unlock it; removed now if empty, else when the next one is created, as a JVM may still use it."""
         if [file.name for file in self.path.iterdir()] == [LOCK]:
             shutil.rmtree(self.path, ignore_errors=True)
         os.close(self.lock)
 
     @property
     def java_option(self) -> str:
-        """What tells a JVM: shuffle files, artifacts and unpacked libraries are put there."""
+        """JVM option for temporary files: shuffle files, artifacts and unpacked libraries."""
         escaped = str(self.path).replace("\\", "\\\\").replace('"', '\\"')
         return f'"-Djava.io.tmpdir={escaped}"'
 
 
 @lru_cache
-def of_this_process() -> TemporaryFolder:
+def process_temporary_folder() -> TemporaryFolder:
     """The folder of the one JVM that this process starts."""
     folder = TemporaryFolder.make()
-    atexit.register(folder.let_go)
+    atexit.register(folder.release)
     return folder
 
 
 def remove_left_behind() -> None:
-    """Remove what nobody holds any more: Spark's own clean-up does not survive a SIGKILL, nor the end of its memory."""
+    """Remove unlocked folders: Spark's own clean-up does not run after a SIGKILL or lack of memory."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError):
             found = path.lstat()

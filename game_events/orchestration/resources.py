@@ -10,12 +10,12 @@ from pydantic import PrivateAttr
 from pyspark.sql import SparkSession
 
 from game_events.config.settings import load_settings
-from game_events.config.unencrypted import unencrypted
+from game_events.config.tls import unencrypted
 from game_events.orchestration.runs.dead_runs import mark_process
 from game_events.pipeline.context import Pipeline
-from game_events.spark.code_shipping import on_this_machine, ship
-from game_events.spark.config import of_the_server, session_config, spark_config
-from game_events.spark.connect import answers, connect, give_back, is_closed, is_connect
+from game_events.spark.code_shipping import shares_python_environment, ship_code
+from game_events.spark.config import server_only_settings, session_config, spark_config
+from game_events.spark.connect import answers, close_session, connect, is_closed, is_connect
 
 log = logging.getLogger(__name__)
 
@@ -38,19 +38,19 @@ class SparkResource(LazyPySparkResource):
             # At DEBUG it repeats every argument of every call into the JVM, Kafka's password among them.
             logging.getLogger("py4j").setLevel(logging.INFO)
             if settings.spark_remote:
-                not_ours = of_the_server(settings)
+                not_ours = server_only_settings(settings)
                 if not_ours:
                     # The server of `game-events up`, on this machine, was started with them.
-                    level = logging.INFO if on_this_machine(settings) else logging.WARNING
+                    level = logging.INFO if shares_python_environment(settings) else logging.WARNING
                     log.log(level, "spark_remote=set not_used_as_they_are_the_servers=%s", ",".join(not_ours))
                 session = connect(settings, session_config(settings) | self.spark_config)
             else:
                 session = spark_session_from_config(spark_config(settings) | self.spark_config)  # type: ignore[no-untyped-call]
             try:
-                ship(session, settings)
+                ship_code(session, settings)
             except BaseException:
                 # The next use fails in the same way, and gets no session without code on its workers.
-                give_back(session)
+                close_session(session)
                 raise
             self._session = session
         return self._session
@@ -59,12 +59,12 @@ class SparkResource(LazyPySparkResource):
         """What is done next gets a new session if the server does not know the one there is; no classic session is renewed."""
         session = self._session
         if session is not None and is_connect(session) and not is_closed(session) and not answers(session):
-            give_back(session)
+            close_session(session)
 
     def release(self) -> None:
         """Give back a session on a Connect server: what a cancelled run left working there ends, too."""
         if self._session is not None:
-            give_back(self._session)
+            close_session(self._session)
 
 
 class LakehouseResource(dg.ConfigurableResource[Any]):

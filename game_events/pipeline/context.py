@@ -23,7 +23,7 @@ from game_events.pipeline.state.archive_origin import refuse_twice
 from game_events.pipeline.state.offsets import topic_id_read
 from game_events.rules import Rule, all_rules
 from game_events.schema_registry import SchemaRegistry
-from game_events.sources.core.source import FILES, Gap, Seen, Slice, Source
+from game_events.sources.core.source import FILES, Gap, MicroBatch, Source, SourceSnapshot
 from game_events.sources.factory import make_source
 from game_events.sources.files.schemas import FileSchemas
 from game_events.sources.files.source import FileSource
@@ -105,15 +105,15 @@ class Pipeline:
             )
         return make_source(self.settings)
 
-    def look(self) -> Seen:
+    def look(self) -> SourceSnapshot:
         """The source as it is now; nothing is written."""
         source = self.source
-        return source.look(take_in=False) if isinstance(source, FileSource) else source.look()
+        return source.snapshot(take_in=False) if isinstance(source, FileSource) else source.snapshot()
 
-    def files_gone(self, part: Slice) -> tuple[Gap, ...]:
+    def files_gone(self, part: MicroBatch) -> tuple[Gap, ...]:
         """Files of a slice that are gone before they were read; nothing of another source."""
         source = self.source
-        return source.gone(part) if isinstance(source, FileSource) else ()
+        return source.missing_files(part) if isinstance(source, FileSource) else ()
 
     @property
     def things(self) -> str:

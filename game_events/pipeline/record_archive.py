@@ -39,7 +39,7 @@ from game_events.pipeline.quarantine.lost import refuse_lost_quarantine
 from game_events.pipeline.reporting.archive_result import Archived
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.state.offsets import next_offsets
-from game_events.sources.core.source import FILES, KAFKA, Lane, Positions
+from game_events.sources.core.source import FILES, KAFKA, Offsets, Split
 from game_events.sources.files.archive_format import RECORDS, UNKNOWN, marked_records
 from game_events.sources.files.location import SourceLocation
 
@@ -161,16 +161,16 @@ def _records(
     return rows.unionByName(held), without_raw
 
 
-def _ahead(bronze: DeltaTable, held: DataFrame) -> Positions:
-    """Lane -> where bronze stands, of those whose rows quarantine has from there on: their slice is not bronze's yet.
+def _ahead(bronze: DeltaTable, held: DataFrame) -> Offsets:
+    """Split -> where bronze stands, of those whose rows quarantine has from there on: their slice is not bronze's yet.
 
     An archive with these and without what is good of the slice would be taken for one that has all of it. They come next time.
     """
-    found: Positions = {}
+    found: Offsets = {}
     batch = int(bronze.transaction_version(Txn.BATCH) or 0)
     lasts = held.groupBy("_kafka_topic", *COORDINATES[:2]).agg(F.max(COORDINATES[2]), F.max("_batch")).collect()
     for topic, topic_id, partition, offset, its_batch in lasts:
-        lane = Lane(topic, topic_id, partition, FILES if topic == FILES else KAFKA)
+        lane = Split(topic, topic_id, partition, FILES if topic == FILES else KAFKA)
         at = next_offsets(bronze, [lane]).get(lane)
         # Of a topic that joins bronze knows nothing before its first slice; of one behind a table, never.
         if offset >= at if at is not None else its_batch > batch:

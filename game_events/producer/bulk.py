@@ -1,6 +1,6 @@
-"""High volume: a pool of distinct events, serialized once, sent many times over. For benchmarks.
+"""Bulk load for benchmarks: a pool of distinct events, serialized once, sent repeatedly.
 
-The manifest is as exact as the simulation's: each event of the pool counts as often as it was sent.
+The manifest is exact: each event of the pool counts as often as it was sent.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ class BulkSimulation(BaseModel):
         games: how many (``game_0001`` ..), or their names.
         hot_share: share of the pool that belongs to the first game; None spreads evenly.
         pool_per_version: distinct events of each version.
-        bad_share: share of the pool whose payload is cut off within a field, drawn event by event; part of `records`, not on
-            top. It changes no other event.
+        bad_share: share of events in the pool with a truncated payload, included in `records`; it changes no other event.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -59,7 +58,7 @@ class BulkSimulation(BaseModel):
 
     @property
     def game_names(self) -> tuple[str, ...]:
-        """The games, the hot one first."""
+        """Names of the games, the hot one first."""
         if isinstance(self.games, int):
             return tuple(f"game_{number:04d}" for number in range(1, self.games + 1))
         return self.games
@@ -70,7 +69,7 @@ class BulkSimulation(BaseModel):
         return version_numbers(self.versions)
 
     def pool(self) -> list[SimulatedRecord]:
-        """The distinct events, versions interleaved, some of them spoilt; never more than `records`."""
+        """The distinct events, versions interleaved, some of them malformed; at most `records`."""
         factory = EventFactory(self.seed, self.gamers_per_game, self.base_time, fields=self.fields)
         names = self._names()
         versions = cycle(self.version_numbers)
@@ -85,12 +84,12 @@ class BulkSimulation(BaseModel):
         ]
 
     def times_sent(self, size: int) -> Iterator[int]:
-        """How often each of the pool's events is sent, in the pool's order."""
+        """Number of times that each event of the pool is sent, in order."""
         rounds, rest = divmod(self.records, size)
         return (rounds + (index < rest) for index in range(size))
 
     def batches(self, messages: list[BatchMessage]) -> Iterator[list[BatchMessage]]:
-        """The pool's messages over and over, `records` of them in total."""
+        """The pool's messages, repeated, `records` in total."""
         chunks = [messages[start : start + BATCH] for start in range(0, len(messages), BATCH)]
         left = self.records
         for chunk in cycle(chunks):
@@ -100,7 +99,7 @@ class BulkSimulation(BaseModel):
                 return
 
     def _names(self) -> Iterator[str]:
-        """The game of each event. Games change once per round of versions, so that every game gets every version."""
+        """The game of each event, the same for a round of versions, so that every game gets every version."""
         names = self.game_names
         others = cycle(names if self.hot_share is None else names[1:] or names)
         draw = Random(f"hot/{self.seed}")  # noqa: S311 - simulation, no secrets

@@ -1,4 +1,4 @@
-"""From an event to the bytes of a record's value, by the Confluent serializer."""
+"""Serialization of events to record values by the Confluent serializer."""
 
 from __future__ import annotations
 
@@ -16,29 +16,28 @@ from game_events.producer.events import US_PER_S, GameEvent, PoisonKind, Simulat
 from game_events.producer.message_type import MessageShape
 from game_events.producer.schema_versions import custom_columns
 
-#: The largest id a registry could give out (a Java int); none has counted so far.
+#: The largest possible id of a registry (a Java int).
 UNKNOWN_SCHEMA_ID = 2**31 - 1
 #: 0 and 1 are magic bytes (schema id, schema GUID); this is neither.
 WRONG_MAGIC = b"\x2a"
 #: Every game event ends with a string of at least 8 bytes, so cutting this many always breaks it.
 CUT_BYTES = 3
-#: Tag of a text in field 1, and a length that nothing follows.
+#: Tag of a string in field 1, and a length without content.
 UNFINISHED = b"\x0a\x7f"
 
 
 class EventEncoder:
     """Frames and serializes events, each with the schema id of its own version.
 
-    ``use.schema.id`` is no help here: confluent-kafka 2.16.0 then parses the registry's schema as a base64
-    FileDescriptorProto and fails on registered text (binascii.Error); without it, the serializer registers or looks up
-    its own base64 form. So it runs without a context, which skips the registry, and ``schema.id.serializer`` (a public
-    option) writes the id that the text was registered with.
+    With ``use.schema.id`` confluent-kafka 2.16.0 parses the registry's schema as a base64 FileDescriptorProto and fails on
+    registered text (binascii.Error); without it, the serializer registers or looks up its own base64 form. So it runs without
+    a context, which skips the registry, and the public option ``schema.id.serializer`` writes the id of the registered text.
     """
 
     def __init__(
         self, schema_ids: Mapping[int, int], registry: SchemaRegistryClient, shape: MessageShape | None = None
     ) -> None:
-        """Takes {version: schema id}, the client that the serializer insists on, and the message (None: the game event)."""
+        """`schema_ids`: version -> schema id; `registry`: required by the serializer; `shape`: default: the game event."""
         self.shape = shape or MessageShape()
         self._names = tuple(name for name, _ in self.shape.fields)
         self._classes = {version: self.shape.versions.message_class(version) for version in schema_ids}
@@ -56,10 +55,10 @@ class EventEncoder:
         return cast(bytes, self._serializers[event.version](self.message(event), None))  # None only for a None message
 
     def record(self, record: SimulatedRecord) -> bytes:
-        """The value of a record, spoilt if it is to be."""
+        """The value of a record, malformed if it has a poison kind."""
         if record.poison is None:
             return self.event(record.event)
-        return self._spoilt(record.poison, record.event, self.event(record.event))
+        return self._malformed(record.poison, record.event, self.event(record.event))
 
     def message(self, event: GameEvent) -> Message:
         """The protobuf message of an event, in the class of its version."""
@@ -76,8 +75,8 @@ class EventEncoder:
                 fields[name] = value
         return cast(Callable[..., Message], self._classes[event.version])(**fields)
 
-    def _spoilt(self, kind: PoisonKind, event: GameEvent, frame: bytes) -> bytes:
-        """Bytes that nobody can decode, made from an event's good ones."""
+    def _malformed(self, kind: PoisonKind, event: GameEvent, frame: bytes) -> bytes:
+        """Undecodable bytes, derived from an event's valid ones."""
         match kind:
             case PoisonKind.UNFRAMED_JSON:
                 return json.dumps({self.shape.entity: event.game, self.shape.key: event.gamer}).encode()
@@ -91,7 +90,7 @@ class EventEncoder:
                 return b""
 
     def _truncated(self, version: int, frame: bytes) -> bytes:
-        """A frame whose payload ends within a field."""
+        """A frame with a payload that ends within a field."""
         cut = frame[:-CUT_BYTES]
         head = len(prefix_schema_id_serializer(b"", None, _frame(1, self.shape.versions.index)))
         if len(frame) >= head + CUT_BYTES:
@@ -99,7 +98,7 @@ class EventEncoder:
                 self._classes[version].FromString(cut[head:])
             except DecodeError:
                 return cut
-        # A message may still be whole without its last bytes; with the beginning of a text of 127 bytes it is not.
+        # The message is valid without its last bytes: append the start of a string of 127 bytes.
         return frame + UNFINISHED
 
 

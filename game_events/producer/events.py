@@ -1,4 +1,4 @@
-"""One simulated event, and how its values come about."""
+"""Simulated events and their generation."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ MAX_DAYS_LATE = 30
 
 
 class PoisonKind(StrEnum):
-    """Ways in which a record's value cannot be decoded."""
+    """Kinds of undecodable record values."""
 
     UNFRAMED_JSON = "unframed_json"
     """JSON text instead of a framed message."""
     WRONG_MAGIC = "wrong_magic"
-    """A whole message behind a first byte that is no magic byte."""
+    """A complete message with a wrong magic byte."""
     TRUNCATED = "truncated"
-    """A right frame; the payload ends within a field."""
+    """A valid frame; the payload ends within a field."""
     UNKNOWN_SCHEMA = "unknown_schema"
-    """A whole message with a schema id that no registry gave out."""
+    """A complete message with an unregistered schema id."""
     EMPTY = "empty"
     """Zero bytes (not NULL: that would be a tombstone)."""
 
@@ -43,7 +43,7 @@ class GameEvent:
         version: version of the schema, 1 .. 10.
         timestamp_us: microseconds since 1970-01-01 UTC.
         game, gamer: the entity and the key.
-        values: of the other fields, in the order of their description.
+        values: values of the other fields, in the order of the settings.
         custom: values of ``col_custom_0 ..`` in order; None is unset.
     """
 
@@ -57,10 +57,10 @@ class GameEvent:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRecord:
-    """One Kafka record to be written.
+    """One Kafka record to write.
 
     Attributes:
-        poison: None for a record that decodes to `event`; otherwise how the event's bytes are spoilt.
+        poison: kind of malformed value; None: it decodes to `event`.
         duplicate: the same event was sent before.
     """
 
@@ -80,14 +80,13 @@ def from_microseconds(value: int) -> datetime:
 
 
 class EventFactory:
-    """Draws events. The same arguments and the same calls give the same events."""
+    """Generates events, deterministic for the same arguments and calls."""
 
     def __init__(
         self, seed: int, gamers_per_game: int, base_time: datetime, late_share: float = 0.0, fields: Fields = GAME_FIELDS
     ) -> None:
-        """Seeds with a text: Python hashes it the same way in every process."""
         self._random = Random(f"events/{seed}")  # noqa: S311 - simulation, no secrets
-        self._late = Random(f"late/{seed}")  # noqa: S311 - of its own, so that other values stay when the share changes
+        self._late = Random(f"late/{seed}")  # noqa: S311 - separate, so that the share changes no other values
         self._gamers = gamers_per_game
         self._base_us = microseconds(base_time)
         self._late_share = late_share

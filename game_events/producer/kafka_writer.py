@@ -1,4 +1,4 @@
-"""Writes records to the topic, one by one or in bulk, and knows whether all of them arrived.
+"""Writes records to the topic, one by one or in batches, and checks their delivery.
 
 Delivery: every accepted record exactly once and in order per partition (idempotent producer), or an error.
 """
@@ -18,12 +18,12 @@ from game_events.sources.kafka.client import CauseMemory, bad_option, client_opt
 DEFAULTS: dict[str, object] = {
     "enable.idempotence": True,
     "delivery.report.only.error": True,
-    # librdkafka's own 5 minutes are long for someone who waits.
+    # librdkafka's default is 5 minutes.
     "message.timeout.ms": 60_000,
     "linger.ms": 20,
     "compression.type": "lz4",
 }
-#: How long to serve callbacks before looking again whether the queue has room.
+#: Seconds to serve callbacks before checking again for free space in the queue.
 QUEUE_ROOM_S = 0.05
 
 
@@ -35,18 +35,10 @@ class BatchMessage(TypedDict):
 
 
 class KafkaWriter:
-    """A producer for one topic. Use as a context manager: leaving it without an error waits for every record."""
+    """A producer for one topic; a context manager that waits for the delivery of all records at its end."""
 
     def __init__(self, settings: Settings, **tuning: object) -> None:
-        """Connects lazily.
-
-        Args:
-            settings: broker, topic, options.
-            tuning: librdkafka options with ``_`` for ``.``, weaker than the settings' own.
-
-        Raises:
-            ConfigurationError: an option that librdkafka does not take.
-        """
+        """`tuning`: librdkafka options with ``_`` for ``.``, overridden by settings; ConfigurationError for a bad one."""
         self.topic = settings.produced_topic
         self._header = settings.words.entity
         self._memory = CauseMemory(settings.kafka_bootstrap_servers)
@@ -61,18 +53,14 @@ class KafkaWriter:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Flushes; after an error (Ctrl-C too) drops what is still queued, so that leaving takes no time."""
+        """Flush; after an error (also Ctrl-C) drop queued records."""
         if kind is None:
             self.flush()
         else:
             self._producer.purge()
 
     def write(self, value: bytes, key: bytes, game: str) -> None:
-        """Queues one record, with the game's name as header ``game`` (or what the settings call it).
-
-        Raises:
-            GameEventsError: an earlier record was not delivered.
-        """
+        """Queue one record, with the game as header; GameEventsError if an earlier record was not delivered."""
         while True:
             try:
                 headers: list[Any] = [(self._header, game.encode())]
@@ -83,11 +71,7 @@ class KafkaWriter:
                 return
 
     def write_batch(self, messages: list[BatchMessage], queue_limit: int) -> None:
-        """Queues a batch once fewer than `queue_limit` messages are queued.
-
-        Raises:
-            GameEventsError: an earlier record was not delivered.
-        """
+        """Queue a batch once fewer than `queue_limit` messages are queued; raises as `write`."""
         while len(self._producer) >= queue_limit:
             self._poll(QUEUE_ROOM_S)
         batch: list[Any] = list(messages)
@@ -97,20 +81,11 @@ class KafkaWriter:
         self._poll(0)
 
     def poll(self) -> None:
-        """Takes note of failed deliveries.
-
-        Raises:
-            GameEventsError: a record was not delivered.
-        """
+        """Check for failed deliveries; raises as `write`."""
         self._poll(0)
 
     def flush(self) -> None:
-        """Waits until every record is acknowledged.
-
-        Raises:
-            TransientError: a record was not delivered; names topic[partition].
-            ConfigurationError: the broker refuses us.
-        """
+        """Wait until all records are acknowledged; raises as `write`."""
         while self._producer.flush(QUEUE_ROOM_S):
             self._check()
         self._check()
@@ -132,18 +107,18 @@ class KafkaWriter:
 
 
 class Pacer:
-    """Holds a steady rate by sleeping between chunks."""
+    """Keeps a steady rate by sleeping between chunks."""
 
     #: Chunks per second: often enough to look steady, rare enough to cost nothing.
     STEPS = 20
 
     def __init__(self, rate: float | None) -> None:
-        """Takes records per second; None means as fast as possible."""
+        """`rate`: records per second; None: as fast as possible."""
         self._rate = rate
         self._start = time.monotonic()
         self.chunk = 1_000 if rate is None else max(1, min(1_000, int(rate / self.STEPS)))
 
     def pace(self, sent: int) -> None:
-        """Sleeps until `sent` records are due."""
+        """Sleep until `sent` records are due."""
         if self._rate is not None:
             time.sleep(max(0.0, self._start + sent / self._rate - time.monotonic()))

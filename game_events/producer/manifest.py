@@ -1,4 +1,4 @@
-"""The truth about what was sent: what every table must add up to."""
+"""Manifest of sent records: the expected results in all tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Moment = Annotated[datetime, PlainSerializer(_iso, return_type=str, when_used="j
 
 
 class NumberTruth(BaseModel):
-    """What the values of one key's numeric field come to."""
+    """Sum, minimum and maximum of one key's numeric field."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -36,10 +36,10 @@ class NumberTruth(BaseModel):
 
 
 class GamerTruth(BaseModel):
-    """What gold must say about one gamer. Duplicates count: bronze is a faithful log.
+    """Expected gold values of one gamer, duplicates included.
 
     Attributes:
-        numbers: numeric field -> what its values come to; each record has one.
+        numbers: numeric field -> its values' aggregates.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -60,12 +60,12 @@ class GamerTruth(BaseModel):
 
 
 class Manifest(BaseModel):
-    """Everything sent to one topic.
+    """All records sent to one topic.
 
     Attributes:
         records_total: Kafka records, poison included.
         records: {game: {version: decodable records, duplicates included}}.
-        duplicates: how many of them repeat an event that was sent before.
+        duplicates: number of repeated events among them.
         poison: {kind: records}.
         truth: {game: {gamer: truth}}.
     """
@@ -88,17 +88,13 @@ class Manifest(BaseModel):
         return sum(sum(by_version.values()) for by_version in self.records.values())
 
     def merge(self, other: Manifest) -> Manifest:
-        """This wave and another one to the same topic.
-
-        Raises:
-            DataError: another topic, or a version that has another schema id there.
-        """
+        """This wave and another one; DataError for another topic, or other schema ids."""
         if self.topic != other.topic:
             raise DataError(f"manifests of two topics do not add up: {self.topic!r} and {other.topic!r}")
         for version in self.schema_ids.keys() & other.schema_ids.keys():
-            mine, theirs = self.schema_ids[version], other.schema_ids[version]
-            if mine != theirs:
-                raise DataError(f"version {version} of {self.topic!r} has schema id {mine} and {theirs}: registry reset?")
+            one, two = self.schema_ids[version], other.schema_ids[version]
+            if one != two:
+                raise DataError(f"version {version} of {self.topic!r} has schema id {one} and {two}: registry reset?")
         truth = {game: dict(gamers) for game, gamers in self.truth.items()}
         for game, gamers in other.truth.items():
             known = truth.setdefault(game, {})
@@ -120,7 +116,7 @@ class Manifest(BaseModel):
         )
 
     def save(self, path: Path) -> None:
-        """Writes JSON, in one step: a reader sees the old file or the new one."""
+        """Write JSON atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(path.name + ".tmp")
         draft.write_text(self.model_dump_json(indent=1) + "\n", "utf-8")
@@ -128,5 +124,5 @@ class Manifest(BaseModel):
 
     @classmethod
     def load(cls, path: Path) -> Manifest:
-        """Reads what `save` wrote."""
+        """Read a saved manifest."""
         return cls.model_validate_json(path.read_text("utf-8"))

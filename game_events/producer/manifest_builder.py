@@ -1,4 +1,4 @@
-"""Counts what is sent, record by record, and makes the manifest of it."""
+"""Builds a manifest from the sent records."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class ManifestBuilder:
     """Counts records as they are sent."""
 
     def __init__(self, fields: Fields = GAME_FIELDS) -> None:
-        """Takes the fields whose values the events carry: of numeric ones it knows the sums."""
+        """`fields`: fields of the events' values; numeric ones are aggregated."""
         self._numeric = [(place, name) for place, (name, generator) in enumerate(fields) if generator.numeric]
         #: game -> gamer -> field -> [total, min, max].
         self._numbers: dict[str, dict[str, dict[str, list[float]]]] = defaultdict(lambda: defaultdict(dict))
@@ -40,7 +40,6 @@ class ManifestBuilder:
         known[1] = min(known[1], at)
         known[2] = max(known[2], at)
         for place, name in self._numeric:
-            # Kept apart, as most messages have none.
             value = cast(float, event.values[place])
             sums = self._numbers[event.game][event.gamer].setdefault(name, [0, value, value])
             sums[0] += value * times

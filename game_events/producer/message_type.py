@@ -1,4 +1,4 @@
-"""The message that the producer makes up: its `.proto`, which of its fields mean what, and where the other values come from."""
+"""The simulated message: its `.proto`, meaning of its fields, and generators of values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 from game_events.config.producer import GAME_FIELDS, Fields, Generator
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError
-from game_events.producer.schema_versions import SHIPPED, ProtoVersions
+from game_events.producer.schema_versions import BUILT_IN, ProtoVersions
 
 _SINGLE_MAX: float = unpack("<f", b"\xff\xff\x7f\x7f")[0]
 #: Type of a number -> its name, the lowest and the highest value that it holds.
@@ -46,15 +46,15 @@ _FITS = {
 
 @dataclass(frozen=True)
 class MessageShape:
-    """A message and what its fields mean.
+    """A message and the meaning of its fields.
 
     Attributes:
-        versions: its text, version by version.
+        versions: its text by version.
         entity, key, time: fields for the entity's name, the key, and a `google.protobuf.Timestamp`.
-        fields: the other fields that get values, and where these come from.
+        fields: generators of other fields.
     """
 
-    versions: ProtoVersions = SHIPPED
+    versions: ProtoVersions = BUILT_IN
     entity: str = "game_name"
     key: str = "gamer_id"
     time: str = "event_timestamp"
@@ -62,11 +62,10 @@ class MessageShape:
 
     @classmethod
     def of(cls, settings: Settings) -> MessageShape:
-        """The shape of the settings' own message; without one, that of the shipped game event, whatever the columns are.
+        """The message of the settings; default: the built-in game event.
 
         Raises:
-            ConfigurationError: the text does not compile, or has not the fields that the settings name, or one cannot hold the
-                values that are described for it.
+            ConfigurationError: the text does not compile, or fields of the settings are missing or of another type.
         """
         sample = settings.producer
         if sample.proto is None:
@@ -130,7 +129,7 @@ def _fields(message: Descriptor, meant: tuple[str, ...], wanted: Mapping[str, Ge
 
 
 class _Single(Generator):
-    """Values as a `float` of 32 bits holds them: what the manifest counts is what the message says."""
+    """Values rounded to 32-bit floats, so that the manifest equals the message."""
 
     def make(self, draw: Random) -> object:
         return unpack("<f", pack("<f", super().make(draw)))[0]
@@ -141,7 +140,7 @@ def _stored(field: FieldDescriptor, values: Generator) -> Generator:
 
 
 def _usual(field: FieldDescriptor) -> Generator | None:
-    """Values for a field that nobody describes."""
+    """Default generator of a field."""
     if field.is_repeated or field.type in (FieldDescriptor.TYPE_MESSAGE, FieldDescriptor.TYPE_BYTES):
         return None
     if field.type == FieldDescriptor.TYPE_ENUM:
@@ -166,11 +165,11 @@ def _fits(given: Generator, field: FieldDescriptor) -> bool:
 
 
 def _beyond(given: Generator, field: FieldDescriptor) -> str | None:
-    """What is wrong with numbers that the field's type does not hold; None: it holds them all."""
+    """Error for numbers outside the field's type; None: all fit."""
     if field.type not in _LIMITS:
         return None
     name, lowest, highest = _LIMITS[field.type]
-    # Written so that what is no number at all (.nan) is beyond, too.
+    # The comparison is also False for .nan.
     numbers = (
         [value for value in given.values if not isinstance(value, str)] if given.kind == "choice" else [given.low, given.high]
     )

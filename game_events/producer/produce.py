@@ -1,7 +1,7 @@
-"""The two ways to send events: `produce` (faults, a steady rate) and `produce_bulk` (as fast as the broker takes it).
+"""Sends events: `produce` (with faults, at a steady rate) and `produce_bulk` (as fast as possible).
 
-Both register the schemas, create the topic, write, wait for every acknowledgement and return the manifest. Neither
-returns one if a single record was not delivered.
+Both register the schemas, create the topic, write, wait for all acknowledgements and return the manifest; an undelivered record
+raises an error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from game_events.sources.kafka.source import subject_of
 Progress = Callable[[int], None]
 
 REFUSED_LOGIN = (401, 403)
-#: Past these, waiting may help; any other 4xx answer stays the same.
+#: Statuses for which a retry may help, unlike other 4xx.
 BUSY = 429
 SERVER_ERROR = 500
 
@@ -41,14 +41,14 @@ def produce(
     rate: float | None = None,
     on_progress: Progress | None = None,
 ) -> Manifest:
-    """Sends one wave of simulated events.
+    """Send one wave of simulated events, with the fields of the settings' message.
 
     Args:
         settings: broker, topic and registry.
-        simulation: what to send; its fields are those of the settings' message.
-        partitions: of the topic, if it has to be created.
-        rate: records per second; None is as fast as possible.
-        on_progress: called with the records queued so far, poison included.
+        simulation: the events.
+        partitions: of a new topic.
+        rate: records per second; None: as fast as possible.
+        on_progress: called with the number of queued records, poison included.
 
     Raises:
         ConfigurationError: refused by broker or registry.
@@ -75,18 +75,7 @@ def produce(
 def produce_bulk(
     settings: Settings, simulation: BulkSimulation, *, partitions: int = 4, on_progress: Progress | None = None
 ) -> Manifest:
-    """Sends a bulk load. Records have no header: librdkafka's batch call takes none.
-
-    Args:
-        settings: broker, topic and registry.
-        simulation: what to send.
-        partitions: of the topic, if it has to be created.
-        on_progress: called with the records queued so far.
-
-    Raises:
-        ConfigurationError: refused by broker or registry.
-        TransientError: not reachable, or a record was not delivered.
-    """
+    """Send a bulk load, without headers (librdkafka's batch call has none); otherwise as `produce`."""
     encoder, schema_ids = _prepare(settings, simulation.version_numbers, partitions)
     simulation = simulation.model_copy(update={"fields": encoder.shape.fields})
     pool = simulation.pool()
@@ -104,7 +93,7 @@ def produce_bulk(
 
 
 def _prepare(settings: Settings, versions: tuple[int, ...], partitions: int) -> tuple[EventEncoder, dict[int, int]]:
-    """Topic first: a broker that is down should not leave schemas behind. The message before it: it is checked for nothing."""
+    """Check the message, then create the topic, then register: an unavailable broker leaves no schemas behind."""
     shape = MessageShape.of(settings)
     ensure_topic(settings, partitions)
     registry = registry_client(settings)
@@ -118,18 +107,11 @@ def _report(on_progress: Progress | None, sent: int) -> None:
 
 
 def register_versions(client: SchemaRegistryClient, settings: Settings, versions: Iterable[int]) -> dict[int, int]:
-    """Registers each version under ``<topic>-value``, lowest first; registering again gives the same ids.
-
-    The compatibility level stays what the registry has. No references: the only import is a well-known type, which
-    every reader brings along.
-
-    Returns:
-        {version: schema id}.
+    """Register each version under ``<topic>-value``, lowest first; returns {version: schema id}. Idempotent.
 
     Raises:
-        ConfigurationError: a message that does not compile, refused login, wrong address, or the subject's compatibility
-            level forbids a version.
-        TransientError: the registry cannot be reached, or answers with an error of its own.
+        ConfigurationError: a message that does not compile, refused login, wrong address, or an incompatible version.
+        TransientError: the registry cannot be reached, or answers with a server error.
     """
     subject = subject_of(settings.produced_topic)
     shape = MessageShape.of(settings)

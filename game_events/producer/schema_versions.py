@@ -1,4 +1,4 @@
-"""Version k of the message: the base `.proto` text plus k optional custom columns, and a Python class for each."""
+"""Versions of the message: version k is the base `.proto` text with k optional custom columns."""
 
 from __future__ import annotations
 
@@ -24,28 +24,20 @@ FIRST_CUSTOM_FIELD = 5
 
 
 def custom_columns(version: int) -> tuple[str, ...]:
-    """Names of the columns that version k has beyond the base message: ``col_custom_0 .. col_custom_{k-1}``."""
+    """Names of version k's custom columns: ``col_custom_0 .. col_custom_{k-1}``."""
     if not 1 <= version <= MAX_VERSION:
         raise ConfigurationError(f"schema version {version} does not exist: give 1 .. {MAX_VERSION}")
     return tuple(CUSTOM.format(index) for index in range(version))
 
 
 class ProtoVersions:
-    """Versions 1 .. 10 of a message: its `.proto` text, and so many optional custom columns at its end.
+    """Versions 1 .. 10 of a message, which must be the last one in its `.proto` file."""
 
-    The message is the last thing in its file, so that the last brace closes it; messages and enums that it uses come before.
-    """
-
-    #: Every custom column that there can be.
+    #: All custom columns.
     custom = custom_columns(MAX_VERSION)
 
     def __init__(self, base: str, file: str) -> None:
-        """Nothing is compiled yet.
-
-        Args:
-            base: the text without custom columns.
-            file: its name, for messages.
-        """
+        """`base`: text without custom columns, compiled later; `file`: its name, for errors."""
         self._base, self._file = base, file
         self._classes: dict[int, type[Message]] = {}
 
@@ -65,15 +57,11 @@ class ProtoVersions:
 
     @property
     def index(self) -> list[int]:
-        """Where the message stands among its file's: what a record's frame says."""
+        """Message indexes in a record's frame."""
         return [len(self._described.message_type) - 1]
 
     def text(self, version: int) -> str:
-        """The `.proto` text of a version, as it is registered.
-
-        Raises:
-            ConfigurationError: no such version, or the text does not compile.
-        """
+        """The registered `.proto` text; ConfigurationError: no such version, or it does not compile."""
         columns = custom_columns(version)
         numbers = [field.number for field in self._described.message_type[-1].field]
         first = max(numbers, default=0) + 1
@@ -82,13 +70,7 @@ class ProtoVersions:
         return f"{head}{added}{brace}{tail}"
 
     def message_class(self, version: int) -> type[Message]:
-        """A Python class for a version, compiled here and now.
-
-        Each version lives in a descriptor pool of its own: all of them carry the same message name.
-
-        Raises:
-            ConfigurationError: no such version, the text does not compile, or something follows the message.
-        """
+        """The Python class of a version, in its own descriptor pool as all versions have the same name; raises as `text`."""
         if version not in self._classes:
             pool = DescriptorPool()
             for file in compile_text(self.text(version), self._file).file:
@@ -101,25 +83,21 @@ class ProtoVersions:
 
 
 #: The game event.
-SHIPPED = ProtoVersions((files(__package__) / FILE_NAME).read_text("utf-8"), FILE_NAME)
+BUILT_IN = ProtoVersions((files(__package__) / FILE_NAME).read_text("utf-8"), FILE_NAME)
 
 
 def schema_text(version: int) -> str:
-    """A version's text of the game event; as `ProtoVersions.text`."""
-    return SHIPPED.text(version)
+    """The game event's `ProtoVersions.text`."""
+    return BUILT_IN.text(version)
 
 
 def message_class(version: int) -> type[Message]:
-    """A version's class of the game event; as `ProtoVersions.message_class`."""
-    return SHIPPED.message_class(version)
+    """The game event's `ProtoVersions.message_class`."""
+    return BUILT_IN.message_class(version)
 
 
 def compile_text(text: str, name: str = FILE_NAME) -> FileDescriptorSet:
-    """The descriptors of a text and of its imports, dependencies first.
-
-    Raises:
-        ConfigurationError: the text does not compile (protoc itself says why, on stderr).
-    """
+    """Descriptors of a text and its imports, dependencies first; ConfigurationError if it does not compile (see stderr)."""
     with as_file(files("grpc_tools") / "_proto") as well_known, tempfile.TemporaryDirectory() as folder:
         (Path(folder) / name).write_text(text, "utf-8")
         out = Path(folder) / "out.bin"

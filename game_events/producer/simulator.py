@@ -1,4 +1,4 @@
-"""The repeatable stream: which games and versions, in which order, with which faults."""
+"""Reproducible stream of simulated records: games, versions, order, faults."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def version_numbers(versions: Versions) -> tuple[int, ...]:
 
 
 class Simulation(BaseModel):
-    """Arguments of one wave of events. The same arguments give the same records in the same order.
+    """Arguments of one wave of events, which determine its records and their order.
 
-    Duplicates and poison come on top of `records_per_game_and_version`, each right behind its original, and are drawn
-    apart from the values: changing a share changes no event.
+    Duplicates and poison are additional to `records_per_game_and_version`, each right after its original; their shares do not
+    change events.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -67,7 +67,7 @@ class Simulation(BaseModel):
         return len(self.games) * len(self.version_numbers) * self.records_per_game_and_version
 
     def events(self) -> Iterator[GameEvent]:
-        """Each original event once. Versions change record by record; one that is used up drops out of the cycle."""
+        """Each original event once; versions alternate until each is used up."""
         factory = EventFactory(self.seed, self.gamers_per_game, self.base_time, self.late_share, self.fields)
         for round_of_versions in self._rounds():
             for game in self.games:
@@ -75,7 +75,7 @@ class Simulation(BaseModel):
                     yield factory.make(game, version)
 
     def records(self) -> Iterator[SimulatedRecord]:
-        """The whole stream, faults included."""
+        """The stream, faults included."""
         again = Random(f"duplicates/{self.seed}")  # noqa: S311 - simulation, no secrets
         spoil = Random(f"poison/{self.seed}")  # noqa: S311
         kinds = cycle(PoisonKind)
@@ -87,7 +87,7 @@ class Simulation(BaseModel):
                 yield SimulatedRecord(event, poison=next(kinds))
 
     def _rounds(self) -> Iterator[tuple[int, ...]]:
-        """One game's versions, a cycle of the interleaving at a time."""
+        """One game's versions, by cycles of the interleaving."""
         left = dict.fromkeys(self.version_numbers, self.records_per_game_and_version)
         while any(left.values()):
             this_round = []

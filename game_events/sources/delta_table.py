@@ -1,10 +1,10 @@
-"""Another pipeline's bronze as the source: its raw values, decoded and routed anew by this one, without Kafka.
+"""Another pipeline's bronze table as the source: its raw values are decoded and routed again, without Kafka.
 
-The lane is the table, a position in it is the next of its batches. Batches are never changed, and their numbers go on: what
-maintenance, redecode or a lost log do to the table is invisible. What replaces its rows (a full refresh, a restore) makes
-another lane of it, which stops this pipeline: its own rows would be others than the table's.
+The table is one split, an offset in it is a batch number. Batches never change, so maintenance and redecode of the table are
+invisible here. A full refresh or a restore of the table makes a new split of it, which stops this pipeline: its rows would
+differ from the table's.
 
-Guarantee: that of a slice of Kafka; each record keeps the coordinates that it has in Kafka.
+Guarantee: as for a micro-batch of Kafka; each record keeps its Kafka coordinates.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from game_events.lakehouse.data.snapshot import files_with, read_files, selectio
 from game_events.lakehouse.event_columns import RAW_COLUMNS, STORED_AS
 from game_events.lakehouse.storage.options import delta_options
 from game_events.lakehouse.tables import BRONZE, Lakehouse, Table
-from game_events.sources.core.source import TABLE, Lane, Positions, Seen, Slice
+from game_events.sources.core.source import TABLE, MicroBatch, Offsets, SourceSnapshot, Split
 
 _NO_RAW = (
     "has rows without their raw value (that pipeline runs with GAME_EVENTS_KEEP_RAW=failures): they cannot be decoded. Set "
@@ -38,27 +38,19 @@ class TableSource:
     """Reads a bronze table of another lakehouse."""
 
     def __init__(self, settings: Settings) -> None:
-        """Opens nothing yet.
-
-        Raises:
-            ConfigurationError: it is this pipeline's own table.
-        """
+        """Raises ConfigurationError for this pipeline's own table; opens nothing yet."""
         self._settings = settings
         address = settings.source_table or ""
         root, _, name = address.rpartition("/")
-        # As the lakehouse itself writes it: absolute, and `s3://`.
+        # Normalised as the lakehouse does: absolute, and `s3://`.
         self._table: Table = Lakehouse(root or ".", delta_options(settings)).table(name)
         if self._table.uri == Lakehouse.of(settings).table(BRONZE).uri:
             raise ConfigurationError(
                 "GAME_EVENTS_SOURCE_TABLE is this pipeline's own bronze: name another pipeline's, or unset it"
             )
 
-    def look(self) -> Seen:
-        """The table's first and next batch.
-
-        Raises:
-            ConfigurationError: there is no such table, or it is no bronze.
-        """
+    def snapshot(self) -> SourceSnapshot:
+        """First and next batch of the table; raises ConfigurationError if it does not exist or is no bronze table."""
         handle = self._handle()
         missing = sorted({*STORED_AS.values(), "_batch"} - {f.name for f in handle.schema().fields})
         last = handle.transaction_version(Txn.BATCH)
@@ -67,23 +59,19 @@ class TableSource:
                 f"GAME_EVENTS_SOURCE_TABLE: {self._table.uri} is no bronze table of this project"
                 + (f": it has no column {', '.join(missing)}" if missing else "")
             )
-        lane = Lane(self._table.uri, _content(handle), 0, TABLE)
-        return Seen({lane: max(1, oldest_batch(handle))}, {lane: last + 1})
+        split = Split(self._table.uri, _content_id(handle), 0, TABLE)
+        return SourceSnapshot({split: max(1, oldest_batch(handle))}, {split: last + 1})
 
-    def at(self, lanes: Iterable[Lane], when: datetime) -> Positions:  # noqa: ARG002
-        """Batches have no time of their own.
-
-        Raises:
-            ConfigurationError: always.
-        """
+    def offsets_at(self, splits: Iterable[Split], when: datetime) -> Offsets:  # noqa: ARG002
+        """Raises ConfigurationError: batches have no timestamp."""
         raise ConfigurationError("GAME_EVENTS_STARTING_TIMESTAMP works with Kafka only: unset it, or GAME_EVENTS_SOURCE_TABLE")
 
-    def subjects(self, lanes: Iterable[Lane]) -> tuple[str, ...]:  # noqa: ARG002
-        """None: which topics the rows are of shows when they are read."""
+    def subjects(self, splits: Iterable[Split]) -> tuple[str, ...]:  # noqa: ARG002
+        """None: the topics of the rows are known only when they are read."""
         return ()
 
-    def room(self, reached: Positions) -> int:
-        """As many whole batches as hold no more records than the setting says; at least one."""
+    def batch_limit(self, reached: Offsets) -> int:
+        """As many whole batches as `max_records_per_batch` allows; at least one."""
         handle = self._handle()
         start = next(iter(reached.values()), 1)
         actions = pa.table(handle.get_add_actions(flatten=True))
@@ -93,7 +81,7 @@ class TableSource:
         batches, records = 1, 0
         for last, first, rows in sorted(f for f in found if f[0] is not None and f[0] >= start):
             begin = max(first, start)
-            # Of a file that was compacted of many batches as much of it as there is room for.
+            # A compacted file holds many batches: its share of them counts.
             share = rows * (last - begin + 1) // max(1, last - first + 1)
             if records + share > self._settings.max_records_per_batch:
                 room = self._settings.max_records_per_batch - records
@@ -103,29 +91,29 @@ class TableSource:
         # Batches behind the last one with rows are empty.
         return max(batches, int(handle.transaction_version(Txn.BATCH) or 0) - start + 1)
 
-    def records(self, part: Slice) -> int:
-        """Rows of the files that hold the slice: at least so many as it has."""
-        return selection(self._handle(), "_batch", min(part.start.values()) - 1).rows
+    def records(self, batch: MicroBatch) -> int:
+        """Rows of the files that hold the batch: an upper bound."""
+        return selection(self._handle(), "_batch", min(batch.start.values()) - 1).rows
 
-    def read(self, spark: SparkSession, part: Slice) -> DataFrame:
-        """The rows of these batches, columns `RAW_COLUMNS`; the job fails at a row without its raw value."""
+    def read(self, spark: SparkSession, batch: MicroBatch) -> DataFrame:
+        """Rows of these batches, columns `RAW_COLUMNS`; a row without its raw value fails the job."""
         handle = self._handle()
-        (lane,) = part.end
-        start, end = part.start[lane], part.end[lane]
+        (split,) = batch.end
+        start, end = batch.start[split], batch.end[split]
         rows = read_files(spark, files_with(handle, "_batch", start - 1), spark_schema(handle.schema()))
         rows = rows.where(F.col("_batch").between(start, end - 1))
         missing = F.raise_error(F.lit(f"{self._table.uri} {_NO_RAW}"))
         raw = F.when(F.col("_raw_value").isNull(), missing.cast("binary")).otherwise(F.col("_raw_value"))
         return rows.withColumn("_raw_value", raw).select(*(F.col(STORED_AS[name]).alias(name) for name in RAW_COLUMNS))
 
-    def constants(self, part: Slice) -> Mapping[str, str]:  # noqa: ARG002
-        """None: its rows may be of several topics."""
+    def constants(self, batch: MicroBatch) -> Mapping[str, str]:  # noqa: ARG002
+        """None: the rows may be of several topics."""
         return {}
 
-    def changed(self, part: Slice) -> str | None:
-        """Rows are read of one version of the table; only a table that is another one by now has others."""
-        (lane,) = part.end
-        return None if _content(self._handle()) == lane.topic_id else f"{lane.topic} was replaced while it was read"
+    def changed(self, batch: MicroBatch) -> str | None:
+        """Whether the table was replaced: a read sees one version of it."""
+        (split,) = batch.end
+        return None if _content_id(self._handle()) == split.topic_id else f"{split.topic} was replaced while it was read"
 
     def _handle(self) -> DeltaTable:
         handle = self._table.open()
@@ -134,7 +122,7 @@ class TableSource:
         return handle
 
 
-def _content(handle: DeltaTable) -> str:
-    """Id of the table's content: its rows are others after a full refresh or a restore, which make a generation."""
+def _content_id(handle: DeltaTable) -> str:
+    """Id of the table's content: a full refresh or a restore, which change its rows, change it."""
     table_id, now = uuid.UUID(str(handle.metadata().id)), generation(handle)
     return str(uuid.uuid5(table_id, str(now)) if now else table_id)

@@ -1,4 +1,4 @@
-"""The source that the settings name, and its subjects."""
+"""Creates the source of the settings."""
 
 from __future__ import annotations
 
@@ -11,27 +11,23 @@ from game_events.sources.kafka.source import KafkaSource, subject_of
 
 
 def make_source(settings: Settings, timeout_s: float | None = None) -> Source:
-    """The source; connects when it is asked for something. Of files one that only looks: a pipeline's own takes them in.
+    """The source; connects at its first call. A source of files is read-only: only a pipeline's own adds to the file log.
 
     Args:
         settings: the settings.
-        timeout_s: longest wait for one answer; None: the source's own.
+        timeout_s: longest wait for one answer; None: the source's default.
 
     Raises:
-        ConfigurationError: options that exactly-once depends on are set, or no folder of files.
+        ConfigurationError: options that exactly-once depends on are set, or the folder of files is not.
     """
     if settings.source == FILES:
-        return FileSource(settings, Lakehouse.of(settings), look_only=True)
+        return FileSource(settings, Lakehouse.of(settings), read_only=True)
     return KafkaSource(settings, timeout_s) if settings.source_table is None else TableSource(settings)
 
 
 def subjects(settings: Settings, timeout_s: float | None = None) -> tuple[str, ...]:
-    """Subjects of the source; the broker is only asked if a pattern says which topics there are.
-
-    Raises:
-        ConfigurationError, TransientError: it was, and does not say.
-    """
+    """Subjects of the source; the broker is asked only for topics that match a pattern; raises as `Source.snapshot`."""
     if settings.kafka_topics:
         return tuple(subject_of(topic) for topic in sorted(settings.kafka_topics))
     source = make_source(settings, timeout_s)
-    return source.subjects(source.look().latest)
+    return source.subjects(source.snapshot().latest)

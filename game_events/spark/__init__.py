@@ -1,1 +1,1 @@
-"""The Spark session: its configuration, Spark Connect, code on its way to workers, workers that died."""
+"""Spark sessions: configuration, Spark Connect, code for workers, crashed workers, schemas."""

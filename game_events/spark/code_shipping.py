@@ -1,7 +1,7 @@
-"""This project's code, and what extensions import, on its way to Spark's workers.
+"""Ships this project's code, and modules of extensions, to Spark's workers.
 
-Workers unpickle what they run by name, so they need the same modules as the driver. With the driver's own code sent along, a
-cluster's machines need the libraries only, and a worker never runs another version of it than the driver.
+Workers unpickle functions by name, so they need the driver's modules. As these are shipped, a cluster's machines need only the
+libraries, and workers run the driver's version of the code.
 """
 
 from __future__ import annotations
@@ -16,33 +16,26 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 import game_events
+from game_events.config.local_addresses import workers_are_local
 from game_events.config.settings import Settings
-from game_events.config.this_machine import workers_are_here
 from game_events.errors import ConfigurationError
 
 PACKAGE = Path(game_events.__file__).parent
-#: What Python imports from; Spark unpacks nothing.
+#: Files that Python can import from.
 SUFFIXES = (".py", ".zip", ".egg")
-#: The oldest time that a zip file can hold: the same code gives the same file, whenever it is made.
+#: A constant time (the oldest of zip files), so that the same code gives the same file.
 _TIME = (1980, 1, 1, 0, 0, 0)
 
 
-def on_this_machine(settings: Settings) -> bool:
-    """Whether Spark's workers share this machine's Python environment, too: `local`, or a server beside us.
-
-    A cluster's workers have one of their own, wherever they are.
-    """
-    return workers_are_here(settings) and (settings.spark_remote is not None or settings.spark_master.startswith("local"))
+def shares_python_environment(settings: Settings) -> bool:
+    """Whether Spark's workers use this machine's Python environment: `local`, or a Connect server on this machine."""
+    return workers_are_local(settings) and (settings.spark_remote is not None or settings.spark_master.startswith("local"))
 
 
-def ship(session: SparkSession, settings: Settings) -> None:
-    """Send what the settings ask for; a session that has it already is left alone.
-
-    Raises:
-        ConfigurationError: a file of `spark_py_files` is not there, or nothing that Python imports from.
-    """
+def ship_code(session: SparkSession, settings: Settings) -> None:
+    """Send the code that the settings ask for; ConfigurationError for a bad file in `spark_py_files`."""
     files = [_importable(name) for name in settings.spark_py_files]
-    if settings.spark_ship_code == "always" or (settings.spark_ship_code == "auto" and not on_this_machine(settings)):
+    if settings.spark_ship_code == "always" or (settings.spark_ship_code == "auto" and not shares_python_environment(settings)):
         files.append(packed())
     for file in files:
         session.addArtifacts(str(file), pyfile=True)
@@ -57,8 +50,8 @@ def _importable(name: str) -> Path:
 
 @lru_cache
 def packed(package: Path = PACKAGE) -> Path:
-    """A zip file of a package's modules, named by its content; made once in a process, gone with it."""
-    # Spark's driver serves the file to executors that come later, so it stays until the end.
+    """A zip file of a package's modules, named by its content; one per process, deleted at its exit."""
+    # Spark's driver serves the file to later executors, so it is kept.
     folder = tempfile.TemporaryDirectory(prefix="game-events-code-")
     atexit.register(folder.cleanup)
     whole = Path(folder.name) / "whole.zip"

@@ -1,4 +1,4 @@
-"""Spark's settings for this project: jars, UTC, Arrow, and the interpreter that the workers run."""
+"""Configuration of Spark: jars, UTC, Arrow, and the interpreter of the workers."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from game_events.config.local_addresses import LOOPBACK, workers_are_local
 from game_events.config.settings import Settings
-from game_events.config.this_machine import LOOPBACK, workers_are_here
-from game_events.jvm.jars import for_s3, for_spark
+from game_events.jvm.jars import s3_jars, spark_jars
 from game_events.jvm.java import DEFAULT_JAVA_OPTIONS
-from game_events.jvm.private_folders import of_this_process
+from game_events.jvm.private_folders import process_temporary_folder
 from game_events.lakehouse.storage.options import is_s3, spark_options
-from game_events.spark.protection import authentication, refuse_credentials
+from game_events.spark.security import authentication, refuse_credentials
 
 LOG_CONFIGURATION = Path(__file__).with_name("log4j2.properties")
 
 #: Records of an Arrow batch. Spark's Arrow writer takes time quadratic in a batch's rows for lists and maps that are NULL.
 ARROW_RECORDS = 20_000
-#: The same for Kafka records, which travel without NULL lists: so many that 20 schema versions are large groups each.
+#: The same for Kafka records, which have no NULL lists: large enough for groups of 20 schema versions.
 KAFKA_ARROW_RECORDS = 50_000
-#: Bytes of it: some records are megabytes.
+#: Bytes of an Arrow batch: some records are megabytes.
 ARROW_BYTES = 64 * 1024 * 1024
 
 
 ARROW_RECORDS_KEY = "spark.sql.execution.arrow.maxRecordsPerBatch"
-#: Decoding reads Arrow's 32-bit offsets (decoding/core), so large types are off, whatever a user or a cluster sets.
+#: Off, whatever a user sets: decoding reads Arrow's 32-bit offsets (decoding/core/wire_format.py).
 LARGE_TYPES_KEY = "spark.sql.execution.arrow.useLargeVarTypes"
-#: What comes before PySpark's own jars in the driver's JVM.
+#: Class path before PySpark's own jars in the driver's JVM.
 CLASS_PATH_KEY = "spark.driver.extraClassPath"
 
 
 @contextmanager
-def kafka_batches(spark: SparkSession) -> Iterator[None]:
-    """Arrow batches as Kafka records take them, for the jobs of a block; a user's own setting stays."""
+def kafka_arrow_batches(spark: SparkSession) -> Iterator[None]:
+    """Use `KAFKA_ARROW_RECORDS` for the jobs of a block, unless the user has set another size."""
     usual = spark.conf.get(ARROW_RECORDS_KEY)
     if usual != str(ARROW_RECORDS):
         yield
@@ -50,11 +50,11 @@ def kafka_batches(spark: SparkSession) -> Iterator[None]:
 
 
 @contextmanager
-def forgiving(spark: SparkSession) -> Iterator[None]:
-    """Expressions that cannot be computed for a row give NULL, for the jobs of a block; a user's own settings come back.
+def null_on_error(spark: SparkSession) -> Iterator[None]:
+    """Expressions that fail for a row give NULL, for the jobs of a block; then the former settings return.
 
-    Besides ANSI mode, Spark's elimination of common subexpressions is off: it would compute what two rules share outside of
-    the `try` that each of them is wrapped in (`rule_columns.holds`), and one row's error would end the job.
+    Besides ANSI mode, elimination of common subexpressions is off: it would move what two rules share out of the `try` around
+    each (`rule_columns.holds`), and one row's error would end the job.
     """
     wanted = {"spark.sql.ansi.enabled": "false", "spark.sql.subexpressionElimination.enabled": "false"}
     usual = {key: spark.conf.get(key) for key in wanted}
@@ -68,39 +68,39 @@ def forgiving(spark: SparkSession) -> Iterator[None]:
 
 
 def session_config(settings: Settings) -> dict[str, str]:
-    """What a session is told, wherever it runs; the user's own settings of this kind last."""
+    """Settings of a session (`spark.sql.*`), classic or Connect; the user's take precedence."""
     conf = {
         "spark.sql.session.timeZone": "UTC",
         ARROW_RECORDS_KEY: str(ARROW_RECORDS),
         "spark.sql.execution.arrow.maxBytesPerBatch": str(ARROW_BYTES),
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-        # Batches here are small; the right number of tasks is chosen for each job from its rows.
+        # For small jobs; large ones set their number of tasks by their rows.
         "spark.sql.shuffle.partitions": "8",
         "spark.sql.debug.maxToStringFields": "50",
-        # A worker whose process dies says where.
+        # A crashed worker logs its stack.
         "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
     }
     if not is_s3(settings.lakehouse):
-        # More paths than this would start a Spark job only to list them: the Delta log has listed them already. In a store each
-        # path is a request: many of them are asked for by a Spark job, as Spark does by itself.
+        # More paths than this would be listed by a Spark job, though the Delta log has listed them already. In an object store
+        # each path is a request, and the job is faster.
         conf["spark.sql.sources.parallelPartitionDiscovery.threshold"] = "100000"
     own = {key: value for key, value in settings.spark_conf.items() if key.startswith("spark.sql.")}
     return conf | own | {LARGE_TYPES_KEY: "false"}
 
 
 def spark_config(settings: Settings) -> dict[str, str]:
-    """Settings of a Spark of our own: of its JVM and of its session, user's own last.
+    """Settings of a classic Spark, JVM and session; the user's take precedence.
 
-    Also sets ``PYSPARK_PYTHON`` in this process: it must stand in the environment before the session is made (the session's
-    own settings for it are ignored), or workers run whatever python3 the PATH finds. Where the cluster's machines have it
-    elsewhere than this one, the user's ``spark.pyspark.python`` names it.
+    Also sets ``PYSPARK_PYTHON`` in this process: it must be in the environment before the session is created (settings of the
+    session are ignored), or workers run any python3 of the PATH. The user's ``spark.pyspark.python`` names another path on a
+    cluster's machines.
     """
     refuse_credentials(settings.spark_conf)
     os.environ.setdefault("PYSPARK_PYTHON", settings.spark_conf.get("spark.pyspark.python", sys.executable))
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    jars = for_spark()
+    jars = spark_jars()
     if is_s3(settings.lakehouse):
-        jars += for_s3()
+        jars += s3_jars()
     conf = session_config(settings) | {
         "spark.app.name": "game_events",
         "spark.master": settings.spark_master,
@@ -111,33 +111,33 @@ def spark_config(settings: Settings) -> dict[str, str]:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOG_CONFIGURATION.as_uri()}",
-        # Everybody may read what the system's temporary folder holds: shuffle files are players' rows.
-        DEFAULT_JAVA_OPTIONS: of_this_process().java_option,
-        # A loop runs some 3,000 jobs an hour: what Spark remembers of each is bounded, or the heap grows for hours.
+        # Other users can read the system's temporary folder, and shuffle files hold players' rows.
+        DEFAULT_JAVA_OPTIONS: process_temporary_folder().java_option,
+        # Continuous mode runs some 3,000 jobs an hour: bounds the heap.
         "spark.ui.retainedJobs": "50",
         "spark.ui.retainedStages": "50",
         "spark.ui.retainedTasks": "500",
         "spark.sql.ui.retainedExecutions": "20",
-        # What a plan or the UI may show of options that hold credentials.
+        # Masks options with credentials in plans and the UI.
         "spark.redaction.regex": "(?i)secret|password|passwd|token|access[.]key|sasl|jaas|ssl[.]key",
     }
-    if workers_are_here(settings):
+    if workers_are_local(settings):
         conf |= {"spark.driver.bindAddress": LOOPBACK, "spark.driver.host": LOOPBACK}
-        # Otherwise Spark looks for a network address of this machine, and warns about what it finds.
+        # Otherwise Spark looks up a network address of this machine, with a warning.
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
     else:
-        # Its executors have to reach it.
+        # Executors on other machines connect to the driver.
         conf["spark.driver.bindAddress"] = "0.0.0.0"  # noqa: S104
     if settings.catalog is not None and "." not in settings.catalog:
-        # A metastore: tables that are registered in Spark's own memory would be gone with the session.
+        # A metastore: Spark's in-memory catalog ends with the session.
         conf["spark.sql.catalogImplementation"] = "hive"
     own = settings.spark_conf
-    # PySpark has an lz4-java of its own, with known holes, and a class that is there twice is taken from what comes first.
+    # Replaces PySpark's lz4-java, which has known vulnerabilities: the first jar with a class wins.
     first = ":".join(str(jar) for jar in jars if jar.name.startswith("lz4-java-"))
     more = {CLASS_PATH_KEY: ":".join(filter(None, (first, own.get(CLASS_PATH_KEY)))), LARGE_TYPES_KEY: "false"}
     return conf | authentication(settings) | spark_options(settings) | own | more
 
 
-def of_the_server(settings: Settings) -> list[str]:
-    """Names of the user's Spark settings that a session on a Connect server cannot have: they are the server's own."""
+def server_only_settings(settings: Settings) -> list[str]:
+    """Names of the user's Spark settings that only a Connect server can have, not its sessions."""
     return sorted(key for key in settings.spark_conf if not key.startswith("spark.sql."))

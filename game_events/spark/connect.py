@@ -1,4 +1,4 @@
-"""Spark Connect: a session on a server that other runs share, and how it is lost, renewed and given back."""
+"""Spark Connect sessions on a shared server: create, detect a loss, close."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from pyspark.sql import SparkSession
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, TransientError, first_line
 
-#: How a server says that it does not know a session any more (it was restarted, or the session was idle for too long), and how
-#: the client says that there is no server (pyspark 4.0, error conditions).
+#: Marks of errors for a lost session (server restarted, session expired) or server (pyspark 4.0, error conditions).
 LOST = (
     "INVALID_HANDLE.",
     "RESPONSE_ALREADY_RECEIVED",
@@ -26,51 +25,51 @@ LOST = (
     "stopped SparkContext",
 )
 REFUSED = ("StatusCode.UNAUTHENTICATED", "authentication token")
-#: Where client and server look for the token that they share; an address with it would stand in logs.
+#: Environment variable of the shared token; in an address it would be logged.
 TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105 - its name
 CONNECT_MODE = "SPARK_CONNECT_MODE_ENABLED"
 CLIENTS_LOGGER = "pyspark.sql.connect.logging"
-#: A server that is being started again answers within seconds; the client's own policy waits for ten minutes. Together 45 s.
+#: Together 45 s: a restarted server answers within seconds; the client's own policy waits for ten minutes.
 RETRIES, LONGEST_WAIT_MS = 12, 5_000
 
 
-def is_lost(error: BaseException | None) -> bool:
-    """Whether an error says that the server, or the session on it, is gone: another session may work."""
+def is_session_lost(error: BaseException | None) -> bool:
+    """Whether an error means that the server or the session is gone: a new session may work."""
     return isinstance(error, PySparkException) and any(mark in str(error) for mark in LOST)
 
 
 def lost(settings: Settings) -> TransientError:
-    """What to raise for it."""
+    """The error for a lost session."""
     return TransientError(
-        f"the Spark Connect server {_address(settings)} ended, or does not know this run's session any more; what was "
-        "committed stays, and a new session goes on from there. If it happens again: is the server up (its log), does it "
+        f"the Spark Connect server {_address(settings)} ended, or has expired this run's session; what was "
+        "committed stays, and a new session continues from there. If it happens again: is the server up (its log), does it "
         "have enough memory, is its session time-out longer than a run's pauses?"
     )
 
 
 def connect(settings: Settings, conf: Mapping[str, str]) -> SparkSession:
-    """A session of this run's own: nobody else's settings, tags or files are in it.
+    """Create a session of this run, with its own settings, tags and files.
 
     Args:
-        settings: the settings; they name the server.
+        settings: name the server.
         conf: settings of the session (`spark.session_config`).
 
     Raises:
         TransientError: no server answers.
-        ConfigurationError: it refuses us, or the address is none.
+        ConfigurationError: it refuses the token, or the address is invalid.
     """
-    # Only where Connect is used: classic Spark needs none of its packages.
+    # Imported here, as classic Spark does not need Connect's packages.
     from pyspark.sql.connect.client.retries import DefaultPolicy  # noqa: PLC0415
     from pyspark.sql.connect.session import SparkSession as ConnectSession  # noqa: PLC0415
 
     from game_events.spark.connect_channel import channel_to  # noqa: PLC0415
 
-    _keep_what_sessions_share()
-    # At DEBUG it repeats every plan, Kafka's password in it; its errors are raised as well. PySpark switches it off, and who
-    # configures logging afterwards (Dagster does) switches it on again.
+    _keep_shared_threads()
+    # At DEBUG it logs every plan with Kafka's password; its errors are raised as well. PySpark turns it off, and a later
+    # configuration of logging (Dagster's) turns it on again.
     logging.getLogger(CLIENTS_LOGGER).setLevel(logging.CRITICAL)
     try:
-        # Nothing is sent yet: its settings follow, with the policy above.
+        # Nothing is sent before the retry policy is set.
         channel = channel_to(str(settings.spark_remote))
         with _connect_mode():
             session = cast(SparkSession, ConnectSession.builder.channelBuilder(channel).create())
@@ -79,8 +78,8 @@ def connect(settings: Settings, conf: Mapping[str, str]) -> SparkSession:
                 for key, value in conf.items():
                     session.conf.set(key, value)
             except BaseException:
-                # Nobody else knows of it: a living server would keep it until its time-out.
-                give_back(session)
+                # The server would keep it until its time-out.
+                close_session(session)
                 raise
     except PySparkValueError as error:
         raise ConfigurationError(f"GAME_EVENTS_SPARK_REMOTE: {first_line(error)}: use sc://host:port") from None
@@ -91,11 +90,9 @@ def connect(settings: Settings, conf: Mapping[str, str]) -> SparkSession:
 
 @contextmanager
 def _connect_mode() -> Iterator[None]:
-    """PySpark's functions make columns for Connect, in the block and after it.
+    """PySpark's functions create columns for Connect, in the block and after it, unless it fails.
 
-    `SparkSession.builder.remote` says so by the same variable, but takes no channel.
-
-    If the block fails there is no session: they make columns for classic Spark, as before.
+    `SparkSession.builder.remote` sets the same variable, but takes no channel.
     """
     before = os.environ.get(CONNECT_MODE)
     os.environ[CONNECT_MODE] = "1"
@@ -107,11 +104,10 @@ def _connect_mode() -> Iterator[None]:
         raise
 
 
-def _keep_what_sessions_share() -> None:
-    """One session's end leaves the others of this process alone.
+def _keep_shared_threads() -> None:
+    """Keep PySpark 4.0 from ending the reader threads of all sessions of this process when one session ends.
 
-    PySpark 4.0 ends, with any session, the threads by which all of the process tell the server what they have read; as it
-    does so in `__del__` too, under the lock that is held while such a thread starts, garbage collection at that moment hangs
+    It does so in `__del__` too, under the lock that is held while such a thread starts: garbage collection then hangs
     the process for ever. Without it the threads end with the process.
     """
     from pyspark.sql.connect.client.reattach import ExecutePlanResponseReattachableIterator  # noqa: PLC0415
@@ -120,46 +116,46 @@ def _keep_what_sessions_share() -> None:
 
 
 def named(error: PySparkException, settings: Settings) -> Exception:
-    """The project's error for one of the connection; the error itself if it is about something else."""
+    """The project's error for one of the connection; any other error is returned unchanged."""
     if any(mark in str(error) for mark in REFUSED):
         return ConfigurationError(
-            f"the Spark Connect server {_address(settings)} refuses us: set {TOKEN_VARIABLE} in this process's environment to "
-            "the token that it was started with"
+            f"the Spark Connect server {_address(settings)} refuses this client: set {TOKEN_VARIABLE} in this process's "
+            "environment to the token that it was started with"
         )
-    return lost(settings) if is_lost(error) else error
+    return lost(settings) if is_session_lost(error) else error
 
 
 def answers(session: SparkSession) -> bool:
-    """Whether a session can still be used; waits for a server that is being started again."""
+    """Whether a session can still be used; waits for a server that is restarting."""
     try:
         session.conf.get("spark.sql.session.timeZone")
     except PySparkException as error:
-        if is_lost(error):
+        if is_session_lost(error):
             return False
         raise
     return True
 
 
 def is_connect(session: SparkSession) -> bool:
-    """Whether a session is one on a Connect server."""
+    """Whether a session is on a Connect server."""
     return type(session).__module__.startswith("pyspark.sql.connect.")
 
 
 def is_closed(session: SparkSession) -> bool:
-    """Whether it was given back; a classic session never is."""
+    """Whether a Connect session was closed; False for a classic one."""
     return is_connect(session) and bool(cast(Any, session).is_stopped)
 
 
-def give_back(session: SparkSession) -> None:
-    """End a session: the server forgets it, and ends what it still does for it. Nothing happens to a classic one."""
+def close_session(session: SparkSession) -> None:
+    """Close a Connect session, which ends its jobs on the server; a classic one is left alone."""
     if not is_connect(session) or is_closed(session):
         return
-    # A server that is gone has nothing to forget: nobody waits for it.
+    # No retries: a stopped server has nothing to close.
     cast(Any, session).client.set_retry_policies([])
     with suppress(PySparkException):
         session.stop()
 
 
 def _address(settings: Settings) -> str:
-    """Without the parameters, among which may be a token."""
+    """The address without its parameters, which may hold a token."""
     return (settings.spark_remote or "").split(";", 1)[0].rstrip("/")

@@ -1,30 +1,29 @@
-"""The connection to a Spark Connect server: no name of this machine is looked up, and no proxy stands between."""
+"""gRPC channel to a Spark Connect server, without name look-up or proxy on this machine."""
 
 from __future__ import annotations
 
 import grpc
 from pyspark.sql.connect.client.core import DefaultChannelBuilder
 
-from game_events.config.this_machine import LOOPBACK, UNIX_SOCKET, at_loopback
+from game_events.config.local_addresses import LOOPBACK, UNIX_SOCKET, at_loopback
 
-#: Where the server of `game-events up` is a Unix socket, PySpark's builder wants an address all the same.
+#: PySpark's builder requires an address also for a Unix socket.
 _UNUSED = "sc://localhost:1"
 
 
 class LocalChannel(DefaultChannelBuilder):
-    """A connection within this machine, to exactly one address.
+    """A channel within this machine, to exactly one address.
 
-    PySpark's own tries each address of the name `localhost`, IPv6's first: who listens there is sent the token and every plan,
-    though the server listens on 127.0.0.1.
+    PySpark's own tries each address of `localhost`, IPv6 first: another process listening there would get the token and plans.
     """
 
     def __init__(self, url: str, target: str, kind: grpc.LocalConnectionType) -> None:
-        """`target`: in gRPC's words."""
+        """`target`: gRPC's name of the address."""
         super().__init__(url, [("grpc.enable_http_proxy", 0)])
         self._target, self._kind = target, kind
 
     def toChannel(self) -> grpc.Channel:  # noqa: N802 - PySpark's name
-        """The connection; the token goes along with each call."""
+        """The channel; the token is sent with each call."""
         credentials = grpc.local_channel_credentials(self._kind)
         if self.token is not None:
             credentials = grpc.composite_channel_credentials(credentials, grpc.access_token_call_credentials(self.token))
@@ -32,11 +31,7 @@ class LocalChannel(DefaultChannelBuilder):
 
 
 def channel_to(remote: str) -> DefaultChannelBuilder:
-    """The connection that `spark_remote` names; what is on another machine needs TLS before it gets a token (PySpark's rule).
-
-    Raises:
-        PySparkValueError: it is no such address.
-    """
+    """The channel for `spark_remote`; PySparkValueError for a bad address. PySpark sends tokens elsewhere only over TLS."""
     if remote.startswith(UNIX_SOCKET):
         return LocalChannel(_UNUSED, remote, grpc.LocalConnectionType.UDS)
     usual = DefaultChannelBuilder(remote)

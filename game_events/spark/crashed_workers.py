@@ -1,8 +1,8 @@
-"""A Python worker of Spark whose process died over its rows: told in one sentence, and the games found that it dies of.
+"""Crashed Python workers of Spark: one error for them, and bisection to find the games that crash a worker.
 
-A fault in native code, a system that is out of memory or somebody's `kill` ends a worker in the middle of a batch in which rows
-of many games stand together, and nobody can say which of them it was. So a job that died is run again for halves of the games,
-for quarters of those that die again, and so on, until each that kills its worker stands alone; the others' parts are whole.
+A fault in native code, lack of memory or a `kill` ends a worker within a batch with rows of many games. So a crashed job is run
+again for halves of the games, for quarters of those that crash again, and so on, until each crashing game is isolated; the
+others succeed.
 """
 
 from __future__ import annotations
@@ -19,17 +19,16 @@ from pyspark.errors import PySparkException
 from game_events.errors import TransientError
 
 T = TypeVar("T")
-#: How Spark says it (4.0); of a job over Spark Connect, too.
+#: Spark's message (4.0), also over Spark Connect.
 CRASHED = "Python worker exited unexpectedly"
-#: How this project says it, in quarantine too: at first, and at last.
+#: This project's message, also in quarantine: its beginning and end.
 WORKER_CRASHED = "a Python worker of Spark crashed"
-NOTHING_CAME = ". Nothing of this job was committed, what was committed before stays"
-#: Jobs that may die while games are told apart: one game of 2,000 costs 13 of them. A game that is not told apart by then has
-#: to wait for the next run.
+NOTHING_COMMITTED = ". Nothing of this job was committed, what was committed before stays"
+#: Crashes at most during a bisection: one game of 2,000 costs 13. The remaining games wait for the next run.
 MAX_CRASHES = 40
-#: A game is found guilty by so many deaths of a worker that had only its rows: one may be anybody's `kill`.
+#: Crashes with only one game's rows until it is isolated: a single one may be a `kill`.
 DEATHS_ALONE = 2
-#: Games that a sentence names.
+#: Games that a message names.
 NAMED = 5
 
 
@@ -43,22 +42,13 @@ def is_crash(error: BaseException) -> bool:
 
 
 def crash(error: BaseException, over: str) -> WorkerCrashError:
-    """What to raise for it.
-
-    Args:
-        error: Spark's.
-        over: what the worker was at: ` over the rows of ...`.
-    """
-    return WorkerCrashError(f"{WORKER_CRASHED}{over}: {_last_words(str(error))}{NOTHING_CAME}")
+    """The error to raise for Spark's error; `over`: the rows in question (` over the rows of ...`)."""
+    return WorkerCrashError(f"{WORKER_CRASHED}{over}: {_cause(str(error))}{NOTHING_COMMITTED}")
 
 
 @contextmanager
-def crashes_named(over: str) -> Iterator[None]:
-    """Deaths of workers inside are told in a sentence.
-
-    Raises:
-        WorkerCrashError: for them; every other error as it is.
-    """
+def crashes_explained(over: str) -> Iterator[None]:
+    """Raise WorkerCrashError for crashes of workers in the block; other errors unchanged."""
     try:
         yield
     except (PySparkException, Py4JJavaError) as error:
@@ -67,41 +57,34 @@ def crashes_named(over: str) -> Iterator[None]:
         raise crash(error, over) from error
 
 
-def whole_or_by_halves(
-    games: Collection[str], job: Callable[[Collection[str]], T], over: str, tell: Callable[[str], None]
+def run_with_bisection(
+    games: Collection[str], job: Callable[[Collection[str]], T], over: str, warn: Callable[[str], None]
 ) -> tuple[list[T], dict[str, str]]:
-    """Run a job for some games; only if a worker dies of it, for parts of them (`by_halves`).
-
-    Args:
-        games: whose rows the job has.
-        job: does it for some of them.
-        over: what it makes, for the sentence.
-        tell: gets a sentence if a worker has died.
-    """
+    """Run a job for some games; after a crash, `warn` and `bisect`."""
     try:
         return [job(games)], {}
     except WorkerCrashError as error:
-        tell(f"{over}: {error}. It is tried for halves of them")
-    return by_halves(sorted(games), job, over)
+        warn(f"{over}: {error}. It is retried for halves of the games")
+    return bisect(sorted(games), job, over)
 
 
-def by_halves(games: Sequence[str], job: Callable[[Collection[str]], T], over: str) -> tuple[list[T], dict[str, str]]:
-    """Run a job that died for parts of its games, until those that it dies of are told apart.
+def bisect(games: Sequence[str], job: Callable[[Collection[str]], T], over: str) -> tuple[list[T], dict[str, str]]:
+    """Run a crashed job for parts of its games, until those that crash it are isolated.
 
     Args:
-        games: whose rows the job had.
-        job: does it for some of them.
-        over: what it reads or makes, for the sentence.
+        games: games of the crashed job.
+        job: runs for some of them.
+        over: what it reads or writes, for messages.
 
     Returns:
-        what the job gave for the parts, which are all the other games; game -> why there is nothing of it.
+        results of the successful parts; failed game -> reason.
     """
     done: list[T] = []
     failed: dict[str, str] = {}
     waiting = deque(_halves(games))
     alone: dict[str, int] = {}
     crashes = 0
-    # The largest parts first: what is whole is most of it, even if not all games are told apart in time.
+    # Largest parts first: most games succeed even if `MAX_CRASHES` is reached.
     while waiting:
         part = waiting.popleft()
         if crashes >= MAX_CRASHES:
@@ -123,7 +106,7 @@ def by_halves(games: Sequence[str], job: Callable[[Collection[str]], T], over: s
 
 
 def named(games: Sequence[str]) -> str:
-    """Some games for a sentence, not all of hundreds."""
+    """At most `NAMED` games for a message."""
     more = f" and {len(games) - NAMED} more" if len(games) > NAMED else ""
     return ", ".join(games[:NAMED]) + more
 
@@ -133,10 +116,10 @@ def _halves(games: Sequence[str]) -> list[Sequence[str]]:
     return [part for part in (games[:middle], games[middle:]) if part]
 
 
-def _last_words(said: str) -> str:
-    """What the worker's fault handler wrote (`spark.session_config` asks for it); nothing of a process that was killed."""
-    fault = re.search(r"Fatal Python error: (.+)", said)
+def _cause(message: str) -> str:
+    """What the worker's fault handler wrote (enabled by `session_config`); a killed process writes nothing."""
+    fault = re.search(r"Fatal Python error: (.+)", message)
     if fault is None:
         return "it was killed (is there enough memory?), or code that it ran ended the process"
-    at = re.search(r'File "(?:[^"]*/)?([^"/]+)", line (\d+) in (\S+)', said[fault.end() :])
+    at = re.search(r'File "(?:[^"]*/)?([^"/]+)", line (\d+) in (\S+)', message[fault.end() :])
     return fault[1].strip() + (f" in {at[1]}, line {at[2]} ({at[3]})" if at is not None else "")

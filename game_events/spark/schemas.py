@@ -1,4 +1,4 @@
-"""A Spark plan's columns as an Arrow schema, by way of Delta's types: what the files and the table will have."""
+"""Arrow schemas of Spark plans, by Delta's types; merging of schemas."""
 
 from __future__ import annotations
 
@@ -11,38 +11,37 @@ from pyspark.sql.types import ArrayType, DataType, MapType, NullType, StructFiel
 
 from game_events.errors import ExtensionError
 
-#: Delta refuses them in names of columns; a dot or a backtick no column can have that goes to Spark's workers (`mapInArrow`
-#: takes names for paths into structs), and decoding makes none (`decoding/core/column_map.py`).
+#: Characters that Delta refuses in column names; `mapInArrow` cannot handle dots and backticks, which decoding replaces, too.
 _FORBIDDEN = set(" ,;{}()\n\t=")
 _UNREACHABLE = set(".`")
 
 
-def arrow_schema(rows: DataFrame, whose: object, known: pa.Schema | None = None) -> pa.Schema:
-    """Columns of a plan; everything may be NULL.
+def arrow_schema(rows: DataFrame, origin: object, known: pa.Schema | None = None) -> pa.Schema:
+    """Columns of a plan, all nullable.
 
     Args:
-        rows: the plan; nothing of it runs.
-        whose: named in errors.
-        known: fields that are taken as they stand here, metadata included, where name and type are the same; they come first.
+        rows: the plan, which is not executed.
+        origin: its author, for errors.
+        known: fields that take precedence, metadata included, over columns of the same name and type; they are first.
 
     Raises:
-        ExtensionError: a column cannot be in a Delta table: its name, its type, or there are two of that name.
+        ExtensionError: a column cannot be in a Delta table: its name, its type, or it is there twice.
     """
     fields = rows.schema.fields
     names = [f.name.casefold() for f in fields]
     bad = sorted({f.name for f in fields if names.count(f.name.casefold()) > 1})
     if bad:
-        raise ExtensionError(f"{whose} gives the column {', '.join(bad)} twice (capital letters do not count)")
+        raise ExtensionError(f"{origin} gives the column {', '.join(bad)} twice (capital letters do not count)")
     found = []
     for item in fields:
         if not item.name or _FORBIDDEN & set(item.name):
-            raise ExtensionError(f"{whose} gives a column {item.name!r}: Delta takes no spaces and none of ,;{{}}()= in names")
+            raise ExtensionError(f"{origin} gives a column {item.name!r}: Delta takes no spaces and none of ,;{{}}()= in names")
         if _UNREACHABLE & set(item.name):
             raise ExtensionError(
-                f"{whose} gives a column {item.name!r}: Spark takes a dot in a name for a step into a struct, "
+                f"{origin} gives a column {item.name!r}: Spark takes a dot in a name for a step into a struct, "
                 "and a backtick for a quote: name it otherwise"
             )
-        found.append(_arrow(item, whose))
+        found.append(_arrow(item, origin))
     if known is None:
         return pa.schema(found)
     by_name = {f.name: f for f in found}
@@ -51,18 +50,18 @@ def arrow_schema(rows: DataFrame, whose: object, known: pa.Schema | None = None)
     return pa.schema([*kept, *(f for f in found if f.name not in held)])
 
 
-def _arrow(item: StructField, whose: object) -> pa.Field:
+def _arrow(item: StructField, origin: object) -> pa.Field:
     try:
         struct = StructType([StructField(item.name, nullable(item.dataType))])
         return pa.schema(Schema.from_json(struct.json())).field(0)
     except Exception as error:
         raise ExtensionError(
-            f"{whose} gives the column {item.name} the type {item.dataType.simpleString()}, which Delta does not have: cast it"
+            f"{origin} gives the column {item.name} the type {item.dataType.simpleString()}, which Delta does not have: cast it"
         ) from error
 
 
 def nullable(kind: DataType) -> DataType:
-    """A type without its NOT NULLs."""
+    """A type with all fields nullable."""
     if isinstance(kind, StructType):
         return StructType([StructField(f.name, nullable(f.dataType)) for f in kind.fields])
     if isinstance(kind, ArrayType):
@@ -74,12 +73,8 @@ def nullable(kind: DataType) -> DataType:
     return kind
 
 
-def united(schemas: Iterable[StructType]) -> tuple[StructType, dict[str, list[str]]]:
-    """Columns of several tables together; those that have different types in some of them are left out.
-
-    Returns:
-        the columns, and the ones left out with their types.
-    """
+def merged_columns(schemas: Iterable[StructType]) -> tuple[StructType, dict[str, list[str]]]:
+    """Columns of several tables, without those of conflicting types, which are returned with their types."""
     fields: dict[str, StructField] = {}
     clashes: dict[str, list[str]] = {}
     for schema in schemas:
@@ -97,9 +92,9 @@ def united(schemas: Iterable[StructType]) -> tuple[StructType, dict[str, list[st
 
 
 def _both(one: DataType, other: DataType) -> DataType | None:
-    """The type that holds values of both: nested fields of either; None if there is none."""
+    """The type with the nested fields of both; None if they conflict."""
     if isinstance(one, StructType) and isinstance(other, StructType):
-        whole, clashes = united([one, other])
+        whole, clashes = merged_columns([one, other])
         return None if clashes else whole
     if isinstance(one, ArrayType) and isinstance(other, ArrayType):
         inner = _both(one.elementType, other.elementType)
@@ -111,5 +106,5 @@ def _both(one: DataType, other: DataType) -> DataType | None:
 
 
 def quoted(name: str) -> str:
-    """A column's name in SQL and in `F.col`, whatever is in it."""
+    """A column's name, quoted for SQL and `F.col`."""
     return "`" + name.replace("`", "``") + "`"

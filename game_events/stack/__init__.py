@@ -1,1 +1,1 @@
-"""The local stack: a real Kafka broker, a real Schema Registry, and the jars that they and Spark need."""
+"""The local stack for development: a Kafka broker, a Schema Registry, a Spark Connect server."""

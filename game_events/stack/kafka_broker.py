@@ -23,7 +23,7 @@ FORMAT_TIMEOUT_S = 60
 HEALTH_TIMEOUT_S = 5
 NODE_ID = 1
 LOG4J = Path(__file__).with_name("log4j2.xml")
-#: Below the stack's folder, which is the working directory: any characters may stand in the path to it.
+#: Relative to the stack's folder, the working directory, as its path may hold any characters.
 DATA = Path("data/kafka")
 PROPERTIES = Path("data/server.properties")
 #: Fast to start: shared class data, no parallel collector on a small heap.
@@ -41,10 +41,10 @@ def properties(ports: Ports) -> dict[str, str]:
         "advertised.listeners": f"PLAINTEXT://{HOST}:{ports.kafka}",
         "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
         "log.dirs": DATA.as_posix(),
-        # A typing error in a topic's name shall fail, not make a topic.
+        # A typing error in a topic's name must not create a topic.
         "auto.create.topics.enable": "false",
         "num.partitions": "4",
-        # Nothing expires: a demo is looked at again after a month.
+        # Nothing expires: a demo may be used again after a month.
         "log.retention.ms": "-1",
         # Simulated events may lie in the future.
         "log.message.timestamp.after.max.ms": f"{2**63 - 1}",
@@ -98,8 +98,8 @@ def _format(command: list[str], folder: Path) -> None:
         check=False,
     )
     if answer.returncode != 0:
-        said = (answer.stdout + answer.stderr).strip()[-2000:]
-        raise ConfigurationError(f"Kafka cannot format its data folder {folder / DATA}:\n{said}")
+        output = (answer.stdout + answer.stderr).strip()[-2000:]
+        raise ConfigurationError(f"Kafka cannot format its data folder {folder / DATA}:\n{output}")
 
 
 def is_healthy(port: int) -> bool:

@@ -1,7 +1,7 @@
-"""The local stack as a whole: a Kafka broker and a Schema Registry that come up, are checked, and go down together.
+"""The local stack: starts, checks and stops a Kafka broker and a Schema Registry together.
 
-Each call looks at what really runs. `up` starts only what does not, so it also repairs a stack of which one half died.
-Data outlive every call but ``down(delete_data=True)``.
+Each call checks the running processes. `up` starts only missing ones, so it also repairs a stack of which one half died.
+Data outlive every call except ``down(delete_data=True)``.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def down(state_dir: Path, *, delete_data: bool = False) -> bool:
 
 
 def status(state_dir: Path) -> StackStatus:
-    """Look at the stack of `state_dir` without changing anything."""
+    """State of the stack of `state_dir`, without changing anything."""
     state = StackFiles(state_dir).read()
     running = Servers.running_of(state)
     kafka, registry = running.kafka, running.registry
@@ -150,7 +150,7 @@ def _start_missing(state: StackState, files: StackFiles, progress: Progress) -> 
     """Start what `state` has no process for; each is recorded as soon as it exists."""
     if state.kafka is not None and state.registry is not None:
         return state
-    parts = jars.for_stack(progress)
+    parts = jars.stack_parts(progress)
     java = find_java()
     if state.registry is None:
         progress(f"starting the Schema Registry on port {state.ports.registry}")

@@ -1,4 +1,4 @@
-"""Which ports of the loopback address the stack listens on."""
+"""Choice of the stack's ports on the loopback address."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def choose_ports(given: Mapping[str, int | None], running: Mapping[str, int], la
     """A running server's own port, else the one given, else its last one if that is free, else any free one.
 
     Args:
-        given: field of `Ports` -> port somebody asked for.
-        running: field -> port of a server that runs.
-        last: field -> port of the run before.
+        given: field of `Ports` -> requested port.
+        running: field -> port of a running server.
+        last: field -> port of the last run.
 
     Raises:
         ConfigurationError: a given port is busy, given twice, or not the one that the running server has.
@@ -80,10 +80,7 @@ def is_free(port: int) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """`count` different ports that nobody uses, outside the range that systems take for outgoing connections.
-
-    Such a connection, of any process, would keep a server from a port that was free when it was chosen.
-    """
+    """`count` different free ports, outside the range of outgoing connections, which could take them before the server does."""
     free = filter(is_free, random.sample(SERVER_PORTS, len(SERVER_PORTS)))
     return list(islice(free, count))
 

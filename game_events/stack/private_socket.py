@@ -1,9 +1,8 @@
-"""The way to a server on loopback that nobody else can take: a Unix socket, and a look at who answers behind it.
+"""A private Unix socket in front of a server on a loopback port, with a check of the process that accepts the connection.
 
-A port of the loopback address is anybody's: whoever shares the machine listens on it before the server does, after it died,
-or on the other protocol's address, and is sent what was meant for the server (Spark Connect 4.0 listens on no Unix socket).
-So clients connect to a socket in a folder that only its user can open. Each of its connections is carried to the port, and
-before a byte goes there the other end of that very connection must be one of the server's process, as the system's tables say.
+Any user of the machine could listen on the port before the server starts, after it died, or on the IPv6 address, and would get
+the requests (Spark Connect 4.0 has no Unix socket). So clients connect to a socket in a private folder. Each connection is
+forwarded to the port only after the system's tables show that the server's process has accepted it.
 """
 
 from __future__ import annotations
@@ -17,25 +16,25 @@ from pathlib import Path
 
 import psutil
 
-from game_events.config.this_machine import UNIX_SOCKET
+from game_events.config.local_addresses import UNIX_SOCKET
 from game_events.stack.ports import HOST
 from game_events.stack.server_process import ServerProcess, find
 
 log = logging.getLogger(__name__)
-#: Seconds in which the server must have accepted a connection; seconds between two looks whether it has, doubled each time.
-ACCEPT_S, LOOK_S = 10.0, 0.01
+#: Seconds within which the server must accept a connection; seconds until the first check, doubled each time.
+ACCEPT_S, CHECK_S = 10.0, 0.01
 CHUNK_BYTES = 1 << 16
 
 
 class PrivateSocket:
-    """A Unix socket that leads to one process's port, in a thread of its own, until it is closed."""
+    """A Unix socket that forwards to one process's port, in its own thread, until it is closed."""
 
     def __init__(self, path: Path, server: Callable[[], ServerProcess | None]) -> None:
         """Listens at once.
 
         Args:
-            path: the socket, in a folder that nobody else can open; the system allows some 100 characters.
-            server: the process that is meant, and its port; None while there is none: who connects then is turned away.
+            path: the socket, in a private folder; the system allows some 100 characters.
+            server: the server process, with its port; None: connections are closed.
         """
         self._server = server
         self._path = path
@@ -48,11 +47,11 @@ class PrivateSocket:
 
     @property
     def address(self) -> str:
-        """What clients call it."""
+        """Its address for clients."""
         return f"{UNIX_SOCKET}{self._path}"
 
     def close(self) -> None:
-        """Break off what is connected; the socket is gone."""
+        """Close all connections and remove the socket."""
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -72,7 +71,7 @@ class PrivateSocket:
         try:
             await self._carry(reader, writer)
         except (OSError, asyncio.CancelledError):
-            pass  # the client is told by the end of its connection, and tries again
+            pass  # the client's connection is closed, and it retries
         finally:
             writer.close()
             self._connections.discard(task)
@@ -108,8 +107,8 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def _accepted_by(server: ServerProcess, ours: tuple[str, int]) -> bool:
-    """Whether the other end of our connection is that process's: waits until somebody has accepted it."""
-    pause = LOOK_S
+    """Whether that process accepts our connection; waits until some process has."""
+    pause = CHECK_S
     with suppress(TimeoutError):
         async with asyncio.timeout(ACCEPT_S):
             while find(server) is not None:
@@ -121,7 +120,7 @@ async def _accepted_by(server: ServerProcess, ours: tuple[str, int]) -> bool:
 
 
 def _has_connection(server: ServerProcess, peer: tuple[str, int]) -> bool:
-    """Whether a process holds the end of a connection whose other end is `peer`."""
+    """Whether a process holds a connection to `peer`."""
     process = find(server)
     if process is None:
         return False

@@ -20,7 +20,7 @@ DATABASE = "./data/registry/h2"
 
 
 def url(port: int) -> str:
-    """What clients call the registry's address."""
+    """The registry's address for clients."""
     return f"http://{HOST}:{port}{API}"
 
 
@@ -39,7 +39,7 @@ def start(java: Path, distribution: Path, folder: Path, *, port: int, log: Path)
     options = {
         "quarkus.http.host": HOST,
         "quarkus.http.port": f"{port}",
-        # WRITE_DELAY=0: what a client was told is registered is in the file, also when the server is killed.
+        # WRITE_DELAY=0: a confirmed registration survives a killed server.
         "apicurio.datasource.url": f"jdbc:h2:file:{DATABASE};WRITE_DELAY=0",
         "quarkus.log.console.color": "false",
         "java.awt.headless": "true",

@@ -1,7 +1,6 @@
-"""Child processes that outlive the command that starts them: spawn, recognise, stop.
+"""Server processes that outlive the command that starts them: spawn, find, stop.
 
-A process is ours if pid AND time of its start are those recorded; a pid that the system gave to another program since
-is never touched.
+A process is recognised by pid AND start time, so a reused pid is never touched.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ def spawn(
 
 
 def find(server: ServerProcess | None) -> psutil.Process | None:
-    """The running process that `server` records, or None if it ended (whoever has its pid now)."""
+    """The running process of `server`, or None if it ended."""
     if server is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The stack's files: ``stack.json`` while it runs, the ports it had last, and the lock that serialises changes."""
+"""The stack's files: ``stack.json`` while it runs, its last ports, and the lock that serialises changes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class StackState(BaseModel):
 
 
 class StackFiles:
-    """Files below ``state_dir/stack``; nothing is made before something is written."""
+    """Files below ``state_dir/stack``, created at the first write."""
 
     def __init__(self, state_dir: Path) -> None:
         self._state_file = state_dir.resolve() / STACK_STATE_FILE
@@ -50,7 +50,7 @@ class StackFiles:
         self._ports_file = self.folder / "ports.json"
 
     def read(self) -> StackState | None:
-        """The recorded state, or None if there is none or none that can be read."""
+        """The recorded state; None: missing or unreadable."""
         try:
             return StackState.model_validate_json(self._state_file.read_bytes())
         except (FileNotFoundError, NotADirectoryError, ValidationError):

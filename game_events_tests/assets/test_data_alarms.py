@@ -28,11 +28,11 @@ from game_events.pipeline.checks import freshness
 from game_events.pipeline.checks.freshness import fresh
 from game_events.pipeline.context import Pipeline, no_spark
 from game_events.pipeline.state.commit_info import slice_info
-from game_events.sources.core.source import Gap, Lane
+from game_events.sources.core.source import Gap, Split
 from game_events_tests.assets.receiver import Receiver
 
 TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
-LANE = Lane("events", TOPIC_ID, 0)
+LANE = Split("events", TOPIC_ID, 0)
 DAY_S = 86_400
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from game_events.orchestration.sensors.lag_decision import GRACE_S, LONGEST_WAIT_S, Memory, decide, wait_s
 from game_events.pipeline.observability.lag import Standing
-from game_events.sources.core.source import Lane
+from game_events.sources.core.source import Split
 from game_events_tests.lanes import lanes, seen
 
 START = 1_000_000.0
@@ -103,7 +103,7 @@ def test_a_failed_game_does_not_make_new_records_wait():
 
 def test_a_start_that_is_not_settled_and_a_topic_that_was_truncated_ask_for_a_run_that_settles_it_or_says_so():
     assert decide(standing(end=10, at=10, made=False), Memory(), START).run_key
-    truncated = decide(standing(end=10, at=20, ahead=(Lane("events", "one", 0),)), Memory(), START)
+    truncated = decide(standing(end=10, at=20, ahead=(Split("events", "one", 0),)), Memory(), START)
     assert truncated.run_key
     assert "events[0] end before what bronze has read" in truncated.why
 

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from game_events.config.settings import Settings
-from game_events.sources.core.source import Slice
+from game_events.sources.core.source import MicroBatch
 from game_events.sources.kafka import admin as kafka_admin
 from game_events.sources.kafka import source as kafka
 from game_events.sources.kafka.source import KafkaSource
@@ -64,10 +64,10 @@ def stack(broker: Broker) -> StackState:
 
 def at_second_slice(monkeypatch: pytest.MonkeyPatch, action: Callable[[], None]) -> None:
     """Do something, once, when one slice is committed and Spark is about to read the next one."""
-    slices: list[Slice] = []
+    slices: list[MicroBatch] = []
     read = KafkaSource.read
 
-    def late(self: KafkaSource, spark: SparkSession, part: Slice) -> DataFrame:
+    def late(self: KafkaSource, spark: SparkSession, part: MicroBatch) -> DataFrame:
         slices.append(part)
         if len(slices) == 2:
             action()

@@ -25,8 +25,8 @@ from starlette.websockets import WebSocketDisconnect
 from game_events.cli.ui import guard as ui_guard
 from game_events.cli.ui import webserver
 from game_events.cli.ui.guard import UiGuard
+from game_events.stack.connection_owner import NO_USER, connection_owner
 from game_events.stack.ports import free_ports, listens
-from game_events.stack.tcp_owner import NOBODY, owner_of
 from game_events_tests.assets.test_ui import CHROMIUM, FLAGS, LOAD_MS
 from game_events_tests.waiting import until
 
@@ -154,19 +154,19 @@ def asked(client, users=()):
 def test_the_table_of_connections_says_whose_an_end_is_and_nobodys_once_it_is_let_go():
     with connected() as (client, server):
         ends = client.getsockname(), server.getsockname()
-        assert owner_of(*ends) == os.geteuid()
+        assert connection_owner(*ends) == os.geteuid()
         client.close()
         # What Linux writes for it is root's number.
-        assert owner_of(*ends) == NOBODY
+        assert connection_owner(*ends) == NO_USER
 
 
 def test_another_user_of_the_machine_is_turned_away_unless_the_settings_name_him(monkeypatch):
     ends = ("127.0.0.1", 40000), ("127.0.0.1", 3000)
     monkeypatch.setattr(ui_guard, "owners_are_known", lambda: True)
-    for owner, status in ((os.geteuid(), 200), (0, 200), (os.geteuid() + 4711, 403), (NOBODY, 403)):
-        monkeypatch.setattr(ui_guard, "owner_of", lambda *_, owner=owner: owner)
+    for owner, status in ((os.geteuid(), 200), (0, 200), (os.geteuid() + 4711, 403), (NO_USER, 403)):
+        monkeypatch.setattr(ui_guard, "connection_owner", lambda *_, owner=owner: owner)
         assert asked(ends) == status
-        assert asked(ends, users=[os.geteuid() + 4711]) == (403 if owner == NOBODY else 200)
+        assert asked(ends, users=[os.geteuid() + 4711]) == (403 if owner == NO_USER else 200)
     assert asked((("192.0.2.1", 4), ("192.0.2.2", 3000))) == 200, "from another machine: who lets it in decides"
     monkeypatch.setattr(ui_guard, "owners_are_known", lambda: False)
     assert asked(ends) == 200, "no table: it is not checked"

@@ -16,9 +16,9 @@ from pyspark.sql import SparkSession
 
 import game_events_tests
 from game_events.config.settings import load_settings
-from game_events.spark.code_shipping import on_this_machine, packed, ship
+from game_events.spark.code_shipping import packed, shares_python_environment, ship_code
 from game_events.spark.config import session_config, spark_config
-from game_events.spark.connect import TOKEN_VARIABLE, connect, give_back
+from game_events.spark.connect import TOKEN_VARIABLE, close_session, connect
 from game_events.stack import connect_server
 from game_events.stack.ports import free_ports
 from game_events.stack.server_process import find, last_lines, stop
@@ -45,7 +45,7 @@ def spark_of(kind: str, folder: Path, servers: Path) -> Iterator[SparkSession]:
             settings = load_settings(spark_remote=remote)
             session = connect(settings, session_config(settings))
             yield session
-            give_back(session)
+            close_session(session)
     elif kind == STANDALONE:
         cluster = StandaloneCluster.start(folder)
         running.append(cluster)
@@ -75,8 +75,8 @@ def classic(master: str, own: Mapping[str, str]) -> Iterator[SparkSession]:
         builder = builder.config(key, value)
     session, settings = builder.getOrCreate(), load_settings(spark_master=master)
     try:
-        ship(session, settings)
-        if not on_this_machine(settings):
+        ship_code(session, settings)
+        if not shares_python_environment(settings):
             # Some tests give workers functions of their own modules.
             session.addArtifacts(str(packed(Path(game_events_tests.__file__).parent)), pyfile=True)
         yield session

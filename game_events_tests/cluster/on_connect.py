@@ -24,8 +24,8 @@ from game_events.errors import ConfigurationError
 from game_events.orchestration.resources import SparkResource
 from game_events.producer.bulk import BulkSimulation
 from game_events.producer.produce import produce_bulk
-from game_events.spark.code_shipping import packed, ship
-from game_events.spark.connect import CLIENTS_LOGGER, TOKEN_VARIABLE, connect, give_back, is_lost
+from game_events.spark.code_shipping import packed, ship_code
+from game_events.spark.connect import CLIENTS_LOGGER, TOKEN_VARIABLE, close_session, connect, is_session_lost
 from game_events.stack import connect_server
 from game_events.stack.server_process import ServerProcess
 from game_events_tests.assets.conftest import environment, instance, runs  # noqa: F401 - fixtures
@@ -68,7 +68,7 @@ def has_stopped(file, still_s=3.0):
 
 def test_without_the_servers_token_nobody_is_let_in(spark, monkeypatch):  # noqa: ARG001 - the server must be up
     monkeypatch.setenv(TOKEN_VARIABLE, "another one")
-    with pytest.raises(ConfigurationError, match=f"refuses us: set {TOKEN_VARIABLE}") as refused:
+    with pytest.raises(ConfigurationError, match=f"refuses this client: set {TOKEN_VARIABLE}") as refused:
         connect(load_settings(), {"spark.sql.session.timeZone": "UTC"})
     assert os.environ[TOKEN_VARIABLE] not in str(refused.value)
 
@@ -79,13 +79,13 @@ def test_the_clients_own_log_repeats_no_plan_however_loud_logging_is(spark, capl
     with caplog.at_level(logging.DEBUG):
         assert session.range(1).where("'hush' = 'hush'").count() == 1
     assert "hush" not in caplog.text
-    give_back(session)
+    close_session(session)
 
 
 def test_workers_of_a_server_elsewhere_run_the_clients_code(spark):  # noqa: ARG001 - the server must be up
     settings = load_settings(spark_ship_code="always")
     session = connect(settings, {})
-    ship(session, settings)
+    ship_code(session, settings)
 
     def look(batches):
         import pyarrow as pa  # noqa: PLC0415
@@ -96,7 +96,7 @@ def test_workers_of_a_server_elsewhere_run_the_clients_code(spark):  # noqa: ARG
 
     (row,) = session.range(0, 1, 1, 1).mapInArrow(look, "file string").collect()
     assert f"/{packed().name}/game_events/" in row["file"]
-    give_back(session)
+    close_session(session)
 
 
 def test_the_job_of_a_session_that_is_given_back_or_whose_client_was_killed_is_ended(spark, tmp_path):  # noqa: ARG001
@@ -114,7 +114,7 @@ def test_the_job_of_a_session_that_is_given_back_or_whose_client_was_killed_is_e
     job = threading.Thread(target=work)
     job.start()
     until(lambda: cancelled.exists() and cancelled.read_text(), what="the first job")
-    give_back(session)
+    close_session(session)
     until(lambda: has_stopped(cancelled), 30, what="the end of a cancelled run's job")
     job.join(60)
     assert errors
@@ -134,8 +134,8 @@ def test_a_run_leaves_no_session_on_the_server(spark):  # noqa: ARG001 - the ser
     with pytest.raises(PySparkException) as closed:
         again.range(3).count()
     assert "INVALID_HANDLE.SESSION_CLOSED" in str(closed.value)
-    assert is_lost(closed.value)
-    give_back(again)
+    assert is_session_lost(closed.value)
+    close_session(again)
     # Who asks the resource again gets another one.
     assert resource.spark_session.range(2).count() == 2
     resource.release()
@@ -146,13 +146,13 @@ def test_a_session_that_ends_at_any_moment_leaves_the_calls_of_others_alone(spar
     assert ours.range(3).count() == 3
     # While a session hands over what it has read, the garbage collector may end another one, in whatever thread it runs.
     with ExecutePlanResponseReattachableIterator._lock:
-        end = threading.Thread(target=give_back, args=(theirs,))
+        end = threading.Thread(target=close_session, args=(theirs,))
         end.start()
         end.join(30)
         assert not end.is_alive()
     assert ours.range(2).count() == 2
     assert ExecutePlanResponseReattachableIterator._release_thread_pool_instance is not None
-    give_back(ours)
+    close_session(ours)
 
 
 def test_a_server_that_is_killed_in_mid_run_is_started_again_and_the_run_goes_on(settings, runs, monkeypatch):  # noqa: F811

@@ -12,7 +12,7 @@ from game_events.config.settings import load_settings
 from game_events.pipeline.runs.refresh import refresh
 from game_events.producer.bulk import BulkSimulation
 from game_events.producer.produce import produce_bulk
-from game_events.spark.code_shipping import packed, ship
+from game_events.spark.code_shipping import packed, ship_code
 from game_events_tests.books import assert_books_balance, count
 from game_events_tests.cluster.kinds import running
 from game_events_tests.extending.own import extension
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.every_spark
 def test_workers_run_the_drivers_code_and_the_users_and_none_that_lies_about_on_their_machine(spark, tmp_path):
     helper = tmp_path / "users_helper.py"
     helper.write_text("def twice(number):\n    return 2 * number\n")
-    ship(spark, load_settings(spark_py_files=[str(helper)]))
+    ship_code(spark, load_settings(spark_py_files=[str(helper)]))
     name, place = packed().name, str(tmp_path)
 
     def look(batches):
@@ -71,7 +71,7 @@ def test_an_extensions_own_functions_and_what_they_import_reach_the_executors(ma
         return rows.withColumn("shouted", loud("game_name"))
     """
     settings = make_settings(extensions=(extension(tmp_path, text),), spark_py_files=[str(helper)])
-    ship(spark, settings)
+    ship_code(spark, settings)
     sent = produce_bulk(settings, BulkSimulation(records=200, pool_per_version=100, games=("chess", "uno")), partitions=2)
     report = refresh(make_pipeline(settings))
     assert report.success, report.errors

@@ -21,9 +21,9 @@ from game_events.lakehouse.tables import Table
 from game_events.orchestration import resources
 from game_events.orchestration.runs.errors import errors_decide
 from game_events.sinks.http.rate_limiter import limiter_host
-from game_events.spark.code_shipping import on_this_machine, packed, ship
-from game_events.spark.config import of_the_server, session_config, spark_config
-from game_events.spark.connect import CONNECT_MODE, connect, is_lost, named
+from game_events.spark.code_shipping import packed, shares_python_environment, ship_code
+from game_events.spark.config import server_only_settings, session_config, spark_config
+from game_events.spark.connect import CONNECT_MODE, connect, is_session_lost, named
 from game_events.stack import connect_server
 
 #: What has to be said of a standalone cluster.
@@ -57,10 +57,10 @@ class Session:
     ],
 )
 def test_code_is_sent_to_other_machines_unless_somebody_says_otherwise(options, here):
-    assert on_this_machine(load_settings(**options)) == here
+    assert shares_python_environment(load_settings(**options)) == here
     for choice, sent in (("auto", not here), ("always", True), ("never", False)):
         session = Session()
-        ship(session, load_settings(spark_ship_code=choice, **options))
+        ship_code(session, load_settings(spark_ship_code=choice, **options))
         assert session.sent == ([str(packed())] if sent else [])
 
 
@@ -94,11 +94,11 @@ def test_files_of_the_user_are_checked_before_anything_is_sent(tmp_path):
     helper.write_text("")
     other.write_text("")
     session = Session()
-    ship(session, load_settings(spark_py_files=f"{helper}"))
+    ship_code(session, load_settings(spark_py_files=f"{helper}"))
     assert session.sent == [str(helper)]
     for bad in (other, tmp_path / "nowhere.zip"):
         with pytest.raises(ConfigurationError, match=f"GAME_EVENTS_SPARK_PY_FILES: {bad}"):
-            ship(session, load_settings(spark_py_files=[str(helper), str(bad)]))
+            ship_code(session, load_settings(spark_py_files=[str(helper), str(bad)]))
     assert len(session.sent) == 1
 
 
@@ -165,7 +165,7 @@ def test_a_session_on_a_server_is_told_what_is_its_own_and_the_rest_is_named():
     conf = session_config(settings)
     assert all(key.startswith("spark.sql.") for key in conf)
     assert (conf["spark.sql.session.timeZone"], conf["spark.sql.shuffle.partitions"]) == ("UTC", "99")
-    assert of_the_server(settings) == ["spark.executor.memory"]
+    assert server_only_settings(settings) == ["spark.executor.memory"]
 
 
 def test_a_lost_server_is_tried_again_and_a_refusal_is_not():
@@ -175,7 +175,7 @@ def test_a_lost_server_is_tried_again_and_a_refusal_is_not():
     run = SimpleNamespace(run_id="one")
     context = SimpleNamespace(retry_number=0, run=run, instance=SimpleNamespace(get_run_by_id=lambda _: run))
     for error in (restarted, away):
-        assert is_lost(error)
+        assert is_session_lost(error)
         found = named(error, settings)
         assert isinstance(found, TransientError)
         assert "sc://h:1 " in str(found)
@@ -185,7 +185,7 @@ def test_a_lost_server_is_tried_again_and_a_refusal_is_not():
     assert isinstance(refusal, ConfigurationError)
     assert "hush" not in str(refusal) + str(found)
     own = PySparkException("[DIVIDE_BY_ZERO] Division by zero.")
-    assert not is_lost(own)
+    assert not is_session_lost(own)
     assert named(own, settings) is own
 
 

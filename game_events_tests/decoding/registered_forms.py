@@ -15,7 +15,7 @@ FORMS = ("text", "descriptor", "confluent")
 
 def main_file(compiled):
     """The descriptor of a compiled schema's own file."""
-    return compiled.main_file()
+    return compiled.main_file
 
 
 def as_base64(file):

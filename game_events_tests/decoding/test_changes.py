@@ -17,7 +17,7 @@ NEW = HEAD + "enum Mood { NONE = 0; CHEERFUL = 1; SAD = 3; } } enum Size { SMALL
 
 def enums(text, schema_id, form="text"):
     plain = compiled(text, schema_id)
-    return compile_schema(RegistrySchema(schema_id, "PROTOBUF", in_form(form, text, plain.main_file()))).enums()
+    return compile_schema(RegistrySchema(schema_id, "PROTOBUF", in_form(form, text, plain.main_file))).enums()
 
 
 def told(old, new):

@@ -73,7 +73,7 @@ def test_what_the_machine_lacks_is_no_schemas_fault(code, monkeypatch, tmp_path)
 
     monkeypatch.setattr(compiler_process, "_compile", fails)
     request = {"schema_id": 1, "format": "AVRO", "text": "{}", "references": [], "folder": str(tmp_path), "options": []}
-    answer = compiler_process._answer(request)
+    answer = compiler_process._answer(request["schema_id"], request)
     assert os.strerror(code) in answer["unable"]
     assert "error" not in answer
 
@@ -84,7 +84,7 @@ def test_a_file_that_is_too_large_is_the_schemas_fault(monkeypatch, tmp_path):
 
     monkeypatch.setattr(compiler_process, "_compile", fails)
     request = {"schema_id": 1, "format": "AVRO", "text": "{}", "references": [], "folder": str(tmp_path), "options": []}
-    assert "File too large" in compiler_process._answer(request)["error"]
+    assert "File too large" in compiler_process._answer(request["schema_id"], request)["error"]
 
 
 def test_a_schema_whose_child_lacks_something_is_compiled_when_it_lacks_it_no_more(own_child, monkeypatch):

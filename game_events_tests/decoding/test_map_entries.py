@@ -20,7 +20,7 @@ PATHS |= {"p.Event.Last": ((0, 3), (0, 1))}
 
 def registered(form, schema_id=1):
     text = compile_schema(RegistrySchema(schema_id, "PROTOBUF", TEXT))
-    return compile_schema(RegistrySchema(schema_id, "PROTOBUF", in_form(form, TEXT, text.main_file())))
+    return compile_schema(RegistrySchema(schema_id, "PROTOBUF", in_form(form, TEXT, text.main_file)))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -60,7 +60,7 @@ message Outer { map<string, string> labels = 1; message A { string text = 1; }
 def test_an_index_that_has_two_meanings_is_counted_as_the_registry_shows_the_schema(form):
     """With entries written down, or a descriptor, they count; where the text says `map<>`, they do not, as in Java's client."""
     text = compile_schema(RegistrySchema(1, "PROTOBUF", AMBIGUOUS))
-    schema = compile_schema(RegistrySchema(1, "PROTOBUF", in_form(form, AMBIGUOUS, text.main_file())))
+    schema = compile_schema(RegistrySchema(1, "PROTOBUF", in_form(form, AMBIGUOUS, text.main_file)))
     assert schema.name_of((0, 1)) == ("p.Outer.B" if form == "text" else "p.Outer.A")
     assert schema.other_meaning((0, 1)) == ("p.Outer.A" if form == "text" else "p.Outer.B")
     assert schema.name_of((0, 0)) == "p.Outer.A"  # leads to the entry, or is counted without it
@@ -129,5 +129,5 @@ def test_tags_of_confluents_data_contracts_compile_in_text_and_in_a_descriptor()
     text = """syntax = "proto3"; import "confluent/meta.proto";
         message E { string a = 1 [(confluent.field_meta) = { tags: ["PII"], params: [{ key: "k", value: "v" }] }]; }"""
     schema = compile_schema(RegistrySchema(1, "PROTOBUF", text))
-    again = compile_schema(RegistrySchema(1, "PROTOBUF", in_form("descriptor", text, schema.main_file())))
+    again = compile_schema(RegistrySchema(1, "PROTOBUF", in_form("descriptor", text, schema.main_file)))
     assert [s.message((0,)).fields_by_name["a"].number for s in (schema, again)] == [1, 1]

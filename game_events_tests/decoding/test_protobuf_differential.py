@@ -37,7 +37,7 @@ class World:
                 continue  # names that clash by protoc's own rules
             break
         form = FORMS[seed % len(FORMS)]
-        self.text = in_form(form, text, self.schema.main_file()) or text
+        self.text = in_form(form, text, self.schema.main_file) or text
         self.schema = compile_schema(RegistrySchema(1, "PROTOBUF", self.text, ()))
         self.message = self.schema.message((0,))
         self.python = python_class(self.schema)

@@ -15,7 +15,7 @@ from game_events.pipeline.lineage.events import LineageRun
 from game_events.pipeline.lineage.facets import inputs_of, output
 from game_events.pipeline.observability.event_log import RunLog, recorded
 from game_events.pipeline.reporting.report import RunReport, TableReport
-from game_events.sources.core.source import Lane
+from game_events.sources.core.source import Split
 from game_events_tests.assets.receiver import Receiver
 from game_events_tests.discovery.openlineage_spec import check_event
 
@@ -23,7 +23,7 @@ KEY = "planted-lineage-key-7d1"
 RUN = "3b1f7a52-9c58-4a6e-8f0a-5f5a7c1b2d3e"
 COLUMNS = [("game_name", "string"), ("gamer_id", "string"), ("event_timestamp", "timestamp"), ("_batch", "int64")]
 GOLD = [("gamer_id", "string"), ("session_count", "int64"), ("min_timestamp", "t"), ("max_timestamp", "t")]
-OFFSETS = {Lane("events", "t1", 0): (10, 15), Lane("events", "t1", 1): (0, 4)}
+OFFSETS = {Split("events", "t1", 0): (10, 15), Split("events", "t1", 1): (0, 4)}
 
 
 @pytest.fixture

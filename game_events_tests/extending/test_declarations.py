@@ -119,7 +119,7 @@ def test_only_what_decides_its_values_is_part_of_an_aggregates_definition(load):
         ("@gold_aggregate('Bad Name')\ndef t(): return {'n': count()}", 3, "'Bad Name' cannot name a gold aggregate"),
         ("@gold_aggregate('t', mode='upsert')\ndef t(): return {'n': count()}", 3, "'merge' or 'recompute'"),
         ("@gold_aggregate('t', interval_s=0)\ndef t(): return {'n': count()}", 3, "interval_s=0"),
-        ("@gold_aggregate('t', keys=['a', 'A'])\ndef t(): return {'n': count()}", 3, "each once"),
+        ("@gold_aggregate('t', keys=['a', 'A'])\ndef t(): return {'n': count()}", 3, "must be distinct names"),
         ("@gold_aggregate('t')\ndef t(): return {}", 3, "must give a dictionary"),
         ("@gold_aggregate('t')\ndef t(): return {'median': 'percentile(x)'}", 3, "mode='recompute'"),
         (
@@ -166,7 +166,7 @@ def test_a_module_that_is_not_there_is_named(name):
 )
 def test_names_whose_tables_could_be_another_games_are_refused(names, load):
     body = "".join(ONE.format(name=n, i=i) for i, n in enumerate(names))
-    with pytest.raises(ConfigurationError, match="could not be told apart"):
+    with pytest.raises(ConfigurationError, match="names are ambiguous"):
         load(body)
 
 

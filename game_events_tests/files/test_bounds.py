@@ -23,7 +23,7 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.schema_registry import RegistrySchema
 from game_events.sources.files import parquet as parquet_rows
 from game_events.sources.files.folder import LINK, MAX_DEPTH
-from game_events.sources.files.location import NoFileError, SourceLocation
+from game_events.sources.files.location import NotAFileError, SourceLocation
 from game_events.sources.files.schemas import FileSchemas
 from game_events.sources.files.source import FileSource
 from game_events_tests.files.samples import WRITERS, avro, event, lines, parquet, protobuf, put
@@ -256,8 +256,8 @@ def test_a_name_that_is_no_text_is_skipped_and_told_and_the_others_are_taken_in(
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"{}")
     source = FileSource(file_settings.model_copy(update={"files_settle_s": 0}), Lakehouse.of(file_settings))
-    source.look()
-    source.look()
+    source.snapshot()
+    source.snapshot()
     assert dict(source.counts) == {"taken": 1, "skipped": 2, "waiting": 0, "links": 0, "changed": 0}
     report = RunReport("r")
     report.add_files(source.counts)
@@ -269,9 +269,9 @@ def test_a_name_never_makes_a_line_of_the_log(landing: Path, file_settings: Sett
     put(landing, name, b"{}")
     (landing / "b\nforged=true").symlink_to("nowhere")
     source = FileSource(file_settings, Lakehouse.of(file_settings))
-    source.look()
+    source.snapshot()
     put(landing, name, b"{ }", age_s=50)
-    source.look()
+    source.snapshot()
     assert source.counts["changed"] == source.counts["links"] == 1
     said = [record.getMessage() for record in caplog.records if "forged" in record.getMessage()]
     assert len(said) == 2
@@ -349,7 +349,7 @@ def test_what_became_a_link_since_it_was_listed_is_not_followed_either(tmp_path:
     os.mkfifo(paths[2])
     place = SourceLocation(str(landing))
     for name in [*map(str, paths[:3]), f"{landing}/../outside/secret.jsonl", str(outside)]:
-        with pytest.raises(NoFileError), place.open(name):
+        with pytest.raises(NotAFileError), place.open(name):
             pass
     with place.open(str(paths[3])) as source:
         assert source.read() == b"{}"

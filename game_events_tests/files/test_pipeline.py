@@ -145,7 +145,7 @@ def test_a_file_that_is_gone_before_it_was_read_stops_the_run_or_is_a_recorded_g
     put(landing, "a.avro", avro(range(2)))
     refresh(make_files())
     gone, stays = put(landing, "b.avro", avro(range(2, 4))), put(landing, "c.avro", avro(range(4, 6)))
-    make_files().source.look()
+    make_files().source.snapshot()
     gone.unlink()
     with pytest.raises(
         DataError, match=rf"records are gone that {landing} does not have .*b\.avro.* leave files where they are"
@@ -156,7 +156,7 @@ def test_a_file_that_is_gone_before_it_was_read_stops_the_run_or_is_a_recorded_g
     assert numbers(file_settings) == [0, 1, 4, 5]
     # Nothing but files that are gone is a slice, too.
     put(landing, "d.avro", avro(range(6, 7)))
-    make_files().source.look()
+    make_files().source.snapshot()
     (landing / "d.avro").unlink()
     assert len(refresh(make_files(on_data_loss="record_gap")).gaps) == 1
     assert refresh(make_files()).gaps == []

@@ -25,7 +25,7 @@ from game_events.sources.files import avro_container
 from game_events.sources.files import protobuf_delimited as delimited
 from game_events.sources.files import record_batches as rows
 from game_events.sources.files.archive_format import RECORDS, marked_records
-from game_events.sources.files.limits import Bounds
+from game_events.sources.files.limits import FileLimits
 from game_events.sources.files.location import SourceLocation
 from game_events.sources.files.reader import FileReader, FileReading, format_of
 from game_events.sources.files.schemas import NamedSchema, identity_bytes
@@ -43,7 +43,7 @@ def named(kind: str) -> NamedSchema:
 KINDS = {"pb": named("PROTOBUF"), "jsonl": named("JSON"), "avro": None, "parquet": None}
 
 
-PLENTY = Bounds(10**6, 10**9, 2**26)
+PLENTY = FileLimits(10**6, 10**9, 2**26)
 
 
 class Read:
@@ -56,7 +56,7 @@ class Read:
         schema: NamedSchema | None = None,
         framed: bool = False,
         parts: int = 1,
-        bounds: Bounds = PLENTY,
+        bounds: FileLimits = PLENTY,
     ):
         reading = FileReading(SourceLocation(str(folder)), "log", bounds, schema=schema, framed=framed)
         reader = FileReader(pickle.loads(pickle.dumps(reading)))  # noqa: S301 - our own bytes
@@ -345,8 +345,8 @@ def avro_container_file(schema: dict[str, object], records: list[dict[str, objec
 
 def test_small_batches_are_put_together_and_no_row_is_lost() -> None:
     file = rows.FilePart(3, "p", 1, 1, "log")
-    batches = [rows.refused(file, n, "d") for n in range(5)]
-    assert [len(b) for b in rows.together(batches)] == [5]
+    batches = [rows.unreadable(file, n, "d") for n in range(5)]
+    assert [len(b) for b in rows.coalesced(batches)] == [5]
 
 
 def test_files_of_an_archive_are_read_where_its_log_names_them_and_no_others(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.state.commit_info import bronze_commit, slice_info
 from game_events.pipeline.state.offsets import next_offsets
-from game_events.sources.core.source import Lane
+from game_events.sources.core.source import Split
 from game_events.sources.files.location import SourceLocation
 from game_events.sources.files.offsets import FILE_ROWS, FileGap
 from game_events.sources.files.source import FileSource
@@ -40,19 +40,19 @@ def test_a_slice_has_as_many_files_and_bytes_as_the_settings_say_and_one_at_leas
         put(landing, f"{n}.pb", b"x" * size, age_s=100 - n)
     for files, size, rooms in ((2, 1000, (2, 2)), (10, 60, (3, 2)), (10, 1, (1, 1))):
         one = source(file_settings, files_per_batch=files, files_bytes_per_batch=size)
-        (lane,) = one.look().latest
-        assert (one.room({lane: 0}) // FILE_ROWS, one.room({lane: 1 * FILE_ROWS}) // FILE_ROWS) == rooms
-        assert one.room({lane: 5 * FILE_ROWS}) == FILE_ROWS
+        (lane,) = one.snapshot().latest
+        assert (one.batch_limit({lane: 0}) // FILE_ROWS, one.batch_limit({lane: 1 * FILE_ROWS}) // FILE_ROWS) == rooms
+        assert one.batch_limit({lane: 5 * FILE_ROWS}) == FILE_ROWS
 
 
 def test_a_new_bronze_may_start_with_the_files_of_a_time(landing: Path, file_settings: Settings) -> None:
     for n in range(3):
         put(landing, f"{n}.pb", b"x", age_s=3600 * (3 - n))
     one = source(file_settings)
-    seen = one.look()
+    seen = one.snapshot()
     now = datetime.now(UTC)
-    assert list(one.at(seen.latest, now - timedelta(hours=2.5)).values()) == [FILE_ROWS]
-    assert one.at(seen.latest, now) == {}
+    assert list(one.offsets_at(seen.latest, now - timedelta(hours=2.5)).values()) == [FILE_ROWS]
+    assert one.offsets_at(seen.latest, now) == {}
 
 
 def test_only_files_that_match_and_are_nobodys_own_are_listed(landing: Path) -> None:
@@ -69,19 +69,19 @@ def test_only_files_that_match_and_are_nobodys_own_are_listed(landing: Path) -> 
 
 def test_a_restored_log_stops_the_run(landing: Path, file_settings: Settings) -> None:
     put(landing, "a.pb", b"x")
-    source(file_settings).look()
+    source(file_settings).snapshot()
     put(landing, "b.pb", b"x")
-    source(file_settings).look()
+    source(file_settings).snapshot()
     DeltaTable(f"{file_settings.lakehouse}/source_files").restore(0)
     with pytest.raises(DataError, match="restored"):
-        source(file_settings).look()
+        source(file_settings).snapshot()
 
 
 def test_a_folder_that_is_a_table_is_no_source(landing: Path, file_settings: Settings) -> None:
     put(landing, "a.pb", b"x")
-    source(file_settings).look()
+    source(file_settings).snapshot()
     with pytest.raises(ConfigurationError, match="Delta table"):
-        source(file_settings, files_path=f"{file_settings.lakehouse}/source_files").look()
+        source(file_settings, files_path=f"{file_settings.lakehouse}/source_files").snapshot()
 
 
 def test_a_place_that_holds_a_password_is_refused_and_one_source_is_enough() -> None:
@@ -95,7 +95,7 @@ def test_the_gap_of_a_file_names_it_and_travels() -> None:
     gap = FileGap("files", "id", 0, FILE_ROWS, 2 * FILE_ROWS, "/landing/a.pb")
     assert (str(gap), gap.offsets) == ("file /landing/a.pb", None)
     assert str(pickle.loads(pickle.dumps(gap))) == str(gap)  # noqa: S301 - our own bytes
-    lane = Lane("files", "id", 0, "files")
+    lane = Split("files", "id", 0, "files")
     note = bronze_commit(slice_info(1, 0, 0, {lane: (FILE_ROWS, 2 * FILE_ROWS)}, [gap]))
     assert note is not None
     assert [(str(g), g.offsets, g.start) for g in note.gaps] == [("file number 1 of source_files", None, FILE_ROWS)]
@@ -107,8 +107,8 @@ def test_a_full_refresh_goes_on_behind_an_archive_that_has_grown(
     """As each slice's commit does: else a run that reads the topic would have its records twice."""
     put(landing, "a.pb", b"x")
     pipeline = Pipeline(file_settings, lambda: pytest.fail("no Spark here"))
-    bronze._open_or_create(pipeline, pipeline.source.look(), RunReport())
-    topic = Lane("games", "5cB9Bc9QRbCeqUM/tZO+tg", 2)
+    bronze._open_or_create(pipeline, pipeline.source.snapshot(), RunReport())
+    topic = Split("games", "5cB9Bc9QRbCeqUM/tZO+tg", 2)
     staged = StageResult([], [], set(), set(), Counter(), origins={topic: 7})
     monkeypatch.setattr(bronze_reset, "refuse_unless_allowed", lambda _pipeline: None)
     monkeypatch.setattr(bronze_reset, "count_expired", lambda *_: Expired())

@@ -24,9 +24,9 @@ from game_events.pipeline.bronze import full_refresh as bronze_reset
 from game_events.pipeline.bronze import load as bronze
 from game_events.pipeline.bronze.worker_result import StageResult
 from game_events.pipeline.context import Pipeline
-from game_events.sources.core.source import Lane, Positions, Seen, Slice
+from game_events.sources.core.source import MicroBatch, Offsets, SourceSnapshot, Split
 
-LANE = Lane("t", "A" * 21 + "A", 0)
+LANE = Split("t", "A" * 21 + "A", 0)
 #: Of a record without decoded columns.
 UNKNOWN = "UNKNOWN_SCHEMA"
 
@@ -42,15 +42,15 @@ class Topic:
     """
 
     columns: dict[str, pa.DataType] = field(default_factory=dict)
-    records: dict[Lane, list[dict[str, Any]]] = field(default_factory=lambda: {LANE: []})
-    expired: Positions = field(default_factory=dict)
+    records: dict[Split, list[dict[str, Any]]] = field(default_factory=lambda: {LANE: []})
+    expired: Offsets = field(default_factory=dict)
 
-    def look(self) -> Seen:
+    def snapshot(self) -> SourceSnapshot:
         """The offsets."""
         ends = {lane: len(of) for lane, of in self.records.items()}
-        return Seen({lane: self.expired.get(lane, 0) for lane in ends}, ends)
+        return SourceSnapshot({lane: self.expired.get(lane, 0) for lane in ends}, ends)
 
-    def lane(self, row: Mapping[str, Any]) -> Lane:
+    def lane(self, row: Mapping[str, Any]) -> Split:
         """Where a row was read."""
         (found,) = (p for p in self.records if (p.topic_id, p.partition) == (row["_kafka_topic_id"], row["_kafka_partition"]))
         return found
@@ -72,16 +72,18 @@ class Reader:
     most: int = 1_000
     until: int | None = None
 
-    def look(self) -> Seen:
+    def snapshot(self) -> SourceSnapshot:
         """As it is seen by this run."""
-        now = self.topic.look()
-        return Seen(now.earliest, {p: end if self.until is None else min(end, self.until) for p, end in now.latest.items()})
+        now = self.topic.snapshot()
+        return SourceSnapshot(
+            now.earliest, {p: end if self.until is None else min(end, self.until) for p, end in now.latest.items()}
+        )
 
-    def subjects(self, _: Iterable[Lane]) -> tuple[str, ...]:
+    def subjects(self, _: Iterable[Split]) -> tuple[str, ...]:
         """There is no registry."""
         return ()
 
-    def room(self, _: Positions) -> int:
+    def batch_limit(self, _: Offsets) -> int:
         """Records of a slice."""
         return self.most
 
@@ -109,7 +111,7 @@ def without_services(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(bronze, "about_bronze", lambda *_: None)
 
 
-def stage_slice(pipeline: Pipeline, _: Any, columns: ColumnMap, part: Slice, batch: int, decided: Any) -> StageResult:
+def stage_slice(pipeline: Pipeline, _: Any, columns: ColumnMap, part: MicroBatch, batch: int, decided: Any) -> StageResult:
     """For `bronze.stage_slice`: files of both tables."""
     reader: Any = pipeline.source
     good, bad = [], []

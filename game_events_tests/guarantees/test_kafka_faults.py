@@ -131,7 +131,7 @@ def test_a_topic_that_was_deleted_and_made_again_stops_a_run_or_is_read_from_its
     put(settings, ANN * 3, 0)
     put(settings, BAD, 1)
     refresh(make_pipeline(settings))
-    old = min(make_pipeline(settings).source.look().latest).topic_id
+    old = min(make_pipeline(settings).source.snapshot().latest).topic_id
     assert topic_id_read(make_pipeline(settings).bronze.open(), settings.kafka_topic) == old
 
     make_anew(settings, 1)
@@ -169,7 +169,7 @@ def test_a_topic_made_anew_while_it_is_read_gives_no_row_the_old_topics_coordina
     report = refresh(make_pipeline(settings))
     assert happened
     assert [(g.start, g.end) for g in report.gaps] == [(0, None)]
-    now = min(make_pipeline(settings).source.look().latest).topic_id
+    now = min(make_pipeline(settings).source.snapshot().latest).topic_id
     assert {r[0] for r in rows(settings, BRONZE, "SELECT DISTINCT _kafka_topic_id FROM t")} == {now}
     assert gold(settings, "chess")["bob"][0] == 4, "the run went on to the new topic's end"
     assert gold(settings, "uno") == {}

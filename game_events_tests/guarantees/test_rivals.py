@@ -34,7 +34,7 @@ def test_three_runs_at_once_with_different_ends_load_every_row_once(
     for version in (1, 2, 3):
         wave = send(settings, version=version, records=5)
         sent = wave if sent is None else sent.merge(wave)
-        ends.append(make_pipeline(settings).source.look())
+        ends.append(make_pipeline(settings).source.snapshot())
     together = threading.Barrier(len(ends))
 
     def run(end):

@@ -84,7 +84,7 @@ def test_the_client_counts_no_entries(written):
 @pytest.mark.parametrize("form", ["registered", *FORMS])
 def test_each_record_is_read_as_its_own_type_or_the_log_says_that_it_may_be_another(written, tmp_path, caplog, form):
     ((schema_id, registered),) = written["schemas"].items()
-    text = registered if form == "registered" else in_form(form, PROTO, compiled(PROTO, 7301).main_file())
+    text = registered if form == "registered" else in_form(form, PROTO, compiled(PROTO, 7301).main_file)
     catalog = SchemaCatalog(Registry(text), Lakehouse(str(tmp_path)))
     paths = {(int(schema_id), path) for path in INDEXES.values()}
     plan = catalog.plan(ColumnMap(), paths)

@@ -14,7 +14,7 @@ from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import StagedFile, StagedWriter, discard, file_system
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.quarantine.full_refresh import ResetList, _read, forget, keep
-from game_events.sources.core.source import Lane
+from game_events.sources.core.source import Split
 from game_events_tests.object_store.client import ObjectStore
 
 SCHEMA = pa.schema([("n", pa.int64()), ("body", pa.binary())])
@@ -40,7 +40,7 @@ def test_a_file_of_many_parts_is_the_rows_that_were_written(tables_only: Setting
 @pytest.mark.parametrize("files", [0, 3, 20_000])
 def test_the_list_of_a_full_refresh_is_kept_whatever_its_length(files: int, tables_only: Settings) -> None:
     table = Lakehouse.of(tables_only).table("quarantine_events")
-    ends = {Lane("topic", "its id", 0): 5}
+    ends = {Split("topic", "its id", 0): 5}
     listed = ResetList(3, ends, [StagedFile("q", f"part-{n}.parquet", 1, 1, "{}") for n in range(files)])
     keep(table, 7, listed)
     assert _read(table, 7) == listed

@@ -16,13 +16,13 @@ from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing.replay import ReplaySelection, replay
 from game_events.pipeline.runs.refresh import refresh
-from game_events.sources.core.source import Lane, Slice
+from game_events.sources.core.source import MicroBatch, Split
 from game_events.spark.crashed_workers import WorkerCrashError
 from game_events_tests.books import count, rows
 from game_events_tests.guarantees.topics import framed, make_topic, put
 from game_events_tests.pipeline.quality_world import Event
 
-LANES = [Lane("t", "A" * 22, partition) for partition in range(3)]
+LANES = [Split("t", "A" * 22, partition) for partition in range(3)]
 
 
 class Job:
@@ -40,7 +40,7 @@ class Job:
 
 
 def found(job, ends, starts=(0, 0, 0)):
-    part = Slice(dict(zip(LANES, starts, strict=False)), dict(zip(LANES, ends, strict=False)))
+    part = MicroBatch(dict(zip(LANES, starts, strict=False)), dict(zip(LANES, ends, strict=False)))
     deadly = deadly_records(part, WorkerCrashError("the whole slice"), job)
     return {(lane.partition, offset) for lane, offset in deadly}
 

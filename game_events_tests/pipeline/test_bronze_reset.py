@@ -69,7 +69,7 @@ def assert_nothing_to_do(settings, make_pipeline):
 def test_bronze_is_protected_and_the_refusal_names_the_setting_and_what_would_be_lost(settings, make_settings, make_pipeline):
     sent = send(settings, version=2)
     refresh(make_pipeline(settings))
-    low = {p.partition: end - 3 for p, end in make_pipeline(settings).source.look().latest.items()}
+    low = {p.partition: end - 3 for p, end in make_pipeline(settings).source.snapshot().latest.items()}
     expire(settings, low)
     gone = {table: sum(o < low[p] for _, p, o in coordinates(settings, table)) for table in (BRONZE, QUARANTINE)}
     protected = make_settings()
@@ -252,7 +252,7 @@ def test_a_run_whose_bronze_is_replaced_under_it_brings_nothing_of_the_old_one_b
 ):
     send(settings)
     refresh(make_pipeline(settings))
-    end = by_partition(make_pipeline(settings).source.look().latest)
+    end = by_partition(make_pipeline(settings).source.snapshot().latest)
     send(settings, version=2)
     load_bronze(make_pipeline(settings), RunReport())
 

@@ -7,7 +7,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from game_events.spark import crashed_workers
-from game_events.spark.crashed_workers import WorkerCrashError, by_halves, crashes_named, is_crash, whole_or_by_halves
+from game_events.spark.crashed_workers import WorkerCrashError, bisect, crashes_explained, is_crash, run_with_bisection
 
 SPARK_SAYS = (
     "Job aborted due to stage failure: ...: org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)"
@@ -33,7 +33,7 @@ def games(count):
 
 def test_a_job_that_ends_well_is_run_once():
     job = Job()
-    assert whole_or_by_halves(games(5), job, "silver", pytest.fail) == ([set(games(5))], {})
+    assert run_with_bisection(games(5), job, "silver", pytest.fail) == ([set(games(5))], {})
     assert job.parts == [games(5)]
 
 
@@ -41,7 +41,7 @@ def test_a_job_that_ends_well_is_run_once():
 def test_the_one_game_that_kills_workers_is_found_and_all_others_are_done_once(count):
     for guilty in {games(count)[0], games(count)[-1], games(count)[count // 3]}:
         job = Job([guilty])
-        done, failed = whole_or_by_halves(games(count), job, "silver", lambda _: None)
+        done, failed = run_with_bisection(games(count), job, "silver", lambda _: None)
         assert sorted(game for part in done for game in part) == sorted(set(games(count)) - {guilty})
         assert list(failed) == [guilty]
         assert "2 times with no other rows" in failed[guilty]
@@ -50,23 +50,23 @@ def test_the_one_game_that_kills_workers_is_found_and_all_others_are_done_once(c
 
 def test_several_guilty_games_are_found():
     guilty = {"game_0000", "game_0007", "game_0013"}
-    done, failed = by_halves(games(20), Job(guilty), "silver")
+    done, failed = bisect(games(20), Job(guilty), "silver")
     assert set(failed) == guilty
     assert sum(map(len, done)) == 17
 
 
 def test_a_worker_that_somebody_killed_costs_no_game_its_rows():
-    done, failed = whole_or_by_halves(games(8), Job(killed=[1]), "silver", lambda _: None)
+    done, failed = run_with_bisection(games(8), Job(killed=[1]), "silver", lambda _: None)
     assert (sum(map(len, done)), failed) == (8, {})
     # The second one is hit while a game stands alone: that may be chance, too.
-    done, failed = whole_or_by_halves(games(1), Job(killed=[1, 2]), "silver", lambda _: None)
+    done, failed = run_with_bisection(games(1), Job(killed=[1, 2]), "silver", lambda _: None)
     assert (sum(map(len, done)), failed) == (1, {})
 
 
 def test_when_everything_dies_an_end_is_put_to_it_and_each_game_says_why_it_waits(monkeypatch):
     monkeypatch.setattr(crashed_workers, "MAX_CRASHES", 6)
     job = Job(games(100))
-    done, failed = by_halves(games(100), job, "batches 3 to 5 of bronze_events")
+    done, failed = bisect(games(100), job, "batches 3 to 5 of bronze_events")
     assert len(job.parts) == 6
     assert done == []
     assert set(failed) == set(games(100))
@@ -87,7 +87,7 @@ class JobAbortedError(Py4JJavaError):
 @pytest.mark.parametrize("kind", [JobAbortedError, PySparkException])
 def test_a_crash_is_told_in_one_sentence_that_says_where(kind):
     killed = kind(f"{SPARK_SAYS}\n\tat org.apache.spark.api.python.BasePythonRunner...\n" * 50)
-    with pytest.raises(WorkerCrashError) as raised, crashes_named(" over events[0] 3 to 5"):
+    with pytest.raises(WorkerCrashError) as raised, crashes_explained(" over events[0] 3 to 5"):
         raise killed
     assert str(raised.value) == (
         "a Python worker of Spark crashed over events[0] 3 to 5: it was killed (is there enough memory?), or code that it ran "
@@ -99,7 +99,7 @@ def test_a_crash_is_told_in_one_sentence_that_says_where(kind):
     )
     with (
         pytest.raises(WorkerCrashError, match=r"crashed: Segmentation fault in fan_out.py, line 157 \(run\)\. Nothing"),
-        crashes_named(""),
+        crashes_explained(""),
     ):
         raise kind(fault)
 
@@ -108,6 +108,6 @@ def test_another_failure_of_a_job_is_left_as_it_is():
     other = PySparkException("[DIVIDE_BY_ZERO] ...")
     assert not is_crash(other)
     assert not is_crash(RuntimeError(SPARK_SAYS))
-    with pytest.raises(PySparkException) as raised, crashes_named(" over rows"):
+    with pytest.raises(PySparkException) as raised, crashes_explained(" over rows"):
         raise other
     assert raised.value is other

@@ -21,7 +21,7 @@ from game_events.pipeline.bronze.truncated_log import epochs_unknown, refuse_oth
 from game_events.pipeline.bronze.worker_result import StageResult
 from game_events.pipeline.context import Pipeline, no_spark
 from game_events.pipeline.reporting.report import RunReport
-from game_events.sources.core.source import Lane, Seen
+from game_events.sources.core.source import SourceSnapshot, Split
 from game_events.sources.kafka import source as kafka
 from game_events.sources.kafka.source import KafkaSource
 from game_events.stack import kafka_broker
@@ -31,7 +31,7 @@ from game_events_tests.guarantees.arrow_bronze import Reader, Topic, pipeline_of
 from game_events_tests.guarantees.topics import make_topic, put
 from game_events_tests.waiting import until
 
-LANE, IDLE = Lane("t", "A" * 20 + "QA", 0), Lane("t", "A" * 20 + "QA", 1)
+LANE, IDLE = Split("t", "A" * 20 + "QA", 0), Split("t", "A" * 20 + "QA", 1)
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def bronze(tmp_path):
 def look(bronze, epochs, written):
     """A look at a topic that ends behind bronze's position; gives the lanes that were asked for."""
     asked = []
-    now = Seen({LANE: 0, IDLE: 0}, {LANE: 12, IDLE: 12}, epochs=epochs)
+    now = SourceSnapshot({LANE: 0, IDLE: 0}, {LANE: 12, IDLE: 12}, epochs=epochs)
 
     def found(_, positions):
         asked.extend(sorted(positions))
@@ -83,8 +83,8 @@ def test_each_slice_notes_the_leaders_epoch_and_a_bronze_without_a_note_gets_one
     settings = load_settings(lakehouse=str(tmp_path))
     for epoch in (None, 3, 5):
         reader = Reader(topic, (1,))
-        seen = reader.look() if epoch is None else replace(reader.look(), epochs={LANE: epoch})
-        monkeypatch.setattr(reader, "look", lambda seen=seen: seen)
+        seen = reader.snapshot() if epoch is None else replace(reader.snapshot(), epochs={LANE: epoch})
+        monkeypatch.setattr(reader, "snapshot", lambda seen=seen: seen)
         pipeline = pipeline_of(settings, reader)
         load_bronze(pipeline, RunReport())
         assert pipeline.bronze.open().transaction_version(LANE.epoch_app) == epoch
@@ -97,7 +97,7 @@ def test_a_record_is_looked_up_once_for_each_leader(monkeypatch):
     source = KafkaSource(load_settings())
 
     def written(epoch, at):
-        return source.epochs_before(Seen({}, {}, epochs={LANE: epoch}), {LANE: at})
+        return source.epochs_before(SourceSnapshot({}, {}, epochs={LANE: epoch}), {LANE: at})
 
     assert [written(3, 10), written(3, 10), written(4, 10), written(4, 11)] == [{LANE: 2}] * 4
     assert [p for p in asked if p] == [{LANE: 10}, {LANE: 10}, {LANE: 11}]
@@ -112,7 +112,7 @@ class OwnBroker:
         folder.mkdir()
 
     def __enter__(self):
-        parts, log = jars.for_stack(), self.folder / "kafka.log"
+        parts, log = jars.stack_parts(), self.folder / "kafka.log"
         self.process = kafka_broker.start(find_java(), parts.kafka, self.folder, ports=self.ports, log=log)
         until(lambda: kafka_broker.is_healthy(self.ports.kafka), what="the broker")
 
@@ -136,7 +136,7 @@ def test_a_partition_that_was_restored_from_a_copy_and_has_grown_past_bronze_sto
     def run():
         pipeline = Pipeline(settings, no_spark)
         load_bronze(pipeline, RunReport())
-        (lane,) = pipeline.source.look().latest
+        (lane,) = pipeline.source.snapshot().latest
         return pipeline.bronze.open().transaction_version(lane.app)
 
     with broker:

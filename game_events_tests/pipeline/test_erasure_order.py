@@ -29,7 +29,7 @@ from game_events.pipeline.erasure.resume import resume
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.preflight import environment_checks
 from game_events.pipeline.suppression.driver import hashes_of, suppression
-from game_events.sources.core.source import Slice
+from game_events.sources.core.source import MicroBatch
 from game_events_tests.lanes import lanes, seen
 
 KEY = "a key of the tests, long enough"
@@ -65,7 +65,7 @@ def test_a_slice_that_was_staged_before_an_erasure_commits_nothing_to_quarantine
         return StageResult(*files, set(), set(), Counter())
 
     monkeypatch.setattr(bronze_module, "stage_slice", stage)
-    now, part = seen(TOPIC, ID, {0: 0}, {0: 2}), Slice(lanes(TOPIC, ID, {0: 0}), lanes(TOPIC, ID, {0: 2}))
+    now, part = seen(TOPIC, ID, {0: 0}, {0: 2}), MicroBatch(lanes(TOPIC, ID, {0: 0}), lanes(TOPIC, ID, {0: 2}))
     with pytest.raises(ConflictError, match="a rival run moved erasures from None to 1"):
         bronze_module._load_slice(pipeline, handle, None, now, part, RunReport())
     assert pipeline.quarantine.open() is None

@@ -12,7 +12,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from game_events.config.settings import load_settings
-from game_events.errors import IT_SAID, ConflictError, ExtensionError, TransientError
+from game_events.errors import QUOTED, ConflictError, ExtensionError, TransientError
 from game_events.lakehouse.system_tables.event_log import KINDS, append_events, read_events
 from game_events.lakehouse.system_tables.progress import ProgressTable
 from game_events.lakehouse.tables import EVENT_LOG, Lakehouse
@@ -135,7 +135,7 @@ def test_no_word_that_may_quote_a_row_is_in_any_event(settings):
     """What Spark or a function of the user's own stumbles over, it says: the log outlives that player's rows."""
     whom = "rummy-0007"
     spark = PySparkException(f"[CAST_INVALID_INPUT] The value '{whom}' cannot be cast", "CAST_INVALID_INPUT", {})
-    own = ExtensionError(f"silver transformation f failed while running, nothing was committed.{IT_SAID}ValueError: {whom}")
+    own = ExtensionError(f"silver transformation f failed while running, nothing was committed.{QUOTED}ValueError: {whom}")
     report = a_report()
     report.tables[-1].error = str(own)
     for error, says in ((spark, "run's log"), (own, "silver transformation f"), (ValueError(whom), "ValueError")):

@@ -35,7 +35,7 @@ class FailingTopic:
     def __init__(self, error, times, stop):
         self.error, self.left, self.stop = error, times, stop
 
-    def look(self):
+    def snapshot(self):
         if self.left:
             self.left -= 1
             raise self.error
@@ -107,7 +107,7 @@ def test_gold_is_owed_after_a_cycle_that_failed_behind_silvers_commits(make_loop
     loop = make_loop(TransientError("unused"), 0)
     loop.pipeline.settings = loop.pipeline.settings.model_copy(update={"gold_interval_s": 3600})
     ends = iter(range(9))
-    loop.pipeline.source.look = lambda: SimpleNamespace(latest={0: next(ends)})
+    loop.pipeline.source.snapshot = lambda: SimpleNamespace(latest={0: next(ends)})
     loop._turn()
     assert (golds, loop._gold_owed) == ([True], False)
     with pytest.raises(TransientError):
@@ -162,7 +162,7 @@ def test_an_abandoned_spark_job_is_the_loops_end_and_no_failure(make_loop):
     loop.abandon()
     loop.run()
     loop.stop.clear()
-    loop.pipeline.source.look = lambda: (loop.abandon(), loop.pipeline.source.fail())
+    loop.pipeline.source.snapshot = lambda: (loop.abandon(), loop.pipeline.source.fail())
     loop.pipeline.source.fail = lambda: (_ for _ in ()).throw(PySparkException("cancelled"))
     assert loop.run().state == "stopped"
     assert loop.pipeline.spark.interrupted == loop.pipeline.spark.tag
@@ -176,7 +176,7 @@ def test_a_full_slice_is_followed_by_the_next_cycle_without_new_records(make_loo
         report.lag = {0: max(0, 3 - len(seen))}
 
     monkeypatch.setattr(loop_module, "cycle", one_slice)
-    loop.pipeline.source.look = lambda: SimpleNamespace(latest={0: 30})
+    loop.pipeline.source.snapshot = lambda: SimpleNamespace(latest={0: 30})
     loop.wait_for = lambda: loop.stop.set() if loop.report.looks else None
     loop.run()
     assert len(seen) == 3

@@ -17,7 +17,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.runs.refresh import refresh
 from game_events.pipeline.state.commit_info import slice_info
 from game_events.pipeline.state.offsets import identity
-from game_events.sources.core.source import Gap, Lane
+from game_events.sources.core.source import Gap, Split
 from game_events_tests.lanes import by_partition, lanes, seen
 
 OLD, NEW = "5cB9Bc9QRbCeqUM/tZO+tg", "AAAAAAAAAAAAAAAAAAAAAQ"
@@ -95,7 +95,7 @@ def test_a_topic_made_anew_stops_or_is_read_from_its_start_behind_a_gap_of_unkno
 def test_another_topic_by_setting_is_no_loss(table):
     now = seen("others", NEW, {0: 0}, {0: 2})
     part = next_slice(STOP, table.open(), now, now.latest, 10)
-    assert (part.start, part.gaps) == ({Lane("others", NEW, 0): 0}, ())
+    assert (part.start, part.gaps) == ({Split("others", NEW, 0): 0}, ())
 
 
 @pytest.mark.parametrize(

@@ -69,8 +69,8 @@ def test_a_version_first_registered_while_the_run_is_reading_is_decoded_in_the_s
 ):
     settings = make_settings(max_records_per_batch=50)
     sent = [produce(settings, Simulation(games=("rummy",), versions=(1,)))]
-    asked = offset_loss.plan_slice
-    target = make_pipeline(settings).source.look
+    asked = offset_loss.plan_micro_batch
+    target = make_pipeline(settings).source.snapshot
 
     def produced_after_the_first_slice(now, start, until, most):
         if any(start.values()) and len(sent) == 1:
@@ -81,7 +81,7 @@ def test_a_version_first_registered_while_the_run_is_reading_is_decoded_in_the_s
             until.update(now.latest)
         return asked(now, start, until, most)
 
-    monkeypatch.setattr(offset_loss, "plan_slice", produced_after_the_first_slice)
+    monkeypatch.setattr(offset_loss, "plan_micro_batch", produced_after_the_first_slice)
     report = refresh(make_pipeline(settings))
 
     assert len(report.batches) > 2

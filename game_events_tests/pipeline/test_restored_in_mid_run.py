@@ -41,13 +41,13 @@ class Topic:
     def __init__(self):
         self.latest = {0: 10}
 
-    def look(self):
+    def snapshot(self):
         return seen(TOPIC, ID, dict.fromkeys(self.latest, 0), dict(self.latest))
 
     def subjects(self, _):
         return ()
 
-    def room(self, _):
+    def batch_limit(self, _):
         return 5
 
 
@@ -155,7 +155,7 @@ def test_maintenance_that_comes_while_a_slice_is_read_is_no_restore(world):
 
 
 def test_a_rival_that_has_read_on_since_the_topic_was_asked_is_no_loss_of_the_brokers(world):
-    seen = world.topic.look()
+    seen = world.topic.snapshot()
     world.topic.latest = {0: 15}
     world.run()
     report = RunReport()
@@ -164,7 +164,7 @@ def test_a_rival_that_has_read_on_since_the_topic_was_asked_is_no_loss_of_the_br
     # What the broker has really lost is still told.
     world.topic.latest = {0: 9}
     with pytest.raises(DataError, match="the broker has lost records"):
-        load_bronze(world.pipeline(), RunReport(), until=world.topic.look())
+        load_bronze(world.pipeline(), RunReport(), until=world.topic.snapshot())
 
 
 def test_a_partition_without_records_has_a_place_too(world):

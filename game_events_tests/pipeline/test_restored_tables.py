@@ -32,7 +32,7 @@ from game_events.pipeline.runs.lost_tables import find_lost_tables
 from game_events.pipeline.silver.refresh import refresh_silver
 from game_events.pipeline.state.commit_info import ERASED_ROWS, slice_info
 from game_events.pipeline.state.offsets import identity, offsets_of
-from game_events.sources.core.source import Lane
+from game_events.sources.core.source import Split
 from game_events_tests.lanes import by_partition, seen
 
 ROWS = pa.schema([pa.field("_batch", pa.int64())])
@@ -66,7 +66,7 @@ def put(table, rows=(), advance=None, info=None, **options):
 
 def slice_(pipeline, batch, start, end, rows=1, **txns):
     """A commit of bronze, as runs make them; returns its version."""
-    ranges = {Lane(TOPIC, ID, p): (start.get(p, 0), to) for p, to in end.items()}
+    ranges = {Split(TOPIC, ID, p): (start.get(p, 0), to) for p, to in end.items()}
     apps = {lane.app: to for lane, (_, to) in ranges.items()} | identity(ranges) | {"batch": batch} | txns
     return put(pipeline.bronze, [batch] * rows, apps, slice_info(batch, rows, 0, ranges))
 
@@ -145,7 +145,7 @@ def test_a_restore_finds_partitions_behind_one_without_progress(pipeline):
     pipeline.bronze.open().restore(first)
     assert "1 rows were gone" in mended(pipeline)[0]
     handle = pipeline.bronze.open()
-    assert [handle.transaction_version(Lane(TOPIC, ID, p).app) for p in (0, 1, 70)] == [None, 9, 0]
+    assert [handle.transaction_version(Split(TOPIC, ID, p).app) for p in (0, 1, 70)] == [None, 9, 0]
 
 
 def test_a_restore_to_the_empty_table_reads_everything_again(pipeline):

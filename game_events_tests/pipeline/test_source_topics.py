@@ -21,11 +21,11 @@ from game_events.pipeline.bronze.quarantine import decided_on
 from game_events.pipeline.bronze.topic_changes import changes
 from game_events.pipeline.state.commit_info import bronze_commit, slice_info
 from game_events.pipeline.state.offsets import identity, next_offsets
-from game_events.sources.core.source import TABLE, Gap, Lane, Seen, Slice
+from game_events.sources.core.source import TABLE, Gap, MicroBatch, SourceSnapshot, Split
 from game_events.sources.delta_table import TableSource
 
 ONE, TWO = "5cB9Bc9QRbCeqUM/tZO+tg", "AAAAAAAAAAAAAAAAAAAAAQ"
-A, B, C = Lane("t.a", ONE, 0), Lane("t.b", TWO, 0), Lane("t.c", ONE, 0)
+A, B, C = Split("t.a", ONE, 0), Split("t.b", TWO, 0), Split("t.c", ONE, 0)
 BY_PATTERN = load_settings(kafka_topic_pattern=r"t\..", on_data_loss="record_gap")
 
 
@@ -47,7 +47,7 @@ def add(bronze, batch, ranges, gaps=(), known=()):
 
 
 def plan(table, earliest, latest, settings=BY_PATTERN):
-    return next_slice(settings, table.open(), Seen(earliest, latest), latest, 1_000)
+    return next_slice(settings, table.open(), SourceSnapshot(earliest, latest), latest, 1_000)
 
 
 def test_a_topic_that_joins_starts_with_what_it_has_and_gets_a_place_even_if_it_is_empty(table):
@@ -69,13 +69,13 @@ def test_a_topic_that_is_gone_is_told_once_and_not_again_when_it_is_made_anew(ta
         plan(table, {A: 0}, {A: 9}, load_settings(kafka_topic_pattern=r"t\.."))
     add(table, 2, {}, gone, known=(A,))
     assert plan(table, {A: 0}, {A: 9}) is None
-    anew = Lane("t.b", ONE, 0)
+    anew = Split("t.b", ONE, 0)
     part = plan(table, {A: 0, anew: 2}, {A: 9, anew: 5})
     assert part.gaps == (Gap("t.b", ONE, 0, 0, 2),), "what it had before anybody looked"
 
 
 def test_a_topic_that_the_settings_do_not_name_any_more_is_no_loss_and_goes_on_when_it_is_back(table):
-    now = Seen({A: 0}, {A: 9})
+    now = SourceSnapshot({A: 0}, {A: 9})
     found = changes(load_settings(kafka_topic="t.a"), table.open(), now, next_offsets(table.open(), now.latest))
     assert not found.anything
     part = plan(table, {A: 0, B: 0}, {A: 9, B: 6}, load_settings(kafka_topic="t.a,t.b"))
@@ -83,7 +83,7 @@ def test_a_topic_that_the_settings_do_not_name_any_more_is_no_loss_and_goes_on_w
 
 
 def test_a_partition_that_is_assigned_later_was_not_bronzes_before(table):
-    second = Lane("t.a", ONE, 1)
+    second = Split("t.a", ONE, 1)
     settings = load_settings(kafka_assign={"t.a": [0, 1], "t.b": [0]})
     part = plan(table, {A: 0, B: 0, second: 3}, {A: 9, B: 4, second: 5}, settings)
     assert (part.start, part.end, part.gaps) == ({second: 3}, {second: 5}, ())
@@ -95,7 +95,7 @@ names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=
 @given(st.dictionaries(st.tuples(names, st.integers(0, 9)), st.tuples(st.integers(0, 99), st.integers(0, 99)), max_size=5))
 def test_a_note_comes_back_whatever_a_topic_or_an_address_holds(ranges):
     ids = {name: str(uuid.uuid4()) for name, _ in ranges}
-    made = {Lane(name, ids[name], number, TABLE): at for (name, number), at in ranges.items()}
+    made = {Split(name, ids[name], number, TABLE): at for (name, number), at in ranges.items()}
     note = bronze_commit(slice_info(1, 2, 0, made, (), 0, [A]))
     assert (note.offsets, note.known["t.a"]) == (made, A)
 
@@ -112,11 +112,11 @@ def test_what_quarantine_has_decided_is_told_by_topic_and_of_a_table_by_its_reco
         """What of these lanes is decided if quarantine stands there."""
         advance = {lane.app: at for lane, at in until.items()}
         commit(Commit(quarantine, QUARANTINE_COLUMNS, [], {}, advance, str(quarantine.open().metadata().id)))
-        return decided_on(quarantine, quarantine.open(), Slice(start, end))
+        return decided_on(quarantine, quarantine.open(), MicroBatch(start, end))
 
     assert found({A: 10, B: 10}, {A: 12, B: 12}, {A: 12}) == {(ONE, 0): {10}}
     assert found({A: 10, B: 10}, {A: 12, B: 12}, {A: 10, B: 10}) == {}
-    theirs = Lane("/lake/bronze_events", str(uuid.uuid4()), 0, TABLE)
+    theirs = Split("/lake/bronze_events", str(uuid.uuid4()), 0, TABLE)
     assert found({theirs: 2}, {theirs: 3}, {theirs: 3}) == {(ONE, 0): {9, 10}, (ONE, 1): {10}, (TWO, 0): {10}}
 
 
@@ -142,8 +142,8 @@ def test_a_table_is_read_batch_by_batch_as_many_as_there_is_room_for(theirs, tmp
     def room(start, most):
         settings = load_settings(source_table=theirs.uri, lakehouse=str(tmp_path / "ours"), max_records_per_batch=most)
         source = TableSource(settings)
-        (lane,) = source.look().latest
-        return source.room({lane: start})
+        (lane,) = source.snapshot().latest
+        return source.batch_limit({lane: start})
 
     assert [room(1, most) for most in (1, 3, 4, 5, 6, 100)] == [1, 1, 2, 2, 3, 3]
     assert [room(2, most) for most in (1, 2, 3)] == [1, 1, 2]
@@ -155,18 +155,18 @@ def test_a_table_is_read_batch_by_batch_as_many_as_there_is_room_for(theirs, tmp
 def test_a_table_whose_rows_were_replaced_is_another_one_and_stops_the_run(theirs, tmp_path):
     ours = Lakehouse(str(tmp_path / "ours")).table(BRONZE)
     settings = load_settings(source_table=theirs.uri, lakehouse=str(tmp_path / "ours"), on_data_loss="record_gap")
-    now = TableSource(settings).look()
+    now = TableSource(settings).snapshot()
     (lane,) = now.latest
     assert (now.earliest, now.latest) == ({lane: 1}, {lane: 4})
     add(ours, 1, {lane: (1, 4)})
     assert next_slice(settings, ours.open(), now, now.latest, 10) is None
     grow(theirs, 4, 1, **{Txn.INCARNATION: 4})
-    changed = TableSource(settings).look()
-    assert TableSource(settings).changed(Slice({lane: 1}, {lane: 4}))
+    changed = TableSource(settings).snapshot()
+    assert TableSource(settings).changed(MicroBatch({lane: 1}, {lane: 4}))
     with pytest.raises(DataError, match="has other rows than those"):
         next_slice(settings, ours.open(), changed, changed.latest, 10)
     with pytest.raises(ConfigurationError, match="one bronze has one source"):
-        next_slice(settings, ours.open(), Seen({A: 0}, {A: 1}), {A: 1}, 10)
+        next_slice(settings, ours.open(), SourceSnapshot({A: 0}, {A: 1}), {A: 1}, 10)
 
 
 @pytest.mark.parametrize(("address", "says"), [("/nowhere/bronze_events", "no Delta table"), ("{ours}", "own bronze")])
@@ -174,11 +174,11 @@ def test_a_table_that_cannot_be_the_source_is_named(address, says, tmp_path):
     ours = str(tmp_path / "ours")
     settings = load_settings(source_table=address.format(ours=f"{ours}/{BRONZE}"), lakehouse=ours)
     with pytest.raises(ConfigurationError, match=says):
-        TableSource(settings).look()
+        TableSource(settings).snapshot()
 
 
 def test_a_delta_table_that_is_no_bronze_is_named(tmp_path):
     other = Lakehouse(str(tmp_path)).table("other")
     commit(Commit(other, pa.schema([pa.field("n", pa.int64())]), [], {}, {}, None))
     with pytest.raises(ConfigurationError, match="no bronze table of this project: it has no column _batch, _kafka_headers"):
-        TableSource(load_settings(source_table=other.uri, lakehouse=str(tmp_path / "ours"))).look()
+        TableSource(load_settings(source_table=other.uri, lakehouse=str(tmp_path / "ours"))).snapshot()

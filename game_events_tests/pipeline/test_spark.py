@@ -21,7 +21,7 @@ from game_events.spark.config import (
     ARROW_RECORDS,
     KAFKA_ARROW_RECORDS,
     LARGE_TYPES_KEY,
-    kafka_batches,
+    kafka_arrow_batches,
     session_config,
     spark_config,
 )
@@ -41,7 +41,7 @@ def test_large_records_reach_the_workers_in_small_batches_and_small_ones_in_larg
     assert sum(rows for rows, _ in large) == 300
     assert max(size for _, size in large) <= 1.05 * ARROW_BYTES
     assert max(rows for rows, _ in batches(100, ARROW_RECORDS + 1)) == ARROW_RECORDS
-    with kafka_batches(spark):
+    with kafka_arrow_batches(spark):
         assert max(rows for rows, _ in batches(100, KAFKA_ARROW_RECORDS + 1)) == KAFKA_ARROW_RECORDS
     assert max(rows for rows, _ in batches(100, ARROW_RECORDS + 1)) == ARROW_RECORDS
 

@@ -23,7 +23,7 @@ from game_events.pipeline.bronze.worker_result import StageResult
 from game_events.pipeline.checks.offsets import offsets_continuous
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
-from game_events.sources.core.source import Lane, Seen
+from game_events.sources.core.source import SourceSnapshot, Split
 
 IDS = [f"{letter * 21}A" for letter in "ABCDEFGH"]
 POINTS = ("bronze_staged", "quarantine_committed", "bronze_committed")
@@ -34,22 +34,22 @@ class Killed(Exception):  # noqa: N818 - what SIGKILL would be
 
 
 class Broker:
-    """Lane -> its end; lanes of topics that were deleted are gone."""
+    """Split -> its end; lanes of topics that were deleted are gone."""
 
     def __init__(self):
         self.ends, self.ids = {}, iter(IDS)
 
     def make(self, topic, partitions):
         topic_id = next(self.ids)
-        self.ends |= {Lane(topic, topic_id, number): 0 for number in range(partitions)}
+        self.ends |= {Split(topic, topic_id, number): 0 for number in range(partitions)}
 
-    def look(self):
-        return Seen(dict.fromkeys(self.ends, 0), dict(self.ends))
+    def snapshot(self):
+        return SourceSnapshot(dict.fromkeys(self.ends, 0), dict(self.ends))
 
     def subjects(self, _):
         return ()
 
-    def room(self, _):
+    def batch_limit(self, _):
         return 7
 
 

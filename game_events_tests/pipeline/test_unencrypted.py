@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from game_events.config.settings import load_settings
-from game_events.config.unencrypted import unencrypted
+from game_events.config.tls import unencrypted
 from game_events.pipeline.runs.preflight import environment_checks
 
 LOGIN = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": "planted-1"}

@@ -232,7 +232,7 @@ def assert_sound(pipeline):
 
 def commit_slice(pipeline, skipped, records=10, rows=0):
     """A commit of bronze as a faulty writer would make it: it begins `skipped` offsets behind where the last one ended."""
-    handle, lane = pipeline.bronze.open(), min(pipeline.source.look().latest)
+    handle, lane = pipeline.bronze.open(), min(pipeline.source.snapshot().latest)
     batch = handle.transaction_version(Txn.BATCH)
     start = handle.transaction_version(lane.app) + skipped
     info = slice_info(batch + 1, rows, 0, {lane: (start, start + records)})

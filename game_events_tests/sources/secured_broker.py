@@ -191,7 +191,7 @@ def secured_broker(folder: Path, monkeypatch) -> Iterator[SecuredBroker]:
     kafka, controller, sasl, tls, mutual, registry = free_ports(6)
     ports = Ports(kafka=kafka, controller=controller, registry=registry)
     monkeypatch.setattr(kafka_broker, "properties", lambda given: _secured(given, sasl, tls, mutual, folder))
-    java, parts = find_java(), jars.for_stack()
+    java, parts = find_java(), jars.stack_parts()
     server = kafka_broker.start(java, parts.kafka, folder, ports=ports, log=folder / "kafka.log")
     try:
         until(lambda: kafka_broker.is_healthy(kafka), what="the secured broker")

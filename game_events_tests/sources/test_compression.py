@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from confluent_kafka import Producer
 
-from game_events.sources.core.source import Slice
+from game_events.sources.core.source import MicroBatch
 from game_events.sources.kafka.source import KafkaSource
 from game_events_tests.guarantees.topics import make_topic
 
@@ -22,8 +22,8 @@ def test_records_packed_by_any_codec_are_read_as_they_were_sent(settings, spark)
         assert producer.flush(60) == 0
         sent += values
     source = KafkaSource(settings)
-    now = source.look()
-    rows = source.read(spark, Slice(now.earliest, now.latest)).orderBy("offset").select("value").collect()
+    now = source.snapshot()
+    rows = source.read(spark, MicroBatch(now.earliest, now.latest)).orderBy("offset").select("value").collect()
     assert [bytes(row.value) for row in rows] == sent
 
 

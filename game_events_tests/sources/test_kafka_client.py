@@ -8,7 +8,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, TransientError
 from game_events.producer.kafka_writer import KafkaWriter, Pacer
-from game_events.sources.core.source import Lane, Slice
+from game_events.sources.core.source import MicroBatch, Split
 from game_events.sources.kafka.client import CauseMemory, client_options, ensure_topic
 from game_events.sources.kafka.source import KafkaSource
 
@@ -129,9 +129,9 @@ def test_a_topic_that_was_there_may_come_back_and_one_that_never_was_is_a_wrong_
     monkeypatch.setattr("game_events.sources.kafka.admin.AdminClient", lambda *_: admin)
     topic = KafkaSource(Settings(kafka_topic="games"))
     with pytest.raises(ConfigurationError, match="has no topic 'games'"):
-        topic.look()
+        topic.snapshot()
     # A new partition's leader does not know it yet; then the topic is being made anew; then it is there again.
     for _ in range(2):
         with pytest.raises(TransientError, match="does not know topic 'games', or one of its partitions"):
-            topic.look()
-    assert topic.changed(Slice({}, {Lane("games", "id", 0): 1})) is None
+            topic.snapshot()
+    assert topic.changed(MicroBatch({}, {Split("games", "id", 0): 1})) is None

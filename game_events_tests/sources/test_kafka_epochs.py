@@ -9,19 +9,19 @@ from confluent_kafka import KafkaError
 
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError, TransientError
-from game_events.sources.core.source import Lane
+from game_events.sources.core.source import Split
 from game_events.sources.kafka import epochs as kafka_epochs
-from game_events.sources.kafka.epochs import LANES_AT_ONCE, epochs_before
+from game_events.sources.kafka.epochs import SPLITS_AT_ONCE, epochs_before
 from game_events.sources.kafka.source import KafkaSource
 from game_events_tests.guarantees.topics import make_topic, put
 
 AT = 100
 TIMEOUT_S = 15
-TRIES = "looking for the leaders of records"
+TRIES = "reading the leader epochs of records"
 
 
 def lanes(count):
-    return [Lane("t", "A" * 20 + "QA", partition) for partition in range(count)]
+    return [Split("t", "A" * 20 + "QA", partition) for partition in range(count)]
 
 
 class Told:
@@ -85,13 +85,13 @@ def test_an_election_of_hundreds_of_partitions_is_asked_about_in_groups_each_of_
     broker, wanted = SlowBroker(), lanes(500)
     assert ask(broker, wanted) == dict.fromkeys(wanted, 7)
     assert broker.now > TIMEOUT_S
-    assert max(map(len, broker.asked)) <= LANES_AT_ONCE
+    assert max(map(len, broker.asked)) <= SPLITS_AT_ONCE
     assert sorted(p for group in broker.asked for p in group) == list(range(500))
     assert broker.closed
 
 
 def test_a_partition_that_gives_no_answer_ends_the_run_when_its_groups_time_is_over(ask):
-    broker = SlowBroker(silent=[LANES_AT_ONCE + 1])
+    broker = SlowBroker(silent=[SPLITS_AT_ONCE + 1])
     with pytest.raises(TransientError, match=TRIES):
         ask(broker, lanes(500))
     assert len(broker.asked) == 2, "what comes behind it is not asked"
@@ -118,10 +118,10 @@ def test_a_login_that_may_not_read_the_topic_is_told_so(ask):
 
 def test_a_real_broker_answers_for_more_partitions_than_one_group_with_records_behind_each_position(make_settings):
     settings = make_settings()
-    make_topic(settings, LANES_AT_ONCE + 6)
-    for partition in range(0, LANES_AT_ONCE + 6, 2):
+    make_topic(settings, SPLITS_AT_ONCE + 6)
+    for partition in range(0, SPLITS_AT_ONCE + 6, 2):
         put(settings, [b"record"] * 40, partition)
     source = KafkaSource(settings)
-    now = source.look()
+    now = source.snapshot()
     found = source.epochs_before(now, dict.fromkeys(now.latest, 35))
     assert found == {lane: now.epochs[lane] for lane in now.latest if lane.partition % 2 == 0}

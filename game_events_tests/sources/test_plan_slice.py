@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, DataError
-from game_events.sources.core import slices
-from game_events.sources.core.source import Gap, Lane, Seen, Slice
+from game_events.sources.core import micro_batch
+from game_events.sources.core.source import Gap, MicroBatch, SourceSnapshot, Split
 from game_events.sources.kafka.options import MANAGED
 from game_events.sources.kafka.source import KafkaSource
 from game_events_tests.lanes import by_partition
@@ -18,7 +18,7 @@ from game_events_tests.lanes import by_partition
 
 def lane(number):
     """Partitions by their number: those with an even one are of one topic, the others of another."""
-    return Lane("games", "id", number) if number % 2 == 0 else Lane("others", "other id", number)
+    return Split("games", "id", number) if number % 2 == 0 else Split("others", "other id", number)
 
 
 def lanes(offsets):
@@ -29,7 +29,7 @@ def lanes(offsets):
 class Planned:
     """A slice, by the partitions' numbers."""
 
-    part: Slice
+    part: MicroBatch
 
     def __getattr__(self, name):
         found = getattr(self.part, name)
@@ -37,11 +37,11 @@ class Planned:
 
 
 def topic(earliest, latest):
-    return Seen(lanes(earliest), lanes(latest))
+    return SourceSnapshot(lanes(earliest), lanes(latest))
 
 
 def plan_slice(now, start, until, cap):
-    part = slices.plan_slice(now, lanes(start), lanes(until), cap)
+    part = micro_batch.plan_micro_batch(now, lanes(start), lanes(until), cap)
     return None if part is None else Planned(part)
 
 
@@ -160,7 +160,7 @@ def test_slice_after_slice_reads_every_offset_once(ranges, cap):
 
 
 def test_records_and_lag_of_a_slice():
-    part = Planned(Slice(lanes({0: 5, 1: 0}), lanes({0: 8, 1: 1}), lanes({0: 10, 1: 1, 2: 4})))
+    part = Planned(MicroBatch(lanes({0: 5, 1: 0}), lanes({0: 8, 1: 1}), lanes({0: 10, 1: 1, 2: 4})))
     assert (part.records, part.lag) == (4, {0: 2, 1: 0, 2: 0})
 
 

@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 
 from game_events.errors import ConfigurationError
 from game_events.pipeline.runs.refresh import refresh
-from game_events.sources.core.source import Slice
+from game_events.sources.core.source import MicroBatch
 from game_events.sources.kafka.source import KafkaSource
 from game_events_tests.books import count
 from game_events_tests.guarantees.topics import framed, make_topic
@@ -51,9 +51,9 @@ def test_every_mechanism_serves_the_driver_and_sparks_consumers_and_no_plan_show
     for mechanism in MECHANISMS:
         settings = topic(broker.tls if tls else broker.sasl, broker.options(mechanism, tls=tls))
         found = KafkaSource(settings)
-        now = found.look()
+        now = found.snapshot()
         assert by_partition(now.latest) == {0: 3}
-        rows = found.read(spark, Slice(now.earliest, now.latest))
+        rows = found.read(spark, MicroBatch(now.earliest, now.latest))
         assert rows.count() == 3
         rows.explain(True)
     said = capsys.readouterr()
@@ -67,9 +67,9 @@ def test_a_broker_that_wants_a_clients_certificate_serves_both_clients_and_no_pl
 ):
     settings = topic(broker.mutual, broker.with_certificate(how))
     found = KafkaSource(settings)
-    now = found.look()
+    now = found.snapshot()
     assert by_partition(now.latest) == {0: 3}
-    rows = found.read(spark, Slice(now.earliest, now.latest))
+    rows = found.read(spark, MicroBatch(now.earliest, now.latest))
     assert rows.count() == 3
     rows.explain(True)
     said = "".join(capsys.readouterr())
@@ -86,7 +86,7 @@ def test_a_client_without_its_certificate_or_the_password_of_its_key_is_told_so_
         "wrong password of the store": broker.with_certificate("pkcs12", "wr0ng-one"),
     }[how]
     with pytest.raises(ConfigurationError, match="GAME_EVENTS_KAFKA_OPTIONS") as caught:
-        KafkaSource(topic(broker.mutual, options), timeout_s=5).look()
+        KafkaSource(topic(broker.mutual, options), timeout_s=5).snapshot()
     assert "wr0ng-one" not in str(caught.value)
 
 
@@ -104,7 +104,7 @@ def test_a_login_that_may_use_no_group_learns_which_leader_wrote_the_last_record
     with pytest.raises(KafkaException, match="GROUP_AUTHORIZATION_FAILED"):
         client.list_consumer_group_offsets([group])["game_events"].result(30)
     source = KafkaSource(settings)
-    now = source.look()
+    now = source.snapshot()
     assert source.epochs_before(now, now.latest) == now.epochs
 
 
@@ -112,7 +112,7 @@ def test_a_login_that_may_use_no_group_learns_which_leader_wrote_the_last_record
 def test_a_wrong_password_is_a_configuration_error_that_does_not_repeat_it(broker, topic, mechanism):
     settings = topic(broker.sasl, broker.options(mechanism, tls=False, **WRONG))
     with pytest.raises(ConfigurationError, match=r"(?i)authentication.*check GAME_EVENTS_KAFKA_OPTIONS") as caught:
-        KafkaSource(settings, timeout_s=5).look()
+        KafkaSource(settings, timeout_s=5).snapshot()
     assert "wr0ng-one" not in str(caught.value)
 
 
@@ -123,7 +123,7 @@ def test_a_broker_whose_certificate_nobody_trusts_or_that_has_another_name_is_re
     del options["ssl.ca.location"]
     for settings in (strange, by_number, topic(broker.tls, options)):
         with pytest.raises(ConfigurationError, match=r"(?i)ssl.*certificate.*check GAME_EVENTS_KAFKA_OPTIONS"):
-            KafkaSource(settings, timeout_s=5).look()
+            KafkaSource(settings, timeout_s=5).snapshot()
 
 
 @pytest.mark.parametrize("wrong", ["password", "authority", "name"])
@@ -131,7 +131,7 @@ def test_sparks_consumers_refuse_too_by_themselves_and_say_no_password(broker, t
     more = {"password": WRONG, "authority": {"authority": broker.stranger}, "name": {}}[wrong]
     where = f"127.0.0.1:{broker.tls_port}" if wrong == "name" else broker.tls
     settings = topic(where, broker.options("PLAIN", tls=True, **more))
-    part = Slice(*(lanes(settings.kafka_topic, "any", {0: at}) for at in (0, 3)))
+    part = MicroBatch(*(lanes(settings.kafka_topic, "any", {0: at}) for at in (0, 3)))
     with pytest.raises(
         (PySparkException, Py4JJavaError), match=r"(?s)(SslAuthentication|SaslAuthentication|SSLHandshake)"
     ) as caught:

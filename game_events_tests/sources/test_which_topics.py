@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from game_events.config.settings import Settings, load_settings
 from game_events.errors import ConfigurationError, TransientError
-from game_events.sources.core.source import Lane, Slice
+from game_events.sources.core.source import MicroBatch, Split
 from game_events.sources.kafka.source import KafkaSource
 
 
@@ -59,30 +59,30 @@ def places(found):
 
 
 def test_a_list_is_these_topics_with_all_their_partitions(source):
-    found = source(Broker(a=2, b=1, c=1), kafka_topic="a, b").look()
+    found = source(Broker(a=2, b=1, c=1), kafka_topic="a, b").snapshot()
     assert places(found) == [("a", "id of a", 0), ("a", "id of a", 1), ("b", "id of b", 0)]
     with pytest.raises(ConfigurationError, match="has no topic 'x', 'y': create it, or set GAME_EVENTS_KAFKA_TOPIC"):
-        source(Broker(a=1), kafka_topic="a,x,y").look()
+        source(Broker(a=1), kafka_topic="a,x,y").snapshot()
 
 
 def test_a_pattern_matches_whole_names_and_never_kafkas_own_and_a_topic_that_goes_meanwhile_is_left_out(source):
     broker = Broker(listed=["ab"], a=1, aa=1, ba=1)
     watching = source(broker, kafka_topic_pattern="a.*|.*offsets")
-    assert [topic for topic, *_ in places(watching.look())] == ["a", "aa"]
+    assert [topic for topic, *_ in places(watching.snapshot())] == ["a", "aa"]
     broker.topics["ac"] = 1
-    assert [topic for topic, *_ in places(watching.look())] == ["a", "aa", "ac"]
+    assert [topic for topic, *_ in places(watching.snapshot())] == ["a", "aa", "ac"]
     # It may be made later, so a loop waits for it.
     with pytest.raises(
         TransientError, match=r"no topic that matches 'z\.\*': create one, or correct GAME_EVENTS_KAFKA_TOPIC_PATTERN"
     ):
-        source(broker, kafka_topic_pattern="z.*").look()
+        source(broker, kafka_topic_pattern="z.*").snapshot()
 
 
 def test_partitions_that_are_assigned_are_these_and_one_that_is_not_there_is_named(source):
-    found = source(Broker(a=3, b=1), kafka_assign={"a": [2, 0]}).look()
+    found = source(Broker(a=3, b=1), kafka_assign={"a": [2, 0]}).snapshot()
     assert places(found) == [("a", "id of a", 0), ("a", "id of a", 2)]
     with pytest.raises(ConfigurationError, match=r"has no partition a\[3\], b\[1\]: correct GAME_EVENTS_KAFKA_ASSIGN"):
-        source(Broker(a=3, b=1), kafka_assign={"a": [0, 3], "b": [1]}).look()
+        source(Broker(a=3, b=1), kafka_assign={"a": [0, 3], "b": [1]}).snapshot()
 
 
 @pytest.mark.parametrize("no_id", ["A" * 22, None])
@@ -90,16 +90,16 @@ def test_topics_without_an_id_are_refused_as_one_that_is_made_anew_could_not_be_
     broker = Broker(a=1, b=1)
     broker.ids = {"b": no_id}
     with pytest.raises(ConfigurationError, match=r"gives topic b no id.*Ids come with Kafka 2\.8.*GAME_EVENTS_SOURCE=files"):
-        source(broker, kafka_topic="a,b").look()
+        source(broker, kafka_topic="a,b").snapshot()
 
 
 def test_names_travel_with_the_rows_only_if_a_slice_is_of_several_topics(source):
     reading = source(Broker(a=1, b=1), kafka_topic="a,b")
-    a, b = Lane("a", "id of a", 0), Lane("b", "other", 0)
-    assert reading.constants(Slice({a: 0}, {a: 1})) == {"topic": "a", "topic_id": "id of a"}
-    assert reading.constants(Slice({a: 0, b: 0}, {a: 1, b: 1})) == {}
-    assert reading.changed(Slice({a: 0}, {a: 1})) is None
-    assert reading.changed(Slice({a: 0, b: 0}, {a: 1, b: 1})) == "topic b was deleted and made again while it was read"
+    a, b = Split("a", "id of a", 0), Split("b", "other", 0)
+    assert reading.constants(MicroBatch({a: 0}, {a: 1})) == {"topic": "a", "topic_id": "id of a"}
+    assert reading.constants(MicroBatch({a: 0, b: 0}, {a: 1, b: 1})) == {}
+    assert reading.changed(MicroBatch({a: 0}, {a: 1})) is None
+    assert reading.changed(MicroBatch({a: 0, b: 0}, {a: 1, b: 1})) == "topic b was deleted and made again while it was read"
     assert reading.subjects([b, a, a]) == ("a-value", "b-value")
 
 

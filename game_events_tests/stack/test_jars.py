@@ -119,28 +119,28 @@ def archive(folder, **files: bytes) -> bytes:
 def test_failed_resolution_shows_ivys_last_lines_and_leaves_nothing_half_done(fake_java, tmp_path):
     fake_java(f"case $1 in -version) {version('17')};; *) echo some.org#thing: not found; exit 1;; esac")
     with pytest.raises(TransientError, match=r"(?s)could not fetch.*some\.org#thing: not found"):
-        jars.for_spark()
+        jars.spark_jars()
     assert [path.name for path in (tmp_path / "cache [1]").iterdir()] == ["jars.lock"]
 
 
 @pytest.mark.usefixtures("pins")
 def test_two_at_once_fetch_once_and_who_needs_spark_alone_asks_for_nothing_else(ivy):
     with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(lambda _n: jars.for_spark(), range(2))
+        first, second = pool.map(lambda _n: jars.spark_jars(), range(2))
     assert first == second
     assert [path.name for path in first] == ["a.jar"]
     assert ivy() == ["spark"]
-    assert [path.name for path in jars.for_s3()] == ["c.jar"]
+    assert [path.name for path in jars.s3_jars()] == ["c.jar"]
     assert ivy() == ["spark", "s3"]
 
 
 def test_broker_and_registry_are_fetched_for_a_stack_and_the_registrys_archive_is_unpacked(ivy, pins, tmp_path):
     packed = archive(tmp_path, runner_jar=b"registry")
     pins(spark__a_jar=b"delta", kafka__b_jar=b"broker", registry__x_tar_gz=packed, registry__runner_jar=b"registry")
-    parts = jars.for_stack()
+    parts = jars.stack_parts()
     assert [path.name for path in parts.kafka.iterdir()] == ["b.jar"]
     assert [path.name for path in parts.registry.iterdir()] == ["runner.jar"]
-    assert jars.for_stack() == parts
+    assert jars.stack_parts() == parts
     assert ivy() == ["kafka", "registry"]
 
 
@@ -156,7 +156,7 @@ def test_broker_and_registry_are_fetched_for_a_stack_and_the_registrys_archive_i
 def test_what_is_fetched_and_is_not_what_is_pinned_is_refused_by_name_and_never_reaches_the_cache(pins, tmp_path, listed, says):
     pins(**listed)
     with pytest.raises(ConfigurationError, match=rf"the Java part {says}; nothing of it is run: the repository, or a proxy"):
-        jars.for_spark()
+        jars.spark_jars()
     assert [path.name for path in (tmp_path / "cache [1]").iterdir() if path.name.startswith("spark")] == []
 
 
@@ -165,14 +165,14 @@ def test_an_archive_that_is_not_the_pinned_one_is_not_even_unpacked(ivy, pins, t
     pins(kafka__b_jar=b"broker", registry__x_tar_gz=b"another", registry__runner_jar=b"registry")
     monkeypatch.setattr(jars, "unpack", lambda _folder: pytest.fail("unpacked"))
     with pytest.raises(ConfigurationError, match=r"registry/x\.tar\.gz has the SHA-256"):
-        jars.for_stack()
+        jars.stack_parts()
     assert ivy() == ["kafka", "registry"]
 
 
 @pytest.mark.usefixtures("ivy", "pins")
 @pytest.mark.parametrize("change", ["other bytes", "a file more", "a file less"])
 def test_a_cache_that_was_changed_is_refused_at_the_next_start_and_it_says_what_to_delete(change):
-    (jar,) = jars.for_spark()
+    (jar,) = jars.spark_jars()
     if change == "other bytes":
         before = jar.stat()
         jar.write_bytes(b"atled")
@@ -182,14 +182,14 @@ def test_a_cache_that_was_changed_is_refused_at_the_next_start_and_it_says_what_
     else:
         jar.unlink()
     with pytest.raises(ConfigurationError, match=rf"nothing of it is run: .*delete {re.escape(str(jar.parent.parent))}"):
-        jars.for_spark()
+        jars.spark_jars()
 
 
 def test_a_cache_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("GAME_EVENTS_CACHE", str(tmp_path / "file"))
     with pytest.raises(ConfigurationError, match="GAME_EVENTS_CACHE"):
-        jars.for_spark()
+        jars.spark_jars()
 
 
 def test_a_wrong_name_of_a_group_is_refused_with_the_names_there_are(capsys):

@@ -59,10 +59,10 @@ def test_temporary_files_are_private_and_go_with_their_process_also_when_that_is
     with subprocess.Popen([sys.executable, "-c", HOLDER], env=environment, stdout=subprocess.PIPE, text=True) as holder:
         folder = type(tmp_path)(holder.stdout.readline().strip())
         assert mode(folder) == 0o700
-        TemporaryFolder.make().let_go()
+        TemporaryFolder.make().release()
         assert (folder / "rows").exists(), "it is in use"
         holder.send_signal(signal.SIGKILL)
-    TemporaryFolder.make().let_go()
+    TemporaryFolder.make().release()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -71,7 +71,7 @@ def test_a_server_holds_the_folder_of_whoever_started_it(tmp_path):
     (made.path / "rows").touch()
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], pass_fds=(made.lock,)) as server:
         os.close(made.lock)
-        TemporaryFolder.make().let_go()
+        TemporaryFolder.make().release()
         assert (made.path / "rows").exists()
         server.kill()
     private_folders.remove_left_behind()

@@ -71,7 +71,7 @@ def folder():
     for file in made.path.iterdir():
         if file.name != "in-use":
             file.unlink()
-    made.let_go()
+    made.release()
 
 
 @pytest.fixture

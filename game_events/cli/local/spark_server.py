@@ -13,7 +13,7 @@ from secrets import token_hex
 from pydantic import ValidationError
 
 from game_events.config.settings import Settings
-from game_events.jvm.private_folders import of_this_process, private_folder, remove_left_behind
+from game_events.jvm.private_folders import private_folder, process_temporary_folder, remove_left_behind
 from game_events.spark.config import spark_config
 from game_events.spark.connect import TOKEN_VARIABLE
 from game_events.stack import connect_server
@@ -45,7 +45,7 @@ class WarmSpark:
         self._token = connect_server.new_token()
         self._ending = threading.Event()
         self._server: ServerProcess | None = None
-        self._socket = PrivateSocket(of_this_process().path / f"connect-{token_hex(4)}", lambda: self._server)
+        self._socket = PrivateSocket(process_temporary_folder().path / f"connect-{token_hex(4)}", lambda: self._server)
         self._watcher = threading.Thread(target=self._watch, name="warm_spark", daemon=True)
 
     @property

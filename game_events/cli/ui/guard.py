@@ -20,8 +20,8 @@ from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from game_events.config.this_machine import is_loopback
-from game_events.stack.tcp_owner import owner_of, owners_are_known
+from game_events.config.local_addresses import is_loopback
+from game_events.stack.connection_owner import connection_owner, owners_are_known
 
 #: Types of a body that Dagster reads a query from; with any other it takes the one in the address.
 _QUERY_TYPES = ("application/json", "application/graphql")
@@ -88,7 +88,7 @@ class UiGuard:
         client, server = scope.get("client"), scope.get("server")
         if client is None or server is None or not is_loopback(client[0]) or not owners_are_known():
             return True
-        return owner_of(client, server) in self._users
+        return connection_owner(client, server) in self._users
 
 
 def _origin(address: str) -> str | None:

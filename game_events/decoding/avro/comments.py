@@ -1,4 +1,4 @@
-"""`doc` of Avro's fields, and of the schema itself.
+"""Reads `doc` of Avro's fields, and of the schema itself.
 
 Source: Apache Avro 1.12 specification, "Complex Types".
 """
@@ -19,14 +19,10 @@ class AvroComments:
     """The comments of a schema (see `comments.Comments`)."""
 
     def __init__(self, schema: RegistrySchema) -> None:
-        """Reads the texts.
-
-        Raises:
-            DataError: they are no Avro schema.
-        """
+        """Raises DataError for an invalid schema."""
         self._message = compile_avro(schema).root.name
         self._root = json.loads(schema.text)
-        #: Definitions by their own name, with the namespace or without it: a comment is not worth resolving scopes for.
+        #: Definitions by short name: comments do not justify resolving namespaces.
         self._named: dict[str, Mapping[str, Any]] = {}
         self._by_name: dict[int, Mapping[str, Mapping[str, Any]]] = {}
         for text in (*(text for _, text in schema.references), schema.text):
@@ -67,7 +63,7 @@ class AvroComments:
         return str(found["doc"]) if isinstance(found, Mapping) and isinstance(found.get("doc"), str) else ""
 
     def _records(self, node: Any) -> Iterator[Mapping[str, Any]]:  # noqa: ANN401 - any JSON
-        """The records that a type holds: itself, branches, items, values."""
+        """The records in a type: itself, branches, items, values."""
         stack, seen = [node], 0
         while stack and seen < 1_000:
             seen += 1

@@ -1,13 +1,12 @@
-"""Payloads of one Avro schema -> Arrow columns, each by the schema it was written with; a bad row costs only itself.
+"""Decoder of Avro payloads, by their writer schema, into Arrow columns; a bad row affects no other one.
 
-Read by our own code and not by a library, because none of those there are reads strictly: fastavro takes a negative branch or
-symbol index for the last one, numbers of more than 64 bits for others, loops on an array of 2^62 nulls, and ends the process on
-types nested 20,000 deep; the ones that make Arrow arrays lack maps, unions or decimals.
+Own code, because no library reads strictly: fastavro takes a negative branch or symbol index for the last one, misreads
+numbers of more than 64 bits, loops on an array of 2^62 nulls, and ends the process on types nested 20,000 deep; libraries for
+Arrow lack maps, unions or decimals.
 """
 
 from __future__ import annotations
 
-import numpy as np
 import pyarrow as pa
 
 from game_events.decoding.avro.nested_columns import ColumnBuilder, RecordColumn, UnionColumn
@@ -17,27 +16,22 @@ from game_events.decoding.core.errors import DAMAGE, DamageError, as_damage
 from game_events.decoding.core.projection import Projection
 from game_events.decoding.core.protocols import Decoded
 from game_events.decoding.core.reasons import Reason
-from game_events.decoding.core.wire_format import Rows
 
-#: Payload bytes for one Arrow array: text of 2 GiB would not fit, and bytes in JSON text take up to six times their size.
+#: Payload bytes of one Arrow array: 2 GiB of text would not fit, and bytes in JSON text take up to six times their size.
 BATCH_BYTES = 2**28
-#: The column of a top level that is not a record.
+#: The column of a top-level value that is no record.
 VALUE = "value"
 
 
 class AvroDecoder:
-    """Decodes one schema id (see `payloads.PayloadDecoder`).
+    """Decodes one schema id (see `protocols.PayloadDecoder`).
 
-    A record's fields are the columns. Of a union at the top (several types of events in one topic) each branch is a column; any
-    other type is the column ``value``.
+    Fields of a record become columns, as do branches of a top-level union (several types of events in one topic); any other
+    type becomes the column ``value``.
     """
 
     def __init__(self, compiled: AvroSchema) -> None:
-        """Builds the columns.
-
-        Raises:
-            DataError: the schema cannot be columns.
-        """
+        """Raises DataError for a schema that is too large."""
         root = compiled.root
         self.message: str = root.name
         builder = ColumnBuilder()
@@ -74,7 +68,7 @@ class AvroDecoder:
                 size = held = 0
         batches.append(self._finish())
         table = self._projection.table(batches, columns)
-        return Decoded(table, _rows(good), [(*why, _rows(rows)) for why, rows in bad.items()])
+        return Decoded.of(table, good, bad)
 
     def _finish(self) -> pa.RecordBatch:
         array = self._column.finish()
@@ -84,7 +78,3 @@ class AvroDecoder:
         if isinstance(self._column, RecordColumn | UnionColumn):
             return pa.RecordBatch.from_arrays(array.flatten(), names=names)
         return pa.RecordBatch.from_arrays([array], names=names)
-
-
-def _rows(rows: list[int]) -> Rows:
-    return np.asarray(rows, dtype=np.int64)

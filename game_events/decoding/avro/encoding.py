@@ -1,7 +1,7 @@
-"""Avro's binary encoding of single values, read strictly: what no writer writes is damage, not a guess.
+"""Strict reader of Avro's binary encoding of single values.
 
 Source: Apache Avro 1.12 specification, "Binary Encoding". Each function takes the payload and a position, and returns the value
-and the position behind it. A payload that ends too early shows as IndexError (see `damage.as_damage`).
+and the position after it. A truncated payload raises IndexError (see `errors.as_damage`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from game_events.decoding.core.errors import DamageError
 from game_events.decoding.core.reasons import Reason
 
-#: Items without bytes (null, empty records) that one payload may hold: a handful of bytes can announce 2^62 of them.
+#: Items without bytes (null, empty records) of one payload: a few bytes can announce 2^62 of them.
 MAX_EMPTY_ITEMS = 10_000
 INT_RANGE = (-(2**31), 2**31 - 1)
 LONG_RANGE = (-(2**63), 2**63 - 1)
@@ -71,28 +71,20 @@ def read_boolean(buf: bytes, at: int) -> tuple[bool, int]:
 
 
 class Budget:
-    """How many items without bytes the payload at hand may still hold."""
+    """Remaining items without bytes of the current payload."""
 
     def __init__(self) -> None:
         self.left = MAX_EMPTY_ITEMS
 
     def reset(self) -> None:
-        """For the next payload."""
+        """Start the next payload."""
         self.left = MAX_EMPTY_ITEMS
 
 
 def read_blocks(buf: bytes, at: int, min_bytes: int, budget: Budget, item: Callable[[bytes, int], int]) -> tuple[int, int]:
-    """The blocks of an array or map.
+    """Read the blocks of an array or map: number of items, and position after the last block.
 
-    Args:
-        buf: the payload.
-        at: where the first block begins.
-        min_bytes: what one item takes at least.
-        budget: for items that take no bytes.
-        item: reads one item, and returns the position behind it.
-
-    Returns:
-        how many items, and the position behind the last block.
+    `min_bytes`: of one item; `budget`: for items without bytes; `item`: reads one item, returns the position after it.
     """
     total = 0
     while True:
@@ -104,7 +96,7 @@ def read_blocks(buf: bytes, at: int, min_bytes: int, budget: Budget, item: Calla
             count = -count
             size, at = read_long(buf, at)
             end = at + size
-        # Before anything is read or allocated: a count costs its writer nothing.
+        # Checked before anything is read or allocated.
         if count * min_bytes > len(buf) - at:
             raise DamageError(Reason.TRUNCATED, f"more items announced than fit into the {len(buf) - at} bytes that are left")
         if not min_bytes:

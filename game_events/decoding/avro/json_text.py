@@ -1,7 +1,7 @@
-"""Avro values as JSON text: what recursive types become, as no column can hold a type that contains itself.
+"""Avro values of recursive types as JSON text, as no column can hold them.
 
 Source: Apache Avro 1.12 specification, "JSON Encoding": a union's value is ``{"branch": value}``, null is ``null``, bytes are
-text with one character for each byte. Numbers that JSON has not are ``"NaN"``, ``"Infinity"``, ``"-Infinity"``, as in Java.
+text with one character for each byte. Numbers that JSON lacks are ``"NaN"``, ``"Infinity"``, ``"-Infinity"``, as in Java.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from game_events.decoding.avro.schema import AvroType
 from game_events.decoding.core.errors import DamageError
 from game_events.decoding.core.reasons import Reason
 
-#: How deep records may be nested.
+#: Nested records at most.
 MAX_LEVELS = 100
 Value = None | bool | int | float | str | list["Value"] | dict[str, "Value"]
 ReadValue = Callable[[bytes, int], tuple[Value, int]]
@@ -45,7 +45,7 @@ def text_reader(type_: AvroType, budget: Budget) -> Callable[[bytes, int], tuple
 
 
 class _Readers:
-    """One reader for each type, made once: recursive types meet themselves."""
+    """One reader per type, recursive types included."""
 
     def __init__(self, budget: Budget) -> None:
         self.level = 0
@@ -56,7 +56,6 @@ class _Readers:
         if id(type_) not in self._made:
 
             def later(buf: bytes, at: int) -> tuple[Value, int]:
-                """For its own parts: they are made first, and call it when all is there."""
                 return self._made[id(type_)](buf, at)
 
             self._made[id(type_)] = later
@@ -186,7 +185,7 @@ def _number(value: float) -> Value:
 
 
 def min_bytes(type_: AvroType, known: dict[int, int] | None = None) -> int:
-    """0 for a type whose values take no bytes, else 1; of a type that must contain itself (it has no values) 1."""
+    """0 for a type without bytes, else 1; also 1 for a type that must contain itself (it has no values)."""
     if type_.kind in ("null", "fixed"):
         return min(type_.size, 1)
     if type_.kind != "record":

@@ -1,4 +1,4 @@
-"""Avro's types that hold others, read straight into columns: records, arrays, maps, unions, types that contain themselves."""
+"""Column builders of nested Avro types: records, arrays, maps, unions, recursive types."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from game_events.decoding.core.column_map import Field
 from game_events.decoding.core.errors import DAMAGE, as_damage
 from game_events.errors import DataError
 
-#: Depth to which types become columns; what is deeper becomes JSON text.
+#: Depth to which types become columns; deeper ones become JSON text.
 MAX_DEPTH = 32
-#: A type that is used twice by a type that is used twice doubles with every level.
+#: Repeated use of types can double the columns with every level.
 MAX_COLUMNS = 10_000
 #: A type's column, and the fields inside it.
 Built = tuple[Column, tuple[Field, ...]]
 
 
 class RecordColumn:
-    """A struct; one without fields is ``true``, as Parquet has no empty one."""
+    """A struct; without fields ``true``, as Parquet has no empty structs."""
 
     def __init__(self, members: Sequence[tuple[str, Column]]) -> None:
         self.members = members
@@ -38,7 +38,7 @@ class RecordColumn:
         """One record."""
         name = ""
         try:
-            for name, read in self._readers:  # noqa: B007 - the handler says which one it was
+            for name, read in self._readers:  # noqa: B007 - for the handler
                 at = read(buf, at)
         except DAMAGE as error:
             damage = as_damage(error)
@@ -61,7 +61,7 @@ class RecordColumn:
         return pa.StructArray.from_arrays([c.finish() for _, c in self.members], fields=list(self.type))
 
 
-class ArrayColumn:
+class _ArrayColumn:
     """A list."""
 
     def __init__(self, items: Column, least: int, budget: Budget) -> None:
@@ -71,24 +71,21 @@ class ArrayColumn:
         self._offsets = [0]
 
     def read(self, buf: bytes, at: int) -> int:
-        """One array."""
         count, at = read_blocks(buf, at, self._least, self._budget, self._items.read)
         self._offsets.append(self._offsets[-1] + count)
         return at
 
     def truncate(self, count: int) -> None:
-        """Keeps the first arrays."""
         del self._offsets[count + 1 :]
         self._items.truncate(self._offsets[-1])
 
     def finish(self) -> pa.Array:
-        """The arrays so far."""
         offsets, self._offsets = self._offsets, [0]
         return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), self._items.finish(), type=self.type)
 
 
-class MapColumn:
-    """A map; of a key that a map has twice the last value counts, as in every other reader."""
+class _MapColumn:
+    """A map; the last value of a repeated key counts, as in other readers."""
 
     def __init__(self, items: Column, least: int, budget: Budget) -> None:
         self.type: pa.DataType = pa.map_(pa.string(), items.type)
@@ -98,7 +95,6 @@ class MapColumn:
         self._offsets = [0]
 
     def read(self, buf: bytes, at: int) -> int:
-        """One map."""
         count, at = read_blocks(buf, at, self._least, self._budget, self._item)
         self._offsets.append(self._offsets[-1] + count)
         return at
@@ -109,17 +105,15 @@ class MapColumn:
         return self._items.read(buf, at)
 
     def truncate(self, count: int) -> None:
-        """Keeps the first maps."""
         del self._offsets[count + 1 :]
         del self._keys[self._offsets[-1] :]
         self._items.truncate(self._offsets[-1])
 
     def finish(self) -> pa.Array:
-        """The maps so far."""
         keys, offsets = self._keys, self._offsets
         self._keys, self._offsets = [], [0]
         items = self._items.finish()
-        # Where each key stands last in its map; dictionaries keep the order of the keys' first appearance.
+        # Last index of each key, in the order of first appearance.
         kept, ends = [], [0]
         for begin, end in pairwise(offsets):
             kept += list({keys[i]: i for i in range(begin, end)}.values())
@@ -129,7 +123,7 @@ class MapColumn:
         return pa.MapArray.from_arrays(pa.array(ends, pa.int32()), pa.array(keys, pa.string()), items, type=self.type)
 
 
-class OptionalLeaf:
+class _OptionalLeaf:
     """A simple type or null."""
 
     def __init__(self, inner: Leaf, null: int) -> None:
@@ -139,7 +133,6 @@ class OptionalLeaf:
         self._read, self._append = inner.read, inner.values.append
 
     def read(self, buf: bytes, at: int) -> int:
-        """One value or null."""
         index, at = read_index(buf, at, 2, "union branch")
         if index != self._null:
             return self._read(buf, at)
@@ -147,16 +140,14 @@ class OptionalLeaf:
         return at
 
     def truncate(self, count: int) -> None:
-        """Keeps the first values."""
         self._inner.truncate(count)
 
     def finish(self) -> pa.Array:
-        """The values so far."""
         return self._inner.finish()
 
 
 class UnionColumn:
-    """A union: of one type and null that type's column, of more types a struct with a member for each."""
+    """A union: of one type and null that type's column, else a struct with a member per type."""
 
     def __init__(self, branches: Sequence[tuple[str, Column] | None], *, always_struct: bool = False) -> None:
         """Branches in the schema's order: name and column, or None for null."""
@@ -189,7 +180,7 @@ class UnionColumn:
                 branch[1].truncate(kept)
 
     def finish(self) -> pa.Array:
-        """The values so far: each branch holds only its own, and is spread over all rows."""
+        """The values so far: each branch has only its own values, which are spread over all rows."""
         chosen = np.asarray(self._chosen, dtype=np.int64)
         self._counts, self._chosen = [0] * len(self._branches), []
         arrays = []
@@ -203,34 +194,20 @@ class UnionColumn:
         return pa.StructArray.from_arrays(arrays, fields=list(self.type), mask=pa.array(absent))
 
 
-class TextLeaf(Leaf):
-    """JSON text."""
-
-    is_text = True
-
-
 class ColumnBuilder:
-    """Makes the columns of one schema, and says which fields they are."""
+    """Builds the columns of one schema, with their fields."""
 
     def __init__(self) -> None:
         self.budget = Budget()
         self._columns = 0
 
     def build(self, type_: AvroType, above: tuple[int, ...] = ()) -> Built:
-        """A type's column, and the fields inside it.
-
-        Args:
-            type_: the type.
-            above: the types it stands in, from the outermost.
-
-        Raises:
-            DataError: the type has more columns than `MAX_COLUMNS`.
-        """
+        """A type's column and inner fields, inside the types `above`; DataError for more columns than `MAX_COLUMNS`."""
         self._columns += 1
         if self._columns > MAX_COLUMNS:
             raise DataError(f"the schema has more than {MAX_COLUMNS} columns")
         if id(type_) in above or len(above) >= MAX_DEPTH:
-            return TextLeaf(pa.string(), text_reader(type_, self.budget)), ()
+            return Leaf(pa.string(), text_reader(type_, self.budget), is_text=True), ()
         inside = (*above, id(type_))
         match type_.kind:
             case "record":
@@ -239,7 +216,7 @@ class ColumnBuilder:
                 return RecordColumn([(name, column) for name, _, column, _ in parts]), fields
             case "array" | "map":
                 items, fields = self.build(type_.items[0], inside)
-                make = ArrayColumn if type_.kind == "array" else MapColumn
+                make = _ArrayColumn if type_.kind == "array" else _MapColumn
                 return make(items, min_bytes(type_.items[0]), self.budget), fields
             case "union":
                 return self.union(type_, inside)
@@ -259,14 +236,14 @@ class ColumnBuilder:
         if len(others) == 1 and not always_struct:
             column, fields = built[id(others[0])]
             if isinstance(column, Leaf) and len(branches) == 2:
-                return OptionalLeaf(column, branches.index(None)), fields
+                return _OptionalLeaf(column, branches.index(None)), fields
             return UnionColumn(branches), fields
         fields = tuple(Field(b.name, names[id(b)], built[id(b)][0].type, built[id(b)][1]) for b in others)
         return UnionColumn(branches, always_struct=True), fields
 
 
 def _identity(name: str, column: Column) -> str:
-    """JSON text never shares a column with plain strings: ``1`` would be meant by both. A name holds no colon."""
+    """Identity of a field: JSON text and strings never share a column (``1`` would be equal). Names hold no colon."""
     return f"{name}:json" if column.is_text else name
 
 

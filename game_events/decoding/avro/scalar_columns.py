@@ -1,4 +1,4 @@
-"""Avro's simple types, read straight into columns: one list of Python values for each, made an Arrow array at the end."""
+"""Column builders of Avro's simple types: lists of Python values, converted to Arrow arrays at the end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from game_events.decoding.core.errors import DamageError
 from game_events.decoding.core.reasons import Reason
 from game_events.decoding.core.timestamps import TIMESTAMP_RANGE
 
-#: Days and microseconds of the years 1 to 9999: what Python and Spark can read back.
+#: Days of the years 1 to 9999, the range of Python and Spark.
 DATE_RANGE = (-719_162, 2_932_896)
 DAY_US = 86_400_000_000
 DURATION = pa.struct([("months", pa.int64()), ("days", pa.int64()), ("milliseconds", pa.int64())])
@@ -29,30 +29,28 @@ class Column(Protocol):
     """A column under construction.
 
     Attributes:
-        type: what `finish` gives.
-        is_text: whether it is JSON text, or lists or maps of it.
+        type: Arrow type of `finish`.
+        is_text: it holds JSON text, or lists or maps of it.
     """
 
     type: pa.DataType
     is_text: bool
 
     def read(self, buf: bytes, at: int, /) -> int:
-        """Reads one value of a payload at a position into the column, and returns the position behind it."""
+        """Read one value at a position into the column; returns the position after it."""
 
     def truncate(self, count: int) -> None:
-        """Keeps the first values: what a damaged payload had added is taken back."""
+        """Keep the first values: removes those of a malformed payload."""
 
     def finish(self) -> pa.Array:
-        """The values so far; the column begins anew."""
+        """The values so far; the column is empty then."""
 
 
 class Leaf:
     """A column of single values."""
 
-    is_text = False
-
-    def __init__(self, type_: pa.DataType, parse: Callable[[bytes, int], tuple[Any, int]]) -> None:
-        self.type = type_
+    def __init__(self, type_: pa.DataType, parse: Callable[[bytes, int], tuple[Any, int]], *, is_text: bool = False) -> None:
+        self.type, self.is_text = type_, is_text
         self.values: list[Any] = []
         self.read = self._reader(parse)
 
@@ -81,8 +79,8 @@ class Leaf:
         return pa.array(values, self.type)
 
 
-class StringLeaf(Leaf):
-    """Text: what most events are made of, so it is read without further calls."""
+class _StringLeaf(Leaf):
+    """Strings, the most frequent type: read without further calls."""
 
     def __init__(self) -> None:
         super().__init__(pa.string(), read_bytes)
@@ -104,8 +102,8 @@ class StringLeaf(Leaf):
         return read
 
 
-class NumberLeaf(Leaf):
-    """Whole numbers within a range, and what is counted with them: days, microseconds."""
+class _NumberLeaf(Leaf):
+    """Integers within a range; also dates and times, which are integers."""
 
     def __init__(self, type_: pa.DataType, bounds: tuple[int, int], times: int = 1, per: int = 1) -> None:
         """A column of ``value * times // per``; values outside `bounds` are rejected."""
@@ -126,7 +124,7 @@ class NumberLeaf(Leaf):
         return read
 
     def array(self, values: list[Any]) -> pa.Array:
-        """Scaled, and rounded down, as a time before 1970 is the time that it is in."""
+        # Rounded down also before 1970.
         if self._times != 1 or self._per != 1:
             values = [None if v is None else v * self._times // self._per for v in values]
         if pa.types.is_date(self.type):
@@ -134,21 +132,20 @@ class NumberLeaf(Leaf):
         return pa.array(values, pa.int64()).cast(self.type)
 
 
-class LocalTimeLeaf(NumberLeaf):
-    """Times without a zone, as ISO text: as a timestamp they would be read as UTC."""
+class _LocalTimeLeaf(_NumberLeaf):
+    """Times without a zone as ISO text: timestamps would be read as UTC."""
 
     def __init__(self, bounds: tuple[int, int], times: int, per: int) -> None:
         super().__init__(pa.timestamp("us"), bounds, times, per)
         self.type = pa.string()
 
     def array(self, values: list[Any]) -> pa.Array:
-        """``2024-01-31T08:00:00.000000``."""
         values = [None if v is None else v * self._times // self._per for v in values]
         return pc.strftime(pa.array(values, pa.timestamp("us")), "%Y-%m-%dT%H:%M:%S")
 
 
-class DecimalLeaf(Leaf):
-    """Decimals; those with more digits than any reader's decimal can hold as text."""
+class _DecimalLeaf(Leaf):
+    """Decimals; as text if they have more than `MAX_DIGITS` digits."""
 
     def __init__(self, type_: AvroType, logical: Logical) -> None:
         self._scale = logical.scale
@@ -165,7 +162,6 @@ class DecimalLeaf(Leaf):
         super().__init__(pa.decimal128(logical.precision, logical.scale) if fits else pa.string(), parse)
 
     def array(self, values: list[Any]) -> pa.Array:
-        """The unscaled numbers with their scale."""
         if pa.types.is_decimal(self.type):
             return decimal_array(values, self.type)
         return pa.array([None if v is None else decimal_text(v, self._scale) for v in values], pa.string())
@@ -175,7 +171,7 @@ def leaf(type_: AvroType) -> Leaf:
     """The column of a simple type."""
     logical = type_.logical
     if logical is not None and logical.name == "decimal":
-        return DecimalLeaf(type_, logical)
+        return _DecimalLeaf(type_, logical)
     if logical is not None and "timestamp" in logical.name:
         return _timestamp(logical.name)
     name = type_.kind if logical is None else f"{type_.kind} {logical.name}"
@@ -184,12 +180,12 @@ def leaf(type_: AvroType) -> Leaf:
 
 def _timestamp(name: str) -> Leaf:
     times, per = {"millis": (1_000, 1), "micros": (1, 1), "nanos": (1, 1_000)}[name.rpartition("-")[2]]
-    # Nanoseconds of these years do not fit into 64 bits: all of them are inside.
+    # All nanoseconds of 64 bits are within this range.
     low, high = TIMESTAMP_RANGE
     bounds = (low * per // times, high * per // times)
     if name.startswith("local"):
-        return LocalTimeLeaf(bounds, times, per)
-    return NumberLeaf(pa.timestamp("us", tz="UTC"), bounds, times, per)
+        return _LocalTimeLeaf(bounds, times, per)
+    return _NumberLeaf(pa.timestamp("us", tz="UTC"), bounds, times, per)
 
 
 def _enum(type_: AvroType) -> Leaf:
@@ -214,33 +210,28 @@ def _duration(buf: bytes, at: int) -> tuple[dict[str, int], int]:
 
 #: Type, or type and logical type -> its column.
 _LEAVES: dict[str, Callable[[AvroType], Leaf]] = {
-    # Its column exists, so that the field is seen; it has no values.
+    # A column without values.
     "null": lambda _: Leaf(pa.bool_(), lambda _, at: (None, at)),
     "boolean": lambda _: Leaf(pa.bool_(), read_boolean),
-    "int": lambda _: NumberLeaf(pa.int64(), INT_RANGE),
-    "long": lambda _: NumberLeaf(pa.int64(), LONG_RANGE),
+    "int": lambda _: _NumberLeaf(pa.int64(), INT_RANGE),
+    "long": lambda _: _NumberLeaf(pa.int64(), LONG_RANGE),
     "float": lambda _: Leaf(pa.float32(), lambda buf, at: (struct.unpack_from("<f", buf, at)[0], at + 4)),
     "double": lambda _: Leaf(pa.float64(), lambda buf, at: (struct.unpack_from("<d", buf, at)[0], at + 8)),
     "bytes": lambda _: Leaf(pa.binary(), read_bytes),
-    "string": lambda _: StringLeaf(),
+    "string": lambda _: _StringLeaf(),
     "enum": _enum,
     "fixed": lambda type_: Leaf(pa.binary(), lambda buf, at: take(buf, at, type_.size)),
-    "int date": lambda _: NumberLeaf(pa.date32(), DATE_RANGE),
-    "int time-millis": lambda _: NumberLeaf(pa.int64(), (0, DAY_US // 1_000 - 1), times=1_000),
-    "long time-micros": lambda _: NumberLeaf(pa.int64(), (0, DAY_US - 1)),
-    "string uuid": lambda _: StringLeaf(),
+    "int date": lambda _: _NumberLeaf(pa.date32(), DATE_RANGE),
+    "int time-millis": lambda _: _NumberLeaf(pa.int64(), (0, DAY_US // 1_000 - 1), times=1_000),
+    "long time-micros": lambda _: _NumberLeaf(pa.int64(), (0, DAY_US - 1)),
+    "string uuid": lambda _: _StringLeaf(),
     "fixed uuid": lambda _: Leaf(pa.string(), _uuid),
     "fixed duration": lambda _: Leaf(DURATION, _duration),
 }
 
 
 def decimal_array(unscaled: Sequence[int | None], kind: pa.DataType) -> pa.Array:
-    """An array of decimal128(p, s).
-
-    Args:
-        unscaled: the numbers times 10^s, below 10^p; None for NULL.
-        kind: the type.
-    """
+    """An array of decimal128(p, s) of numbers times 10^s, below 10^p; None for NULL."""
     raw = b"".join(b"\0" * 16 if v is None else v.to_bytes(16, "little", signed=True) for v in unscaled)
     valid = pa.array([v is not None for v in unscaled], pa.bool_()).buffers()[1]
     return pa.Array.from_buffers(kind, len(unscaled), [valid, pa.py_buffer(raw)])

@@ -1,6 +1,6 @@
-"""Avro schemas from what a registry holds: JSON text and references -> a tree of types with all names resolved.
+"""Avro schemas of a registry: JSON text and references -> a tree of types with resolved names.
 
-Source: Apache Avro 1.12 specification, "Schema Declaration" and "Logical Types". As it says, a logical type that is unknown or
+Source: Apache Avro 1.12 specification, "Schema Declaration" and "Logical Types". By it, a logical type that is unknown or
 impossible (a scale above the precision) is ignored; aliases and defaults are for readers' schemas and change nothing here but
 a field's identity.
 """
@@ -8,17 +8,20 @@ a field's identity.
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
+from game_events.decoding.core.protocols import SingleTypeSchema
 from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.decoding.core.wire_format import IndexPath, SchemaId
 from game_events.errors import DataError
 
 #: Digits of a decimal: work grows with their square.
 MAX_PRECISION = 1_000
+#: Key of the items' type.
+_ITEMS = {"array": "items", "map": "values"}
 PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
 
 
@@ -38,7 +41,7 @@ class AvroType:
     Attributes:
         kind: ``record``, ``enum``, ``array``, ``map``, ``fixed``, ``union``, or a primitive's name.
         name: full name of a named type; else the kind.
-        logical: its logical type, if that is one we know and it fits.
+        logical: its logical type, if known and valid.
         fields: of a record: (name, identity, type).
         items: of a union its branches; of an array or map the one type of its items.
         symbols: of an enum.
@@ -60,13 +63,12 @@ class AvroType:
 
 
 @dataclass(frozen=True)
-class AvroSchema:
-    """One schema id's text and references: small and picklable (see `payloads.CompiledSchema`)."""
+class AvroSchema(SingleTypeSchema):
+    """Text and references of one schema id (see `protocols.CompiledSchema`)."""
 
     schema_id: SchemaId
     text: str
     references: tuple[tuple[str, str], ...] = ()
-    indexed: ClassVar[bool] = False
 
     @cached_property
     def root(self) -> AvroType:
@@ -79,26 +81,18 @@ class AvroSchema:
     def _parse(self, text: str, where: str, names: dict[str, AvroType]) -> AvroType:
         try:
             node = json.loads(text)
-            # Half of a surrogate pair can be in no name of a column, and in no value of an enum.
+            # Refuses lone surrogates, which no column name and no enum value can hold.
             json.dumps(node, ensure_ascii=False).encode()
             return _Parser(names).parse(node, "", "")
         except (ValueError, RecursionError) as error:
             raise DataError(f"schema id {self.schema_id} does not compile: {where}: {error}") from None
 
-    def has(self, path: IndexPath) -> bool:
-        """Whether there is a type at an index path: the one of the schema, at ``()``."""
-        return path == ()
-
-    def paths(self, nested: Container[str] = ()) -> list[IndexPath]:  # noqa: ARG002 - none is nested
-        """The one path there is."""
-        return [()]
-
     def name_of(self, path: IndexPath) -> str | None:
-        """Full name of the schema's own type; of an unnamed one its kind, as ``union``."""
+        """Full name of the schema's type; its kind (``union``) if unnamed."""
         return self.root.name if self.has(path) else None
 
     def enums(self) -> dict[str, dict[int | str, str]]:
-        """Full names of its enums with their symbols, which are known by their names alone."""
+        """Full names of its enums with their symbols."""
         found: dict[str, dict[int | str, str]] = {}
         waiting, seen = [self.root], set[int]()
         while waiting:
@@ -111,7 +105,7 @@ class AvroSchema:
         return found
 
     def __getstate__(self) -> dict[str, object]:
-        """Without the tree: a worker parses the text once."""
+        """Without the parsed tree."""
         return {"schema_id": self.schema_id, "text": self.text, "references": self.references}
 
 
@@ -127,7 +121,7 @@ def compile_avro(schema: RegistrySchema) -> AvroSchema:
 
 
 class _Parser:
-    """Builds types; raises ValueError with the path of what is wrong."""
+    """Builds types; raises ValueError with the path of an error."""
 
     def __init__(self, names: dict[str, AvroType]) -> None:
         self._names = names
@@ -157,32 +151,31 @@ class _Parser:
         return AvroType("union", "union", items=branches)
 
     def _complex(self, kind: str, node: Mapping[str, Any], namespace: str, path: str) -> AvroType:
-        match kind:
-            case "array" | "map":
-                key = "items" if kind == "array" else "values"
-                if key not in node:
-                    raise ValueError(f"{path or 'schema'}: a {kind} without {key!r}")
-                return AvroType(kind, kind, items=[self.parse(node[key], namespace, f"{path}.{key}")])
-            case "record" | "error":
-                return self._record(node, namespace, path)
-            case "enum":
-                made = self._named(kind, node, namespace, path)
-                symbols = node.get("symbols")
-                if not isinstance(symbols, list) or not all(isinstance(s, str) for s in symbols):
-                    raise ValueError(f"{made.name}: an enum without a list of symbols")
-                made.symbols = tuple(symbols)
-                return made
-            case "fixed":
-                made = self._named(kind, node, namespace, path)
-                made.size = node.get("size", -1)
-                if not isinstance(made.size, int) or made.size < 0:
-                    raise ValueError(f"{made.name}: a fixed without a size")
-                made.logical = _logical(node, kind, made.size)
-                return made
-            case _ if kind in PRIMITIVES:
-                return AvroType(kind, kind, _logical(node, kind, 0))
-            case _:
-                return self.parse(kind, namespace, path)
+        if kind in PRIMITIVES:
+            return AvroType(kind, kind, _logical(node, kind, 0))
+        if kind in _ITEMS:
+            key = _ITEMS[kind]
+            if key not in node:
+                raise ValueError(f"{path or 'schema'}: a {kind} without {key!r}")
+            return AvroType(kind, kind, items=[self.parse(node[key], namespace, f"{path}.{key}")])
+        make = {"record": self._record, "error": self._record, "enum": self._enum, "fixed": self._fixed}.get(kind)
+        return self.parse(kind, namespace, path) if make is None else make(node, namespace, path)
+
+    def _enum(self, node: Mapping[str, Any], namespace: str, path: str) -> AvroType:
+        made = self._named("enum", node, namespace, path)
+        symbols = node.get("symbols")
+        if not isinstance(symbols, list) or not all(isinstance(s, str) for s in symbols):
+            raise ValueError(f"{made.name}: an enum without a list of symbols")
+        made.symbols = tuple(symbols)
+        return made
+
+    def _fixed(self, node: Mapping[str, Any], namespace: str, path: str) -> AvroType:
+        made = self._named("fixed", node, namespace, path)
+        made.size = node.get("size", -1)
+        if not isinstance(made.size, int) or made.size < 0:
+            raise ValueError(f"{made.name}: a fixed without a size")
+        made.logical = _logical(node, "fixed", made.size)
+        return made
 
     def _record(self, node: Mapping[str, Any], namespace: str, path: str) -> AvroType:
         made = self._named("record", node, namespace, path)
@@ -223,18 +216,9 @@ def _first_alias(node: Mapping[str, Any]) -> str | None:
 
 #: Logical type -> the types it may annotate; a fixed with its size.
 _FITS = {
-    "date": {"int"},
-    "time-millis": {"int"},
-    "time-micros": {"long"},
-    "timestamp-millis": {"long"},
-    "timestamp-micros": {"long"},
-    "timestamp-nanos": {"long"},
-    "local-timestamp-millis": {"long"},
-    "local-timestamp-micros": {"long"},
-    "local-timestamp-nanos": {"long"},
-    "uuid": {"string", "fixed16"},
-    "duration": {"fixed12"},
-}
+    "date": {"int"}, "time-millis": {"int"}, "time-micros": {"long"}, "uuid": {"string", "fixed16"}, "duration": {"fixed12"},
+    **{f"{local}timestamp-{unit}": {"long"} for local in ("", "local-") for unit in ("millis", "micros", "nanos")},
+}  # fmt: skip
 
 
 def _logical(node: Mapping[str, Any], kind: str, size: int) -> Logical | None:

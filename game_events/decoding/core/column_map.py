@@ -1,9 +1,8 @@
-"""Which column a message's field lands in, for ever.
+"""Permanent mapping of message fields to columns.
 
-Identity is (message full name, path of field NUMBERS, kind), of Avro's and JSON's fields the path of names: a renamed protobuf
-field stays one column, a number that is used again with another kind never lands in the old one. The first name wins; a name
-that is taken becomes ``name__kind``. The map is kept in the metadata of the Delta table's own columns, so it lives exactly as
-long as the data it describes.
+A field's identity is (message full name, path of field NUMBERS, kind), in Avro and JSON the path of names: a renamed protobuf
+field keeps its column, and a number reused with another kind gets a new one. The first name wins; a taken name becomes
+``name__kind``. The map is stored in the metadata of the Delta table's columns, so it exists as long as the data.
 """
 
 from __future__ import annotations
@@ -26,15 +25,14 @@ _SIMPLE = {
     pa.int8(): "tinyint", pa.int16(): "smallint", pa.int32(): "int", pa.int64(): "bigint", pa.float32(): "float",
     pa.float64(): "double", pa.bool_(): "boolean", pa.string(): "string", pa.binary(): "binary", pa.date32(): "date",
 }  # fmt: skip
-#: Characters that nobody sees: Unicode's ignorable ones, marks that turn the direction of what is behind them, all blanks but
-#: the usual one.
+#: Invisible characters: Unicode's ignorable ones, marks of text direction, all blanks except the usual one.
 UNSEEN = (
     r"\x7f-\xa0\xad\u034f\u061c\u115f\u1160\u1680\u17b4\u17b5\u180b-\u180f\u2000-\u200f\u2028-\u202f\u205f-\u206f\u2800\u3000"
     r"\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
-#: What Delta and Parquet refuse in names, what readers would have to quote (a dot, a backtick), and what nobody sees.
+#: Characters that Delta and Parquet refuse in names, those that need quoting (dot, backtick), and invisible ones.
 _REFUSED = re.compile(rf"[ ,;{{}}()\n\t=.`\x00-\x1f{UNSEEN}]")
-#: Characters of a new column's name, what is added to make it the only one of its name left out.
+#: Characters of a new column's name, without a suffix that makes it unique.
 MAX_NAME = 200
 #: What separates the parts of a field key.
 _ESCAPES = str.maketrans({"~": "~0", ".": "~1", "#": "~2", ":": "~3"})
@@ -48,11 +46,11 @@ class Field:
     """One field of a message type as the decoder delivers it.
 
     Attributes:
-        id: what stays the same when a version renames it: its number; in Avro and JSON its name.
+        id: its number, which a renaming keeps; in Avro and JSON its name.
         name: its name in this version.
         type: Arrow type after `storage_type`, in this version's own names.
         children: fields of the message, for a message, a list of messages or a map of messages.
-        declared: the type as the schema declares it, for people.
+        declared: the type as the schema declares it.
     """
 
     id: FieldId
@@ -63,7 +61,7 @@ class Field:
 
     @property
     def kind(self) -> str:
-        """Spark's name of the type, nested structure left out: what must stay the same for the column to stay."""
+        """See `kind_of`."""
         return kind_of(self.type)
 
 
@@ -75,7 +73,7 @@ class ColumnMap:
         columns: column name -> type, in table order.
         names: field key (see `field_key`) -> name, at its own level.
         owners: field key -> the top-level column it belongs to.
-        kept: columns that only fields of one kind may take, by their names in lower case.
+        kept: columns reserved for fields of one kind, by lower-case name.
     """
 
     columns: Mapping[str, pa.DataType] = field(default_factory=dict)
@@ -84,7 +82,7 @@ class ColumnMap:
     kept: Mapping[str, Kept] = field(default_factory=dict)
 
     def with_message(self, message: str, fields: Iterable[Field]) -> ColumnMap:
-        """This map with a message type added; the same again if it is known already."""
+        """This map with a message type added; unchanged if it is known."""
         fields = list(fields)
         columns, names, owners = dict(self.columns), dict(self.names), dict(self.owners)
         owned = _owned(message, names)
@@ -94,7 +92,7 @@ class ColumnMap:
         taken = {names[key].lower() for key in keys if key in names}
         for key, item in zip(keys, fields, strict=True):
             if key not in names:
-                # By its name, whatever its number was before; no two fields of one version share a column.
+                # By name, not number; no two fields of one version share a column.
                 mine = next((k.column for k in kept.values() if k.takes(clean_name(item.name), item.kind)), None)
                 names[key] = level.free_name(item) if mine is None or mine.lower() in taken else level.spelled(mine)
                 taken.add(names[key].lower())
@@ -104,23 +102,23 @@ class ColumnMap:
             known = columns.get(column)
             target = _Nested(message, names, owners, owned, column).named_type(item, (item.id,), known)
             if known is None and column.lower() in kept and kept[column.lower()].kind != item.kind:
-                target = pa.string()  # whole numbers as texts
+                target = pa.string()  # whole numbers as strings
             columns[column] = target if known is None else merge_types(known, target)
             level.use(column, columns[column])
         return replace(self, columns=columns, names=names, owners=owners)
 
     def _still_kept(self) -> dict[str, Kept]:
-        """Without those that another kind has taken already, in a table that was begun before they were kept."""
+        """Reserved columns, except those that another kind has taken before they were reserved."""
         kinds = {name.lower(): kind_of(kind) for name, kind in self.columns.items()}
         return {name: kept for name, kept in self.kept.items() if kinds.get(name, kept.kind) == kept.kind}
 
     def metadata(self, column: str) -> dict[str, str]:
-        """What is stored in the metadata of a column."""
+        """Metadata of a column: its part of the map."""
         return {METADATA_KEY: json.dumps(self._by_owner.get(column, {}), separators=(",", ":"))}
 
     @cached_property
     def width(self) -> int:
-        """How many columns there are, fields inside others counted."""
+        """Number of columns, nested fields included."""
         return sum(_width(kind) for kind in self.columns.values())
 
     @cached_property
@@ -130,7 +128,7 @@ class ColumnMap:
 
     @cached_property
     def _by_owner(self) -> dict[str, dict[str, str]]:
-        """Column -> its share of the names, sorted by key."""
+        """Column -> its part of the names, sorted by key."""
         shares: dict[str, dict[str, str]] = {}
         for key, name in sorted(self.names.items()):
             shares.setdefault(self.owners[key], {})[key] = name
@@ -138,7 +136,7 @@ class ColumnMap:
 
     @classmethod
     def from_metadata(cls, columns: Iterable[tuple[str, pa.DataType, Mapping[str, object]]]) -> ColumnMap:
-        """Read the map back from (name, type, metadata) of a table's columns; others than decoded ones are ignored."""
+        """The map from (name, type, metadata) of a table's columns; columns without a part of it are ignored."""
         types: dict[str, pa.DataType] = {}
         names: dict[str, str] = {}
         owners: dict[str, str] = {}
@@ -153,9 +151,9 @@ class ColumnMap:
 
 
 def clean_name(name: str) -> str:
-    """A field's name as a column may have it."""
+    """A valid column name for a field's name."""
     clean = _REFUSED.sub("_", name)[:MAX_NAME]
-    # A leading underscore is ours (`_kafka_offset`).
+    # Reserved for the pipeline's columns (`_kafka_offset`).
     return f"field{clean}" if clean.startswith("_") or not clean else clean
 
 
@@ -165,16 +163,13 @@ def field_key(message: str, path: tuple[FieldId, ...], kind: str) -> str:
 
 
 def level_of(key: str) -> tuple[str, str]:
-    """Message and path above a field, from its key: two fields of one level never share a name."""
+    """Message and parent path in a field's key; names are unique within both."""
     message, _, rest = key.rpartition("#")
     return message, rest.split(":", 1)[0].rpartition(".")[0]
 
 
 def path_inside(path: tuple[FieldId, ...], item: Field) -> tuple[FieldId, ...]:
-    """The path that begins a nested field's, given that of the field around it.
-
-    A message, a list of it and a map of it are columns of their own, and so are the fields inside.
-    """
+    """The parent path of nested fields: a list or map of a message has other columns than the message."""
     return path if item.kind == "struct" else (*path[:-1], f"{item.id}[{item.kind}]")
 
 
@@ -183,15 +178,15 @@ def _joined(path: Iterable[FieldId]) -> str:
 
 
 def kind_of(kind: pa.DataType) -> str:
-    """What must stay the same for a field's column to stay: Spark's name of the type, without what is nested in structs.
+    """Spark's name of a type without members of structs: part of a field's identity, so these names never change.
 
-    Parts of the map, so no name ever changes: a uint64 is `decimal`, without its digits.
+    A uint64 is `decimal`, without its digits.
     """
     return _name(kind, "decimal", members=False)
 
 
 def type_name(kind: pa.DataType, *, members: bool = True) -> str:
-    """Spark SQL's name of an Arrow type: what people and programs are shown everywhere; `members`: those of structs too."""
+    """Spark SQL's name of an Arrow type, for display; `members`: with members of structs."""
     return _name(kind, "decimal(20,0)", members=members)
 
 
@@ -232,17 +227,13 @@ def storage_type(kind: pa.DataType) -> pa.DataType:
 
 
 def merge_types(old: pa.DataType, new: pa.DataType) -> pa.DataType:
-    """The old type with what the new one adds inside structs; kinds are equal by construction of the key."""
-    if pa.types.is_struct(old):
-        merged = {f.name: f.type for f in old}
-        for item in new:
-            merged[item.name] = merge_types(merged[item.name], item.type) if item.name in merged else item.type
-        return pa.struct([pa.field(name, kind) for name, kind in merged.items()])
-    if pa.types.is_map(old):
-        return pa.map_(old.key_type, merge_types(old.item_type, new.item_type))
-    if pa.types.is_list(old):
-        return pa.list_(merge_types(old.value_type, new.value_type))
-    return old
+    """The old type with fields that the new one adds inside structs; the kinds are equal."""
+    if not struct_fields(old):
+        return old
+    merged = {f.name: f.type for f in struct_fields(old)}
+    for item in struct_fields(new):
+        merged[item.name] = merge_types(merged[item.name], item.type) if item.name in merged else item.type
+    return _with_struct(old, pa.struct(list(merged.items())))
 
 
 @dataclass(frozen=True)
@@ -253,7 +244,7 @@ class _Nested:
         message: the message type.
         names: the map's names; new ones are added.
         owners: the map's owners; new ones are added.
-        owned: names that fields of this message own, by the path above them; new ones are added.
+        owned: names used by fields of this message, by parent path; new ones are added.
         column: the top-level column.
     """
 
@@ -267,7 +258,7 @@ class _Nested:
         """The field's type with the names that the map gives to nested fields."""
         if not item.children:
             return item.type
-        taken = {f.name: f.type for f in _struct_of(known)}
+        taken = {f.name: f.type for f in struct_fields(known)}
         path = path_inside(path, item)
         mine = self.owned.setdefault(_joined(path), set())
         level = _Level(taken, mine)
@@ -286,18 +277,19 @@ class _Nested:
         return _with_struct(item.type, pa.struct(members))
 
 
-def _struct_of(kind: pa.DataType | None) -> list[pa.Field]:
+def struct_fields(kind: pa.DataType | None) -> list[pa.Field]:
+    """Fields of a struct, or of the structs in a list or map; else none."""
     if kind is None:
         return []
     if pa.types.is_list(kind):
-        return _struct_of(kind.value_type)
+        return struct_fields(kind.value_type)
     if pa.types.is_map(kind):
-        return _struct_of(kind.item_type)
+        return struct_fields(kind.item_type)
     return list(kind) if pa.types.is_struct(kind) else []
 
 
 def _width(kind: pa.DataType) -> int:
-    return 1 + sum(_width(f.type) for f in _struct_of(kind))
+    return 1 + sum(_width(f.type) for f in struct_fields(kind))
 
 
 def _with_struct(kind: pa.DataType, struct: pa.DataType) -> pa.DataType:
@@ -309,7 +301,7 @@ def _with_struct(kind: pa.DataType, struct: pa.DataType) -> pa.DataType:
 
 
 def _owned(message: str, names: Mapping[str, str]) -> dict[str, set[str]]:
-    """Names that fields of this message own, by the path above them: two fields of one message never share a column."""
+    """Names used by fields of this message, by parent path: two fields of one message never share a column."""
     owned: dict[str, set[str]] = {}
     for key, name in names.items():
         of, above = level_of(key)
@@ -319,35 +311,29 @@ def _owned(message: str, names: Mapping[str, str]) -> dict[str, set[str]]:
 
 
 class _Level:
-    """The names of one level: of the columns of a table, or of the fields of one struct. Spark compares them without case."""
+    """The names of a table's columns, or of the fields of one struct; case-insensitive, as in Spark."""
 
     def __init__(self, types: Mapping[str, pa.DataType], barred: Iterable[str], kept: Container[str] = ()) -> None:
-        """Starts with what is there.
-
-        Args:
-            types: names in use, with their types.
-            barred: names that may not be shared even with the same kind.
-            kept: names in lower case that `free_name` never gives.
-        """
+        """`types`: names in use; `barred`: names that cannot be shared; `kept`: reserved lower-case names."""
         self._kept = kept
         self._in_use = {name.lower(): name for name in types}
         self._kinds = {name: kind_of(kind) for name, kind in types.items()}
         self._barred = {name.lower() for name in barred}
-        #: Name -> the last number that was given to it, so that none is tried twice.
+        #: Name -> last number appended to it.
         self._last_numbers: dict[str, int] = {}
 
     def use(self, name: str, kind: pa.DataType) -> None:
-        """Counts a name as in use."""
+        """Mark a name as used."""
         if name not in self._kinds:
             self._in_use[name.lower()] = name
             self._kinds[name] = kind_of(kind)
 
     def spelled(self, name: str) -> str:
-        """A name as it is in use, if it is."""
+        """A name in the spelling that is in use."""
         return self._in_use.get(name.lower(), name)
 
     def bar(self, name: str) -> None:
-        """Keeps a name from being shared."""
+        """Forbid sharing a name."""
         self._barred.add(name.lower())
 
     def free_name(self, item: Field) -> str:
@@ -368,7 +354,7 @@ class _Level:
         return self._numbered(candidates[-1])
 
     def _numbered(self, name: str) -> str:
-        """A name with the first number that is free, from 2 on."""
+        """The name with the first free number from 2 on."""
         number = self._last_numbers.get(name.lower(), 1) + 1
         while (found := f"{name}_{number}").lower() in self._in_use or found.lower() in self._barred:
             number += 1

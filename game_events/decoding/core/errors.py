@@ -1,4 +1,4 @@
-"""What a reader of a single payload raises: why, and in which field."""
+"""Error of a malformed payload, with reason and field."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class DamageError(Exception):
     """A payload that cannot be read exactly.
 
     Attributes:
-        reason: the quarantine's reason.
-        what: what is wrong with the value.
+        reason: reason in quarantine.
+        what: description of the error.
         path: field names from the value outwards.
     """
 
@@ -23,16 +23,16 @@ class DamageError(Exception):
         self.path: list[str] = []
 
     def detail(self, message: str) -> str:
-        """For the quarantine: message type, path and what is wrong."""
+        """Detail in quarantine: message type, path and error."""
         return f"{'.'.join([message, *reversed(self.path)])}: {self.what}"
 
 
-#: What reading bytes that are damaged raises, our own errors included.
+#: Errors of reading malformed bytes.
 DAMAGE = (DamageError, IndexError, UnicodeDecodeError, struct.error, RecursionError)
 
 
 def as_damage(error: BaseException) -> DamageError:
-    """One of `DAMAGE` as our own error."""
+    """An error of `DAMAGE` as DamageError."""
     match error:
         case DamageError():
             return error

@@ -1,7 +1,6 @@
-"""Columns that the settings name keep the kinds they need, whichever record comes first.
+"""Columns reserved by the settings (entity, key, time) with their kinds.
 
-Whose an event is, when it happened and which entity it belongs to is asked of one column each. If the first record that comes
-decided on its kind, one stray record could take the column from all others for ever.
+Without them the first record would decide on the kind of such a column, and one stray record could exclude all others for ever.
 """
 
 from __future__ import annotations
@@ -10,21 +9,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-#: What follows the double underscore of a column that has another kind than the first one of its name.
+#: Suffix, after a double underscore, of a column of another kind than the first one of its name.
 SUFFIXES = ("string", "bigint", "decimal", "float", "double", "boolean", "binary", "date", "timestamp")
-#: Kinds that a column of texts holds as well, in decimal digits: 7 and "7" are the same person.
+#: Kinds that a string column also holds, as decimal digits: 7 and "7" are the same key.
 WHOLE_NUMBERS = ("bigint", "decimal")
 
 
 @dataclass(frozen=True)
 class Kept:
-    """One column of the settings.
+    """A reserved column.
 
     Attributes:
         column: its name.
-        field: what fields are called that land in it.
+        field: name of the fields that it holds.
         kind: their kind.
-        numbers: whole numbers land in it too, as texts.
+        numbers: it also holds whole numbers, as strings.
     """
 
     column: str
@@ -33,7 +32,7 @@ class Kept:
     numbers: bool = False
 
     def takes(self, name: str, kind: str) -> bool:
-        """Whether a field with this clean name and kind lands in it."""
+        """Whether it holds fields of this clean name and kind."""
         wanted = kind == self.kind or (self.numbers and kind in WHOLE_NUMBERS)
         return wanted and name.lower() == self.field.lower()
 
@@ -47,17 +46,17 @@ class ColumnSettings(Protocol):
 
     @property
     def key_column(self) -> str:
-        """The column that says whose an event is."""
+        """The column with the data subject's key."""
 
     @property
     def time_column(self) -> str:
-        """The column that says when it happened."""
+        """The column with the event's time."""
 
 
 def kept_columns(settings: ColumnSettings) -> Mapping[str, Kept]:
-    """The columns that settings name, by their names in lower case: entity and key are texts, the time is a timestamp.
+    """Reserved columns by lower-case name: entity and key are strings, the time is a timestamp.
 
-    A name that ends in a kind (`device_id__bigint`) asks for the fields `device_id` of that kind.
+    A name that ends in a kind (`device_id__bigint`) is reserved for fields `device_id` of that kind.
     """
     time, entity = _kept(settings.time_column, "timestamp"), _kept(settings.entity_column, "string")
     key = _kept(settings.key_column, "string", numbers=True)
@@ -65,12 +64,12 @@ def kept_columns(settings: ColumnSettings) -> Mapping[str, Kept]:
 
 
 def base_of(column: str) -> str:
-    """What the fields are called of which a column holds one kind: its name without the kind."""
+    """Name of a column's fields: without the suffix of a kind."""
     return _kept(column, "").field
 
 
 def is_of_any_kind(column: str, named: str) -> bool:
-    """Whether a column holds the fields that `named` holds, of whatever kind: `device_id`, `device_id__bigint`."""
+    """Whether a column holds the same fields as `named`, of any kind: `device_id`, `device_id__bigint`."""
     field = base_of(named)
     return column == field or column.startswith(f"{field}__")
 

@@ -1,4 +1,4 @@
-"""Arrays as a decoder gives them -> the columns of the table: names and types of the map, what a version lacks NULL."""
+"""Projection of a decoder's arrays to table columns: names and types by the column map, missing fields NULL."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from game_events.decoding.core.column_map import ColumnMap, Field, FieldId, fiel
 
 
 class Projection:
-    """The columns of one message type; names and types are looked up once for each map."""
+    """Projection of one message type; names and types are cached for one map."""
 
     def __init__(self, message: str, fields: Sequence[Field]) -> None:
-        """For a type's full name and its fields, in the order of the batches' columns; nested names are the batches' own."""
+        """`fields` are in the order of the batches' columns."""
         self._message, self._fields = message, fields
         self._columns: ColumnMap | None = None
         self._targets: list[pa.Field] = []
 
     def table(self, batches: Sequence[pa.RecordBatch], columns: ColumnMap) -> pa.Table:
-        """One column for each field, named and typed by the map; rows of all batches in order."""
+        """Rows of all batches, with one column per field."""
         if columns is not self._columns:
             names = [columns.names[field_key(self._message, (item.id,), item.kind)] for item in self._fields]
             self._columns, self._targets = columns, [pa.field(name, columns.columns[name]) for name in names]
@@ -40,7 +40,7 @@ class Projection:
 def _conform(
     array: pa.Array, item: Field, target: pa.DataType, message: str, path: tuple[FieldId, ...], columns: ColumnMap
 ) -> pa.Array:
-    """An array of this version's type as the column's type: names from the map, missing nested fields NULL."""
+    """An array of this version's type as the column's type."""
     if array.type == target:
         return array
     if not item.children:

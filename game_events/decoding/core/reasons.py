@@ -1,4 +1,4 @@
-"""Why a record is in quarantine: the closed list that users filter by."""
+"""Reasons of records in quarantine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Reason(StrEnum):
-    """The reasons; `explanation` says what each one means, `detail` in the quarantine more about the single row."""
+    """The reasons, with an `explanation`; the column `detail` describes a single row."""
 
     TOMBSTONE = "TOMBSTONE"
     TOO_SHORT = "TOO_SHORT"
@@ -24,7 +24,7 @@ class Reason(StrEnum):
 
     @property
     def explanation(self) -> str:
-        """What the reason means, for a person."""
+        """Its meaning."""
         return _EXPLANATIONS[self]
 
 
@@ -43,12 +43,12 @@ _EXPLANATIONS = {
     Reason.UNREADABLE_FILE: "a file of the source, or the rest of it, cannot be read",
     Reason.TOO_LARGE: "a record, or what is left of a file, is larger than the bounds of the settings",
 }
-#: Rows of these hold no record as it came, whatever the first bytes of what they hold look like.
+#: Rows with these reasons hold no complete record.
 NO_RECORD = frozenset({Reason.UNREADABLE_FILE, Reason.TOO_LARGE})
-#: Bytes of what is no record, or a part of one, that its row of quarantine keeps.
+#: Bytes of an incomplete record that quarantine keeps.
 KEPT_BYTES = 1024 * 1024
 
 
 def too_large(size: str, most: int) -> str:
-    """What is said of a record that has more bytes than it may have."""
+    """Detail of a record that is too large."""
     return f"a record of {size} bytes, {most:,} are allowed (GAME_EVENTS_MAX_RECORD_BYTES)"

@@ -1,4 +1,4 @@
-"""Protobuf's times: their ranges, and microseconds out of seconds and nanoseconds.
+"""Protobuf's timestamps and durations: ranges, conversion to microseconds.
 
 Source: the comments of google/protobuf/timestamp.proto and duration.proto.
 """
@@ -19,15 +19,9 @@ _NANOS = 999_999_999
 
 
 def microseconds(seconds: pa.Array, nanos: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Mask]:
-    """Times as they are stored; what is below a microsecond is cut off, towards zero.
+    """Times in microseconds, truncated towards zero, and a mask of those outside protobuf's range (value undefined).
 
-    Args:
-        seconds: int64, shape (n,), no NULLs.
-        nanos: int64, shape (n,), no NULLs.
-        kind: a timestamp type, or int64 for durations.
-
-    Returns:
-        the times, and which of them are outside protobuf's range (their value is not to be used).
+    `seconds`, `nanos`: int64, shape (n,), no NULLs; `kind`: a timestamp type, or int64 for durations.
     """
     if not len(seconds):
         return pa.array([], kind), np.zeros(0, dtype=bool)

@@ -1,8 +1,8 @@
-"""The Confluent wire format, read for a whole Arrow batch at once.
+"""Reader of the Confluent wire format for whole Arrow batches.
 
 Frame: a schema's identity, for protobuf message indexes (zig-zag varints: how many, then each; the one byte ``00`` means
 ``[0]``), payload. The identity is magic byte ``00`` and an id of 4 bytes (big endian), or magic byte ``01`` and a GUID of 16
-bytes. It stands before the payload, or, indexes included, in the record's header ``__value_schema_id``: then the value is the
+bytes. It precedes the payload, or is, indexes included, in the record's header ``__value_schema_id``: then the value is the
 bare payload. Source: Confluent documentation, "Wire format", and the serializers of confluent-kafka.
 """
 
@@ -24,7 +24,7 @@ from game_events.decoding.core.reasons import Reason
 PREFIXES = {0: 5, 1: 17}
 #: Name of the record header that holds the identity instead of the value.
 ID_HEADER = "__value_schema_id"
-#: A path longer than this is damage, not nesting.
+#: Longer paths are malformed.
 MAX_INDEXES = 32
 _SINGLE_BYTE = 0x80
 
@@ -37,7 +37,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 def ordered(schema_id: SchemaId) -> tuple[bool, SchemaId]:
-    """A sort key: ids by number, as they were registered, then GUIDs."""
+    """A sort key: ids by number, then GUIDs."""
     return isinstance(schema_id, str), schema_id
 
 
@@ -80,15 +80,12 @@ class BadFrames:
 def split(
     values: pa.BinaryArray, headers: pa.ListArray | None = None, indexless: Set[SchemaId] = frozenset()
 ) -> tuple[list[FrameGroup], list[BadFrames]]:
-    """Group a batch of record values by their frames.
+    """Group a batch by frames: groups of readable frames, and rows without one; every row exactly once.
 
     Args:
         values: the records' values, shape (n,), NULL for tombstones; of any binary type of Arrow's.
         headers: their headers, list of struct<key, value>, shape (n,); None if there are none.
         indexless: schema ids of formats without message indexes (Avro, JSON): their path is ``()``.
-
-    Returns:
-        groups of readable frames, and the rows without one; together every row exactly once.
     """
     values = values.cast(pa.binary())
     null = np.asarray(values.is_null().to_numpy(zero_copy_only=False))
@@ -105,7 +102,7 @@ def split(
         in_header, more = frames.split(np.arange(len(carried)), indexless)
         bad += [replace(b, rows=carried[b.rows]) for b in more]
         for group in in_header:
-            # The header ends where the identity and its indexes end.
+            # Nothing may follow identity and indexes in the header.
             exact = frames.lengths[group.rows] == group.prefix
             if not exact.all():
                 bad.append(BadFrames(Reason.BAD_INDEX, carried[group.rows[~exact]], group.schema_id))
@@ -115,10 +112,7 @@ def split(
 
 
 def payloads(values: pa.BinaryArray, groups: Sequence[FrameGroup]) -> list[pa.BinaryArray]:
-    """Each group's values without their frames, in the order of its ``rows``; with offsets of 32 bits, as decoders read them.
-
-    Copied once for all groups, as a batch may hold many small ones.
-    """
+    """Each group's values without frames, with 32-bit offsets, in the order of its ``rows``; copied once for all groups."""
     values = values.cast(pa.binary())
     found: list[pa.BinaryArray] = [None] * len(groups)
     for prefix in {group.prefix for group in groups}:
@@ -155,7 +149,7 @@ def parse_indexes(head: bytes) -> IndexPath | None:
 
 
 def _identities(headers: pa.ListArray | None) -> tuple[Rows, pa.BinaryArray]:
-    """Rows whose headers name their schema, with that header's value; of several such headers the last, as in Java's client."""
+    """Rows with a schema header, and its value; of several the last one, as in Java's client."""
     if headers is None or not len(headers.flatten()):
         return np.empty(0, dtype=np.int64), pa.array([], pa.binary())
     parents = pc.list_parent_indices(headers).to_numpy()
@@ -168,7 +162,7 @@ def _identities(headers: pa.ListArray | None) -> tuple[Rows, pa.BinaryArray]:
 
 
 class _Frames:
-    """The bytes of an array with offsets of 32 bits, and where each row's identity and indexes stand in it."""
+    """Parser of identities and indexes in the buffers of an array with 32-bit offsets."""
 
     def __init__(self, values: pa.BinaryArray) -> None:
         count = len(values)
@@ -212,13 +206,13 @@ class _Frames:
         if len(names) == 1:
             yield names[0], rows
             return
-        # One sort for all ids, not a look at every row for each.
+        # One sort for all ids.
         inverse = inverse.reshape(-1)
         parts = np.split(rows[np.argsort(inverse, kind="stable")], np.cumsum(np.bincount(inverse))[:-1])
         yield from zip(names, parts, strict=True)
 
     def _split_indexes(self, schema_id: SchemaId, rows: Rows, prefix: int) -> None:
-        """Groups the rows of one schema by their message indexes."""
+        """Group the rows of one schema by message indexes."""
         rows = self._take_out(rows, self.lengths[rows] == prefix, Reason.TOO_SHORT, schema_id)
         first = self._raw[self._starts[rows] + prefix].astype(np.int64)
         plain = first == 0
@@ -229,7 +223,7 @@ class _Frames:
         rest, first = rows[~plain], first[~plain]
         room = self.lengths[rest] - prefix
         for announced in np.unique(first).tolist():
-            # Nearly every path is a handful of one-byte varints: those rows are grouped as a matrix.
+            # Usual paths are a few one-byte varints: grouped as a matrix.
             width = 1 + announced // 2
             mine = first == announced
             short = mine & (room >= width) & (announced % 2 == 0) & (announced < 2 * MAX_INDEXES)
@@ -238,7 +232,7 @@ class _Frames:
             one_byte = (heads < _SINGLE_BYTE).all(axis=1)
             for key, members in _distinct(heads[one_byte]):
                 self._add(schema_id, prefix, key.tobytes(), candidates[one_byte][members])
-            # Indexes past 63, and damage: one row after another.
+            # Indexes past 63, and malformed ones: row by row.
             odd = np.concatenate([np.flatnonzero(mine & ~short), np.flatnonzero(short)[~one_byte]])
             for at in odd.tolist():
                 begin = int(self._starts[rest[at]]) + prefix
@@ -254,7 +248,7 @@ class _Frames:
 
 
 def _distinct(keys: npt.NDArray[np.uint8]) -> Iterator[tuple[npt.NDArray[np.uint8], Rows]]:
-    """Each distinct row of a matrix, with the positions that hold it."""
+    """Each distinct row of a matrix, with its positions."""
     if len(keys):
         found, inverse = np.unique(keys, axis=0, return_inverse=True)
         for number, key in enumerate(found):
@@ -262,7 +256,7 @@ def _distinct(keys: npt.NDArray[np.uint8]) -> Iterator[tuple[npt.NDArray[np.uint
 
 
 def _index_bytes(chunk: bytes) -> bytes:
-    """The bytes that hold the indexes: as many varints as the first one announces, or all there are."""
+    """The bytes of the indexes: as many varints as the first one announces, or all."""
     ends = [i + 1 for i, octet in enumerate(chunk) if not octet & _SINGLE_BYTE]
     if not ends:
         return chunk

@@ -1,4 +1,4 @@
-"""`description` (else `title`) of a JSON Schema's properties; beside a `$ref` its own, else that of what it leads to.
+"""Reads `description` of a JSON Schema's properties; beside a `$ref` the local one takes precedence.
 
 Source: JSON Schema, "A Vocabulary for Basic Meta-Data Annotations".
 """
@@ -9,7 +9,7 @@ from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.decoding.json.schema import JsonSchema, SchemaNode, inner_place
 from game_events.errors import DataError
 
-#: Schemas looked at for one property: references may lead in circles.
+#: Schemas visited for one property: references may be circular.
 MAX_PLACES = 200
 _PARTS = ("allOf", "oneOf", "anyOf")
 
@@ -18,11 +18,7 @@ class JsonComments:
     """The comments of a schema (see `comments.Comments`)."""
 
     def __init__(self, schema: RegistrySchema) -> None:
-        """Parses the text.
-
-        Raises:
-            DataError: it is no JSON Schema.
-        """
+        """Raises DataError for an invalid schema."""
         self._schema = JsonSchema(schema.schema_id, schema.text, schema.references)
         _ = self._schema.root
 
@@ -37,7 +33,7 @@ class JsonComments:
         return next((str(p.node["description"]) for p in places if isinstance(p.node.get("description"), str)), "")
 
     def _parts(self, places: list[SchemaNode]) -> list[SchemaNode]:
-        """The schemas that describe a value, itself first: what they refer to, their parts, the items of a list or map."""
+        """The schemas of a value: itself, references, parts, items of a list or map."""
         found: list[SchemaNode] = []
         waiting = list(places)
         while waiting and len(found) < MAX_PLACES:
@@ -48,7 +44,7 @@ class JsonComments:
             reference = place.node.get("$ref")
             try:
                 waiting += [self._schema.follow(reference, place)] if isinstance(reference, str) else []
-            except DataError:  # decoding says so
+            except DataError:  # reported by decoding
                 continue
             for key in _PARTS:
                 parts = place.node.get(key)

@@ -1,14 +1,13 @@
-"""JSON payloads of one schema -> Arrow columns; a bad row costs only itself.
+"""Decoder of JSON payloads of one schema into Arrow columns; a bad row affects no other one.
 
-Python's own parser, one document after another: it alone keeps every digit of a number and bounds the nesting. pyarrow's and
-DuckDB's readers take a batch of documents for one text, round what does not fit, and do not say which row was bad.
+Uses Python's parser, which keeps all digits of a number and limits nesting. pyarrow's and DuckDB's readers take a batch as one
+text, round numbers, and do not report which row was bad.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from game_events.decoding.core.column_map import ColumnMap, Field
@@ -16,30 +15,24 @@ from game_events.decoding.core.errors import DAMAGE, as_damage
 from game_events.decoding.core.projection import Projection
 from game_events.decoding.core.protocols import Decoded
 from game_events.decoding.core.reasons import Reason
-from game_events.decoding.core.wire_format import Rows
 from game_events.decoding.json.schema import JsonSchema
 from game_events.decoding.json.types import JsonType, json_type
 from game_events.decoding.json.values import converter, parse
 
-#: Payload bytes for one Arrow array: text of 2 GiB would not fit, and an escape makes six characters of one.
+#: Payload bytes of one Arrow array: 2 GiB of text would not fit, and an escape is up to six characters.
 BATCH_BYTES = 2**28
-#: The column of a top level that is not an object with known members.
+#: The column of a top-level value that is no object with known members.
 VALUE = "value"
 
 
 class JsonDecoder:
-    """Decodes one schema id (see `payloads.PayloadDecoder`).
+    """Decodes one schema id (see `protocols.PayloadDecoder`).
 
-    The members of the object are the columns; of any other top level there is the column ``value``. Members that the schema
-    does not name are in no column, and no error.
+    Members of an object become columns, any other value the column ``value``; members that are not in the schema are ignored.
     """
 
     def __init__(self, compiled: JsonSchema) -> None:
-        """Builds the converters.
-
-        Raises:
-            DataError: the schema does not compile.
-        """
+        """Raises DataError if the schema does not compile."""
         found = json_type(compiled)
         self._is_object = found.kind == "struct"
         root = found if self._is_object else JsonType("struct", ((VALUE, found),))
@@ -70,11 +63,7 @@ class JsonDecoder:
                 rows, size = [], 0
         batches.append(self._batch(rows))
         table = self._projection.table(batches, columns)
-        return Decoded(table, _rows(good), [(*why, _rows(at)) for why, at in bad.items()])
+        return Decoded.of(table, good, bad)
 
     def _batch(self, rows: list[dict[str, Any]]) -> pa.RecordBatch:
         return pa.RecordBatch.from_struct_array(pa.array(rows, self._type))
-
-
-def _rows(rows: list[int]) -> Rows:
-    return np.asarray(rows, dtype=np.int64)

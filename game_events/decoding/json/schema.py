@@ -1,24 +1,24 @@
-"""JSON Schemas from what a registry holds: text and references, and what a ``$ref`` in them leads to.
+"""JSON Schemas of a registry: text, references, and resolution of ``$ref``.
 
 Sources: JSON Schema drafts 4, 6, 7, 2019-09, 2020-12 (``$id``, ``$ref``, ``$anchor``); RFC 6901 (JSON pointers); in a registry
-the name of a reference is what a ``$ref`` says.
+a ``$ref`` names a reference.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Container
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import unquote, urljoin
 
+from game_events.decoding.core.protocols import SingleTypeSchema
 from game_events.decoding.core.wire_format import IndexPath, SchemaId
 from game_events.errors import DataError
 
 #: Message name of a schema that has none.
 UNNAMED = "json"
-#: No list in a schema has an index of so many digits.
+#: Digits of a list index in a JSON pointer at most.
 _INDEX_DIGITS = 10
 
 
@@ -28,8 +28,8 @@ class SchemaNode:
 
     Attributes:
         node: the schema: a dictionary, or true or false.
-        document: the document it stands in, which ``#`` means.
-        base: the document's own address, which relative addresses start from.
+        document: its document, the target of ``#``.
+        base: the document's address, for relative addresses.
     """
 
     node: Any
@@ -38,13 +38,12 @@ class SchemaNode:
 
 
 @dataclass(frozen=True)
-class JsonSchema:
-    """One schema id's text and references: small and picklable (see `payloads.CompiledSchema`)."""
+class JsonSchema(SingleTypeSchema):
+    """Text and references of one schema id (see `protocols.CompiledSchema`)."""
 
     schema_id: SchemaId
     text: str
     references: tuple[tuple[str, str], ...] = ()
-    indexed: ClassVar[bool] = False
 
     @cached_property
     def root(self) -> SchemaNode:
@@ -54,7 +53,7 @@ class JsonSchema:
 
     @cached_property
     def _documents(self) -> dict[str, SchemaNode]:
-        """Schemas by address: references by name and by ``$id``, whatever has an ``$id`` inside them, and the schema itself."""
+        """Schemas by address: the schema, its references by name and ``$id``, and nested schemas with an ``$id``."""
         found: dict[str, SchemaNode] = {}
         _collect(self.root, found)
         for name, text in self.references:
@@ -73,28 +72,12 @@ class JsonSchema:
                 return name.strip("# ").replace("#", "_")
         return UNNAMED
 
-    def has(self, path: IndexPath) -> bool:
-        """Whether there is a type at an index path: the one of the schema, at ``()``."""
-        return path == ()
-
-    def paths(self, nested: Container[str] = ()) -> list[IndexPath]:  # noqa: ARG002 - none is nested
-        """The one path there is."""
-        return [()]
-
     def name_of(self, path: IndexPath) -> str | None:
         """Its name: title, else ``$id``, else ``json``."""
         return self.message if self.has(path) else None
 
-    def enums(self) -> dict[str, dict[int | str, str]]:
-        """None: an `enum` of JSON Schema is a list of values without a name, and is not looked at."""
-        return {}
-
     def follow(self, reference: str, place: SchemaNode) -> SchemaNode:
-        """The schema that a ``$ref`` leads to.
-
-        Raises:
-            DataError: there is none.
-        """
+        """The target of a ``$ref``; DataError if it does not exist."""
         target: SchemaNode | None = SchemaNode(place.document, place.document, place.base)
         address, _, fragment = reference.partition("#")
         if address:
@@ -106,7 +89,7 @@ class JsonSchema:
         return target
 
     def _inside(self, place: SchemaNode, fragment: str) -> SchemaNode | None:
-        """What a JSON pointer or an anchor names in a document."""
+        """The target of a JSON pointer or an anchor in a document."""
         if fragment.startswith("/"):
             node = _pointed(place.document, fragment)
         else:
@@ -118,13 +101,13 @@ class JsonSchema:
 
     @cached_property
     def _anchors(self) -> dict[int, dict[str, Any]]:
-        """Anchors of the documents that a reference has looked into, by the documents' own identity."""
+        """Cache: anchors by the identity of their document."""
         return {}
 
     def _load(self, text: str, where: str) -> Any:  # noqa: ANN401 - any JSON
         try:
             document = json.loads(text)
-            # Half of a surrogate pair can be in no name of a column.
+            # Refuses lone surrogates, which no column name can hold.
             json.dumps(document, ensure_ascii=False).encode()
         except (ValueError, RecursionError) as error:
             raise DataError(f"schema id {self.schema_id} does not compile: {where} is no JSON: {error}") from None
@@ -133,17 +116,16 @@ class JsonSchema:
         return document
 
     def __getstate__(self) -> dict[str, object]:
-        """Without the parsed documents: a worker parses the text once."""
+        """Without the parsed documents."""
         return {"schema_id": self.schema_id, "text": self.text, "references": self.references}
 
 
 def _file(address: str) -> str:
-    """An address without its fragment."""
     return address.partition("#")[0]
 
 
 def _joined(base: str, address: str) -> str:
-    """An address that may be relative to another one; one that is no address stays as it is."""
+    """A possibly relative address; an invalid one is unchanged."""
     try:
         return urljoin(base, address)
     except ValueError:
@@ -151,13 +133,13 @@ def _joined(base: str, address: str) -> str:
 
 
 def _address(node: Any) -> str:  # noqa: ANN401 - any JSON
-    """``$id``, in draft 4 ``id``, if it is an address and not only an anchor."""
+    """``$id`` (draft 4: ``id``) if it is an address, not an anchor."""
     found = node.get("$id", node.get("id")) if isinstance(node, dict) else None
     return found if isinstance(found, str) and not found.startswith("#") else ""
 
 
 def inner_place(node: Any, outer: SchemaNode) -> SchemaNode:  # noqa: ANN401 - any JSON
-    """Where a schema inside another one stands: one with an ``$id`` is a document of its own."""
+    """The place of a nested schema: one with an ``$id`` is a document."""
     address = node.get("$id") if isinstance(node, dict) else None
     if isinstance(address, str) and not address.startswith("#"):
         return SchemaNode(node, node, _joined(outer.base, address))
@@ -165,7 +147,7 @@ def inner_place(node: Any, outer: SchemaNode) -> SchemaNode:  # noqa: ANN401 - a
 
 
 def _collect(place: SchemaNode, found: dict[str, SchemaNode]) -> None:
-    """Adds every schema with an ``$id`` of its own, from a place downwards."""
+    """Add all nested schemas with an ``$id``."""
     stack = [place]
     while stack:
         here = stack.pop()
@@ -176,7 +158,7 @@ def _collect(place: SchemaNode, found: dict[str, SchemaNode]) -> None:
 
 
 def _pointed(document: Any, pointer: str) -> Any:  # noqa: ANN401 - any JSON
-    """What a JSON pointer names in a document; None: nothing."""
+    """The target of a JSON pointer, or None."""
     node = document
     for step in pointer[1:].split("/"):
         key = step.replace("~1", "/").replace("~0", "~")

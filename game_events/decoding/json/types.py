@@ -1,7 +1,7 @@
-"""JSON Schema -> the one type that a value has as a column; what has no one type is kept as JSON text.
+"""JSON Schema -> column types; values without a single type are kept as JSON text.
 
-A schema says what is allowed, not what a value is: only what names types is read here (type, properties, items, format, enum,
-const, ``$ref``, allOf, oneOf, anyOf). Whether values are valid otherwise (required, pattern, minimum) is for quality rules.
+Only keywords that determine types are read (type, properties, items, format, enum, const, ``$ref``, allOf, oneOf, anyOf); other
+validation (required, pattern, minimum) is left to quality rules.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.decoding.json.schema import JsonSchema, SchemaNode, inner_place
 from game_events.errors import DataError
 
-#: Depth to which values become columns; what is deeper stays JSON text.
+#: Depth to which values become columns; deeper ones are JSON text.
 MAX_DEPTH = 32
-#: A definition that is used twice by one that is used twice doubles with every level.
+#: Repeated use of definitions can double the columns with every level.
 MAX_COLUMNS = 10_000
 _SCALARS = {
     "integer": pa.int64(),
@@ -34,6 +34,8 @@ _SCALARS = {
 _FORMATS = {"date-time": "timestamp", "date": "date"}
 _PYTHON = {bool: "boolean", int: "integer", float: "number", str: "string", dict: "object", list: "array", type(None): "null"}
 _TYPES = frozenset(_PYTHON.values())
+#: Keyword -> type of a schema without `type`, `const` and `enum`; the first one counts.
+_IMPLIED = {"properties": "object", "items": "array", "prefixItems": "array"}
 
 
 @dataclass(frozen=True)
@@ -76,27 +78,19 @@ TEXT = JsonType("text")
 
 
 def _identity(name: str, inner: JsonType) -> str:
-    """JSON text never shares a column with plain strings: ``a`` and ``"a"`` would both be meant by it."""
+    """Identity of a field: JSON text and strings never share a column (``a`` and ``"a"`` would be equal)."""
     if inner.is_text:
         return f"{name}:json"
     return f"{name}:plain" if name.endswith((":json", ":plain")) else name
 
 
 def json_type(schema: JsonSchema) -> JsonType:
-    """The type of a schema's documents.
-
-    Raises:
-        DataError: a ``$ref`` leads nowhere, or there are more columns than `MAX_COLUMNS`.
-    """
+    """The type of a schema's documents; DataError for a broken ``$ref`` or more columns than `MAX_COLUMNS`."""
     return _Types(schema).of([schema.root], ())
 
 
 def compile_json(schema: RegistrySchema) -> JsonSchema:
-    """Compile a registry's JSON Schema once.
-
-    Raises:
-        DataError: the text is no JSON Schema, or a reference is missing.
-    """
+    """Compile a registry's JSON Schema; DataError for an invalid one, or a missing reference."""
     compiled = JsonSchema(schema.schema_id, schema.text, schema.references)
     json_type(compiled)
     return compiled
@@ -111,15 +105,15 @@ class _Types:
         self._count = 0
 
     def of(self, places: Iterable[SchemaNode], above: tuple[Key, ...]) -> JsonType:
-        """The type of a value that all of these schemas describe, inside the values `above`."""
+        """The type of a value described by all of these schemas, inside the values `above`."""
         self._count += 1
         if self._count > MAX_COLUMNS:
             raise DataError(f"schema id {self._schema.schema_id} has more than {MAX_COLUMNS} columns")
         parts = self._expand(places)
         if len(above) >= MAX_DEPTH or any(p.node is False for p in parts):
             return TEXT
-        # What a value inside itself is known by: a schema that only refers to another one does not count.
-        key = tuple(sorted(id(p.node) for p in parts if _says_something(p.node)))
+        # Detects recursion; schemas that only refer to others do not count.
+        key = tuple(sorted(id(p.node) for p in parts if _types_of(p.node) is not None or {"oneOf", "anyOf"} & p.node.keys()))
         if key and key in above:
             return TEXT
         above = (*above, key)
@@ -142,7 +136,7 @@ class _Types:
         return found
 
     def _expand(self, places: Iterable[SchemaNode]) -> list[SchemaNode]:
-        """The schemas with what ``$ref`` and allOf add to them, each once."""
+        """The schemas with those of ``$ref`` and allOf, each once."""
         parts: list[SchemaNode] = []
         seen: set[int] = set()
         waiting = deque(places)
@@ -163,13 +157,13 @@ class _Types:
         return parts
 
     def _choices(self, place: SchemaNode, name: str) -> list[list[SchemaNode]]:
-        """The alternatives that are not null, and not impossible."""
+        """The alternatives, except null and impossible ones."""
         options = [self._expand([inner_place(node, place)]) for node in _list(place.node, name)]
         possible = [parts for parts in options if not any(p.node is False for p in parts)]
         return [parts for parts in possible if _allowed(p.node for p in parts) != []]
 
     def _one_of(self, choices: list[list[list[SchemaNode]]], above: tuple[Key, ...]) -> JsonType:
-        """Alternatives that all have the same type have that one; objects become one struct that has the members of all."""
+        """The common type of all alternatives; objects become one struct with the members of all."""
         found = [self.of(parts, above) for options in choices for parts in options]
         if found and all(f == found[0] for f in found):
             return found[0]
@@ -181,7 +175,7 @@ class _Types:
             for name, node in _dict(place.node, "properties").items():
                 members.setdefault(name, []).append(inner_place(node, place))
         fields = {name: self.of(places, above) for name, places in members.items()}
-        # Alternatives add to what is known already; those without properties only restrict it.
+        # Alternatives may add properties.
         options = [o for some in choices for o in some if any("properties" in p.node for p in o)]
         fields |= {n: t for n, t in _merged([self.of(o, above) for o in options]).items() if n not in fields}
         if fields:
@@ -200,7 +194,7 @@ class _Types:
 
 
 def _merged(structs: list[JsonType]) -> dict[str, JsonType]:
-    """The members of all; one that two see differently has no one type."""
+    """The members of all; those of different types become JSON text."""
     fields: dict[str, JsonType] = {}
     for name, inner in (field for struct in structs for field in struct.fields):
         fields[name] = inner if fields.get(name, inner) == inner else TEXT
@@ -208,7 +202,7 @@ def _merged(structs: list[JsonType]) -> dict[str, JsonType]:
 
 
 def _allowed(nodes: Iterable[Any]) -> list[str] | None:
-    """The types that all of these schemas allow, without null; None if none of them says."""
+    """The types that all of these schemas allow, without null; None: any."""
     result: set[str] | None = None
     for node in nodes:
         types = _types_of(node) if isinstance(node, dict) else None
@@ -224,21 +218,14 @@ def _types_of(node: dict[str, Any]) -> set[str] | None:
     elif "const" in node or isinstance(node.get("enum"), list):
         values = [node["const"]] if "const" in node else node["enum"]
         types = {_PYTHON[type(value)] for value in values}
-    elif "properties" in node:
-        types = {"object"}
-    elif "items" in node or "prefixItems" in node:
-        types = {"array"}
     else:
-        return None
+        implied = next((kind for keyword, kind in _IMPLIED.items() if keyword in node), None)
+        return None if implied is None else {implied}
     return types - {"integer"} if "number" in types else types
 
 
-def _says_something(node: dict[str, Any]) -> bool:
-    return _types_of(node) is not None or "oneOf" in node or "anyOf" in node
-
-
 def _both(some: set[str], others: set[str]) -> set[str]:
-    """The types that both allow: every integer is a number."""
+    """The types that both allow; an integer is a number."""
     both = some & others
     return both | {"integer"} if "integer" in some | others and "number" in some | others else both
 

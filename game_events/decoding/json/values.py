@@ -1,4 +1,4 @@
-"""Values of a parsed JSON document -> what their column holds, exactly or not at all."""
+"""Parser of JSON documents, and exact conversion of their values to column values."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from game_events.decoding.core.errors import DamageError
 from game_events.decoding.core.reasons import Reason
 from game_events.decoding.json.types import JsonType
 
-#: How deep a document may be nested.
+#: Levels of nesting at most.
 MAX_LEVELS = 100
 LONG_RANGE = (-(2**63), 2**63 - 1)
-#: Beyond these no integer is read out of a number with fraction or exponent: three characters can mean a million digits.
+#: Limits of a number with fraction or exponent that is read as an integer: few characters can mean a million digits.
 MAX_EXPONENT = 400
 MAX_DIGITS = 1_000
 _DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
-#: RFC 3339, "date-time"; digits behind microseconds are cut, a second of 60 has no timestamp.
+#: RFC 3339, "date-time"; truncated to microseconds, without leap seconds.
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 _REAL = re.compile(r"-?\d+(?:\.\d+)?(?:[eE]([+-]?\d{1,9}))?", re.ASCII)
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -31,19 +31,15 @@ Convert = Callable[[Any], Any]
 
 
 class Real(str):
-    """A number with a fraction or an exponent, as it was written: a float would round it."""
+    """A number with a fraction or an exponent as text: a float would round it."""
 
     __slots__ = ()
 
 
 def parse(payload: bytes) -> Any:  # noqa: ANN401 - any JSON
-    """One JSON document: UTF-8, nothing before or behind it, nested no deeper than `MAX_LEVELS`.
+    """Parse one UTF-8 JSON document, nested up to `MAX_LEVELS`; `DAMAGE` for others.
 
-    Returns:
-        Python's values, numbers with fractions as `Real`; of a name that an object has twice, the last value.
-
-    Raises:
-        DamageError: it is none.
+    Returns Python's values, numbers with fractions as `Real`; the last value of a repeated name.
     """
     text = payload.decode()
     try:
@@ -94,7 +90,7 @@ def _check_surrogates(document: Any) -> None:  # noqa: ANN401 - any JSON
 
 
 def json_text(value: Any) -> str:  # noqa: ANN401 - any JSON
-    """A value as JSON text: no spaces, members in their order, numbers with fractions as they were written."""
+    """A value as JSON text without spaces, with the original order of members and digits of fractions."""
     match value:
         case Real():
             return str(value)
@@ -109,10 +105,7 @@ def json_text(value: Any) -> str:  # noqa: ANN401 - any JSON
 
 
 def converter(type_: JsonType) -> Convert:
-    """A function that takes a value other than null and gives what a column of this type holds.
-
-    The function raises DamageError for a value of another type.
-    """
+    """A function from a value, not null, to the value of a column of this type; DamageError for other types."""
     match type_.kind:
         case "struct":
             return _struct([(name, converter(inner)) for name, inner in type_.fields])
@@ -158,16 +151,13 @@ def _map(item: Convert) -> Convert:
     return convert
 
 
-def _string(value: Any) -> str:  # noqa: ANN401 - any JSON
-    if type(value) is not str:
-        raise _wrong(value, "string")
-    return value
+def _unchanged(kind: type, name: str) -> Convert:
+    def convert(value: Any) -> Any:  # noqa: ANN401 - any JSON
+        if type(value) is not kind:
+            raise _wrong(value, name)
+        return value
 
-
-def _boolean(value: Any) -> bool:  # noqa: ANN401 - any JSON
-    if type(value) is not bool:
-        raise _wrong(value, "boolean")
-    return value
+    return convert
 
 
 def _integer(value: Any) -> int:  # noqa: ANN401 - any JSON
@@ -181,7 +171,7 @@ def _integer(value: Any) -> int:  # noqa: ANN401 - any JSON
 
 
 def _whole(written: Real) -> int | Real:
-    """The integer that ``1.0`` or ``1e3`` is, as JSON Schema has it; itself if it is none."""
+    """The integer of ``1.0`` or ``1e3``, as in JSON Schema; other numbers unchanged."""
     number = _REAL.fullmatch(written)
     if number is None or len(written) > MAX_DIGITS or abs(int(number[1] or 0)) > MAX_EXPONENT:
         raise DamageError(Reason.OUT_OF_RANGE, f"a number with an exponent beyond {MAX_EXPONENT}, or {MAX_DIGITS} digits")
@@ -224,8 +214,8 @@ def _date(value: Any) -> date:  # noqa: ANN401 - any JSON
 _SCALARS: dict[str, Convert] = {
     "integer": _integer,
     "number": _number,
-    "string": _string,
-    "boolean": _boolean,
+    "string": _unchanged(str, "string"),
+    "boolean": _unchanged(bool, "boolean"),
     "timestamp": _timestamp,
     "date": _date,
     "text": json_text,

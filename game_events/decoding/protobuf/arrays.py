@@ -1,4 +1,4 @@
-"""Arrays of the native decoder, one at a time: what stands in their buffers, and what they are stored as."""
+"""Buffers of the native decoder's arrays, and conversion to stored types."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from game_events.decoding.core.wire_format import Mask, Rows
 
 
 def numbers_of(array: pa.Array, kind: npt.DTypeLike) -> npt.NDArray[np.int64]:
-    """What stands in the buffer of numbers, or of offsets."""
+    """The buffer of numbers, or of offsets."""
     buffer = array.buffers()[1]
-    # The native decoder gives whole arrays, never slices.
+    # The native decoder returns no slices.
     return np.frombuffer(buffer, dtype=kind) if buffer is not None and buffer.size else np.zeros(0, dtype=kind)
 
 
 def lengths_of(array: pa.Array) -> npt.NDArray[np.int64]:
-    """Bytes of strings and byte strings."""
+    """Lengths in bytes of strings and byte strings."""
     return np.diff(numbers_of(array, np.int32)[: len(array) + 1]).astype(np.int64)
 
 
 def valid(array: pa.Array) -> Mask | None:
-    """Which values are there; None: all."""
+    """Mask of values that are not NULL; None: all."""
     return np.asarray(array.is_valid()) if array.null_count else None
 
 
 def with_validity(stored: pa.Array, message: pa.Array) -> pa.Array:
-    """The only field of a message as the message itself: NULL where that is."""
+    """The only field of a message in place of the message, with its NULLs."""
     if not message.null_count:
         return stored
     buffers = [message.buffers()[0], *stored.buffers()[1:]]
@@ -38,7 +38,7 @@ def with_validity(stored: pa.Array, message: pa.Array) -> pa.Array:
 
 
 def converted(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Numbers as they are stored."""
+    """Numbers in the stored type."""
     if kind == UINT64:
         return array.cast(UINT64)
     if array.type == pa.uint64():
@@ -59,7 +59,7 @@ def no_utf8(array: pa.Array) -> Rows:
 
 
 def _is_ascii(data: pa.Buffer | None) -> bool:
-    """Whether all bytes are below 128: told ten times faster than UTF-8, and usual."""
+    """Whether all bytes are below 128: usual, and ten times faster to check than UTF-8."""
     if data is None:
         return True
     whole = data.size // 8 * 8
@@ -76,7 +76,7 @@ def _is_utf8(text: bytes) -> bool:
 
 
 def enum_names(array: pa.Array, enum: EnumDescriptor) -> tuple[pa.Array, Rows]:
-    """Numbers as names, those without a name as digits; and the positions of the latter."""
+    """Numbers as names, unknown ones as digits, and positions of the latter."""
     encoded = pc.dictionary_encode(array)
     numbers = encoded.dictionary.to_pylist()
     known = enum.values_by_number

@@ -1,8 +1,8 @@
-"""Any payload that Python's protobuf reads -> bytes that mean the same and leave the native decoder nothing to get wrong.
+"""Re-encodes payloads canonically, so that the native decoder reads them as Python's protobuf does.
 
-Python's protobuf (upb) reads the payload and writes it again, ~1.5 us a row: the last of several values, one member of each
-oneof, each map key once, lists packed, nothing unknown. Where even that cannot be read natively (groups, message sets, great
-field numbers), the fields are moved: a group becomes a message behind a length, a great number another one.
+Python's protobuf (upb) parses and serializes the payload, ~1.5 us a row: last value, one member of each oneof, distinct map
+keys, packed lists, no unknown fields. Fields that the native decoder cannot read (groups, message sets, great field numbers)
+are converted: a group to a delimited message, a great number to another one.
 """
 
 from __future__ import annotations
@@ -19,15 +19,9 @@ _VARINT, _FIXED64, _LENGTH, _GROUP, _END, _FIXED32 = range(6)
 
 
 def canonical(new: type[Message], nodes: Sequence[Node], *, is_foreign: bool) -> Callable[[bytes], bytes]:
-    """Makes the function that writes a payload again.
+    """A function that re-encodes payloads of a message class with a tree of fields; it raises `DecodeError`.
 
-    Args:
-        new: class of the message type.
-        nodes: its tree.
-        is_foreign: whether fields have to be moved.
-
-    Returns:
-        a function that raises `DecodeError` for what Python's protobuf does not read.
+    `is_foreign`: fields must be converted.
     """
     moved = _Moved(nodes, cast(Descriptor, new.DESCRIPTOR)) if is_foreign else None
 
@@ -35,7 +29,7 @@ def canonical(new: type[Message], nodes: Sequence[Node], *, is_foreign: bool) ->
         message = new()
         message.ParseFromString(payload)
         message.DiscardUnknownFields()
-        # Partial: a required field that is missing is NULL, as it is for Python's readers.
+        # Partial: a missing required field is NULL, as in Python.
         again = message.SerializePartialToString()
         return moved.write(again) if moved is not None else again
 
@@ -43,7 +37,7 @@ def canonical(new: type[Message], nodes: Sequence[Node], *, is_foreign: bool) ->
 
 
 class _Moved:
-    """Writes canonical bytes of one message type as its native twin has them."""
+    """Converts canonical bytes of one message type to its surrogate schema."""
 
     def __init__(self, nodes: Sequence[Node], message: Descriptor) -> None:
         self._is_set = bool(message.GetOptions().message_set_wire_format)
@@ -56,14 +50,14 @@ class _Moved:
                 continue
             node, inner, is_map = self._nodes[number]
             if inner is not None:
-                value = inner.entry(value) if is_map else inner.write(value)  # noqa: PLW2901 - the same, moved
+                value = inner.entry(value) if is_map else inner.write(value)  # noqa: PLW2901 - converted
             delimited = wire in (_LENGTH, _GROUP)
             out += _varint(node.native << 3 | (_LENGTH if delimited else wire))
             out += _varint(len(value)) + value if delimited else value
         return bytes(out)
 
     def entry(self, data: bytes) -> bytes:
-        """A map's entry, whose value is a message of this type."""
+        """Convert a map's entry with a value of this type."""
         out = bytearray()
         for number, wire, value in _items(data):
             moved = self.write(value) if number == 2 else value
@@ -85,7 +79,7 @@ def _inner(node: Node) -> _Moved | None:
 
 
 def _items(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Fields of well-formed bytes: number, wire type, and the value (of messages and groups what is inside)."""
+    """Fields of well-formed bytes: number, wire type, and value (content of messages and groups)."""
     at = 0
     while at < len(data):
         tag, at = _read_varint(data, at)
@@ -95,7 +89,7 @@ def _items(data: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _skip(data: bytes, at: int, tag: int) -> tuple[int, int]:
-    """Where a value begins (behind its length), and where it ends (of a group, behind its end tag)."""
+    """Start of a value (after its length) and its end (of a group, after its end tag)."""
     match tag & 7:
         case 0:
             return at, _read_varint(data, at)[1]

@@ -1,8 +1,8 @@
-"""Payloads of one message type -> Arrow columns, equal to what Python's protobuf reads; a bad row costs only itself.
+"""Decoder of protobuf payloads into Arrow columns, equal to Python's protobuf; a bad row affects no other one.
 
-The native decoder reads whole batches. Rows it refuses, and rows whose bytes it may have read in another way (see
-`protobuf_reading`), are written again by Python's protobuf (see `protobuf_canonical`) and read natively after that; what
-Python's protobuf refuses is rejected with its fault.
+The native decoder reads whole batches. Rows that it refuses, or may have read differently (see `verification`), are re-encoded
+by Python's protobuf (see `canonical`) and decoded natively again; rows that Python's protobuf refuses are rejected with a
+diagnosis.
 """
 
 from __future__ import annotations
@@ -30,28 +30,23 @@ from game_events.errors import DataError
 
 log = logging.getLogger(__name__)
 
-#: The native decoder overflows its stack at ~150,000 levels, one byte each at least: payloads this long are read by
-#: Python's protobuf first, which refuses more than 100 levels. Far below, and long payloads are rare.
+#: Longer payloads are parsed by Python's protobuf first, which refuses more than 100 levels: the native decoder overflows its
+#: stack at ~150,000 levels of at least one byte.
 GUARDED_BYTES = 32_768
 
 Part = tuple[Rows, pa.RecordBatch]
 Bad = tuple[Reason, str, Rows]
 _NONE: Rows = np.empty(0, dtype=np.int64)
 
-#: Attempts that may fail before halving is given up: two or three bad rows cost that many in a batch of 100,000. With more of
-#: them, looking at each row by itself is cheaper.
+#: Failed attempts after which bisection ends (two or three bad rows of 100,000): with more, checking each row is cheaper.
 MAX_FAILURES = 48
 
 
 class ProtobufDecoder:
-    """Decodes one message type of one schema id (see `payloads.PayloadDecoder`)."""
+    """Decodes one message type of one schema id (see `protocols.PayloadDecoder`)."""
 
     def __init__(self, compiled: ProtobufSchema, path: IndexPath) -> None:
-        """Looks the message type up and builds the native decoder.
-
-        Raises:
-            DataError: the schema has no message at this path, or the native library cannot take the schema.
-        """
+        """Raises DataError if there is no message at this path, or the native library does not support the schema."""
         descriptor = compiled.message(path)
         if descriptor is None:
             raise DataError(f"schema id {compiled.schema_id} has no message at index path {list(path)}")
@@ -84,28 +79,28 @@ class ProtobufDecoder:
             rows = self._readable(payloads, again, bad, among=np.flatnonzero(lengths >= GUARDED_BYTES))
             decoded, again = self._natively(payloads, rows, bad)
             for part, batch in decoded:
-                sure, doubted = self._first_look(payloads, part, batch, lengths, bad)
+                sure, doubted = self._verified(payloads, part, batch, lengths, bad)
                 parts.append(sure)
                 again = np.concatenate([again, doubted])
         if len(again):
-            parts += self._second_look(payloads, again, bad)
+            parts += self._reencoded(payloads, again, bad)
         good = np.concatenate([part for part, _ in parts]) if parts else _NONE
         table = self._projection.table([batch for _, batch in parts], columns)
         return Decoded(table, good, bad)
 
     def _natively(self, payloads: pa.BinaryArray, rows: Rows, bad: list[Bad]) -> tuple[list[Part], Rows]:
-        """Decoded parts, and the rows that the native decoder refuses though Python's protobuf may read them."""
-        decoded, left, failed = decode_by_halves(payloads, rows, self._native.decode)
+        """Decoded parts, and rows that the native decoder refuses but Python's protobuf may read."""
+        decoded, left, failed = bisect_decode(payloads, rows, self._native.decode)
         if len(left):
-            # Many are bad: Python's protobuf tells which, in one go.
-            more, left, others = decode_by_halves(payloads, self._readable(payloads, left, bad), self._native.decode)
+            # Many are bad: Python's protobuf finds them in one pass.
+            more, left, others = bisect_decode(payloads, self._readable(payloads, left, bad), self._native.decode)
             decoded, failed = decoded + more, failed + others
         return decoded, np.concatenate([left, np.asarray([at for at, _ in failed], dtype=np.int64)])
 
-    def _first_look(
+    def _verified(
         self, payloads: pa.BinaryArray, part: Rows, batch: pa.RecordBatch, lengths: Rows, bad: list[Bad]
     ) -> tuple[Part, Rows]:
-        """What of a natively decoded part is right for sure, and the rows that are in doubt."""
+        """The verified rows of a natively decoded part, and the doubtful ones."""
         reading = read(self._nodes, batch, lengths if len(part) == len(lengths) else lengths[part])
         doubts = reading.doubts
         doubted = _distinct([*doubts.wrong, *doubts.ambiguous, *doubts.unfit])
@@ -116,8 +111,8 @@ class ProtobufDecoder:
             dropped = np.concatenate([doubted, unread[~np.isin(part[unread], read_by_python)]])
         return _without((part, reading.batch), dropped), part[doubted]
 
-    def _second_look(self, payloads: pa.BinaryArray, rows: Rows, bad: list[Bad]) -> list[Part]:
-        """Rows written again by Python's protobuf, then decoded; the rest is bad."""
+    def _reencoded(self, payloads: pa.BinaryArray, rows: Rows, bad: list[Bad]) -> list[Part]:
+        """Rows re-encoded by Python's protobuf and decoded; others become bad."""
         kept: list[int] = []
         texts: list[bytes] = []
         for at, payload in zip(rows.tolist(), payloads.take(pa.array(rows)).to_pylist(), strict=True):
@@ -128,16 +123,16 @@ class ProtobufDecoder:
                 bad.append(self._rejected(at, payload, str(error)))
         written, origin = pa.array(texts, pa.binary()), np.asarray(kept, dtype=np.int64)
         lengths = np.asarray([len(text) for text in texts], dtype=np.int64)
-        decoded, _, failed = decode_by_halves(written, np.arange(len(kept)), self._native.decode, max_failures=None)
+        decoded, _, failed = bisect_decode(written, np.arange(len(kept)), self._native.decode, max_failures=None)
         for at, failure in failed:
             bad.append(self._rejected(kept[at], payloads[kept[at]].as_py(), str(failure)))
         return [self._fit(payloads, origin[part], read(self._nodes, batch, lengths[part]), bad) for part, batch in decoded]
 
     def _fit(self, payloads: pa.BinaryArray, rows: Rows, reading: Reading, bad: list[Bad]) -> Part:
-        """Of rows written again, those that are right: nothing is in doubt now but the values themselves."""
+        """The good rows of re-encoded ones: only values may be wrong now."""
         unfit = _distinct(reading.doubts.unfit)
         for at in rows[unfit].tolist():
-            # Not found in the bytes: a time that is out of range only after it was merged from two.
+            # Fallback for a time that is out of range only after merging two.
             merged = Reason.OUT_OF_RANGE, f"{self.message}: {Reason.OUT_OF_RANGE.explanation}"
             reason, detail = self._faults.first(payloads[at].as_py()) or merged
             bad.append((reason, detail, np.asarray([at], dtype=np.int64)))
@@ -147,19 +142,12 @@ class ProtobufDecoder:
         return _without((rows, reading.batch), np.concatenate([unfit, wrong]))
 
     def _readable(self, payloads: pa.BinaryArray, rows: Rows, bad: list[Bad], among: Rows | None = None) -> Rows:
-        """Those of the rows that Python's protobuf reads; the others are bad.
-
-        Args:
-            payloads: the batch.
-            rows: positions.
-            bad: what is found is added to it.
-            among: the positions to look at, if not all.
-        """
-        looked_at = rows if among is None else among
-        if not len(looked_at):
+        """The rows that Python's protobuf parses; others are added to `bad`. Only rows in `among` (default: all) are parsed."""
+        checked = rows if among is None else among
+        if not len(checked):
             return rows
         parse, refused = self._python().ParseFromString, []
-        for at, payload in zip(looked_at.tolist(), payloads.take(pa.array(looked_at)).to_pylist(), strict=True):
+        for at, payload in zip(checked.tolist(), payloads.take(pa.array(checked)).to_pylist(), strict=True):
             try:
                 parse(payload)
             except DecodeError as error:
@@ -167,8 +155,8 @@ class ProtobufDecoder:
                 refused.append(at)
         return np.setdiff1d(rows, np.asarray(refused, dtype=np.int64), assume_unique=True) if refused else rows
 
-    def _rejected(self, at: int, payload: bytes, said: str) -> Bad:
-        reason, detail = self._faults.first(payload) or (Reason.MALFORMED, f"{self.message}: {said}")
+    def _rejected(self, at: int, payload: bytes, message: str) -> Bad:
+        reason, detail = self._faults.first(payload) or (Reason.MALFORMED, f"{self.message}: {message}")
         return reason, detail, np.asarray([at], dtype=np.int64)
 
 
@@ -177,7 +165,7 @@ def _distinct(rows: list[Rows]) -> Rows:
 
 
 def _without(part: Part, dropped: Rows) -> Part:
-    """A part without some of its rows, given by their places in it."""
+    """A part without some of its rows, given by index."""
     if not len(dropped):
         return part
     keep = np.ones(len(part[0]), dtype=bool)
@@ -185,22 +173,16 @@ def _without(part: Part, dropped: Rows) -> Part:
     return part[0][keep], part[1].filter(pa.array(keep))
 
 
-def decode_by_halves(
+def bisect_decode(
     payloads: pa.BinaryArray,
     rows: Rows,
     attempt: Callable[[pa.BinaryArray], pa.RecordBatch],
     max_failures: int | None = MAX_FAILURES,
 ) -> tuple[list[tuple[Rows, pa.RecordBatch]], Rows, list[tuple[int, DataError]]]:
-    """Decode rows, halving a part that fails until the bad rows stand alone, or until that has cost enough.
+    """Decode rows, bisecting failed parts until bad rows are isolated, or `max_failures` attempts have failed.
 
-    Args:
-        payloads: the batch, shape (n,).
-        rows: positions to decode.
-        attempt: decodes an array whole, one row out for each row in, or raises `DataError`.
-        max_failures: attempts that may fail; None: no limit.
-
-    Returns:
-        the decoded parts with the positions they hold, the positions given up on, and each bad position with its error.
+    `attempt` decodes a whole array, or raises `DataError`. Returns decoded parts with their positions, the remaining positions,
+    and each bad position with its error.
     """
     done: list[tuple[Rows, pa.RecordBatch]] = []
     bad: list[tuple[int, DataError]] = []

@@ -1,7 +1,7 @@
-"""What is wrong with one payload: its first fault in the order of the bytes, with its reason and where it stands.
+"""Diagnosis of a malformed payload: its first fault in byte order, with reason and position.
 
-Walks the wire format with the schema, in step with what Python's protobuf refuses. A detail names types, fields and positions,
-never values: they may be personal data. Source of the format: protobuf.dev, "Encoding".
+Parses the wire format by the schema, consistent with Python's protobuf. Details name types, fields and positions, never values,
+which may be personal data. Source of the format: protobuf.dev, "Encoding".
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ from google.protobuf.message import DecodeError
 
 from game_events.decoding.core.reasons import Reason
 from game_events.decoding.core.timestamps import is_in_range
-from game_events.decoding.protobuf.fields import Role, is_group, members, role_of
+from game_events.decoding.protobuf.fields import FIXED_SIZES, Role, is_group, members, role_of
 
 #: Protobuf's own limit of nested messages and groups.
 MAX_LEVELS = 100
-#: Fields looked at: some milliseconds. What is wrong behind them is damage all the same, only not located.
+#: Fields parsed at most, some milliseconds; later faults are not located.
 MAX_STEPS = 20_000
-#: Names of a path that are told.
+#: Names of a path in a detail.
 _NAMED = 10
 _F = FieldDescriptor
-_FIXED = {_F.TYPE_FIXED32: 4, _F.TYPE_SFIXED32: 4, _F.TYPE_FLOAT: 4, _F.TYPE_FIXED64: 8, _F.TYPE_SFIXED64: 8, _F.TYPE_DOUBLE: 8}
-#: A varint has ten bytes at most. (What does not fit into 64 bits is cut off, and no fault.)
+#: A varint has ten bytes at most (bits beyond 64 are ignored).
 _LONG_VARINT = re.compile(rb"[\x80-\xff]{10}")
 _LENGTH, _GROUP, _END_OF_GROUP, _FIXED_WIRES = 2, 3, 4, {1: 8, 5: 4}
 _TAG_BYTES, _MAX_TAG, _MAX_LENGTH, _ALL_BITS = 5, 2**32, 2**31, 2**64 - 1
@@ -40,7 +39,7 @@ class _FaultError(Exception):
 
 @dataclass(frozen=True)
 class _Known:
-    """What the schema says of a field: how a value behind a length is read."""
+    """A field of the schema: how its delimited values are read."""
 
     name: str
     message: Descriptor | None
@@ -60,7 +59,7 @@ class FaultFinder:
         self._known: dict[str, dict[int, _Known]] = {}
 
     def first(self, payload: bytes) -> tuple[Reason, str] | None:
-        """Reason and detail of the first fault; None if there is none, or none so near. Never raises."""
+        """Reason and detail of the first fault; None if not found. Never raises."""
         walk = _Walk(payload, self._message, self._of)
         try:
             walk.run()
@@ -79,25 +78,17 @@ class FaultFinder:
 
 
 class _Walk:
-    """One way through a payload, field after field, until the first fault.
-
-    Attributes:
-        path: names of the fields around the place it stands at, and of the field that stands there.
-    """
+    """One pass over a payload until the first fault; `path`: names of the fields at the current position."""
 
     def __init__(self, payload: bytes, message: Descriptor, known_of: Callable[[Descriptor], dict[int, _Known]]) -> None:
         self.path: list[str] = []
         self._payload = payload
         self._known_of = known_of
-        # (where the level ends, its message type if the schema knows it, number of the group that it is)
+        # (end of the level, its message type if known, its group's number)
         self._levels: list[tuple[int, Descriptor | None, int]] = [(len(payload), message, 0)]
 
     def run(self) -> None:
-        """Walks.
-
-        Raises:
-            _FaultError: the first fault.
-        """
+        """Raises _FaultError for the first fault."""
         at = 0
         for _ in range(MAX_STEPS):
             end, message, group = self._levels[-1]
@@ -112,7 +103,7 @@ class _Walk:
             self.path.pop()
 
     def _field(self, begin: int, end: int, message: Descriptor | None, group: int) -> int:
-        """One field, or the tag that opens or closes a level; returns where the next one begins."""
+        """One field, or the tag that opens or closes a level; returns the next position."""
         tag, at = _varint(self._payload, begin, end)
         number, wire = tag >> 3, tag & 7
         if not number:
@@ -143,7 +134,7 @@ class _Walk:
         return at
 
     def _delimited(self, begin: int, at: int, end: int, known: _Known | None) -> int:
-        """A value behind a length."""
+        """A delimited value."""
         length, at = _varint(self._payload, at, end)
         if length >= _MAX_LENGTH:
             raise _FaultError(Reason.MALFORMED, "the length is impossible", begin)
@@ -171,12 +162,12 @@ def _known(field: FieldDescriptor) -> _Known:
     packable = field.is_repeated and field.message_type is None and field.type not in (_F.TYPE_STRING, _F.TYPE_BYTES)
     role = role_of(field)
     time = role if role in (Role.TIME, Role.DURATION) else None
-    packed = _FIXED.get(field.type, 0) if packable else None
+    packed = FIXED_SIZES.get(field.type, 0) if packable else None
     return _Known(field.name, field.message_type, is_group(field), is_text, time, packed)
 
 
 def _check(payload: bytes, begin: int, end: int, known: _Known) -> None:
-    """What stands behind a length, messages apart."""
+    """Check a delimited value that is no message."""
     if known.is_text:
         try:
             payload[begin:end].decode()
@@ -205,7 +196,7 @@ def _check_time(content: bytes, known: _Known, at: int) -> None:
 
 
 def _varint(payload: bytes, at: int, end: int) -> tuple[int, int]:
-    """A varint, and where what follows it begins."""
+    """A varint, and the position after it."""
     begin, value, shift = at, 0, 0
     while at < end:
         octet = payload[at]

@@ -1,6 +1,6 @@
-"""What each field of a protobuf message type becomes: one tree, of which the native twin, the columns and the checks are made.
+"""Tree of a protobuf message type's fields, from which surrogate schema, columns and verification are derived.
 
-The types that Spark cannot hold as they are (docs/decoding.md, "Protobuf types") are decided here and nowhere else.
+It alone maps types that Spark does not have (docs/decoding.md, "Protobuf types").
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from google.protobuf.descriptor_pool import DescriptorPool
 
 from game_events.decoding.core.column_map import UINT64, Field
 
-#: Depth to which nested messages become columns; deeper ones arrive as bytes.
+#: Depth to which nested messages become columns; deeper ones become bytes.
 MAX_DEPTH = 32
-#: Fields of a tree at most: types that refer to one another widely would grow without end. What is beyond arrives as bytes.
+#: Fields of a tree at most, as types that refer to each other multiply; messages beyond become bytes.
 MAX_NODES = 5_000
-#: The native decoder keeps 16 bytes for each number up to a message's greatest, and ends the process when there is no memory:
-#: greater numbers are moved (see `protobuf_canonical`).
+#: Greater field numbers are replaced (see `canonical`): the native decoder allocates 16 bytes for each number up to a message's
+#: greatest, and ends the process without memory.
 MAX_NATIVE_NUMBER = 100_000
 
 INT64, INT32 = FieldDescriptor.TYPE_INT64, FieldDescriptor.TYPE_INT32
@@ -38,31 +38,37 @@ _JSON = {
     "Value": {"null_value", "number_value", "string_value", "bool_value", "struct_value", "list_value"},
 }  # fmt: skip
 
+#: Bytes of types of fixed size.
+FIXED_SIZES = {
+    **dict.fromkeys((FieldDescriptor.TYPE_FIXED32, FieldDescriptor.TYPE_SFIXED32, FieldDescriptor.TYPE_FLOAT), 4),
+    **dict.fromkeys((FieldDescriptor.TYPE_FIXED64, FieldDescriptor.TYPE_SFIXED64, FieldDescriptor.TYPE_DOUBLE), 8),
+}
+
 _DECLARED: dict[int, str] = {number: name.removeprefix("TYPE_").lower() for name, number in FieldDescriptorProto.Type.items()}
 
 
 class Role(Enum):
-    """What a field's value is to the table."""
+    """Kind of a field's value."""
 
     SCALAR = auto()  # a number, a string, bytes, an enum
     STRUCT = auto()  # a message of columns
     TIME = auto()  # google.protobuf.Timestamp
     DURATION = auto()  # google.protobuf.Duration
-    WRAPPER = auto()  # google.protobuf.StringValue and its like
+    WRAPPER = auto()  # google.protobuf.StringValue etc.
     EMPTY = auto()  # a message without fields
     JSON = auto()  # google.protobuf.Struct, Value, ListValue
-    OPAQUE = auto()  # a message inside itself: serialized bytes
+    OPAQUE = auto()  # a recursive message: serialized bytes
 
 
 class Label(Enum):
-    """How often a field holds a value."""
+    """Cardinality of a field."""
 
     ONE = auto()
     LIST = auto()
     MAP = auto()
 
 
-#: Roles whose bytes the native decoder reads as a message.
+#: Roles that the native decoder reads as a message.
 MESSAGES = frozenset({Role.STRUCT, Role.TIME, Role.DURATION, Role.WRAPPER})
 
 
@@ -71,14 +77,14 @@ class Node:
     """One field of the tree.
 
     Attributes:
-        descriptor: the field as the schema has it; of a map, its value.
+        descriptor: the field's descriptor; for a map, of its value.
         number: its number.
-        native: its number in the native twin: another one if its own is too great.
-        name: its name in this version; an extension's simple name, its full name where that is taken.
+        native: its number in the surrogate schema: another one if it is too great.
+        name: its name in this version; an extension's simple name, or full name if that is taken.
         label: one, list or map.
-        role: what a value is; of a map, what the map's value is.
+        role: kind of a value; for a map, of the map's value.
         children: fields of the message, ordered by number.
-        key: of a map, its key.
+        key: key of a map.
     """
 
     descriptor: FieldDescriptor
@@ -97,17 +103,17 @@ class Node:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether the native decoder cannot read the field as it stands in the bytes."""
+        """Whether the native decoder cannot read the field's original bytes."""
         in_set = self.role in MESSAGES and self.message.GetOptions().message_set_wire_format
         return self.native != self.number or is_group(self.descriptor) or in_set or any(c.is_foreign for c in self.children)
 
     @property
     def presence(self) -> bool:
-        """Whether a singular field tells "not set" from its default."""
+        """Whether a singular field distinguishes "not set" from its default."""
         return bool(self.descriptor.has_presence)
 
     def stored(self) -> pa.DataType:
-        """The type its column has."""
+        """The type of its column."""
         if self.label is Label.LIST:
             return pa.list_(self.element())
         if self.key is not None:
@@ -123,7 +129,7 @@ class Node:
         return _ROLES.get(self.role) or _SCALARS.get(self.descriptor.type, pa.int64())
 
     def as_field(self) -> Field:
-        """The field as the column map has it."""
+        """The field for the column map."""
         inner = tuple(c.as_field() for c in self.children) if self.role is Role.STRUCT else ()
         return Field(self.number, self.name, self.stored(), inner, self.declared())
 
@@ -156,16 +162,11 @@ _SCALARS = {
 
 
 def tree_of(message: Descriptor, pool: DescriptorPool) -> list[Node]:
-    """The fields of a message type, nested ones included: known extensions too, ordered by number.
-
-    Args:
-        message: the type.
-        pool: the pool that knows its extensions.
-    """
+    """The fields of a message type, nested ones and extensions of the pool included, ordered by number."""
     root: list[Node] = []
     waiting = deque([(message, frozenset({message.full_name}), root)])
     count = 0
-    # In breadth, so that what becomes bytes in a tree that is too large is what is deepest.
+    # Breadth first, so that in a tree that is too large the deepest messages become bytes.
     while waiting:
         parent, above, into = waiting.popleft()
         for node in _nodes(parent, pool):
@@ -185,7 +186,7 @@ def tree_of(message: Descriptor, pool: DescriptorPool) -> list[Node]:
 
 
 def is_group(descriptor: FieldDescriptor) -> bool:
-    """Whether a message field is written between two tags instead of behind a length."""
+    """Whether a message field is encoded between two tags instead of after a length."""
     return bool(descriptor.type == FieldDescriptor.TYPE_GROUP)
 
 
@@ -203,8 +204,8 @@ def _nodes(message: Descriptor, pool: DescriptorPool) -> list[Node]:
     own = {f.name for f in message.fields}
     nodes = []
     for item in fields:
-        twins = sum(item.name == other.name for other in fields) if item.is_extension else 1
-        name = item.full_name if item.is_extension and (item.name in own or twins > 1) else item.name
+        same = sum(item.name == other.name for other in fields) if item.is_extension else 1
+        name = item.full_name if item.is_extension and (item.name in own or same > 1) else item.name
         nodes.append(_node(item, name, item.number if item.number <= MAX_NATIVE_NUMBER else next(free)))
     return nodes
 
@@ -218,7 +219,7 @@ def _node(item: FieldDescriptor, name: str, native: int) -> Node:
 
 
 def role_of(item: FieldDescriptor) -> Role:
-    """The role of a field's value. Google's types count as such only if they have the fields that Google gave them."""
+    """The role of a field's value. Google's types are recognised only with their original fields."""
     message: Descriptor | None = item.message_type
     if message is None:
         return Role.SCALAR

@@ -1,8 +1,8 @@
-"""A registry's protobuf schema, compiled: its own file and all that it imports, as descriptors.
+"""Compiles a registry's protobuf schema, with all imports, to descriptors.
 
-For `compiler_process` alone: protoc is C++ code that reads what anybody may have written, and it says what is wrong on the
-process's stderr. Nothing of a schema is an argument of protoc, or a path: each text is compiled as the one file of a folder,
-under a name of our own; what it imports is handed over as data (`--descriptor_set_in`), under the names that it uses.
+Only for `compiler_process`: protoc is C++ code that reads untrusted text, and writes errors to the process's stderr. Nothing of
+a schema becomes an argument of protoc or a path: each text is compiled as the only file of a folder, under a generated name;
+imports are passed as data (`--descriptor_set_in`), under their names.
 """
 
 from __future__ import annotations
@@ -27,30 +27,21 @@ from game_events.decoding.protobuf.schema import ProtobufSchema, from_base64
 from game_events.decoding.protobuf.source_text import Names, imports, without_map_entries
 from game_events.errors import DataError
 
-#: Modules of confluent-kafka with files that Confluent's serializers know by themselves, and so register without a reference.
+#: Modules of confluent-kafka for files that Confluent's serializers register without a reference.
 _CONFLUENT = {
     "confluent/meta.proto": "confluent/meta_pb2.py",
     "confluent/type/decimal.proto": "confluent/type/decimal_pb2.py",
     "confluent/type/variant.proto": "confluent/type/variant_pb2.py",
 }
 STDERR = 2
-#: Lines of protoc's log among what it says of a schema.
+#: Lines of protoc's log among its errors.
 _LOGGED = re.compile(r"WARNING: All log messages before|[IWEF]\d{4} ")
-#: Bytes that must fit into a folder in which protoc has failed.
+#: Free bytes that a folder needs, else protoc's failure is not the schema's fault.
 ROOM = 2**20
 
 
 def compile_files(schema: RegistrySchema, folder: Path, *options: str) -> ProtobufSchema:
-    """Compile a schema.
-
-    Args:
-        schema: the schema.
-        folder: an empty folder for this alone.
-        options: of protoc, ours.
-
-    Raises:
-        DataError: it does not compile; the message holds the compiler's own words.
-    """
+    """Compile a schema in an empty folder, with options of protoc; DataError with protoc's message if it does not compile."""
     references = dict(schema.references)
     main = next(name for name in _names(f"schema_{schema.schema_id}") if name not in references)
     files = _Files(references, folder, options)
@@ -76,7 +67,7 @@ class _Files:
         self._done: dict[str, FileDescriptorProto] = {}
 
     def add(self, name: str, text: str) -> None:
-        """Adds a file and all it imports."""
+        """Add a file and its imports."""
         self._begun.add(name)
         described = from_base64(text)
         for imported in imports(text) if described is None else described.dependency:
@@ -103,15 +94,15 @@ class _Files:
         text, entries = without_map_entries(text)
         taken = {*self._references, *self._done, *imports(text)}
         own = next(n for n in _names("f") if n not in taken)
-        # Alone in its folder: what it imports is never a file.
+        # Alone in its folder: imports are never files.
         alone, known, output = self._folder / "text", self._folder / "known.bin", self._folder / "compiled.bin"
         alone.mkdir(exist_ok=True)
         (alone / own).write_bytes(text.encode())
         known.write_bytes(FileDescriptorSet(file=self._needed(imports(text))).SerializeToString())
-        said = _protoc([f"-I{alone}", f"--descriptor_set_in={known}", *self._options], output, [own])
-        if said is not None:
+        error = _protoc([f"-I{alone}", f"--descriptor_set_in={known}", *self._options], output, [own])
+        if error is not None:
             require_room(self._folder)
-            raise DataError(said.replace(f"{alone}/", "").replace(own, name).strip())
+            raise DataError(error.replace(f"{alone}/", "").replace(own, name).strip())
         compiled = FileDescriptorSet.FromString(output.read_bytes()).file[-1]
         (alone / own).unlink()
         for path in entries:
@@ -119,7 +110,7 @@ class _Files:
         return compiled
 
     def _needed(self, names: Iterable[str]) -> list[FileDescriptorProto]:
-        """Files by name with all that they import, dependencies first."""
+        """Files by name with their imports, dependencies first."""
         wanted, left = set(), list(names)
         while left:
             name = left.pop()
@@ -129,11 +120,7 @@ class _Files:
         return [file for name, file in self._done.items() if name in wanted]
 
     def checked(self) -> bytes:
-        """All of them, serialized; each one fits the others.
-
-        Raises:
-            DataError: a descriptor means nothing, as one that names a type which is nowhere.
-        """
+        """All files, serialized; DataError for an invalid descriptor, such as one with a missing type."""
         pool = DescriptorPool()
         try:
             for file in self._done.values():
@@ -146,12 +133,12 @@ class _Files:
 
     @staticmethod
     def counts_entries(text: str) -> bool:
-        """Whether message indexes count the types that maps are made of (see `ProtobufSchema`)."""
+        """Whether message indexes count map entries (see `ProtobufSchema`)."""
         return from_base64(text) is not None or bool(without_map_entries(text)[1])
 
 
 def _make_map_entry(file: FileDescriptorProto, path: Names) -> None:
-    """Gives a message its option `map_entry` again, if it is what protoc makes of a map."""
+    """Restore a message's option `map_entry`, if it has the form of a map entry."""
     messages: Sequence[DescriptorProto] = file.message_type
     outer, inner = DescriptorProto(), DescriptorProto()
     for name in path:
@@ -167,24 +154,24 @@ def _make_map_entry(file: FileDescriptorProto, path: Names) -> None:
 
 
 def _protoc(arguments: Sequence[str], output: Path, names: Sequence[str]) -> str | None:
-    """Runs protoc; returns what is wrong, or None."""
+    """Run protoc; returns its error, or None."""
     os.lseek(STDERR, 0, os.SEEK_SET)
     os.ftruncate(STDERR, 0)
     if protoc.main(["protoc", *arguments, f"--descriptor_set_out={output}", *names]) == 0:
         return None
-    said = os.pread(STDERR, 2**16, 0).decode(errors="replace").splitlines()
-    return "\n".join(line for line in said if not _LOGGED.match(line))
+    lines = os.pread(STDERR, 2**16, 0).decode(errors="replace").splitlines()
+    return "\n".join(line for line in lines if not _LOGGED.match(line))
 
 
 def require_room(folder: Path) -> None:
-    """Raises OSError if nothing can be written: what protoc says then is no schema's fault, and its words prove nothing."""
+    """Raise OSError if the folder is full: then protoc's failure is not the schema's fault."""
     probe = folder / "room"
     probe.write_bytes(bytes(ROOM))
     probe.unlink()
 
 
 def known_files(name: str) -> Sequence[FileDescriptorProto]:
-    """A file that no registry need hold, and what it imports, dependencies first; empty: it is not known."""
+    """A file that registries do not hold, with its imports, dependencies first; empty: unknown."""
     if name in _CONFLUENT:
         return _of_confluent(name)
     return _of_google(name) if name in _google_files() else ()
@@ -204,20 +191,20 @@ def _google_files() -> Mapping[str, Path]:
 
 @cache
 def _of_google(name: str) -> Sequence[FileDescriptorProto]:
-    """Compiles one of `_google_files`."""
+    """Compile one of `_google_files`."""
     folders = dict.fromkeys(_google_files().values())
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "compiled.bin"
-        said = _protoc([*(f"-I{folder}" for folder in folders), "--include_imports"], output, [name])
-        if said is not None:
+        error = _protoc([*(f"-I{folder}" for folder in folders), "--include_imports"], output, [name])
+        if error is not None:
             require_room(Path(folder))
-            raise DataError(f"{name}: {said}")
+            raise DataError(f"{name}: {error}")
         return list(FileDescriptorSet.FromString(output.read_bytes()).file)
 
 
 @cache
 def _of_confluent(name: str) -> Sequence[FileDescriptorProto]:
-    """Reads what a generated module of confluent-kafka describes; its package, which loads an HTTP client, is not imported."""
+    """The descriptor of a generated module of confluent-kafka, without importing its package, which loads an HTTP client."""
     package = importlib.util.find_spec("confluent_kafka")
     folders = package.submodule_search_locations if package is not None else None
     found = FileDescriptorProto()

@@ -1,8 +1,8 @@
-"""The native decoder (ptars, Rust) of a message type, built on a twin of its descriptors; its failures contained.
+"""The native decoder (ptars, Rust) of a message type, on a surrogate schema; panics become errors.
 
-The twin has the same wire format and nothing that the native decoder refuses or gets wrong: no names but ``f<number>``, one
-proto3 file, no recursion, no google types, no enums. Integers of 32 bits are read with 64, so that nothing is cut off unseen,
-strings as bytes, so that bad UTF-8 does not fail a batch; `protobuf_reading` makes columns of it.
+The surrogate schema has the same wire format without constructs that the native decoder refuses or misreads: only names
+``f<number>``, one proto3 file, no recursion, no google types, no enums. 32-bit integers are read as 64-bit ones, to detect
+truncation, and strings as bytes, so that bad UTF-8 does not fail a batch; `verification` converts the result.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from game_events.errors import DataError
 _CONFIG = ptars.PtarsConfig(
     list_nullable=True,
     map_nullable=True,
-    # Without it, a map entry that lacks its value (legal bytes) is a panic.
+    # Without it, a map entry without a value (which is valid) causes a panic.
     map_value_nullable=True,
 )
 _BYTES = FieldDescriptorProto.TYPE_BYTES
@@ -33,14 +33,10 @@ _WIDER = {
 
 
 class NativeDecoder:
-    """Decodes batches of one message type into columns ``f<number>`` as the twin has them."""
+    """Decodes batches of one message type into columns ``f<number>`` of the surrogate schema."""
 
     def __init__(self, nodes: list[Node]) -> None:
-        """Builds the twin.
-
-        Raises:
-            DataError: the native library does not take it.
-        """
+        """Raises DataError if the native library does not support the type."""
         file = FileDescriptorProto(name="native.proto", package="native", syntax="proto3")
         _fill(file.message_type.add(name="M"), ".native.M", nodes)
         try:
@@ -48,23 +44,19 @@ class NativeDecoder:
             pool.Add(file)
             message = pool.FindMessageTypeByName("native.M")
             self._handler = ptars.HandlerPool([message.file], config=_CONFIG).get_for_message(message)
-        except BaseException as error:  # noqa: BLE001 - a native panic is one; `_contained` lets the others go on
+        except BaseException as error:  # noqa: BLE001 - a native panic; `_contained` raises others
             raise _contained(error, "the native decoder does not take the type") from None
 
     def decode(self, payloads: pa.BinaryArray) -> pa.RecordBatch:
-        """Decode an array whole, one row out for each row in.
-
-        Raises:
-            DataError: at least one payload is no message of the type.
-        """
+        """Decode a whole array, one row per payload; DataError if at least one is no message of the type."""
         try:
             return self._handler.array_to_record_batch(payloads)
-        except BaseException as error:  # noqa: BLE001 - a native panic is one; `_contained` lets the others go on
+        except BaseException as error:  # noqa: BLE001 - a native panic; `_contained` raises others
             raise _contained(error, "not a message of its schema") from None
 
 
 def _contained(error: BaseException, what: str) -> DataError:
-    """A native failure as our own error; whatever asks the process to end goes on."""
+    """DataError for a native failure; raises requests to end the process."""
     if isinstance(error, Exception) or type(error).__name__ == "PanicException":
         return DataError(f"{what}: {error}")
     raise error
@@ -77,7 +69,7 @@ def _fill(message: DescriptorProto, path: str, nodes: list[Node]) -> None:
             entry = message.nested_type.add(name=f"F{node.native}Entry")
             entry.options.map_entry = True
             key = entry.field.add(name="key", number=1, label=FieldDescriptorProto.LABEL_OPTIONAL)
-            # Protobuf allows no bytes here: bad UTF-8 in the key of a map does fail the batch.
+            # Protobuf allows no bytes here: bad UTF-8 in a map key fails the batch.
             is_text = node.key.descriptor.type == FieldDescriptor.TYPE_STRING
             key.type = FieldDescriptorProto.TYPE_STRING if is_text else _scalar(node.key)
             value = entry.field.add(name="value", number=2, label=FieldDescriptorProto.LABEL_OPTIONAL)

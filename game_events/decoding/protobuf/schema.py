@@ -1,4 +1,4 @@
-"""Protobuf descriptors of a schema id, and the message types that the indexes of records mean."""
+"""Protobuf descriptors of a schema id, and message types by the indexes of records."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ Types = Sequence[descriptor_pb2.DescriptorProto]
 
 @dataclass(frozen=True)
 class ProtobufSchema:
-    """One schema id's descriptors: small, picklable, with a descriptor pool of its own (see `payloads.CompiledSchema`).
+    """Descriptors of one schema id, with a descriptor pool of its own (see `protocols.CompiledSchema`).
 
-    A map field is made of a nested message type, its entry, which serializers count differently: those that look at the
-    descriptor count it among the nested types, those that look at the text, or are not shown it by their library, do not. An
-    index that leads to an entry, or past the last type, proves the other way of counting, as no record is the entry of a map.
+    A map field has a nested message type, its entry, which serializers count differently: those that use the descriptor count
+    it among the nested types, those that use the text, or a library that hides it, do not. An index of an entry, or past the
+    last type, proves the other way of counting, as no record is a map entry.
 
     Attributes:
         schema_id: the id.
-        main: name of the file that holds the message types.
+        main: name of the file with the message types.
         files: a serialized ``FileDescriptorSet``, dependencies before dependents.
-        counts_entries: whether indexes count map entries, unless they prove the other way: so they do where the registry holds
-            a descriptor, or text in which entries are written down.
+        counts_entries: whether indexes count map entries unless they prove otherwise: where the registry has a descriptor, or
+            text with explicit entries.
     """
 
     schema_id: SchemaId
@@ -44,7 +44,7 @@ class ProtobufSchema:
 
     @cached_property
     def pool(self) -> DescriptorPool:
-        """A pool with exactly this schema's files: two ids may define one name differently."""
+        """A pool with only this schema's files: two ids may define a name differently."""
         pool = DescriptorPool()
         for file in FileSet.FromString(self.files).file:
             pool.Add(file)
@@ -55,7 +55,7 @@ class ProtobufSchema:
         return self.message(path) is not None
 
     def paths(self, nested: Container[str] = ()) -> list[IndexPath]:
-        """Index paths of the file's own message types, in order: of nested ones only those named in full in `nested`."""
+        """See `protocols.CompiledSchema.paths`."""
         return [path for name, path in self.type_paths().items() if len(path) == 1 or name in nested]
 
     def name_of(self, path: IndexPath) -> str | None:
@@ -69,17 +69,17 @@ class ProtobufSchema:
         return None if name is None else self.pool.FindMessageTypeByName(name)
 
     def other_meaning(self, path: IndexPath) -> str | None:
-        """Full name of the other message type that an index path means if map entries are counted the other way."""
+        """Full name of the other message type at an index path if map entries are counted the other way."""
         names = [self._named(path, entries=entries) for entries in (self.counts_entries, not self.counts_entries)]
         return names[1] if None not in names and names[0] != names[1] else None
 
     def type_paths(self) -> dict[str, IndexPath]:
-        """Full names of all message types of the file, nested ones included, with the index paths that mean them."""
-        file = self.main_file()
+        """Full names of all message types of the file, nested ones included, with their index paths."""
+        file = self.main_file
         return {name: path for path, name in self._types(file.message_type, (), file.package)}
 
     def enums(self) -> dict[str, dict[int | str, str]]:
-        """Full names of the enums of all files, with the names of their values by number, of aliases the first one."""
+        """Full names of the enums of all files, with names of values by number (the first of aliases)."""
         found: dict[str, dict[int | str, str]] = {}
         for file in FileSet.FromString(self.files).file:
             for name, enum in _enums(file, file.package):
@@ -96,10 +96,10 @@ class ProtobufSchema:
                 yield from self._types(_counted(item, entries=self.counts_entries), path, name)
 
     def _named(self, path: IndexPath, *, entries: bool) -> str | None:
-        """Full name of the message type at a path; None: there is none, or an entry of a map is on the way."""
+        """Full name of the message type at a path; None: there is none, or the path contains a map entry."""
         if not path:
-            return None  # asked for a frame whose indexes cannot be read
-        file = self.main_file()
+            return None  # malformed indexes
+        file = self.main_file
         level: Types = file.message_type
         name = file.package
         for index in path:
@@ -109,21 +109,18 @@ class ProtobufSchema:
             level = _counted(level[index], entries=entries)
         return name
 
-    def main_file(self) -> descriptor_pb2.FileDescriptorProto:
-        """The file that holds the message types."""
-        return self._main_file
-
     @cached_property
-    def _main_file(self) -> descriptor_pb2.FileDescriptorProto:
+    def main_file(self) -> descriptor_pb2.FileDescriptorProto:
+        """The file with the message types."""
         return next(f for f in FileSet.FromString(self.files).file if f.name == self.main)
 
     def __getstate__(self) -> dict[str, object]:
-        """Without the pool, which does not pickle."""
+        """Without the pool, which cannot be pickled."""
         return {"schema_id": self.schema_id, "main": self.main, "files": self.files, "counts_entries": self.counts_entries}
 
 
 def _counted(message: descriptor_pb2.DescriptorProto, *, entries: bool) -> Types:
-    """The types inside a message type that indexes count."""
+    """The nested types that indexes count."""
     return [m for m in message.nested_type if entries or not m.options.map_entry]
 
 
@@ -139,7 +136,7 @@ def _enums(
 
 
 def from_base64(text: str) -> descriptor_pb2.FileDescriptorProto | None:
-    """The file that a registry's text holds in base64; None: it is `.proto` text."""
+    """The file of a base64 text; None: it is `.proto` text."""
     try:
         return descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
     except (binascii.Error, ValueError, DecodeError):

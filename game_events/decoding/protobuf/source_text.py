@@ -1,4 +1,4 @@
-"""What a `.proto` text says before it is compiled: its package and messages, what it imports, which messages are map entries.
+"""Scanner of `.proto` texts before compilation: package, messages, imports, map entries.
 
 Source: Protocol Buffers language specification, "Lexical Elements", "Import Statement".
 """
@@ -8,18 +8,17 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
-#: Comments are passed over, and texts are one word: what looks like a message inside them is none. One that is not closed goes
-#: on to the end, so that each character is looked at once.
+#: Comments are skipped, and strings are one token. An unclosed one extends to the end, so that each character is read once.
 _WORDS = re.compile(
     r"""//[^\n]*|/\*.*?(?:\*/|\Z)|(?P<word>"(?:\\.|[^"\\])*"?|'(?:\\.|[^'\\])*'?|[A-Za-z_][\w.]*|[{}();=])""",
     re.DOTALL | re.ASCII,
 )
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _MAP_ENTRY = ("option", "map_entry", "=", "true", ";")
-#: Messages inside one another; protoc takes no more than 32.
+#: Nested messages at most; protoc's limit is 32.
 MAX_NESTING = 100
 
-#: Names of messages from the outermost inwards.
+#: Names of messages, outermost first.
 Names = tuple[str, ...]
 
 
@@ -28,7 +27,7 @@ def _words(text: str) -> list[str]:
 
 
 def imports(text: str) -> list[str]:
-    """What a text imports, by name, in order."""
+    """Names of imports, in order."""
     words, found = _words(text), []
     for at, word in enumerate(words):
         if word == "import":
@@ -39,7 +38,7 @@ def imports(text: str) -> list[str]:
 
 
 def top_messages(text: str) -> tuple[str, list[str]]:
-    """Package and top-level messages, in order; no messages, if what was read is not certain."""
+    """Package and top-level messages, in order; no messages if the text is invalid."""
     package, names, depth = "", [], 0
     for word, following in pairwise([*_words(text), ""]):
         if word in {"{", "}"}:
@@ -48,16 +47,15 @@ def top_messages(text: str) -> tuple[str, list[str]]:
             package = following
         elif not depth and word == "message":
             names.append(following)
-    # Braces that do not match, or a name that is none.
+    # Braces must match, and names be valid.
     good = not depth and all(_NAME.fullmatch(name) for name in names)
     return package, names if good else []
 
 
 def without_map_entries(text: str) -> tuple[str, list[Names]]:
-    """The text without its options `map_entry`, and the messages that had it.
+    """The text with options `map_entry` replaced by spaces, and the messages that had it.
 
-    Confluent's registry writes the maps of a descriptor it was given as the messages that they are made of, with this option,
-    which protoc takes from nobody. What is taken out becomes spaces: all else stays where it was.
+    Confluent's registry converts maps of a registered descriptor to messages with this option, which protoc refuses.
     """
     if "map_entry" not in text:
         return text, []
@@ -68,7 +66,7 @@ def without_map_entries(text: str) -> tuple[str, list[Names]]:
     around: list[str | None] = []
     for at, word in enumerate(words):
         if word == "{":
-            # None: it opens something else than a message.
+            # None: a block other than a message.
             around.append(words[at - 1] if at > 1 and words[at - 2] == "message" else None)
         elif word == "}" and around:
             around.pop()

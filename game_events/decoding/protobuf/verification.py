@@ -1,9 +1,8 @@
-"""The native decoder's arrays -> the arrays that are stored, and the rows whose bytes may mean something else.
+"""Verification of the native decoder's arrays: conversion to stored types, and detection of rows that it may have misread.
 
-The native decoder keeps what it happens to understand and drops the rest without a word. So each row is accounted for: if the
-canonical encoding of the values read is as long as the payload, every byte of it was one of these values, once, in its shortest
-form, and there is nothing left to disagree about. Where several encodings would account for the same length, and where a value
-shows by itself that it may be wrong (two members of one oneof, a map key twice), the row is in doubt as well.
+The native decoder silently drops bytes that it does not understand. A row is verified if the canonical encoding of its values
+is as long as the payload: then every byte belongs to one of these values, once, in its shortest form. Rows are doubtful
+otherwise, if several encodings have the same length, or if a value may be wrong (two members of one oneof, a repeated map key).
 """
 
 from __future__ import annotations
@@ -21,15 +20,14 @@ from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
 from game_events.decoding.core.timestamps import microseconds
 from game_events.decoding.core.wire_format import Mask, Rows
 from game_events.decoding.protobuf.arrays import converted, enum_names, lengths_of, no_utf8, numbers_of, valid, with_validity
-from game_events.decoding.protobuf.fields import Label, Node, Role
+from game_events.decoding.protobuf.fields import FIXED_SIZES, Label, Node, Role
 from game_events.decoding.protobuf.well_known_json import json_texts
 from game_events.decoding.protobuf.wire_sizes import Sizes, delimited, sums, varint_size, varint_sizes, zigzag
 
 _F = FieldDescriptor
-_FIXED = {_F.TYPE_FIXED32: 4, _F.TYPE_SFIXED32: 4, _F.TYPE_FLOAT: 4, _F.TYPE_FIXED64: 8, _F.TYPE_SFIXED64: 8, _F.TYPE_DOUBLE: 8}
 _FIXED_DTYPES = {
     _F.TYPE_FIXED32: np.uint32, _F.TYPE_SFIXED32: np.int32, _F.TYPE_FIXED64: np.uint64, _F.TYPE_SFIXED64: np.int64,
-    # By their bits: negative zero is a value.
+    # As bits: negative zero is not the default.
     _F.TYPE_FLOAT: np.uint32, _F.TYPE_DOUBLE: np.uint64,
 }  # fmt: skip
 _SIGNED_32 = (_F.TYPE_INT32, _F.TYPE_SINT32, _F.TYPE_ENUM)
@@ -42,10 +40,10 @@ class Doubts:
     """Positions of rows, in no order, maybe repeated.
 
     Attributes:
-        wrong: read in another way than Python's protobuf reads them, or maybe so.
-        ambiguous: more than one encoding has this length.
-        unread: they hold bytes that nobody has parsed yet.
-        unfit: a value is outside its range, or no UTF-8.
+        wrong: possibly read differently than by Python's protobuf.
+        ambiguous: several encodings have this length.
+        unread: with bytes that are not parsed yet.
+        unfit: with a value outside its range, or not UTF-8.
     """
 
     wrong: list[Rows] = field(default_factory=list)
@@ -56,25 +54,14 @@ class Doubts:
 
 @dataclass
 class Reading:
-    """A batch as it is stored.
-
-    Attributes:
-        batch: one column for each field, in the order of the tree.
-        doubts: the rows to look at again.
-    """
+    """A converted batch, with one column per field of the tree, and its doubtful rows."""
 
     batch: pa.RecordBatch
     doubts: Doubts
 
 
 def read(nodes: Sequence[Node], batch: pa.RecordBatch, lengths: Rows) -> Reading:
-    """Convert a natively decoded batch.
-
-    Args:
-        nodes: the tree of the message type.
-        batch: columns of the native twin.
-        lengths: bytes of each payload, shape (n,).
-    """
+    """Convert a natively decoded batch; `nodes`: tree of the message type, `lengths`: bytes of each payload, shape (n,)."""
     reader = _Reader()
     columns = {name: batch.column(index) for index, name in enumerate(batch.schema.names)}
     arrays, sizes = reader.message(nodes, columns, len(lengths), lambda rows: rows)
@@ -86,7 +73,7 @@ def read(nodes: Sequence[Node], batch: pa.RecordBatch, lengths: Rows) -> Reading
 
 
 class _Reader:
-    """Goes through the tree once; values of singular fields and elements of lists alike."""
+    """One pass over the tree; singular fields and elements of lists are handled alike."""
 
     def __init__(self) -> None:
         self.doubts = Doubts()
@@ -110,7 +97,7 @@ class _Reader:
                     else:
                         sizes = (sizes + tag) * present
                     oneof = node.descriptor.containing_oneof
-                    # A oneof of one member is how proto3 writes `optional`: nothing to disagree about.
+                    # A oneof of one member (proto3 `optional`) is never doubtful.
                     if oneof is not None and len(oneof.fields) > 1:
                         members.setdefault(oneof.name, []).append(np.ones(count, dtype=bool) if present is None else present)
                 case Label.LIST:
@@ -127,7 +114,7 @@ class _Reader:
         return arrays, total + constant if constant else total
 
     def _one(self, node: Node, array: pa.Array, lift: Lift) -> tuple[pa.Array, Sizes, Mask | None]:
-        """A singular field: stored array, sizes without tag, and which are written at all (None: each)."""
+        """A singular field: stored array, sizes without tag, and mask of encoded values (None: all)."""
         stored, sizes, is_set = self._values(node, array, lift)
         # A message field has presence whatever the syntax.
         if node.presence:
@@ -153,7 +140,7 @@ class _Reader:
         inner = _through(offsets, lift)
         keys, key_sizes, key_set = self._values(key, array.keys, inner)
         items, item_sizes, item_set = self._values(node, array.items, inner)
-        # Key and value are always written, but may be missing: then they are the default (natively NULL, if a message).
+        # Missing keys and values are the default (natively NULL for a message).
         self._add(self.doubts.ambiguous, ~(key_set & item_set), inner)
         if (np.diff(offsets) > 1).any():
             codes = pc.dictionary_encode(array.keys)
@@ -167,7 +154,7 @@ class _Reader:
         return pa.MapArray.from_arrays(array.offsets, keys, items, type=node.stored()), total
 
     def _values(self, node: Node, array: pa.Array, lift: Lift) -> tuple[pa.Array, Sizes, Mask]:
-        """Stored values, their sizes (behind a length if they have one), and which are not the default."""
+        """Stored values, their sizes (including a length), and mask of values other than the default."""
         match node.role:
             case Role.SCALAR:
                 return self._scalars(node, array, lift)
@@ -178,7 +165,7 @@ class _Reader:
         set_ = np.ones(len(array), dtype=bool) if present is None else present
         stored = array
         if node.role is Role.EMPTY:
-            # Parquet has no struct without fields: its presence is kept. What may stand in it is unknown, so in doubt.
+            # Parquet has no struct without fields: only presence is stored. Its content is unknown, so doubtful.
             stored = pa.array(set_, pa.bool_(), mask=~set_) if len(array) else pa.array([], pa.bool_())
             return stored, 1, np.zeros(len(array), dtype=bool)
         self._add(self.doubts.unread, set_ & (lengths > 0), lift)
@@ -219,21 +206,21 @@ class _Reader:
         if kind == _F.TYPE_BOOL:
             values = np.asarray(array.to_numpy(zero_copy_only=False) if not array.null_count else pc.fill_null(array, False))
             return array, 1, values
-        if kind in _FIXED:
+        if kind in FIXED_SIZES:
             values = numbers_of(array, _FIXED_DTYPES[kind])[: len(array)]
-            return converted(array, node.element()), _FIXED[kind], values != 0
+            return converted(array, node.element()), FIXED_SIZES[kind], values != 0
         numbers = numbers_of(array, np.int64)[: len(array)]
         if kind in (*_SIGNED_32, _F.TYPE_UINT32) and len(numbers):
             low, high = (0, 2**32 - 1) if kind == _F.TYPE_UINT32 else (-(2**31), 2**31 - 1)
             if numbers.min() < low or numbers.max() > high:
-                # Python's protobuf cuts off the upper bits.
+                # Python's protobuf truncates the upper bits.
                 self._add(self.doubts.wrong, (numbers < low) | (numbers > high), lift)
         sizes = varint_sizes(zigzag(numbers) if kind in (_F.TYPE_SINT32, _F.TYPE_SINT64) else numbers)
         if kind == _F.TYPE_ENUM:
             enum = cast(EnumDescriptor, node.descriptor.enum_type)
             stored, unknown = enum_names(array, enum)
             if enum.is_closed and len(unknown):
-                # Python's protobuf counts the number as an unknown field.
+                # For Python's protobuf it is an unknown field.
                 self.doubts.wrong.append(lift(unknown))
             return stored, sizes, numbers != 0
         return converted(array, node.element()), sizes, numbers != 0
@@ -245,7 +232,7 @@ class _Reader:
 
 
 def _through(offsets: Rows, lift: Lift) -> Lift:
-    """From elements of a list, by way of the list, to the row."""
+    """Map elements of a list to the row."""
     return lambda elements: lift(np.searchsorted(offsets, elements, side="right") - 1)
 
 

@@ -1,7 +1,7 @@
-"""google.protobuf.Struct, Value and ListValue as JSON text: they hold what JSON holds, nested without end.
+"""google.protobuf.Struct, Value and ListValue as JSON text, by protobuf's own JSON mapping.
 
-Written as protobuf's own JSON mapping has it: whole numbers without a fraction, a Value without a kind as null. JSON has no NaN
-and no infinities; they are the strings "NaN", "Infinity" and "-Infinity", as in that mapping for ``double``.
+Whole numbers have no fraction, a Value without a kind is null; NaN and infinities, which JSON lacks, are the strings "NaN",
+"Infinity" and "-Infinity", as in that mapping for ``double``.
 """
 
 from __future__ import annotations
@@ -19,20 +19,12 @@ from google.protobuf.message import DecodeError, Message
 from game_events.decoding.core.wire_format import Rows
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
-#: Greatest whole number below which every whole number is a float: beyond, digits would claim what is not known.
+#: Integers up to this one are exact as floats.
 _EXACT = 2**53
 
 
 def json_texts(values: pa.Array, message: Descriptor) -> tuple[pa.Array, Rows]:
-    """Serialized messages as JSON; equal ones are converted once.
-
-    Args:
-        values: binary, shape (n,).
-        message: Struct, Value or ListValue.
-
-    Returns:
-        the texts, NULL where the bytes are damaged, and the positions where they are.
-    """
+    """JSON of serialized messages (Struct, Value or ListValue), NULL for malformed ones, and positions of these."""
     encoded = pc.dictionary_encode(values)
     new: type[Message] = message_factory.GetMessageClass(message)
     texts: list[str | None] = []

@@ -1,4 +1,4 @@
-"""How many bytes protobuf values take in the canonical encoding: as long must a payload be of which nothing was overlooked."""
+"""Sizes of protobuf values in the canonical encoding."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy.typing as npt
 Sizes = int | npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.uint64]
 
-#: The least number whose varint takes two bytes.
+#: The smallest number with a varint of two bytes.
 _TWO_BYTES = 128
 
 
@@ -19,7 +19,7 @@ def varint_size(value: int) -> int:
 
 
 def varint_sizes(values: npt.NDArray[np.int64] | Numbers) -> Sizes:
-    """Bytes of each varint; negative numbers take ten, as protobuf writes them."""
+    """Bytes of each varint; ten for negative numbers."""
     if not len(values):
         return 0
     unsigned = values.view(np.uint64)
@@ -33,25 +33,20 @@ def varint_sizes(values: npt.NDArray[np.int64] | Numbers) -> Sizes:
 
 
 def zigzag(values: npt.NDArray[np.int64]) -> Numbers:
-    """Signed numbers as ``sint32`` and ``sint64`` write them."""
+    """Signed numbers as encoded by ``sint32`` and ``sint64``."""
     zigzagged: Numbers = ((values << 1) ^ (values >> 63)).view(np.uint64)
     return zigzagged
 
 
 def delimited(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Bytes of values behind their lengths."""
+    """Bytes of delimited values, lengths included."""
     if len(lengths) and lengths.max() < _TWO_BYTES:
         return lengths + 1
     return lengths + varint_sizes(lengths)
 
 
 def sums(sizes: Sizes, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The sizes of a list's elements, added up for each list.
-
-    Args:
-        sizes: of the elements, shape (m,), or one for all.
-        offsets: where each list begins, shape (n + 1,).
-    """
+    """Sum of the sizes of each list's elements; `offsets` of the lists: shape (n + 1,)."""
     if isinstance(sizes, int):
         return np.diff(offsets) * sizes
     total = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)])

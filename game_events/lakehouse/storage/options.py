@@ -10,8 +10,8 @@ import os
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
+from game_events.config.local_addresses import is_loopback
 from game_events.config.settings import Settings
-from game_events.config.this_machine import is_loopback
 from game_events.errors import ConfigurationError
 
 #: Schemes of a lakehouse; Spark needs jars of its own for those that are not S3's (docs/object-store.md).

@@ -18,7 +18,7 @@ from game_events.config.masking import mask, masked_traceback
 from game_events.config.settings import Settings
 from game_events.errors import GameEventsError, TransientError
 from game_events.lakehouse.storage.errors import storage_named
-from game_events.spark.connect import is_lost, lost
+from game_events.spark.connect import is_session_lost, lost
 from game_events.spark.crashed_workers import crash, is_crash
 
 #: No wait between two attempts is longer.
@@ -124,7 +124,7 @@ def _by_class(context: StepContext, settings: Settings) -> Iterator[None]:
 
 def _may_pass_next_time(error: PySparkException | Py4JJavaError, settings: Settings) -> str | None:
     """Why a Spark job failed that may succeed when it is run again; None of any other."""
-    if isinstance(error, PySparkException) and is_lost(error):
+    if isinstance(error, PySparkException) and is_session_lost(error):
         return str(lost(settings))
     if is_crash(error):
         return mask(str(crash(error, "")), settings)

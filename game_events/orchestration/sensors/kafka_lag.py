@@ -17,7 +17,7 @@ from game_events.orchestration.sensors.lag_decision import EVENT_EVERY_S, Memory
 from game_events.orchestration.sensors.masked import masked
 from game_events.pipeline.observability.alerts import Alert, send
 from game_events.pipeline.observability.lag import Standing, digest, look
-from game_events.sources.core.source import Lane
+from game_events.sources.core.source import Split
 
 #: Longest wait for one answer of the broker; a tick asks three times, and Dagster ends it after 60 s.
 TIMEOUT_S = 5.0
@@ -38,14 +38,14 @@ def lag_event(settings: Settings, lag: Standing, memory: Memory, now: float) -> 
     offsets = digest([sorted(lag.seen.latest.items()), sorted(lag.next.items())])
     if offsets == memory.reported or (lag.total_lag and now < memory.reported_at + EVENT_EVERY_S):
         return [], memory
-    assets: dict[dg.AssetKey, list[Lane]] = defaultdict(list)
+    assets: dict[dg.AssetKey, list[Split]] = defaultdict(list)
     for partition in sorted(lag.seen.latest):
         assets[source_key(settings, partition.topic)].append(partition)
     events = [_event(lag, key, partitions) for key, partitions in assets.items()]
     return events, memory.model_copy(update={"reported": offsets, "reported_at": now})
 
 
-def _event(lag: Standing, key: dg.AssetKey, partitions: Sequence[Lane]) -> dg.AssetObservation:
+def _event(lag: Standing, key: dg.AssetKey, partitions: Sequence[Split]) -> dg.AssetObservation:
     """With a pattern one event is about several topics."""
     rows = [
         dg.TableRecord(

@@ -16,8 +16,8 @@ from game_events.errors import DataError
 from game_events.pipeline.bronze.topic_changes import changes
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.state.offsets import next_offsets
-from game_events.sources.core.slices import plan_slice
-from game_events.sources.core.source import FILES, Gap, Lane, Positions, Seen, Slice
+from game_events.sources.core.micro_batch import plan_micro_batch
+from game_events.sources.core.source import FILES, Gap, MicroBatch, Offsets, SourceSnapshot, Split
 
 #: What keeps it from happening again.
 _TOPICS, _FILES, _TABLE = (
@@ -32,11 +32,11 @@ SHOWN = 8
 def next_slice(
     settings: Settings,
     handle: DeltaTable,
-    now: Seen,
-    until: Positions,
+    now: SourceSnapshot,
+    until: Offsets,
     most: int,
-    gone: Callable[[Slice], tuple[Gap, ...]] = lambda _part: (),
-) -> Slice | None:
+    gone: Callable[[MicroBatch], tuple[Gap, ...]] = lambda _part: (),
+) -> MicroBatch | None:
     """The next slice of the source for bronze, past what is gone if the setting says so.
 
     Args:
@@ -52,10 +52,10 @@ def next_slice(
     """
     reached = next_offsets(handle, now.latest)
     found = changes(settings, handle, now, reached)
-    part = plan_slice(now, reached | found.start, until, most)
+    part = plan_micro_batch(now, reached | found.start, until, most)
     if found.anything:
         # Even if there is nothing to read: the commit that says so is what makes bronze know of it.
-        part = part or Slice({}, {}, now.latest, (), now.earliest | reached | found.start, unit=now.unit)
+        part = part or MicroBatch({}, {}, now.latest, (), now.earliest | reached | found.start, unit=now.unit)
         settled = {lane: part.reached[lane] for lane in found.settle if lane not in part.end}
         gaps = (*found.gaps, *part.gaps)
         part = replace(part, start=part.start | settled, end=part.end | settled, gaps=gaps, joined=found.joined)
@@ -66,7 +66,9 @@ def next_slice(
     return part
 
 
-def refuse_unless_recorded(settings: Settings, gaps: tuple[Gap, ...], now: Seen | None, what: str = "records are gone") -> None:
+def refuse_unless_recorded(
+    settings: Settings, gaps: tuple[Gap, ...], now: SourceSnapshot | None, what: str = "records are gone"
+) -> None:
     """Stop before records are passed over, unless the setting says to go on.
 
     Raises:
@@ -91,7 +93,7 @@ def told(gaps: tuple[Gap, ...]) -> list[str]:
     return [f"lost before they were read: {gap}" for gap in gaps]
 
 
-def went_meanwhile(pipeline: Pipeline, part: Slice) -> bool:
+def went_meanwhile(pipeline: Pipeline, part: MicroBatch) -> bool:
     """Whether a slice can no longer be read as it was planned: its first records expired, or the topic is another one.
 
     Raises:
@@ -99,8 +101,8 @@ def went_meanwhile(pipeline: Pipeline, part: Slice) -> bool:
     """
     if pipeline.source.changed(part) is not None:
         return True
-    now = pipeline.source.look()
+    now = pipeline.source.snapshot()
     if len(pipeline.files_gone(part)) > len(part.gaps):
         return True
-    read: Mapping[Lane, int] = {p: start for p, start in part.start.items() if part.end[p] > start}
+    read: Mapping[Split, int] = {p: start for p, start in part.start.items() if part.end[p] > start}
     return any(start < now.earliest[p] for p, start in read.items() if p in now.earliest)

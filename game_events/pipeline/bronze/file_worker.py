@@ -16,7 +16,7 @@ from game_events.lakehouse.tables import Table
 from game_events.pipeline.bronze.worker import BronzeTask
 from game_events.pipeline.bronze.worker_result import SCHEMA_KIND
 from game_events.pipeline.state.offsets import next_offsets
-from game_events.sources.core.source import Positions
+from game_events.sources.core.source import Offsets
 from game_events.sources.files.reader import FileReader, FileReading
 
 #: 16 bytes as librdkafka writes them.
@@ -48,13 +48,13 @@ class FileBronzeTask:
         yield report(iter([*staged, *((SCHEMA_KIND, json.dumps(asdict(reader.schemas[i]))) for i in unknown)]))
 
 
-def ends_of_origins(origins: Positions) -> Positions:
+def ends_of_origins(origins: Offsets) -> Offsets:
     """Lane -> end of what an archive has of each topic that its records come from."""
     # What has no topic's id was never read from one.
     return {lane: end for lane, end in origins.items() if _ID.fullmatch(lane.topic_id)}
 
 
-def behind_origins(bronze: DeltaTable, origins: Positions) -> Positions:
+def behind_origins(bronze: DeltaTable, origins: Offsets) -> Offsets:
     """Lane -> position for these topics: a run that reads them goes on behind what the archive and bronze have."""
     lanes = ends_of_origins(origins)
     reached = next_offsets(bronze, lanes)

@@ -40,8 +40,8 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.state.archive_origin import archive_noted
 from game_events.pipeline.state.commit_info import kept_info, slice_info
 from game_events.pipeline.state.offsets import identity
-from game_events.sources.core.slices import plan_slice
-from game_events.sources.core.source import FILES, Positions, Seen
+from game_events.sources.core.micro_batch import plan_micro_batch
+from game_events.sources.core.source import FILES, Offsets, SourceSnapshot
 
 
 @dataclass
@@ -51,13 +51,13 @@ class _Staged:
     columns: ColumnMap
     bronze: list[StagedFile] = field(default_factory=list)
     quarantine: list[StagedFile] = field(default_factory=list)
-    start: Positions = field(default_factory=dict)
-    end: Positions = field(default_factory=dict)
+    start: Offsets = field(default_factory=dict)
+    end: Offsets = field(default_factory=dict)
     types: set[TypeKey] = field(default_factory=set)
     reasons: Counter[str] = field(default_factory=Counter)
     undecoded: Counter[TypeKey] = field(default_factory=Counter)
     suppressed: int = 0
-    origins: Positions = field(default_factory=dict)
+    origins: Offsets = field(default_factory=dict)
     #: rows among those of `bronze` that were not read anew
     kept: int = 0
 
@@ -113,12 +113,12 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
     report.seconds[Layer.BRONZE] = report.seconds.get(Layer.BRONZE, 0.0) + time.monotonic() - began
 
 
-def _stage_all(pipeline: Pipeline, bronze: DeltaTable, now: Seen, batch: int, staged: _Staged) -> None:
+def _stage_all(pipeline: Pipeline, bronze: DeltaTable, now: SourceSnapshot, batch: int, staged: _Staged) -> None:
     """Decode and write the whole source, slice by slice; fields keep the columns they have."""
     staged.start, staged.end = dict(now.earliest), dict(now.earliest)
     for subject in pipeline.source.subjects(now.latest):
         pipeline.catalog.ids_of(subject)
-    while part := plan_slice(now, staged.end, now.latest, pipeline.source.room(staged.end)):
+    while part := plan_micro_batch(now, staged.end, now.latest, pipeline.source.batch_limit(staged.end)):
         part = replace(part, gaps=(*part.gaps, *pipeline.files_gone(part)))  # counted as expired
         pipeline.on_progress(f"bronze is read anew: {part.records:,} {pipeline.things}, {sum(part.lag.values()):,} behind them")
         found = stage_slice(pipeline, bronze, staged.columns, part, batch, {})
@@ -133,7 +133,7 @@ def _stage_all(pipeline: Pipeline, bronze: DeltaTable, now: Seen, batch: int, st
         staged.origins |= {lane: max(end, staged.origins.get(lane, 0)) for lane, end in found.origins.items()}
 
 
-def _keep_others(pipeline: Pipeline, bronze: DeltaTable, now: Seen, batch: int, staged: _Staged) -> None:
+def _keep_others(pipeline: Pipeline, bronze: DeltaTable, now: SourceSnapshot, batch: int, staged: _Staged) -> None:
     """Rows of what is not read just now, as rows of the new batch: those behind bronze take them again with it."""
     schema = pa.schema(bronze.schema())
     others = not_read({*now.latest, *staged.origins})
@@ -145,7 +145,7 @@ def _keep_others(pipeline: Pipeline, bronze: DeltaTable, now: Seen, batch: int, 
 
 
 def _commit(
-    pipeline: Pipeline, bronze: DeltaTable, staged: _Staged, batch: int, ticket: int, now: Seen, undecodable_kept: int
+    pipeline: Pipeline, bronze: DeltaTable, staged: _Staged, batch: int, ticket: int, now: SourceSnapshot, undecodable_kept: int
 ) -> Landed:
     # A run that reads an archive's topics goes on where that ends, also if bronze had more of them: those rows go.
     to = staged.end | ends_of_origins(staged.origins)

@@ -14,7 +14,7 @@ from game_events.lakehouse.tables import BRONZE, QUARANTINE
 from game_events.pipeline.bronze.starting_offsets import all_there_is
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.full_refresh import not_read, since
-from game_events.sources.core.source import FILES, KAFKA, Positions, Seen, Slice
+from game_events.sources.core.source import FILES, KAFKA, MicroBatch, Offsets, SourceSnapshot
 from game_events.sources.files.source import FileSource
 
 ALLOW = "GAME_EVENTS_ALLOW_BRONZE_FULL_REFRESH"
@@ -74,7 +74,7 @@ def refuse_unless_allowed(pipeline: Pipeline) -> None:
     )
 
 
-def count_expired(pipeline: Pipeline, now: Seen, origins: Positions | None = None) -> Expired:
+def count_expired(pipeline: Pipeline, now: SourceSnapshot, origins: Offsets | None = None) -> Expired:
     """Count what the source does not have any more; one Spark job over three columns of each table.
 
     Args:
@@ -101,11 +101,11 @@ def count_expired(pipeline: Pipeline, now: Seen, origins: Positions | None = Non
             else:
                 elsewhere = since(origins or {})
             (first,) = now.earliest.values()
-            gone = ~stays & F.coalesce(path.isin(pipeline.source.lost(first)), elsewhere)
+            gone = ~stays & F.coalesce(path.isin(pipeline.source.missing_paths(first)), elsewhere)
         elif all(lane.kind == KAFKA for lane in now.latest):
             gone = ~since(now.earliest) & ~stays
         else:
-            there = pipeline.source.read(pipeline.spark, Slice(now.earliest, now.latest))
+            there = pipeline.source.read(pipeline.spark, MicroBatch(now.earliest, now.latest))
             there = there.select(
                 *(F.col(c.removeprefix("_kafka_")).alias(c) for c in COORDINATES), F.lit(False).alias("_there")
             )
@@ -126,14 +126,14 @@ def count_expired(pipeline: Pipeline, now: Seen, origins: Positions | None = Non
     )
 
 
-def source_to_read(pipeline: Pipeline) -> Seen:
+def source_to_read(pipeline: Pipeline) -> SourceSnapshot:
     """The source as it will be read: what is older than the starting time counts as gone."""
     source = pipeline.source
-    now = source.look(anew=True) if isinstance(source, FileSource) else source.look()
+    now = source.snapshot(full_refresh=True) if isinstance(source, FileSource) else source.snapshot()
     return replace(now, earliest=all_there_is(pipeline, now))
 
 
-def _begins(now: Seen) -> str:
+def _begins(now: SourceSnapshot) -> str:
     """From where on it has its lanes."""
     if now.unit > 1:
         return f"{sum(now.latest.values()) // now.unit:,} files"

@@ -14,16 +14,16 @@ from game_events.lakehouse.data.staging import discard
 from game_events.pipeline.bronze.record_size import WHY
 from game_events.pipeline.bronze.worker_result import StageResult
 from game_events.pipeline.context import Pipeline
-from game_events.sources.core.source import Lane, Positions, Slice
-from game_events.spark.crashed_workers import DEATHS_ALONE, NOTHING_CAME, WorkerCrashError
+from game_events.sources.core.source import MicroBatch, Offsets, Split
+from game_events.spark.crashed_workers import DEATHS_ALONE, NOTHING_COMMITTED, WorkerCrashError
 
 #: Jobs that may die for a slice: one record of two million costs 25 of them, each some seconds.
 MAX_DEATHS = 60
 #: A record: its lane and position -> what is said of it.
-Deadly = Mapping[tuple[Lane, int], str]
+Deadly = Mapping[tuple[Split, int], str]
 
 
-def whole_or_isolated(pipeline: Pipeline, part: Slice, run: Callable[[Slice, Deadly], StageResult]) -> StageResult:
+def whole_or_isolated(pipeline: Pipeline, part: MicroBatch, run: Callable[[MicroBatch, Deadly], StageResult]) -> StageResult:
     """Decode a slice; if workers die of it twice, without the records that they die of.
 
     Args:
@@ -52,7 +52,7 @@ def discard_staged(pipeline: Pipeline, staged: StageResult) -> None:
     discard(pipeline.quarantine, staged.quarantine)
 
 
-def deadly_records(part: Slice, error: WorkerCrashError, attempt: Callable[[Slice], None]) -> Deadly:
+def deadly_records(part: MicroBatch, error: WorkerCrashError, attempt: Callable[[MicroBatch], None]) -> Deadly:
     """The records of a slice that each kill a worker by themselves, twice; none: it was not the records.
 
     Args:
@@ -64,8 +64,8 @@ def deadly_records(part: Slice, error: WorkerCrashError, attempt: Callable[[Slic
         WorkerCrashError: `error`: nothing of the slice can be decoded, so something else is wrong than its records; or workers
             die of too many.
     """
-    found: dict[tuple[Lane, int], str] = {}
-    waiting, alone = deque(_halves(part)), Counter[tuple[Lane, int]]()
+    found: dict[tuple[Split, int], str] = {}
+    waiting, alone = deque(_halves(part)), Counter[tuple[Split, int]]()
     crashes, decoded = 1, 0
     while waiting:
         some = waiting.popleft()
@@ -85,7 +85,7 @@ def deadly_records(part: Slice, error: WorkerCrashError, attempt: Callable[[Slic
                 waiting.append(some)
             else:
                 found[lane, offset] = (
-                    f"{str(died).removesuffix(NOTHING_CAME)}; it happened {DEATHS_ALONE} times with no other record"
+                    f"{str(died).removesuffix(NOTHING_COMMITTED)}; it happened {DEATHS_ALONE} times with no other record"
                 )
     if not decoded:
         raise error
@@ -103,16 +103,16 @@ def marked(records: DataFrame, deadly: Deadly) -> DataFrame:
     return records.withColumns(dict(zip(WHY, (new_reason, new_detail), strict=True)))
 
 
-def _halves(part: Slice) -> list[Slice]:
+def _halves(part: MicroBatch) -> list[MicroBatch]:
     """The first half of a slice's positions, lane after lane, and the second."""
     room = (part.records + 1) // 2
-    split: Positions = {}
+    split: Offsets = {}
     for lane, start in part.start.items():
         split[lane] = min(part.end[lane], start + room)
         room -= split[lane] - start
     return [found for found in (_between(part, part.start, split), _between(part, split, part.end)) if found.start]
 
 
-def _between(part: Slice, start: Positions, end: Positions) -> Slice:
+def _between(part: MicroBatch, start: Offsets, end: Offsets) -> MicroBatch:
     lanes = [lane for lane in part.start if start[lane] < end[lane]]
     return replace(part, start={p: start[p] for p in lanes}, end={p: end[p] for p in lanes}, gaps=())

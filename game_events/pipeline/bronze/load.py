@@ -54,18 +54,18 @@ from game_events.pipeline.state.archive_origin import archive_noted
 from game_events.pipeline.state.commit_info import slice_info
 from game_events.pipeline.state.offsets import identity, next_offsets
 from game_events.pipeline.suppression.driver import suppression, unfenced
-from game_events.sources.core.source import Gap, Positions, Seen, Slice
+from game_events.sources.core.source import Gap, MicroBatch, Offsets, SourceSnapshot
 from game_events.sources.files.offsets import FileGap
 from game_events.sources.files.source import FileSource
 from game_events.sources.kafka.source import KafkaSource
-from game_events.spark.config import kafka_batches
-from game_events.spark.crashed_workers import crashes_named, named
+from game_events.spark.config import kafka_arrow_batches
+from game_events.spark.crashed_workers import crashes_explained, named
 
 #: Records of one task: fewer tasks for small micro-batches, as each costs about 100 ms.
 TASK_RECORDS = 500_000
 
 
-def load_bronze(pipeline: Pipeline, report: RunReport, until: Seen | None = None, slices: int | None = None) -> int:
+def load_bronze(pipeline: Pipeline, report: RunReport, until: SourceSnapshot | None = None, slices: int | None = None) -> int:
     """Read the source up to the offsets seen now (or given) into bronze, slice by slice.
 
     Args:
@@ -78,7 +78,7 @@ def load_bronze(pipeline: Pipeline, report: RunReport, until: Seen | None = None
         the highest batch of bronze afterwards; 0 if it is empty.
     """
     began = time.monotonic()
-    target = until or pipeline.source.look()
+    target = until or pipeline.source.snapshot()
     handle = _open_or_create(pipeline, target, report)
     handle = mend_restored_bronze(pipeline, report, handle) or handle
     refuse_lost_quarantine(pipeline, handle, report)
@@ -90,15 +90,17 @@ def load_bronze(pipeline: Pipeline, report: RunReport, until: Seen | None = None
         # Each time: what is planned from a version that was restored meanwhile would cover the restore up for ever.
         handle = mend_restored_bronze(pipeline, report) or handle
         quarantine = refuse_lost_quarantine(pipeline, handle, report)
-        now = target if not report.batches and rivals == 0 else pipeline.source.look()
+        now = target if not report.batches and rivals == 0 else pipeline.source.snapshot()
         reached = next_offsets(handle, now.latest)
         if any(offset > now.latest[p] for p, offset in reached.items()):
-            now = pipeline.source.look()  # bronze was opened later: a rival has read what came in between
+            now = pipeline.source.snapshot()  # bronze was opened later: a rival has read what came in between
             reached = next_offsets(handle, now.latest)
         # Of a topic that joined, or was made anew while this run reads, the ends seen before say nothing.
         target = replace(target, latest=now.latest | {p: end for p, end in target.latest.items() if p in now.latest})
         refuse_cut_log(pipeline, handle, now, reached)
-        part = next_slice(pipeline.settings, handle, now, target.latest, pipeline.source.room(reached), pipeline.files_gone)
+        part = next_slice(
+            pipeline.settings, handle, now, target.latest, pipeline.source.batch_limit(reached), pipeline.files_gone
+        )
         if part is None:
             report.lag = {p: max(0, now.latest[p] - o) // now.unit for p, o in reached.items()}
             tell_group(pipeline, reached, report)
@@ -125,7 +127,7 @@ def load_bronze(pipeline: Pipeline, report: RunReport, until: Seen | None = None
     return max([int(handle.transaction_version(Txn.BATCH) or 0), *report.batches])
 
 
-def _open_or_create(pipeline: Pipeline, now: Seen, report: RunReport) -> DeltaTable:
+def _open_or_create(pipeline: Pipeline, now: SourceSnapshot, report: RunReport) -> DeltaTable:
     """Bronze's handle; a new table is made with the offsets it starts from."""
     handle = pipeline.bronze.open()
     if handle is not None:
@@ -159,7 +161,12 @@ def _open_or_create(pipeline: Pipeline, now: Seen, report: RunReport) -> DeltaTa
 
 
 def _load_slice(
-    pipeline: Pipeline, handle: DeltaTable, quarantine: DeltaTable | None, now: Seen, part: Slice, report: RunReport
+    pipeline: Pipeline,
+    handle: DeltaTable,
+    quarantine: DeltaTable | None,
+    now: SourceSnapshot,
+    part: MicroBatch,
+    report: RunReport,
 ) -> None:
     """Stage one slice in the workers, then commit quarantine, then bronze: both as they were when restores were looked for."""
     batch = int(handle.transaction_version(Txn.BATCH) or 0) + 1
@@ -240,7 +247,7 @@ def stage_slice(
     pipeline: Pipeline,
     bronze: DeltaTable,
     columns: ColumnMap,
-    part: Slice,
+    part: MicroBatch,
     batch: int,
     decided: Decided,
 ) -> StageResult:
@@ -265,16 +272,16 @@ def stage_slice(
         made = BronzeTask(*tables, plan, constants, batch, pipeline.run_id, keep_raw, decided, whom)
         return FileBronzeTask(source.reading(), made) if isinstance(source, FileSource) else made
 
-    def read(some: Slice, deadly: Deadly) -> DataFrame:
+    def read(some: MicroBatch, deadly: Deadly) -> DataFrame:
         if isinstance(source, FileSource):
             return source.read(pipeline.spark, some)
         records = cut(source.read(pipeline.spark, some), pipeline.settings.max_record_bytes)
         records = marked(records, deadly).select(*source_columns(constants), *WHY)
         return records.coalesce(max(1, -(-source.records(some) // TASK_RECORDS)))
 
-    def run(some: Slice, deadly: Deadly) -> StageResult:
+    def run(some: MicroBatch, deadly: Deadly) -> StageResult:
         ranges = named([f"{lane} {some.start[lane]} to {end - 1}" for lane, end in sorted(some.end.items())])
-        with kafka_batches(pipeline.spark), crashes_named(f" over {ranges}"):
+        with kafka_arrow_batches(pipeline.spark), crashes_explained(f" over {ranges}"):
             return run_decode_job(pipeline, columns, wanted, lambda: read(some, deadly), task)
 
     if part.records <= sum(isinstance(gap, FileGap) for gap in part.gaps):  # it only passes over a gap
@@ -285,7 +292,7 @@ def stage_slice(
         wanted += [(i, FIRST_MESSAGE) for i in pipeline.catalog.expected_ids(subject)]
     if isinstance(source, FileSource):
         pipeline.catalog.offer(source.schemas())
-        wanted += source.wanted()
+        wanted += source.expected_types()
     whom = suppression(pipeline, bronze)
     # Only of a topic each position is a record, which can be told from the others before it is decoded.
     staged = whole_or_isolated(pipeline, part, run) if isinstance(source, KafkaSource) else run(part, {})
@@ -296,7 +303,7 @@ def stage_slice(
     return staged
 
 
-def tell_group(pipeline: Pipeline, positions: Positions, report: RunReport) -> None:
+def tell_group(pipeline: Pipeline, positions: Offsets, report: RunReport) -> None:
     """Commit bronze's next offsets for the group of the setting `consumer_group`, if there is one.
 
     After bronze's own commit: the group is behind it by a moment, never ahead. If the broker refuses, that is a notice, and the
@@ -306,6 +313,6 @@ def tell_group(pipeline: Pipeline, positions: Positions, report: RunReport) -> N
     if group is None or not positions or not isinstance(source, KafkaSource):
         return
     try:
-        source.tell(group, positions)
+        source.commit_group_offsets(group, positions)
     except GameEventsError as error:
         report.notices.append(f"consumer group {group} was not told where bronze stands: {error}")

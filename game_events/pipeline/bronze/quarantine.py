@@ -27,13 +27,13 @@ from game_events.pipeline.bronze.worker_result import StageResult
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.state.offsets import next_offsets
 from game_events.pipeline.suppression.driver import unfenced
-from game_events.sources.core.source import KAFKA, Slice
+from game_events.sources.core.source import KAFKA, MicroBatch
 
 #: (topic id, partition) -> offsets of records that quarantine holds already.
 Decided = Mapping[tuple[str, int], frozenset[int]]
 
 
-def decided_on(table: Table, quarantine: DeltaTable | None, part: Slice) -> Decided:
+def decided_on(table: Table, quarantine: DeltaTable | None, part: MicroBatch) -> Decided:
     """Records of the slice that quarantine holds already: only after a crash between its commit and bronze's.
 
     Args:
@@ -65,7 +65,7 @@ def is_under_way(bronze: DeltaTable) -> bool:
     return bronze.transaction_version(Txn.QUARANTINE_BEGUN) != bronze.transaction_version(Txn.QUARANTINE_DONE)
 
 
-def announce(pipeline: Pipeline, bronze: DeltaTable, part: Slice, staged: StageResult) -> int:
+def announce(pipeline: Pipeline, bronze: DeltaTable, part: MicroBatch, staged: StageResult) -> int:
     """Say in bronze that this slice is about to commit to quarantine: no slice that was planned before lands any more.
 
     Returns:
@@ -97,7 +97,7 @@ def announce(pipeline: Pipeline, bronze: DeltaTable, part: Slice, staged: StageR
     return number
 
 
-def commit_undecodable(pipeline: Pipeline, quarantine: DeltaTable | None, part: Slice, staged: StageResult) -> Landed:
+def commit_undecodable(pipeline: Pipeline, quarantine: DeltaTable | None, part: MicroBatch, staged: StageResult) -> Landed:
     """Quarantine's own commit, after the announcement and before bronze's; perhaps without a row.
 
     Raises:

@@ -38,7 +38,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.state.commit_info import ERASED_ROWS, BronzeCommit, bronze_commit, slice_info
 from game_events.pipeline.state.offsets import identity, next_offsets, offsets_of, topic_id_read
-from game_events.sources.core.source import KAFKA, Lane, Positions
+from game_events.sources.core.source import KAFKA, Offsets, Split
 
 
 def mend_restored_bronze(pipeline: Pipeline, report: RunReport, opened: DeltaTable | None = None) -> DeltaTable | None:
@@ -111,8 +111,8 @@ def _mend(pipeline: Pipeline, handle: DeltaTable, report: RunReport, *, forgotte
         )
 
 
-def _positions(handle: DeltaTable, notes: Sequence[BronzeCommit]) -> Positions:
-    """Lane -> next position of every topic that bronze has read, as it has read it last, by its transactions."""
+def _positions(handle: DeltaTable, notes: Sequence[BronzeCommit]) -> Offsets:
+    """Split -> next position of every topic that bronze has read, as it has read it last, by its transactions."""
     lanes = {lane for note in notes for lane in note.offsets or ()}
     topics = {(lane.topic, lane.kind) for lane in lanes}
     current = {(topic, kind): topic_id_read(handle, topic, kind) for topic, kind in topics}
@@ -124,7 +124,7 @@ def _positions(handle: DeltaTable, notes: Sequence[BronzeCommit]) -> Positions:
     return found
 
 
-def _first(lane: Lane, notes: Sequence[BronzeCommit]) -> int:
+def _first(lane: Split, notes: Sequence[BronzeCommit]) -> int:
     """Where a lane was begun, by the commits that have read it; a partition that was added begins at 0."""
     return min((note.offsets[lane][0] for note in notes if note.offsets is not None and lane in note.offsets), default=0)
 

@@ -8,13 +8,13 @@ from game_events.errors import ConfigurationError
 from game_events.lakehouse.tables import QUARANTINE, game_of_silver
 from game_events.pipeline.bronze.data_loss import refuse_unless_recorded
 from game_events.pipeline.context import Pipeline
-from game_events.sources.core.source import KAFKA, Gap, Positions, Seen
+from game_events.sources.core.source import KAFKA, Gap, Offsets, SourceSnapshot
 
 #: Offsets that stand for a place, as Spark's Kafka source has them.
 FIRST, END = -2, -1
 
 
-def starting_point(pipeline: Pipeline, now: Seen) -> Positions:
+def starting_point(pipeline: Pipeline, now: SourceSnapshot) -> Offsets:
     """Lane -> first position of a new bronze: of the starting time, or where `starting_offsets` says.
 
     Raises:
@@ -26,17 +26,17 @@ def starting_point(pipeline: Pipeline, now: Seen) -> Positions:
     return dict(now.latest) if wanted == "latest" else _named(wanted, now)
 
 
-def all_there_is(pipeline: Pipeline, now: Seen) -> Positions:
+def all_there_is(pipeline: Pipeline, now: SourceSnapshot) -> Offsets:
     """Lane -> first position that there still is, of records that are not older than the starting time if there is one."""
     when = pipeline.settings.starting_timestamp
     if when is None:
         return dict(now.earliest)
-    found = pipeline.source.at(now.latest, when)
+    found = pipeline.source.offsets_at(now.latest, when)
     # Records may come between the two questions: a lane without one since then has its end as it was.
     return {p: min(max(found.get(p, end), now.earliest[p]), end) for p, end in now.latest.items()}
 
 
-def _named(wanted: Mapping[str, Mapping[int, int]], now: Seen) -> Positions:
+def _named(wanted: Mapping[str, Mapping[int, int]], now: SourceSnapshot) -> Offsets:
     """Offsets that are named one by one; partitions that are not start at their first offset, so that nothing is missed."""
     start = dict(now.earliest)
     lanes = {(lane.topic, lane.partition): lane for lane in now.latest}
@@ -59,7 +59,7 @@ def is_gone(pipeline: Pipeline) -> bool:
     return any(name == QUARANTINE or game_of_silver(name) is not None for name in pipeline.lakehouse.names())
 
 
-def not_there_any_more(pipeline: Pipeline, now: Seen) -> tuple[Gap, ...]:
+def not_there_any_more(pipeline: Pipeline, now: SourceSnapshot) -> tuple[Gap, ...]:
     """What the old bronze may have had and Kafka does not have any more.
 
     With a starting time nobody knows what is older than it and what has expired: then there is no gap to tell of.

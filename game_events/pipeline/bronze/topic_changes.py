@@ -16,7 +16,7 @@ from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, DataError
 from game_events.pipeline.state.commit_info import bronze_commit
 from game_events.pipeline.state.offsets import offsets_of, topic_id_read
-from game_events.sources.core.source import FILES, TABLE, Gap, Lane, Positions, Seen
+from game_events.sources.core.source import FILES, TABLE, Gap, Offsets, SourceSnapshot, Split
 
 #: Newest commits that are looked through for one that names the topics: nearly always one small file is read.
 HISTORY = (1, 8, 100)
@@ -35,8 +35,8 @@ class Changes:
     """
 
     joined: tuple[str, ...] = ()
-    start: Positions = field(default_factory=dict)
-    settle: tuple[Lane, ...] = ()
+    start: Offsets = field(default_factory=dict)
+    settle: tuple[Split, ...] = ()
     gaps: tuple[Gap, ...] = ()
 
     @property
@@ -45,7 +45,7 @@ class Changes:
         return bool(self.settle or self.gaps)
 
 
-def changes(settings: Settings, handle: DeltaTable, now: Seen, reached: Positions) -> Changes:
+def changes(settings: Settings, handle: DeltaTable, now: SourceSnapshot, reached: Offsets) -> Changes:
     """Compare the topics that there are with those that bronze knows; at most a small file is read.
 
     Args:
@@ -60,8 +60,8 @@ def changes(settings: Settings, handle: DeltaTable, now: Seen, reached: Position
     known = {} if named else topics_known(handle)
     _refuse_another_source(known, now)
     joined: list[str] = []
-    start: Positions = {}
-    settle: list[Lane] = []
+    start: Offsets = {}
+    settle: list[Split] = []
     gaps: list[Gap] = []
     for (topic, topic_id, kind), lanes in topics.items():
         if any(lane in reached for lane in lanes):
@@ -84,7 +84,7 @@ def changes(settings: Settings, handle: DeltaTable, now: Seen, reached: Position
     return Changes(tuple(joined), start, tuple(settle), tuple(gaps))
 
 
-def _refuse_another_source(known: Mapping[str, Lane], now: Seen) -> None:
+def _refuse_another_source(known: Mapping[str, Split], now: SourceSnapshot) -> None:
     """Records of a topic and of a table that was made from it are the same ones: a bronze with both would have them twice.
 
     Raises:
@@ -110,7 +110,7 @@ def _refuse_another_source(known: Mapping[str, Lane], now: Seen) -> None:
         )
 
 
-def topics_known(handle: DeltaTable) -> Mapping[str, Lane]:
+def topics_known(handle: DeltaTable) -> Mapping[str, Split]:
     """Topic -> a lane of it, of those that bronze's newest slice knew of, by its note; none if no note is left."""
     for limit in HISTORY:
         for entry in handle.history(limit):
@@ -120,8 +120,8 @@ def topics_known(handle: DeltaTable) -> Mapping[str, Lane]:
     return {}
 
 
-def _by_topic(now: Seen) -> Mapping[tuple[str, str, str], list[Lane]]:
-    found: dict[tuple[str, str, str], list[Lane]] = defaultdict(list)
+def _by_topic(now: SourceSnapshot) -> Mapping[tuple[str, str, str], list[Split]]:
+    found: dict[tuple[str, str, str], list[Split]] = defaultdict(list)
     for lane in sorted(now.latest):
         found[lane.topic, lane.topic_id, lane.kind].append(lane)
     return found
@@ -135,7 +135,7 @@ def _wanted(settings: Settings, topic: str) -> bool:
     return topic in settings.kafka_topics if pattern is None else re.fullmatch(pattern, topic) is not None
 
 
-def _rest(handle: DeltaTable, topic: str, topic_id: str, lanes: list[Lane] | None = None) -> list[Gap]:
+def _rest(handle: DeltaTable, topic: str, topic_id: str, lanes: list[Split] | None = None) -> list[Gap]:
     """What a topic may have had behind the offsets that bronze has read."""
     reached = offsets_of(handle, topic, topic_id, (lane.partition for lane in lanes or ()))
     return [Gap(topic, topic_id, lane.partition, offset, None) for lane, offset in reached.items()]

@@ -16,19 +16,19 @@ from deltalake import DeltaTable
 
 from game_events.errors import DataError
 from game_events.pipeline.context import Pipeline
-from game_events.sources.core.source import Lane, Positions, Seen
+from game_events.sources.core.source import Offsets, SourceSnapshot, Split
 from game_events.sources.kafka.source import KafkaSource
 
 #: Kafka's epochs are 32-bit integers.
 LAST_EPOCH = 2**31 - 1
 
 
-def epochs_noted(now: Seen, lanes: Iterable[Lane]) -> dict[str, int]:
+def epochs_noted(now: SourceSnapshot, lanes: Iterable[Split]) -> dict[str, int]:
     """`txn` -> epoch that a commit of bronze adds, of the partitions that it moves."""
     return {lane.epoch_app: now.epochs[lane] for lane in lanes if lane in now.epochs}
 
 
-def epochs_unknown(lanes: Iterable[Lane]) -> dict[str, int]:
+def epochs_unknown(lanes: Iterable[Split]) -> dict[str, int]:
     """`txn` -> the highest epoch that there may be, of partitions that a commit moves by records which are not the broker's.
 
     Nothing is asked about these until a slice of the broker's own has noted an epoch.
@@ -36,7 +36,7 @@ def epochs_unknown(lanes: Iterable[Lane]) -> dict[str, int]:
     return {lane.epoch_app: LAST_EPOCH for lane in lanes}
 
 
-def refuse_cut_log(pipeline: Pipeline, bronze: DeltaTable, now: Seen, reached: Positions) -> None:
+def refuse_cut_log(pipeline: Pipeline, bronze: DeltaTable, now: SourceSnapshot, reached: Offsets) -> None:
     """Stop before records are passed over that have offsets of lost ones; nothing is asked unless a leader has changed.
 
     Raises:
@@ -48,7 +48,7 @@ def refuse_cut_log(pipeline: Pipeline, bronze: DeltaTable, now: Seen, reached: P
 
 
 def refuse_other_records(
-    bronze: DeltaTable, now: Seen, reached: Positions, written: Callable[[Seen, Positions], Positions]
+    bronze: DeltaTable, now: SourceSnapshot, reached: Offsets, written: Callable[[SourceSnapshot, Offsets], Offsets]
 ) -> None:
     """As `refuse_cut_log`.
 

@@ -30,7 +30,7 @@ from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.reporting.latency import Arrivals, count_arrivals
 from game_events.pipeline.suppression.worker import Suppression, Suppressor
-from game_events.sources.core.source import Lane, Positions
+from game_events.sources.core.source import Offsets, Split
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class _Stage:
         self._now = datetime.now(UTC)
         self._suppressor = Suppressor(task.suppression) if task.suppression is not None else None
         self._suppressed = 0
-        self._origins: Positions = {}
+        self._origins: Offsets = {}
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> list[tuple[str, str]]:
         for batch in batches:
@@ -153,7 +153,7 @@ class _Stage:
             return
         rows = pa.Table.from_batches([batch.select(["topic", "topic_id", "partition", "offset"])])
         for row in rows.group_by(["topic", "topic_id", "partition"]).aggregate([("offset", "max")]).to_pylist():
-            lane = Lane(row["topic"], row["topic_id"], row["partition"])
+            lane = Split(row["topic"], row["topic_id"], row["partition"])
             self._origins[lane] = max(row["offset_max"] + 1, self._origins.get(lane, 0))
 
     def _readable(self, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -11,7 +11,7 @@ from game_events.decoding.batch_decoder import TypeKey
 from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.lakehouse.data.staging import StagedFile
 from game_events.pipeline.reporting.latency import Arrivals
-from game_events.sources.core.source import Lane, Positions
+from game_events.sources.core.source import Offsets, Split
 
 #: Kind of a row of the workers' report that brings a schema which the driver does not know.
 SCHEMA_KIND = "schema"
@@ -42,7 +42,7 @@ class StageResult:
     forgotten: list[int] = field(default_factory=list)
     suppressed_records: list[tuple[str, int, int, int]] = field(default_factory=list)
     schemas: list[RegistrySchema] = field(default_factory=list)
-    origins: Positions = field(default_factory=dict)
+    origins: Offsets = field(default_factory=dict)
     undecoded: Counter[TypeKey] = field(default_factory=Counter)
 
     @property
@@ -73,6 +73,6 @@ class StageResult:
                 result.suppressed_records.extend(map(tuple, seen.get("suppressed_records", ())))
                 result.forgotten.append(seen["suppressed"])
                 for topic, topic_id, partition, end in seen.get("origins", ()):
-                    lane = Lane(topic, topic_id, partition)
+                    lane = Split(topic, topic_id, partition)
                     result.origins[lane] = max(end, result.origins.get(lane, 0))
         return result

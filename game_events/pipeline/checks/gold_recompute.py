@@ -20,7 +20,7 @@ from game_events.pipeline.gold.aggregates import expressions, is_current, player
 from game_events.pipeline.gold.null_values import known_or_meant
 from game_events.pipeline.gold.unified import gold_app
 from game_events.pipeline.reporting.check_result import CheckResult
-from game_events.spark.schemas import quoted, united
+from game_events.spark.schemas import merged_columns, quoted
 
 RECOMPUTED = "gold_equals_recompute"
 #: Games of one look; another look takes others.
@@ -127,7 +127,7 @@ def _files(
     """
     opened = [table for game in games if (table := tables[game]) is not None]
     schemas = [spark_schema(table.schema()) for table in opened]
-    fields = {f.name: f for f in united(schemas)[0].fields}
+    fields = {f.name: f for f in merged_columns(schemas)[0].fields}
     for field in (*(schemas[0].fields if wanted is not None else ()), *(asked or StructType()).fields):
         fields.setdefault(field.name, field)
     wanted = wanted or tuple(fields)

@@ -24,7 +24,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.replay_marks import is_noted
 from game_events.pipeline.reporting.check_result import CheckResult
 from game_events.pipeline.state.commit_info import BronzeCommit, bronze_commit, erased_rows
-from game_events.sources.core.source import FILES, KAFKA, Lane
+from game_events.sources.core.source import FILES, KAFKA, Split
 from game_events.sources.files.offsets import FILE_ROWS
 
 CONTINUOUS, UNIQUE = "offsets_continuous", "offsets_unique"
@@ -98,7 +98,7 @@ def _batches(handle: DeltaTable, commits: Sequence[BronzeCommit]) -> list[str]:
 def _ranges(handle: DeltaTable, commits: Sequence[BronzeCommit]) -> list[str]:
     """Each partition's ranges meet, end where the table's progress stands, and hold no more records than offsets."""
     faults = []
-    chains: dict[Lane, list[tuple[int, int, int]]] = defaultdict(list)
+    chains: dict[Split, list[tuple[int, int, int]]] = defaultdict(list)
     # A gap that a commit tells of is no fault of the table; the check `offsets_lost` shows it.
     recorded = {(g.topic, g.topic_id, g.partition, g.start, g.end) for c in commits for g in c.gaps}
     for commit in commits:

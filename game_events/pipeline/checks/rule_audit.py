@@ -20,7 +20,7 @@ from game_events.pipeline.quality.validation import require_valid
 from game_events.pipeline.reporting.report import RuleReport
 from game_events.pipeline.silver.stage import SilverInput
 from game_events.rules import Rule
-from game_events.spark.config import forgiving
+from game_events.spark.config import null_on_error
 
 Found = dict[tuple[str, str, str], RuleReport]
 
@@ -87,7 +87,7 @@ def _count(
     found: Found = {
         (r.layer, g, r.name): RuleReport(r.layer, g, r.name, r.action, r.sql) for g in tables for r in rules if r.applies_to(g)
     }
-    with forgiving(pipeline.spark):
+    with null_on_error(pipeline.spark):
         counts = [F.count(F.when(judged.breaks(n), 1)).alias(f"_rule_{n}") for n in range(len(rules))]
         masks = rows.select(F.col(game).alias("_of"), *judged.violated())
         for row in masks.groupBy("_of").agg(F.count(F.lit(1)).alias("_rows"), *counts).collect():

@@ -31,8 +31,8 @@ from game_events.pipeline.maintenance.incremental import Upkeep
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.lost_tables import find_lost_tables
 from game_events.pipeline.runs.refresh import cycle
-from game_events.sources.core.source import Positions, Seen
-from game_events.spark.connect import give_back, is_lost
+from game_events.sources.core.source import Offsets, SourceSnapshot
+from game_events.spark.connect import close_session, is_session_lost
 from game_events.spark.crashed_workers import WorkerCrashError
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class Loop:
     report: LoopReport = field(default_factory=LoopReport)
     upkeep: Upkeep = field(init=False)
     #: The topic's ends when bronze had everything up to them; None: it may lack something.
-    _read: Positions | None = None
+    _read: Offsets | None = None
     #: Silver has rows that gold may lack.
     _gold_owed: bool = True
     _gold_at: float = float("-inf")
@@ -115,7 +115,7 @@ class Loop:
                 self._retrying(self._turn)
                 self.stop.wait(max(0.0, self.pipeline.settings.poll_interval_s - (time.monotonic() - started)))
             if not self.stop.is_set() and self._gold_owed:
-                self._retrying(lambda: self._cycle(self.pipeline.source.look(), gold=True))
+                self._retrying(lambda: self._cycle(self.pipeline.source.snapshot(), gold=True))
         except (TransientError, *FAULTS) as error:
             if not self.stop.is_set():
                 raise
@@ -148,7 +148,7 @@ class Loop:
         if urgent is not None:
             self._set(PAUSED, urgent)
             return
-        now = self.pipeline.source.look()
+        now = self.pipeline.source.snapshot()
         around = clock - self._around_at >= LOOK_AROUND_S
         gold = clock - self._gold_at >= self.pipeline.settings.gold_interval_s
         if self._read == now.latest and not around and not (gold and self._gold_owed):
@@ -159,7 +159,7 @@ class Loop:
         self._around_at = clock if around else self._around_at
         self._cycle(now, gold=gold)
 
-    def _cycle(self, now: Seen, *, gold: bool) -> None:
+    def _cycle(self, now: SourceSnapshot, *, gold: bool) -> None:
         """One cycle; what it did is noted even if it fails half-way."""
         clock = time.monotonic()
         if self.report.state != RUNNING:
@@ -221,8 +221,8 @@ class Loop:
     def _note_failure(self, attempt: RetryCallState) -> None:
         error = attempt.outcome.exception() if attempt.outcome is not None else None
         self.report.retries += 1
-        if is_lost(error):
-            give_back(self.pipeline.spark)
+        if is_session_lost(error):
+            close_session(self.pipeline.spark)
         why = without_secrets(first_line(error), self.pipeline.settings)
         self.report.state, self.report.why = WAITING, why
         pause = attempt.next_action.sleep if attempt.next_action is not None else 0.0

@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 from game_events.config.gold_columns import expression, measures
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, first_line
-from game_events.extending import PLAYER_AGG, SHIPPED, GoldAggregate, count, max_of, min_of
+from game_events.extending import BUILT_IN, PLAYER_AGG, GoldAggregate, count, max_of, min_of
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.descriptions import COMMENT
 from game_events.lakehouse.system_columns import AGGREGATE
@@ -68,7 +68,7 @@ def _hash(parts: Sequence[object]) -> str:
 
 def has_shipped_columns(aggregate: GoldAggregate) -> bool:
     """Whether it is the shipped aggregate with its own columns, whatever the key and time columns are called."""
-    return aggregate.name == PLAYER_AGG and aggregate.measures.keys() == {COUNT, FIRST, LAST} and aggregate.where == SHIPPED
+    return aggregate.name == PLAYER_AGG and aggregate.measures.keys() == {COUNT, FIRST, LAST} and aggregate.where == BUILT_IN
 
 
 def commented(aggregate: GoldAggregate, schema: pa.Schema) -> pa.Schema:

@@ -14,11 +14,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from game_events.config.naming import Names
-from game_events.errors import IT_SAID, ExtensionError
+from game_events.errors import QUOTED, ExtensionError
 from game_events.extending import COLUMN_PATTERN, GoldAggregate
 from game_events.lakehouse.data.snapshot import FileSelection, game_of_file, read_files
-from game_events.spark.connect import is_lost
-from game_events.spark.schemas import arrow_schema, quoted, united
+from game_events.spark.connect import is_session_lost
+from game_events.spark.schemas import arrow_schema, merged_columns, quoted
 
 #: The column that names the game while rows of several games are in one plan.
 GAME = "_game"
@@ -87,13 +87,13 @@ def aggregated(
     except ExtensionError:
         raise
     except Exception as error:
-        if is_lost(error):
+        if is_session_lost(error):
             raise
         unlike = "".join(f" Column {c} is {' and '.join(types)} in different games." for c, types in sorted(clashes.items()))
         reason = next((line for line in str(error).splitlines() if line.strip()), "")
         names = ", ".join(n for n in columns.fieldNames() if not n.startswith("_"))
         raise ExtensionError(
-            f"{aggregate} raised {type(error).__name__}.{unlike} Silver has: {names}.{IT_SAID}{reason.split(' SQLSTATE')[0]}"
+            f"{aggregate} raised {type(error).__name__}.{unlike} Silver has: {names}.{QUOTED}{reason.split(' SQLSTATE')[0]}"
         ) from error
 
 
@@ -116,7 +116,7 @@ def _merged(
         return fresh, schema
     stored, _ = _columns(rows.gold for rows in games.values() if rows.gold is not None and rows.old.files)
     # A struct may have gained members since.
-    wider, _ = united([stored, fresh.drop(GAME).schema])
+    wider, _ = merged_columns([stored, fresh.drop(GAME).schema])
     old = read_files(spark, uris, StructType([wider[f.name] if f.name in wider.names else f for f in stored.fields])).select(
         game_of_file(uris, called.gold_path(aggregate.name)).alias(GAME),
         *(F.col(quoted(c)) for c in schema.names),
@@ -133,7 +133,9 @@ def _together(rows: DataFrame, small: bool) -> DataFrame:
 
 def _columns(tables: Iterable[DeltaTable]) -> tuple[StructType, dict[str, list[str]]]:
     """Columns of many tables, most of which have the same."""
-    return united(StructType.fromJson(json.loads(text)) for text in dict.fromkeys(table.schema().to_json() for table in tables))
+    return merged_columns(
+        StructType.fromJson(json.loads(text)) for text in dict.fromkeys(table.schema().to_json() for table in tables)
+    )
 
 
 def _recomputed(aggregate: GoldAggregate, silver: DataFrame) -> tuple[DataFrame, pa.Schema]:

@@ -51,9 +51,9 @@ from game_events.pipeline.quality.validation import require_valid
 from game_events.pipeline.quality.worker import RuleSplit, failed_rules
 from game_events.pipeline.reporting.report import RunReport, TableReport
 from game_events.pipeline.silver.transformations import run_time_failure
-from game_events.spark.config import forgiving
-from game_events.spark.connect import is_lost
-from game_events.spark.crashed_workers import crash, is_crash, named, whole_or_by_halves
+from game_events.spark.config import null_on_error
+from game_events.spark.connect import is_session_lost
+from game_events.spark.crashed_workers import crash, is_crash, named, run_with_bisection
 
 #: Up to so many rows, new and old together, one task aggregates all games.
 SMALL_ROWS = 250_000
@@ -121,7 +121,7 @@ def refresh_gold(
     for _ in range(GAME_ATTEMPTS):
         if not todo:
             break
-        again, crashed = whole_or_by_halves(todo, planned, aggregate.asset, pipeline.on_progress)
+        again, crashed = run_with_bisection(todo, planned, aggregate.asset, pipeline.on_progress)
         todo = set().union(*again)
         failed.update(crashed)
     failed.update(dict.fromkeys(todo, "rival runs won every attempt; run again"))
@@ -328,13 +328,13 @@ def _stage(
     # A game's aggregate goes to one task: one file, and nobody merges it again.
     rows = rows if small else rows.repartition(_tasks(count), GAME)
     try:
-        with forgiving(pipeline.spark) if rules.rules else nullcontext():
+        with null_on_error(pipeline.spark) if rules.rules else nullcontext():
             result = stage(rows.select("*", *rules.violated()) if rules.rules else rows, task, 1, 1)
     except (PySparkException, Py4JJavaError) as error:
         if is_crash(error):
             batches = f"batches up to {max(plan.batch for plan in plans.values())} of {pipeline.bronze.name}"
             raise crash(error, f" over the silver rows of {named(sorted(plans))} for {aggregate.asset}, {batches}") from error
-        if has_shipped_columns(aggregate) or is_lost(error):
+        if has_shipped_columns(aggregate) or is_session_lost(error):
             raise
         raise run_time_failure(aggregate, error) from error
     strange = (set(result.files) - set(plans)) | {n or "NULL" for names in result.refused.values() for n in names}

@@ -33,8 +33,8 @@ from game_events.lakehouse.tables import UNIFIED, game_of_gold
 from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.gold.aggregates import definition_app, definition_for, is_current, player_agg
 from game_events.pipeline.reporting.report import RunReport, TableReport
-from game_events.spark.crashed_workers import crashes_named
-from game_events.spark.schemas import united
+from game_events.spark.crashed_workers import crashes_explained
+from game_events.spark.schemas import merged_columns
 
 
 def gold_app(gold_id: str) -> str:
@@ -136,7 +136,7 @@ def _columns(golds: Collection[DeltaTable], unified: DeltaTable | None, entity: 
     """The entity's and gold's columns; structs have the members of all games, and of the rows that are carried over."""
     first = pa.schema(next(iter(golds)).schema())
     texts = dict.fromkeys(table.schema().to_json() for table in (*golds, *([unified] if unified is not None else [])))
-    whole, _ = united(StructType.fromJson(json.loads(text)) for text in texts)
+    whole, _ = merged_columns(StructType.fromJson(json.loads(text)) for text in texts)
     types = pa.schema(Schema.from_json(whole.json()))
     found = [f.with_type(types.field(f.name).type) if f.name in types.names else f for f in first]
     return pa.schema([pa.field(entity, pa.string()), *found])
@@ -158,7 +158,7 @@ def _stage(pipeline: Pipeline, changed: dict[str, DeltaTable], kept: DeltaTable 
             names = F.broadcast(spark.createDataFrame(pa.table({entity: list(changed)}), f"{entity} string"))
             old = old.join(names, entity, "left_anti")
         rows = rows.unionByName(old)
-    with crashes_named(f" over rows for {table.name}"):
+    with crashes_explained(f" over rows for {table.name}"):
         return staged_files(rows.coalesce(2).mapInArrow(FileStage(table, schema), REPORT_SCHEMA).collect())
 
 

@@ -14,7 +14,7 @@ from game_events.lakehouse.system_tables.progress import ProgressTable
 from game_events.lakehouse.tables import BRONZE, Lakehouse
 from game_events.pipeline.bronze.topic_changes import changes
 from game_events.pipeline.state.offsets import next_offsets
-from game_events.sources.core.source import Lane, Positions, Seen
+from game_events.sources.core.source import Offsets, SourceSnapshot, Split
 from game_events.sources.factory import make_source
 
 
@@ -34,11 +34,11 @@ class Standing:
     """
 
     name: str
-    seen: Seen
-    next: Positions
-    lag: Positions
+    seen: SourceSnapshot
+    next: Offsets
+    lag: Offsets
     made: bool = True
-    ahead: tuple[Lane, ...] = ()
+    ahead: tuple[Split, ...] = ()
     batch: int = 0
     floors: dict[str, int] = field(default_factory=dict)
     failed: tuple[str, ...] = ()
@@ -79,7 +79,7 @@ def look(settings: Settings, timeout_s: float) -> Standing:
     Raises:
         GameEventsError: the broker does not answer, there is no such topic, a table cannot be read.
     """
-    seen, name = make_source(settings, timeout_s).look(), settings.source_name
+    seen, name = make_source(settings, timeout_s).snapshot(), settings.source_name
     lakehouse = Lakehouse.of(settings)
     bronze = lakehouse.table(BRONZE).open()
     if bronze is None:

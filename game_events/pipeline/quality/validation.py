@@ -14,7 +14,7 @@ from pyspark.sql.types import BooleanType, StructType
 
 from game_events.errors import ConfigurationError, first_line
 from game_events.rules import Rule
-from game_events.spark.config import forgiving
+from game_events.spark.config import null_on_error
 
 #: Texts, quoted names and comments: what stands in them is no SQL.
 _QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`|--[^\n]*|/\*.*?\*/""", re.DOTALL)
@@ -69,7 +69,7 @@ def _refused(sql: str) -> str | None:
 
 def _unsound(spark: SparkSession, sql: str, columns: StructType | None) -> str | None:
     """What Spark's analysis has against it."""
-    with forgiving(spark), _quiet():
+    with null_on_error(spark), _quiet():
         try:
             empty = spark.createDataFrame([], columns or "_no_column int")
             fields = empty.select(F.expr(sql)).schema.fields

@@ -36,7 +36,7 @@ from game_events.lakehouse.tables import Table
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.lost import refuse_restored_quarantine
 from game_events.pipeline.reporting.report import RunReport
-from game_events.sources.core.source import FILES, KAFKA, TABLE, Lane
+from game_events.sources.core.source import FILES, KAFKA, TABLE, Split
 
 ATTEMPTS = 20
 _LIST = re.compile(r"_reset-(\d+)\.json")
@@ -54,9 +54,9 @@ class ResetList:
     """
 
     batch: int
-    ends: Mapping[Lane, int]
+    ends: Mapping[Split, int]
     files: list[StagedFile]
-    origins: frozenset[Lane] | None = frozenset()
+    origins: frozenset[Split] | None = frozenset()
 
 
 def is_finished(bronze: DeltaTable, quarantine: DeltaTable) -> bool:
@@ -169,7 +169,7 @@ def listed_files(pipeline: Pipeline, older_than_s: float, *, dry_run: bool = Fal
     return names
 
 
-def since(offsets: Mapping[Lane, int]) -> Column:
+def since(offsets: Mapping[Split, int]) -> Column:
     """Condition on rows of bronze and quarantine: of these topics, at or behind these offsets of their partitions."""
     if not offsets:
         return F.lit(False)
@@ -180,7 +180,7 @@ def since(offsets: Mapping[Lane, int]) -> Column:
     return F.coalesce(F.col("_kafka_offset") >= F.try_element_at(firsts, place), F.lit(False))
 
 
-def not_read(lanes: Collection[Lane]) -> Column:
+def not_read(lanes: Collection[Split]) -> Column:
     """Condition on rows of bronze and quarantine: of a topic, or a partition of one, that is not read just now.
 
     A full refresh leaves them as they are. Rows of a topic of the same name and another id are not among them: that topic is
@@ -281,8 +281,8 @@ def _read(table: Table, ticket: int) -> ResetList | None:
     if "apps" in body:  # of a version that knew one topic only
         topics = {p: app.split(":")[1:3] for p, app in body["apps"].items()}
         body |= {"batch": 0, "ends": [[*topics[p], int(p), end] for p, end in body["ends"].items()]}
-    ends = {Lane(*lane): int(end) for *lane, end in body["ends"]}
-    origins = frozenset(Lane(*lane) for lane in body["origins"]) if "origins" in body else None
+    ends = {Split(*lane): int(end) for *lane, end in body["ends"]}
+    origins = frozenset(Split(*lane) for lane in body["origins"]) if "origins" in body else None
     return ResetList(int(body["batch"]), ends, [StagedFile.from_json(text) for text in body["files"]], origins)
 
 

@@ -23,7 +23,7 @@ from game_events.pipeline.reporting.latency import Arrivals, Histogram
 from game_events.pipeline.reporting.lineage_result import LineageAccount
 from game_events.pipeline.reporting.maintenance_result import TableUpkeep
 from game_events.rules import Rule
-from game_events.sources.core.source import Gap, Lane, Positions
+from game_events.sources.core.source import Gap, Offsets, Split
 
 
 @dataclass
@@ -123,8 +123,8 @@ class RunReport:
     """
 
     tables: list[TableReport] = field(default_factory=list)
-    offsets: dict[Lane, tuple[int, int]] = field(default_factory=dict)
-    lag: Positions = field(default_factory=dict)
+    offsets: dict[Split, tuple[int, int]] = field(default_factory=dict)
+    lag: Offsets = field(default_factory=dict)
     batches: list[int] = field(default_factory=list)
     schema_ids: set[int | str] = field(default_factory=set)
     new_schemas: dict[int | str, tuple[str, int] | None] = field(default_factory=dict)
@@ -217,7 +217,7 @@ class RunReport:
             for (layer, rule), entries in sorted(found.items())
         ]
 
-    def add_read(self, start: Positions, end: Positions, unit: int = 1) -> None:
+    def add_read(self, start: Offsets, end: Offsets, unit: int = 1) -> None:
         """Note a slice that was committed; `unit`: positions of one thing to read."""
         for lane, to in end.items():
             begin = self.offsets.get(lane, (start[lane] // unit, to))[0]

@@ -33,7 +33,7 @@ from game_events.pipeline.quarantine.lost import refuse_lost_quarantine
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.state.commit_info import ERASED_BY_BATCH
 from game_events.pipeline.suppression.driver import suppression, unfenced
-from game_events.spark.crashed_workers import crashes_named
+from game_events.spark.crashed_workers import crashes_explained
 
 #: Why a row keeps its columns although nothing is wrong with it: bronze was written with `keep_raw: failures`.
 NO_RAW_VALUE = "NO_RAW_VALUE"
@@ -82,7 +82,7 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
     def task(plan: DecodePlan) -> StoredTask:
         return StoredTask(pipeline.bronze, plan, None, keep_raw=True, keep_undecodable=True, suppression=whom)
 
-    with crashes_named(f" while it decoded {pipeline.bronze.name} anew"):
+    with crashes_explained(f" while it decoded {pipeline.bronze.name} anew"):
         staged = run_decode_job(
             pipeline, column_map(handle), _types_of(rows), lambda: rows.select(travelling(rows.columns)), task
         )

@@ -58,7 +58,7 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.state.commit_info import slice_info
 from game_events.pipeline.suppression.driver import suppression, unfenced
 from game_events.rules import RULE_NAME
-from game_events.spark.crashed_workers import WORKER_CRASHED, crashes_named
+from game_events.spark.crashed_workers import WORKER_CRASHED, crashes_explained
 
 log = logging.getLogger(__name__)
 
@@ -223,7 +223,7 @@ def _stage(
         return StoredTask(pipeline.bronze, plan, batch, keep_raw, keep_undecodable=False, suppression=whom)
 
     wanted: set[TypeKey] = {(i, FIRST_MESSAGE) for i in selection.schema_ids}
-    with crashes_named(f" over rows of {pipeline.quarantine.name}"):
+    with crashes_explained(f" over rows of {pipeline.quarantine.name}"):
         return run_decode_job(pipeline, column_map(bronze), wanted, lambda: rows, task)
 
 

@@ -20,7 +20,7 @@ from game_events.pipeline.bronze.data_loss import next_slice
 from game_events.pipeline.bronze.starting_offsets import starting_point
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout.routing import Routing
-from game_events.sources.core.source import Positions
+from game_events.sources.core.source import Offsets
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Backlog:
         rows: rows of bronze that silver has not taken.
     """
 
-    records: Positions = field(default_factory=dict)
+    records: Offsets = field(default_factory=dict)
     games: dict[str, list[str]] = field(default_factory=dict)
     rows: int = 0
 

@@ -15,9 +15,9 @@ from deltalake.exceptions import DeltaError
 
 from game_events.config.masking import mask
 from game_events.config.settings import Settings
-from game_events.config.unencrypted import unencrypted
+from game_events.config.tls import unencrypted
 from game_events.errors import ConfigurationError, DataError, GameEventsError
-from game_events.jvm.jars import for_spark
+from game_events.jvm.jars import spark_jars
 from game_events.jvm.java import find_java
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.storage.options import is_remote
@@ -114,7 +114,7 @@ def environment_checks(settings: Settings) -> dict[str, Check]:
         sources = {"files": lambda: _files(settings)}
     return {
         "java": lambda: str(find_java()),
-        "java parts": lambda: f"{len(for_spark())} jars for Spark, as they are pinned",
+        "java parts": lambda: f"{len(spark_jars())} jars for Spark, as they are pinned",
         **sources,
         **({"message types": lambda: _message_types(settings)} if settings.message_types else {}),
         "lakehouse": lambda: _writable(settings),
@@ -153,7 +153,7 @@ def _said(parts: Parts) -> str:
 
 
 def _kafka(settings: Settings) -> str:
-    found = make_source(settings).look()
+    found = make_source(settings).snapshot()
     if settings.source_table is not None:
         return f"not used: {settings.source_table} is read, {max(found.latest.values()) - 1} batches"
     said = []
@@ -165,8 +165,8 @@ def _kafka(settings: Settings) -> str:
 
 
 def _files(settings: Settings) -> str:
-    source = FileSource(settings, Lakehouse.of(settings), look_only=True)
-    found = source.look()
+    source = FileSource(settings, Lakehouse.of(settings), read_only=True)
+    found = source.snapshot()
     named = ", ".join(s.format for s in source.schemas()) or "no schema of the settings"
     return (
         f"{source.place.root}: {sum(found.latest.values()) // found.unit:,} files to read or read before, "

@@ -17,7 +17,7 @@ from game_events.pipeline.reprocessing.auto_replay import replay_what_became_kno
 from game_events.pipeline.runs.lost_tables import find_lost_tables
 from game_events.pipeline.runs.selection import EVERYTHING, Selection
 from game_events.pipeline.silver.refresh import refresh_silver
-from game_events.sources.core.source import Seen
+from game_events.sources.core.source import SourceSnapshot
 
 
 def refresh(
@@ -65,7 +65,7 @@ def cycle(
     pipeline: Pipeline,
     report: RunReport,
     *,
-    until: Seen | None = None,
+    until: SourceSnapshot | None = None,
     slices: int | None = None,
     gold: bool = True,
     ignore_intervals: bool = False,

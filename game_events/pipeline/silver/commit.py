@@ -26,7 +26,7 @@ from game_events.pipeline.quality.expressions import FATE, HELD_BACK, READMIT
 from game_events.pipeline.quality.worker import failed_rules
 from game_events.pipeline.reporting.report import RuleCounts, RunReport
 from game_events.pipeline.silver.stage import SilverInput, Start, rows_from, with_fate
-from game_events.spark.config import forgiving
+from game_events.spark.config import null_on_error
 
 
 def settle(
@@ -172,7 +172,7 @@ def noted(source: SilverInput, decisions: Decisions, starts: Mapping[str, Start]
     if held is None or handle is None:
         return Rewritten()
     columns = spark_schema(handle.schema())
-    with forgiving(spark):
+    with null_on_error(spark):
         rows = rows_from(source, read_files(spark, files_with(source.handle), spark_schema(source.handle.schema())), starts)
         rows = rows.join(held, list(COORDINATES), "left_semi")
         judged = with_fate(source, rows, held).where(F.col(FATE).isin(HELD_BACK, READMIT))

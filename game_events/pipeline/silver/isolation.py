@@ -6,7 +6,7 @@ from collections import Counter
 
 from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.silver.stage import Staging
-from game_events.spark.crashed_workers import WorkerCrashError, by_halves
+from game_events.spark.crashed_workers import WorkerCrashError, bisect
 
 #: Names that are told apart in the driver; with more of them in one pass (a flood) the run fails instead, and is tried again.
 MAX_NAMES = 100_000
@@ -45,7 +45,7 @@ def stage_games(work: Staging) -> FanOutResult:
         else:
             # Rows that get no table need no worker.
             result.refused.setdefault(why, Counter())[work.routing.counted_as(name, why)] += count
-    parts, failed = by_halves(sorted(games), work.stage, work.batches)
+    parts, failed = bisect(sorted(games), work.stage, work.batches)
     for part in parts:
         result.add(part)
     result.failed.update(failed)

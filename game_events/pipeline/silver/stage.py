@@ -28,8 +28,8 @@ from game_events.pipeline.quality.expressions import APART, DECIDED, FATE, HELD,
 from game_events.pipeline.quality.validation import require_valid
 from game_events.pipeline.quality.worker import RuleSplit
 from game_events.pipeline.silver.transformations import run_time_failure, transformed
-from game_events.spark.config import forgiving
-from game_events.spark.connect import is_lost
+from game_events.spark.config import null_on_error
+from game_events.spark.connect import is_session_lost
 from game_events.spark.crashed_workers import crash, is_crash, named
 from game_events.spark.schemas import quoted
 
@@ -182,7 +182,7 @@ class Staging:
         source, starts, rows = self.source, self.starts, self.rows()
         entity, spark = source.pipeline.settings.entity_column, source.pipeline.spark
         rows = rows if part is None else rows.where(self._named(part))
-        with forgiving(spark) if source.rules.rules else nullcontext():
+        with null_on_error(spark) if source.rules.rules else nullcontext():
             asked = [game for game, start in (starts or {}).items() if start.anew or start.decided > start.begin]
             held = self.decisions.held_rows(source.pipeline, asked) if asked else None
             games = self.games if part is None else len(part)
@@ -198,7 +198,7 @@ class Staging:
                 if is_crash(error):
                     whose = f" of {named(sorted(part))}" if part is not None else ""
                     raise crash(error, f" over the rows{whose} in {self.batches}") from error
-                if not source.pipeline.extensions.transformations or is_lost(error):
+                if not source.pipeline.extensions.transformations or is_session_lost(error):
                     raise
                 raise run_time_failure("; ".join(map(str, source.pipeline.extensions.transformations)), error) from error
 

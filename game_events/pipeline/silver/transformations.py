@@ -15,9 +15,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from game_events.decoding.core.column_map import type_name
-from game_events.errors import IT_SAID, ExtensionError, first_line
+from game_events.errors import QUOTED, ExtensionError, first_line
 from game_events.extending import SilverTransformation
-from game_events.spark.connect import is_lost
+from game_events.spark.connect import is_session_lost
 from game_events.spark.schemas import arrow_schema, quoted
 
 
@@ -59,9 +59,9 @@ def _applied(rows: DataFrame, chosen: Sequence[SilverTransformation], source: pa
             after = transformation.function(rows)
             found = dict(after.dtypes) if isinstance(after, DataFrame) else None
         except Exception as error:
-            if is_lost(error):
+            if is_session_lost(error):
                 raise
-            raise ExtensionError(f"{transformation} raised {type(error).__name__}.{IT_SAID}{first_line(error)}") from error
+            raise ExtensionError(f"{transformation} raised {type(error).__name__}.{QUOTED}{first_line(error)}") from error
         if found is None:
             raise ExtensionError(f"{transformation} must give a DataFrame; it gave {type(after).__name__}")
         own = [f for f in source.names if f.startswith("_") or f == entity]
@@ -94,7 +94,7 @@ def _check_same_types(schemas: Sequence[pa.Schema], whose: str) -> None:
 
 def run_time_failure(whose: object, error: Exception) -> ExtensionError:
     """What to raise for an error of the job itself: code of the user's own is what the job runs besides ours."""
-    return ExtensionError(f"{whose} failed while running, nothing was committed.{IT_SAID}{_cause(error)}")
+    return ExtensionError(f"{whose} failed while running, nothing was committed.{QUOTED}{_cause(error)}")
 
 
 def _cause(error: Exception) -> str:

@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.pipeline.state.offsets import next_offsets
-from game_events.sources.core.source import Positions, Source
+from game_events.sources.core.source import Offsets, Source
 from game_events.sources.files.source import FileSource
 
 
@@ -23,7 +23,7 @@ def archive_noted(bronze: DeltaTable, source: Source) -> dict[str, int]:
     return {} if now == int(bronze.transaction_version(Txn.ARCHIVE) or 0) else {Txn.ARCHIVE: now}
 
 
-def refuse_twice(bronze: DeltaTable | None, quarantine: DeltaTable | None, archive: str, ends: Positions) -> None:
+def refuse_twice(bronze: DeltaTable | None, quarantine: DeltaTable | None, archive: str, ends: Offsets) -> None:
     """Stop before records of an archive come to a lakehouse that may have them already; there may be none to come.
 
     Args:

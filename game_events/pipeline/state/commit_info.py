@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, unquote
 
-from game_events.sources.core.source import FILES, KAFKA, Gap, Lane
+from game_events.sources.core.source import FILES, KAFKA, Gap, Split
 from game_events.sources.files.offsets import FileGap
 
 _RANGE = re.compile(r"([^,\[\s]+)\[(\d+)\]@(\d+)\.\.(\d+)(?:, |$)")
 _GAP = re.compile(r"([^,\[\s]+)\[(\d+)\]#([^@]+)@(\d+)\.\.(\d*)(?:, |$)")
 
-#: Lane -> positions [from, to).
-Ranges = Mapping[Lane, tuple[int, int]]
+#: Split -> positions [from, to).
+Ranges = Mapping[Split, tuple[int, int]]
 
 #: Key in the information of an erasure's commit: how many rows went.
 ERASED_ROWS = "erased_rows"
@@ -47,7 +47,7 @@ class BronzeCommit:
     quarantined: int
     offsets: Ranges | None = None
     gaps: tuple[Gap, ...] = ()
-    known: Mapping[str, Lane] = field(default_factory=dict)
+    known: Mapping[str, Split] = field(default_factory=dict)
     time_ms: int = field(default=0, compare=False)
     suppressed: int = 0
     kept: int = 0
@@ -64,7 +64,7 @@ def slice_info(
     offsets: Ranges | None = None,
     gaps: Sequence[Gap] = (),
     suppressed: int = 0,
-    lanes: Iterable[Lane] = (),
+    lanes: Iterable[Split] = (),
 ) -> dict[str, str]:
     """The note of a commit, as Delta keeps it: texts. `lanes`: all that the source has, beside those that were read."""
     info = {"batch": str(batch), "rows": str(rows), "quarantined": str(quarantined)}
@@ -96,7 +96,7 @@ def bronze_commit(entry: Mapping[str, Any]) -> BronzeCommit | None:
     """The note in an entry of `DeltaTable.history`; None: no commit of a batch (redecode, maintenance, somebody else's)."""
     if "batch" not in entry or "rows" not in entry:
         return None
-    offsets: dict[Lane, tuple[int, int]] | None = None
+    offsets: dict[Split, tuple[int, int]] | None = None
     known: Mapping[str, Sequence[str]] = {}
     if "offsets" in entry:
         # Of one topic, as notes were before a bronze could have several.
@@ -105,7 +105,7 @@ def bronze_commit(entry: Mapping[str, Any]) -> BronzeCommit | None:
         offsets = {}
         for name, partition, start, end in _RANGE.findall(str(entry["offsets"])):
             kind, topic_id = known[unquote(name)]
-            offsets[Lane(unquote(name), topic_id, int(partition), kind)] = (int(start), int(end))
+            offsets[Split(unquote(name), topic_id, int(partition), kind)] = (int(start), int(end))
     return BronzeCommit(
         int(entry["batch"]),
         int(entry["rows"]),
@@ -117,7 +117,7 @@ def bronze_commit(entry: Mapping[str, Any]) -> BronzeCommit | None:
             )
             for topic, p, topic_id, a, b in _GAP.findall(str(entry.get("gaps", "")))
         ),
-        {topic: Lane(topic, topic_id, 0, kind) for topic, (kind, topic_id) in known.items()},
+        {topic: Split(topic, topic_id, 0, kind) for topic, (kind, topic_id) in known.items()},
         int(entry.get("timestamp") or 0),
         int(entry.get("suppressed") or 0),
         int(entry.get("kept_rows") or 0),

@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.pipeline.state.commit_info import bronze_commit
-from game_events.sources.core.source import KAFKA, Lane, Positions
+from game_events.sources.core.source import KAFKA, Offsets, Split
 
 #: A transaction holds one 64-bit number, an id has 128 bits: two of them.
 _HALVES = ("high", "low")
@@ -22,7 +22,7 @@ _HALVES = ("high", "low")
 HOLE = 64
 
 
-def identity(lanes: Iterable[Lane]) -> dict[str, int]:
+def identity(lanes: Iterable[Split]) -> dict[str, int]:
     """`txn` -> value that tell the ids of the topics, or the table, that a commit of bronze has read."""
     found: dict[str, int] = {}
     for topic, topic_id, kind in {(lane.topic, lane.topic_id, lane.kind) for lane in lanes}:
@@ -49,8 +49,8 @@ def topic_id_read(handle: DeltaTable, topic: str, kind: str = KAFKA) -> str | No
     return None
 
 
-def offsets_of(handle: DeltaTable, topic: str, topic_id: str, known: Iterable[int] = ()) -> Positions:
-    """Lane -> next offset of a topic, also of one that is gone, by the table's own transactions.
+def offsets_of(handle: DeltaTable, topic: str, topic_id: str, known: Iterable[int] = ()) -> Offsets:
+    """Split -> next offset of a topic, also of one that is gone, by the table's own transactions.
 
     Args:
         handle: bronze.
@@ -59,11 +59,11 @@ def offsets_of(handle: DeltaTable, topic: str, topic_id: str, known: Iterable[in
         known: partitions that it is known to have had. Those of which nothing was read may have no transaction, and others
             behind them have one: a hole of up to `HOLE` partitions is looked past anyway.
     """
-    found: Positions = {}
+    found: Offsets = {}
     last = max(known, default=-1)
     partition = missing = 0
     while partition <= last or missing < HOLE:
-        lane = Lane(topic, topic_id, partition)
+        lane = Split(topic, topic_id, partition)
         offset = handle.transaction_version(lane.app)
         if offset is None:
             missing += 1
@@ -74,8 +74,8 @@ def offsets_of(handle: DeltaTable, topic: str, topic_id: str, known: Iterable[in
     return found
 
 
-def next_offsets(handle: DeltaTable | None, lanes: Iterable[Lane]) -> Positions:
-    """Lane -> next position, as a table's own progress has it; lanes it never saw are left out."""
+def next_offsets(handle: DeltaTable | None, lanes: Iterable[Split]) -> Offsets:
+    """Split -> next position, as a table's own progress has it; lanes it never saw are left out."""
     if handle is None:
         return {}
     return {lane: int(at) for lane in lanes if (at := handle.transaction_version(lane.app)) is not None}

@@ -26,8 +26,8 @@ import aiohttp
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
+from game_events.config.local_addresses import LOOPBACK, is_loopback, workers_are_local
 from game_events.config.settings import Settings
-from game_events.config.this_machine import LOOPBACK, is_loopback, workers_are_here
 from game_events.errors import TransientError
 from game_events.sinks.http.rate_window import RateWindow
 
@@ -211,4 +211,4 @@ def limiter_host(settings: Settings) -> str:
     """Name by which the executors reach this machine: loopback where they run on it, else the setting, else its own name."""
     if settings.rest_permit_host:
         return settings.rest_permit_host
-    return LOOPBACK if workers_are_here(settings) else socket.getfqdn()
+    return LOOPBACK if workers_are_local(settings) else socket.getfqdn()

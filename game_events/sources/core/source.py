@@ -1,8 +1,8 @@
-"""What bronze needs to know of where its records come from: lanes with positions, slices of them, rows to decode.
+"""Protocol of a source of records: splits with offsets, and micro-batches of them as Spark DataFrames.
 
-A source is any number of **lanes**: sequences of records, each of which is read from its beginning to its end, once. A Kafka
-partition is one (position: the next offset), another pipeline's table is one (position: its next batch). Bronze keeps the next
-position of each lane in a transaction of its own name (`Lane.app`), and every commit compares it with where its slice began.
+A source has one or more **splits**, each read once from its beginning to its end: a partition of a Kafka topic (offset: the
+record's), another pipeline's table (offset: its batch number), or a file log (offset: `files.offsets`). Bronze keeps the next
+offset of each split in a transaction (`Split.app`), which every commit compares with the start of its micro-batch.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from game_events.lakehouse.commits.transactions import Txn
 KAFKA, TABLE, FILES = "kafka", "table", "files"
 
 
-class Lane(NamedTuple):
+class Split(NamedTuple):
     """One sequence of records.
 
     Attributes:
         topic: name of the topic, or address of the table.
-        topic_id: the broker's id of the topic, or the table's own: another one after it was deleted and made again.
+        topic_id: the broker's id of the topic, or the table's id: a recreated topic has another id.
         partition: number of the partition; 0 where there is only one.
-        kind: what it is a lane of.
+        kind: `KAFKA`, `TABLE` or `FILES`.
     """
 
     topic: str
@@ -36,7 +36,7 @@ class Lane(NamedTuple):
 
     @property
     def app(self) -> str:
-        """Name of the `txn` of bronze and quarantine that holds the next position."""
+        """Name of the `txn` of bronze and quarantine that holds the next offset."""
         if self.kind == KAFKA:
             return Txn.KAFKA.of(self.topic, self.topic_id, self.partition)
         return Txn(self.kind).of(self.topic_id)
@@ -50,13 +50,13 @@ class Lane(NamedTuple):
         return f"{self.topic}[{self.partition}]" if self.kind == KAFKA else self.topic
 
 
-#: Lane -> a position in it.
-Positions = dict[Lane, int]
+#: Split -> an offset in it.
+Offsets = dict[Split, int]
 
 
 @dataclass(frozen=True)
 class Gap:
-    """Positions [start, end) of one lane that nobody can read any more; `end` None: of a topic that is gone."""
+    """Offsets [start, end) of one split that cannot be read any more; `end` None: of a deleted topic."""
 
     topic: str
     topic_id: str
@@ -66,7 +66,7 @@ class Gap:
 
     @property
     def offsets(self) -> int | None:
-        """How many; None: nobody knows."""
+        """Number of offsets; None: unknown."""
         return None if self.end is None else self.end - self.start
 
     def __str__(self) -> str:
@@ -77,86 +77,86 @@ class Gap:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A source at one moment.
+class SourceSnapshot:
+    """Offset ranges of a source at one moment.
 
     Attributes:
-        earliest: lane -> first position that still exists.
-        latest: lane -> position behind the last one that may be read.
-        unit: positions of one thing to read.
-        epochs: lane -> number of the leader that writes it now; only where the source has such.
+        earliest: split -> first offset that still exists.
+        latest: split -> end of the readable offsets (exclusive).
+        unit: offsets of one record (of one file, where a split is a file log).
+        epochs: split -> epoch of its current leader; Kafka only.
     """
 
-    earliest: Positions
-    latest: Positions
+    earliest: Offsets
+    latest: Offsets
     unit: int = 1
-    epochs: Positions = field(default_factory=dict)
+    epochs: Offsets = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Slice:
-    """A bounded part of a source: lane -> [start, end). Lanes with nothing to read, and no gap, are left out.
+class MicroBatch:
+    """A bounded part of a source: split -> [start, end). Splits with nothing to read and no gap are left out.
 
     Attributes:
-        start, end: lane -> [start, end), only of positions that there are.
-        latest: lane -> end of the source as it was seen.
-        gaps: positions that nobody will ever read: a commit of this slice passes over them.
-        reached: lane -> where bronze stands, of those too that are left out.
-        joined: topics that bronze has never read before: it starts with what they have.
-        unit: positions of one record.
+        start, end: split -> [start, end), existing offsets only.
+        latest: split -> end of the source in the snapshot.
+        gaps: unreadable offsets that the commit of this batch skips.
+        reached: split -> next offset of bronze, for all splits.
+        joined: topics that bronze has never read before.
+        unit: offsets of one record.
     """
 
-    start: Positions
-    end: Positions
-    latest: Positions = field(default_factory=dict)
+    start: Offsets
+    end: Offsets
+    latest: Offsets = field(default_factory=dict)
     gaps: tuple[Gap, ...] = ()
-    reached: Positions = field(default_factory=dict)
+    reached: Offsets = field(default_factory=dict)
     joined: tuple[str, ...] = ()
     unit: int = 1
 
     @property
     def records(self) -> int:
-        """Number of records at most (gaps of transactions included)."""
+        """Number of records at most (transaction markers included)."""
         return sum(self.end[p] - self.start[p] for p in self.end) // self.unit
 
     @property
-    def lag(self) -> Positions:
-        """Lane -> positions that remain after this slice, whether it reads any of the lane or none."""
+    def lag(self) -> Offsets:
+        """Split -> records that remain after this batch."""
         return {p: max(0, end - self.end.get(p, self.reached.get(p, end))) // self.unit for p, end in self.latest.items()}
 
 
 class Source(Protocol):
     """Where bronze's records come from.
 
-    Guarantee asked of it: a slice is exactly the records with ``start <= position < end`` of its lanes; reading it twice gives
-    the same records, and never less without an error.
+    Guarantee asked of it: a micro-batch is exactly the records with ``start <= offset < end`` of its splits; reading it twice
+    gives the same records, and never fewer without an error.
     """
 
-    def look(self) -> Seen:
+    def snapshot(self) -> SourceSnapshot:
         """The source as it is now.
 
         Raises:
-            ConfigurationError: it is not there, or refuses us.
+            ConfigurationError: it does not exist, or refuses the login.
             TransientError: it does not answer.
         """
 
-    def at(self, lanes: Iterable[Lane], when: datetime) -> Positions:
-        """Lane -> first position whose record is not older than a time; lanes without such a record are left out."""
+    def offsets_at(self, splits: Iterable[Split], when: datetime) -> Offsets:
+        """Split -> first offset of a record not older than a time; splits without such a record are left out."""
 
-    def subjects(self, lanes: Iterable[Lane]) -> tuple[str, ...]:
-        """Subjects of the registry whose versions are worth planning for before a record of them is met."""
+    def subjects(self, splits: Iterable[Split]) -> tuple[str, ...]:
+        """Subjects of the registry, for planning their versions before the first record."""
 
-    def room(self, reached: Positions) -> int:
-        """Positions that the next slice from there may have, all lanes together."""
+    def batch_limit(self, reached: Offsets) -> int:
+        """Offsets that the next micro-batch may have, all splits together."""
 
-    def records(self, part: Slice) -> int:
-        """Records of a slice at most: what Spark's tasks are made by."""
+    def records(self, batch: MicroBatch) -> int:
+        """Upper bound of the records of a batch, for the number of Spark tasks."""
 
-    def read(self, spark: SparkSession, part: Slice) -> DataFrame:
-        """The records of a slice, columns `RAW_COLUMNS`; those in `constants` may be left out."""
+    def read(self, spark: SparkSession, batch: MicroBatch) -> DataFrame:
+        """The records of a batch, columns `RAW_COLUMNS`; those in `constants` may be left out."""
 
-    def constants(self, part: Slice) -> Mapping[str, str]:
-        """Columns of `RAW_COLUMNS` that are the same in all records of a slice, so that they need not travel to the workers."""
+    def constants(self, batch: MicroBatch) -> Mapping[str, str]:
+        """Columns of `RAW_COLUMNS` with one value for the whole batch, which are not sent to the workers."""
 
-    def changed(self, part: Slice) -> str | None:
-        """After a slice was read: why its records may be other ones than were planned, in words; None: they are not."""
+    def changed(self, batch: MicroBatch) -> str | None:
+        """Checked after a batch was read: why its records may be others than planned; None: they are not."""

@@ -1,7 +1,6 @@
-"""The form of an archive's files: records as Kafka had them, one row each, and the schemas that they name.
+"""File format of a record archive: Parquet files of Kafka records (columns `RECORDS`), one row each.
 
-Parquet files with the columns of `RECORDS` hold records; their key-value metadata says so, and says which schemas they need:
-these are in the metadata too, so that each file can be read without a registry and without any other file.
+The key-value metadata of each file marks it and holds the schemas of its records, so that it can be read without a registry.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.decoding.core.wire_format import SchemaId, ordered
 from game_events.sources.files.record_batches import HEADERS_TYPE, TIME
 
-#: Key of the files' metadata; its value is the version of this form.
+#: Key of the files' metadata; its value is the version of this format.
 MARK, VERSION = b"game_events.archive", b"1"
 SCHEMAS_KEY = b"game_events.schemas"
-#: Format of an id that no registry knew when the archive was written.
+#: Format of an id that was unknown when the archive was written.
 UNKNOWN = "UNKNOWN"
 
 RECORDS = pa.schema(
@@ -36,7 +35,7 @@ RECORDS = pa.schema(
 
 
 def marked_records(schemas: Iterable[RegistrySchema]) -> pa.Schema:
-    """The files' schema with what their metadata says."""
+    """The files' Arrow schema with the metadata."""
     found = [
         {"id": s.schema_id, "format": s.format, "text": s.text, "references": s.references}
         for s in sorted(schemas, key=lambda s: ordered(s.schema_id))
@@ -45,11 +44,7 @@ def marked_records(schemas: Iterable[RegistrySchema]) -> pa.Schema:
 
 
 def is_archive(schema: pa.Schema) -> bool:
-    """Whether a file is one of an archive.
-
-    Raises:
-        ValueError: of a later version, which this one does not read.
-    """
+    """Whether a file belongs to an archive; raises ValueError for a later version of the format."""
     version = (schema.metadata or {}).get(MARK)
     if version is not None and version != VERSION:
         raise ValueError(f"an archive of version {version.decode(errors='replace')}, which this version does not read")
@@ -57,11 +52,7 @@ def is_archive(schema: pa.Schema) -> bool:
 
 
 def schemas_of(schema: pa.Schema) -> Mapping[SchemaId, RegistrySchema]:
-    """The schemas in a file's metadata, by id or GUID.
-
-    Raises:
-        ValueError: they are damaged.
-    """
+    """The schemas in a file's metadata, by id or GUID; raises ValueError for damaged metadata."""
     try:
         listed = json.loads((schema.metadata or {}).get(SCHEMAS_KEY, b"[]"))
         return {

@@ -1,8 +1,8 @@
-"""Avro object container files: each record as the bytes it is in its block, to be decoded by the file's own schema.
+"""Reader of Avro object container files: the bytes of each record, to be decoded by the file's own schema.
 
-Format: Apache Avro 1.12 specification, "Object Container Files". Positions count the records from 0, as the blocks announce
-them. Where a record cannot be read, nobody knows where the next one begins: what is left of its block is one row of
-quarantine, and reading goes on with the next block.
+Format: Apache Avro 1.12 specification, "Object Container Files". Positions count the records from 0, by the blocks' counts.
+A damaged record hides where the next one begins: the rest of its block becomes one quarantine row, and reading continues with
+the next block.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from game_events.decoding.core.errors import DAMAGE, DamageError, as_damage
 from game_events.decoding.core.reasons import KEPT_BYTES, Reason
 from game_events.decoding.core.registry_schema import RegistrySchema, schema_guid
 from game_events.errors import DataError
-from game_events.sources.files.avro_skip import Skip, skipper
-from game_events.sources.files.limits import Bounds
+from game_events.sources.files.avro_skip import Skip, Skippers
+from game_events.sources.files.limits import FileLimits
 from game_events.sources.files.offsets import FILE_ROWS
-from game_events.sources.files.record_batches import BATCH_ROWS, FilePart, records, refused, slices
+from game_events.sources.files.record_batches import BATCH_ROWS, FilePart, binary_slices, records, unreadable
 from game_events.sources.files.schemas import identity_bytes
 
 MAGIC, SYNC_BYTES = b"Obj\x01", 16
-#: Of a header, and of a block as it is stored and as it is unpacked.
+#: Bytes of a header, and of a block, compressed or not.
 MAX_HEADER, MAX_BLOCK = 4 * 1024 * 1024, 512 * 1024 * 1024
 _NUMBER_BYTES = 10
 
 
 @dataclass(frozen=True)
 class Header:
-    """What stands before the blocks."""
+    """The header before the blocks."""
 
     text: str
     codec: str
@@ -46,11 +46,7 @@ class Header:
 
 
 def read_header(head: bytes) -> Header:
-    """The header of a file's first bytes.
-
-    Raises:
-        DamageError: it is none.
-    """
+    """The header in a file's first bytes; raises `DAMAGE` for others."""
     if not head.startswith(MAGIC):
         raise DamageError(Reason.MALFORMED, "it does not begin as an Avro file does")
     found: dict[str, bytes] = {}
@@ -71,27 +67,27 @@ def read_header(head: bytes) -> Header:
 
 
 def read_container(
-    source: pa.NativeFile, file: FilePart, offer: Callable[[RegistrySchema], None], limits: Bounds
+    source: pa.NativeFile, file: FilePart, offer: Callable[[RegistrySchema], None], limits: FileLimits
 ) -> Iterator[pa.RecordBatch]:
     """Batches of a file's records, block by block, and rows for what cannot be read.
 
     Args:
         source: the file.
-        file: what it is.
-        offer: told of the file's schema.
-        limits: of what is unpacked.
+        file: describes it.
+        offer: called with the file's schema.
+        limits: the limit of decompressed bytes applies.
 
     Raises:
-        BoundReachedError: it unpacks to too many bytes.
+        BoundReachedError: it decompresses to too many bytes.
     """
     position = unpacked = 0
     try:
         header = read_header(source.read(MAX_HEADER))
         json.loads(header.text)
         guid = schema_guid("AVRO", header.text)
-        skip = skipper(AvroSchema(guid, header.text).root)
+        skip = Skippers().of(AvroSchema(guid, header.text).root)
     except (*DAMAGE, ValueError, DataError) as error:
-        yield refused(file, 0, f"no Avro file: {_said(error)}")
+        yield unreadable(file, 0, f"no Avro file: {_message(error)}")
         return
     offer(RegistrySchema(guid, "AVRO", header.text))
     identity = identity_bytes(guid, (), indexed=False)
@@ -103,21 +99,21 @@ def read_container(
             head = source.read(2 * _NUMBER_BYTES)
             count, used = read_long(head, 0)
             size, used = read_long(head, used)
-            # Behind a file's positions the next file's begin.
+            # The next file's offsets begin after `FILE_ROWS`.
             if not 0 <= count < FILE_ROWS - position or not 0 <= size <= MAX_BLOCK or (size and not count):
                 raise DamageError(Reason.MALFORMED, f"a block of {count} records and {size} bytes")
             source.seek(at + used)
             stored = source.read(size + SYNC_BYTES)
             if len(stored) < size + SYNC_BYTES or stored[size:] != header.sync:
-                raise DamageError(Reason.TRUNCATED, "a block does not end where it says")
+                raise DamageError(Reason.TRUNCATED, "a block does not end after its announced size")
         except DAMAGE as error:
-            yield refused(file, position, f"from byte {at:,} on: {_said(error)}; {end - at:,} bytes are left of the file")
+            yield unreadable(file, position, f"from byte {at:,} on: {_message(error)}; {end - at:,} bytes are left of the file")
             return
         at += used + size + SYNC_BYTES
         try:
             block = unpack(stored[:size], header.codec)
         except (ValueError, OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-            yield refused(file, position, f"a block of {count:,} records cannot be unpacked: {_said(error)}")
+            yield unreadable(file, position, f"a block of {count:,} records cannot be decompressed: {_message(error)}")
         else:
             unpacked += len(block)
             if unpacked > limits.unpacked:
@@ -127,9 +123,9 @@ def read_container(
 
 
 def _block(block: bytes, count: int, skip: Skip, file: FilePart, position: int, identity: bytes) -> Iterator[pa.RecordBatch]:
-    """Batches of a block's records, and a row for what is left of it behind damage."""
+    """Batches of a block's records, and a row for the rest after damage."""
     done, at, damage = 0, 0, ""
-    # A count costs its writer nothing, a record a byte at least, but for those that say nothing at all.
+    # A record takes at least a byte, except for those of empty types.
     if count > len(block) + MAX_EMPTY_ITEMS:
         damage = f"{count:,} records are announced in {len(block):,} bytes"
     while done < count and not damage:
@@ -138,25 +134,25 @@ def _block(block: bytes, count: int, skip: Skip, file: FilePart, position: int, 
             for _ in range(min(count - done, BATCH_ROWS)):
                 bounds.append(skip(block, bounds[-1]))
         except DAMAGE as error:
-            damage = _said(error)
+            damage = _message(error)
         if done + len(bounds) - 1 == count and bounds[-1] != len(block):
             damage = f"{len(block) - bounds.pop():,} bytes are behind the last record of a block"
         edges = np.asarray(bounds, dtype=np.int64)
         good, at = len(edges) - 1, bounds[-1]
         if good:
             positions = position + done + np.arange(good, dtype=np.int64)
-            yield records(file, positions, slices(block, edges[:-1], edges[1:]), identity)
+            yield records(file, positions, binary_slices(block, edges[:-1], edges[1:]), identity)
         done += good
     if damage:
         detail = f"{count - done:,} records are left of a block: {damage}"
-        yield refused(file, position + done, detail, block[at:][:KEPT_BYTES])
+        yield unreadable(file, position + done, detail, block[at:][:KEPT_BYTES])
 
 
 def unpack(data: bytes, codec: str) -> bytes:
-    """The bytes of a block.
+    """Decompress a block.
 
     Raises:
-        ValueError, OSError, EOFError, zlib.error, lzma.LZMAError: they are damaged, too many, or of a codec that is not known.
+        ValueError, OSError, EOFError, zlib.error, lzma.LZMAError: damaged, too large, or an unknown codec.
     """
     match codec:
         case "null":
@@ -165,13 +161,13 @@ def unpack(data: bytes, codec: str) -> bytes:
             packer = zlib.decompressobj(-15)
             found = packer.decompress(data, MAX_BLOCK)
             if packer.unconsumed_tail or not packer.eof:
-                raise ValueError("it is not whole, or too large")
+                raise ValueError("it is truncated, or too large")
             return found
         case "snappy":
             size = _snappy_size(data)
             found = pa.decompress(data[:-4], decompressed_size=size, codec="snappy", asbytes=True)
             if zlib.crc32(found) != int.from_bytes(data[-4:], "big"):
-                raise ValueError("its checksum is another")
+                raise ValueError("wrong checksum")
             return bytes(found)
         case "bzip2":
             return _bounded(bz2.BZ2Decompressor().decompress(data, MAX_BLOCK))
@@ -191,7 +187,7 @@ def _bounded(found: bytes) -> bytes:
 
 
 def _snappy_size(data: bytes) -> int:
-    """What snappy says of itself in front: a varint."""
+    """The size that snappy announces, a varint."""
     size = shift = 0
     for octet in data[:5]:
         size |= (octet & 0x7F) << shift
@@ -203,5 +199,5 @@ def _snappy_size(data: bytes) -> int:
     return size
 
 
-def _said(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     return as_damage(error).what if isinstance(error, DAMAGE) else str(error).partition("\n")[0]

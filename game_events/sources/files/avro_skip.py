@@ -1,4 +1,4 @@
-"""Where an Avro value ends, without reading what it says: values stand one behind the other in a file, with nothing between."""
+"""Ends of Avro values, found without decoding them: container files store values without separators."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from game_events.decoding.avro.encoding import Budget, read_blocks, read_bytes, 
 from game_events.decoding.avro.json_text import min_bytes
 from game_events.decoding.avro.schema import AvroType
 
-#: Given the bytes and where a value begins, the place behind it; what cannot be is raised as `damage.DAMAGE`.
+#: (bytes, start of a value) -> its end; raises `core.errors.DAMAGE` for malformed bytes.
 Skip = Callable[[bytes, int], int]
 _FIXED = {"null": 0, "boolean": 1, "float": 4, "double": 8}
 _LEAVES: dict[str, Skip] = {
@@ -17,28 +17,24 @@ _LEAVES: dict[str, Skip] = {
 }
 
 
-def skipper(type_: AvroType) -> Skip:
-    """The function for a type."""
-    return _Skippers().of(type_)
-
-
-class _Skippers:
-    """Functions by type: types that contain themselves have one, too."""
+class Skippers:
+    """Skip functions by type, recursive types included."""
 
     def __init__(self) -> None:
         self._made: dict[int, Skip] = {}
 
     def of(self, type_: AvroType) -> Skip:
-        made = self._made.get(id(type_))
-        if made is None:
+        """The function for a type."""
+        key = id(type_)
+        if key not in self._made:
 
             def later(buf: bytes, at: int) -> int:
-                return self._made[id(type_)](buf, at)
+                return self._made[key](buf, at)
 
-            # Found, before it is made, by what is inside of it.
-            self._made[id(type_)] = later
-            made = self._made[id(type_)] = self._make(type_)
-        return made
+            # Until it is made, a recursive type finds this reference to itself.
+            self._made[key] = later
+            self._made[key] = self._make(type_)
+        return self._made[key]
 
     def _make(self, type_: AvroType) -> Skip:
         match type_.kind:

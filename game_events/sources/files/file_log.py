@@ -1,8 +1,7 @@
-"""The table `source_files`: every file that was ever taken in, with the number that is its place in the source; append-only.
+"""The file log (table `source_files`, append-only): every source file with its number, which orders the source.
 
-Guarantee: a path has one number, for ever, however many runs see it at the same time and wherever they crash; numbers have no
-gap. So a file is read once: bronze's progress says up to which number. A file that is written again under its path is noted and
-not read again.
+Guarantee: a path has one number for ever, also with concurrent runs and crashes; numbers have no gaps. So a file is read once:
+bronze's progress is a number. A file that is overwritten later is recorded as changed and not read again.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ SCHEMA = pa.schema(
         pa.field("path", pa.string()),
         pa.field("size", pa.int64()),
         pa.field("modified_at", pa.timestamp("us", tz="UTC")),
-        pa.field("kind", pa.string()),  # taken | changed: another size or time under a path that was taken before
+        pa.field("kind", pa.string()),  # taken | changed: known path with another size or time
         pa.field("seen_at", pa.timestamp("us", tz="UTC")),
         pa.field("run_id", pa.string()),
     ]
@@ -40,8 +39,8 @@ SCHEMA = pa.schema(
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A file of the log, as it was seen last."""
+class LogEntry:
+    """A file of the log, as last listed."""
 
     number: int
     path: str
@@ -50,15 +49,15 @@ class Entry:
 
 
 @dataclass
-class Known:
-    """The log as a process has read it: by number, and by path."""
+class LogContent:
+    """The log in memory, by number and by path."""
 
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[LogEntry] = field(default_factory=list)
     numbers: dict[str, int] = field(default_factory=dict)
     log_id: str = ""
 
-    def news(self, found: Iterable[SourceFile]) -> tuple[list[SourceFile], list[SourceFile]]:
-        """Of files of a listing: those that are not in the log, and those that are others than when they were seen last."""
+    def compare(self, found: Iterable[SourceFile]) -> tuple[list[SourceFile], list[SourceFile]]:
+        """Listed files that are not in the log, and those that changed since they were logged."""
         new: list[SourceFile] = []
         changed: list[SourceFile] = []
         for file in found:
@@ -71,17 +70,17 @@ class Known:
 
 
 class FileLog:
-    """Reads and adds to the table."""
+    """Reads and appends to the table."""
 
     def __init__(self, lakehouse: Lakehouse, run_id: str = "") -> None:
         """Nothing is read yet."""
         self._table = lakehouse.table(SOURCE_FILES)
         self._run_id = run_id
         self._read: set[str] = set()
-        self._known = Known()
+        self._known = LogContent()
         self._commits: int | None = None
 
-    def known(self) -> Known:
+    def known(self) -> LogContent:
         """Every file that was taken in; only what came since the last look is read.
 
         Raises:
@@ -89,7 +88,7 @@ class FileLog:
         """
         handle = self._table.open()
         if handle is None:
-            self._read, self._known, self._commits = set(), Known(), None
+            self._read, self._known, self._commits = set(), LogContent(), None
             return self._known
         if restored_lately(self._table, ANY_COMMIT, handle.version()):
             raise DataError(
@@ -98,26 +97,26 @@ class FileLog:
             )
         there = set(paths(handle))
         log_id = str(handle.metadata().id)
-        if log_id != self._known.log_id or not self._read <= there:  # another table, or maintenance has joined files
-            self._read, self._known = set(), Known(log_id=log_id)
+        if log_id != self._known.log_id or not self._read <= there:  # another table, or after compaction
+            self._read, self._known = set(), LogContent(log_id=log_id)
         self._add(read_arrow(self._table, handle, only=sorted(there - self._read)))
         self._read = there
         self._commits = int(handle.transaction_version(Txn.COMMITS) or 0)
         if len(self._known.entries) != int(handle.transaction_version(Txn.NEXT_FILE) or 0):
-            raise DataError(f"{self._table.uri}: its rows are not those that were written: restore its newest version")
+            raise DataError(f"{self._table.uri}: its rows were changed: restore its newest version")
         return self._known
 
-    def take_in(self, new: Sequence[SourceFile], changed: Sequence[SourceFile]) -> Known:
-        """Give new files their numbers, in this order, and note changed ones; in one commit.
+    def take_in(self, new: Sequence[SourceFile], changed: Sequence[SourceFile]) -> LogContent:
+        """Number new files, in this order, and record changed ones, in one commit.
 
-        Whoever loses to a rival looks again: what the rival has taken in is not new any more.
+        After a conflict the log is read again: files that the concurrent run has added are not new any more.
 
         Raises:
-            ConflictError: rivals won every attempt.
+            ConflictError: concurrent runs won every attempt.
         """
         for attempt in range(ATTEMPTS):
             known = self.known()
-            left, other = known.news(new)[0], known.news(changed)[1]
+            left, other = known.compare(new)[0], known.compare(changed)[1]
             if not left and not other and self._commits is not None:
                 return known
             try:
@@ -127,7 +126,7 @@ class FileLog:
                     raise
         return self.known()
 
-    def _commit(self, known: Known, new: Sequence[SourceFile], changed: Sequence[SourceFile]) -> None:
+    def _commit(self, known: LogContent, new: Sequence[SourceFile], changed: Sequence[SourceFile]) -> None:
         first, now = len(known.entries), datetime.now(UTC)
         rows = [(first + n, f, TAKEN) for n, f in enumerate(new)] + [(known.numbers[f.path], f, CHANGED) for f in changed]
         writer = StagedWriter(self._table, SCHEMA)
@@ -149,17 +148,12 @@ class FileLog:
                 writer.close(),
                 expected={Txn.COMMITS: self._commits},
                 advance={Txn.COMMITS: (self._commits or 0) + 1, Txn.NEXT_FILE: first + len(new)},
-                table_id=self._id(),
+                table_id=None if self._commits is None else self._known.log_id,
                 info={"files": str(len(new)), "changed": str(len(changed))},
                 description="Files that are the source, each with its number: bronze has read them up to one",
             )
         )
         crash_points.reach("files_taken_in")
-
-    def _id(self) -> str | None:
-        if self._commits is None:
-            return None
-        return self._known.log_id
 
     def _add(self, rows: pa.Table) -> None:
         entries, numbers = self._known.entries, self._known.numbers
@@ -171,11 +165,11 @@ class FileLog:
             rows.column("seen_at").to_pylist(),
             strict=True,
         )
-        # By number, and changes behind them in the order in which they were seen.
+        # By number, then changes in the order of their time.
         for number, path, size, modified, kind, _ in sorted(
             columns, key=lambda r: (True, r[5]) if r[4] == CHANGED else (False, r[0])
         ):
-            entry = Entry(number, path, size, modified)
+            entry = LogEntry(number, path, size, modified)
             if kind == TAKEN and number == len(entries):
                 entries.append(entry)
                 numbers[path] = number

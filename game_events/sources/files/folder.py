@@ -1,7 +1,7 @@
-"""Files below a folder of this machine.
+"""Files below a local folder.
 
-Whoever may write there chooses names and rights, and must not stop the other files by them: what cannot be read is skipped, and
-told. Symbolic links are not followed: they would choose which of this machine's files are read, and how often.
+Unreadable files and folders are skipped and reported, so that one file's name or permissions cannot stop the others. Symbolic
+links are not followed: they could lead to any file of this machine.
 """
 
 from __future__ import annotations
@@ -12,26 +12,24 @@ from collections.abc import Iterator
 
 from game_events.errors import ConfigurationError
 
-#: Folders inside one another, at most.
+#: Nested folders at most.
 MAX_DEPTH = 100
 #: Why a symbolic link is skipped.
 LINK = "it is a symbolic link"
-#: Errors by which the system refuses us a file or folder, and those that a name causes by itself; others are the storage's.
+#: Permission errors, and errors caused by one file's name; others are the storage's.
 REFUSED = (errno.EACCES, errno.EPERM)
 _OF_A_NAME = (*REFUSED, errno.ENAMETOOLONG)
-#: What was there a moment ago is gone, or something else.
+#: The file or folder was deleted or replaced meanwhile.
 _GONE = (FileNotFoundError, NotADirectoryError)
 
 
 def files_below(root: str, skipped: dict[str, str]) -> Iterator[tuple[str, int, int]]:
-    """Files that are not hidden: path below the folder, bytes, when it was written (nanoseconds since 1970).
+    """Files that are not hidden: relative path, bytes, modification time (nanoseconds since 1970).
 
-    Args:
-        root: the folder.
-        skipped: gets the paths of files and folders that are skipped, and why.
+    `skipped` gets the paths of skipped files and folders, with the reason.
 
     Raises:
-        ConfigurationError: the folder itself may not be read, or is not there.
+        ConfigurationError: the folder itself does not exist or may not be read.
         OSError: the storage fails.
     """
     if not os.access(root, os.X_OK):
@@ -60,7 +58,7 @@ def files_below(root: str, skipped: dict[str, str]) -> Iterator[tuple[str, int, 
 
 
 def hidden(name: str) -> bool:
-    """Whether a file's or folder's own name is one under which writers hide what is not finished."""
+    """Whether a name marks an unfinished file or folder."""
     return name.startswith(("_", "."))
 
 
@@ -75,7 +73,6 @@ def _wanted(entry: os.DirEntry[str], depth: int, skipped: dict[str, str]) -> boo
 
 
 def _is_text(name: str) -> bool:
-    """Whether tables can hold a name."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -84,11 +81,7 @@ def _is_text(name: str) -> bool:
 
 
 def _skip(path: str, error: OSError, skipped: dict[str, str]) -> None:
-    """Note what a name's own error is.
-
-    Raises:
-        OSError: it is another one.
-    """
+    """Record an error of one file or folder; raise any other."""
     if isinstance(error, _GONE):
         return
     if error.errno not in _OF_A_NAME:
@@ -98,5 +91,5 @@ def _skip(path: str, error: OSError, skipped: dict[str, str]) -> None:
 
 def _no_folder(root: str, why: str) -> ConfigurationError:
     return ConfigurationError(
-        f"GAME_EVENTS_FILES_PATH: {root} cannot be read ({why}): give this user the right to, or name another"
+        f"GAME_EVENTS_FILES_PATH: {root} cannot be read ({why}): give this user read permission, or name another"
     )

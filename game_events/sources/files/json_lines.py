@@ -8,14 +8,16 @@ import numpy as np
 import pyarrow as pa
 
 from game_events.decoding.core.reasons import KEPT_BYTES, Reason
-from game_events.sources.files.limits import Bounds, Unpacked
-from game_events.sources.files.record_batches import BATCH_BYTES, BATCH_ROWS, FilePart, records, refused, slices
+from game_events.sources.files.limits import DecompressedFile, FileLimits
+from game_events.sources.files.record_batches import BATCH_BYTES, BATCH_ROWS, FilePart, binary_slices, records, unreadable
 
 _BLANK = (9, 13, 32)
 
 
-def read_lines(source: pa.NativeFile | Unpacked, file: FilePart, identity: bytes, bounds: Bounds) -> Iterator[pa.RecordBatch]:
-    """Batches of a file's lines; the last one needs no line break. Of a line that is too large only its size is found out."""
+def read_lines(
+    source: pa.NativeFile | DecompressedFile, file: FilePart, identity: bytes, bounds: FileLimits
+) -> Iterator[pa.RecordBatch]:
+    """Batches of a file's lines; the last one needs no line break. A line that is too large is skipped; its size is counted."""
     held, position = b"", 0
     large = 0  # bytes so far of a line that is too large; `held` is how it begins
     while chunk := source.read(BATCH_BYTES):
@@ -24,7 +26,7 @@ def read_lines(source: pa.NativeFile | Unpacked, file: FilePart, identity: bytes
             if end < 0:
                 large += len(chunk)
                 continue
-            yield refused(file, position, bounds.too_large(large + end), held, Reason.TOO_LARGE)
+            yield unreadable(file, position, bounds.too_large(large + end), held, Reason.TOO_LARGE)
             held, large, position, chunk = b"", 0, position + 1, chunk[end + 1 :]
         buffer = held + chunk
         breaks = np.flatnonzero(np.frombuffer(buffer, dtype=np.uint8) == 10)
@@ -37,7 +39,7 @@ def read_lines(source: pa.NativeFile | Unpacked, file: FilePart, identity: bytes
         if len(held) > bounds.record:
             held, large = held[:KEPT_BYTES], len(held)
     if large:
-        yield refused(file, position, bounds.too_large(large), held, Reason.TOO_LARGE)
+        yield unreadable(file, position, bounds.too_large(large), held, Reason.TOO_LARGE)
     elif held.strip():
         yield from _batches(held, np.array([len(held)]), file, position, identity)
 
@@ -48,10 +50,10 @@ def _batches(
     octets = np.frombuffer(buffer, dtype=np.uint8)
     ends = breaks.astype(np.int64)
     starts = np.concatenate([[0], ends[:-1] + 1]).astype(np.int64)
-    # A line of nothing but a blank or a carriage return; longer blank ones do not parse, and say so.
+    # An empty line, a blank or a carriage return; longer blank lines are rejected by the parser.
     blank = (ends == starts) | ((ends == starts + 1) & np.isin(octets[np.minimum(starts, len(octets) - 1)], _BLANK))
     positions = position + np.flatnonzero(~blank)
     starts, ends = starts[~blank], ends[~blank]
     for begin in range(0, len(starts), BATCH_ROWS):
         part = slice(begin, begin + BATCH_ROWS)
-        yield records(file, positions[part], slices(buffer, starts[part], ends[part]), identity)
+        yield records(file, positions[part], binary_slices(buffer, starts[part], ends[part]), identity)

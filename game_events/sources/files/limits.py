@@ -1,7 +1,7 @@
-"""What one file may take at most: records, bytes once it is unpacked, bytes of a record, memory while a part of it is decoded.
+"""Limits of one file: records, decompressed bytes, bytes of a record, memory of decoding.
 
-A handful of bytes can announce any amount of each. At a bound the file's records so far stand, and one row of quarantine says
-what is left; other files are none the wiser.
+A few bytes can announce any amount of each. At a limit the records so far are kept, one quarantine row describes the rest, and
+other files are not affected.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import pyarrow as pa
 from game_events.decoding.core.reasons import too_large
 
 
-class BoundReachedError(Exception):
-    """A file asks for more than it may have; the text says what and which setting allows more."""
+class LimitExceededError(Exception):
+    """A file exceeds a limit; the message names the limit and its setting."""
 
 
 @dataclass(frozen=True)
-class Bounds:
-    """The bounds of the settings; picklable.
+class FileLimits:
+    """The limits of the settings; picklable.
 
     Attributes:
         rows: records of a file, by their positions.
-        unpacked: bytes of a packed file once it is unpacked.
+        unpacked: decompressed bytes of a file.
         record: bytes of a record.
     """
 
@@ -34,34 +34,29 @@ class Bounds:
     unpacked: int
     record: int
 
-    def too_many(self) -> BoundReachedError:
-        """A file has more records."""
-        return BoundReachedError(f"it has more than {self.rows:,} records (GAME_EVENTS_FILES_MAX_ROWS)")
+    def too_many(self) -> LimitExceededError:
+        """Error for a file with too many records."""
+        return LimitExceededError(f"it has more than {self.rows:,} records (GAME_EVENTS_FILES_MAX_ROWS)")
 
-    def too_much(self) -> BoundReachedError:
-        """A file has more bytes."""
-        return BoundReachedError(
+    def too_much(self) -> LimitExceededError:
+        """Error for a file with too many bytes."""
+        return LimitExceededError(
             f"it is more than {self.unpacked:,} bytes once unpacked (GAME_EVENTS_FILES_MAX_UNPACKED_BYTES)"
         )
 
     def too_large(self, size: int) -> str:
-        """What is said of a record of so many bytes."""
+        """Quarantine detail of a record of so many bytes."""
         return too_large(f"{size:,}", self.record)
 
 
-class Unpacked:
-    """A compressed file as it is unpacked, up to the bound: a megabyte may hold a terabyte, of blank lines too."""
+class DecompressedFile:
+    """A compressed file, decompressed up to the limit: a megabyte may hold a terabyte."""
 
-    def __init__(self, source: pa.NativeFile, bounds: Bounds) -> None:
-        """Nothing is read yet."""
+    def __init__(self, source: pa.NativeFile, bounds: FileLimits) -> None:
         self._source, self._bounds, self._size = source, bounds, 0
 
     def read(self, size: int) -> bytes:
-        """The next bytes.
-
-        Raises:
-            BoundReachedError: there are too many in all.
-        """
+        """The next bytes; raises LimitExceededError if there are too many in all."""
         found: bytes = self._source.read(size)
         self._size += len(found)
         if self._size > self._bounds.unpacked:
@@ -70,10 +65,10 @@ class Unpacked:
 
 
 @contextmanager
-def memory(more: int) -> Iterator[None]:
-    """So many bytes more than this process has now; who asks for others gets a MemoryError (`pa.ArrowMemoryError`).
+def memory_limit(more: int) -> Iterator[None]:
+    """Limit this process to so many more bytes in the block; beyond them it gets a MemoryError (`pa.ArrowMemoryError`).
 
-    It holds for the whole process, so for as short as can be. Linux keeps to it; elsewhere it is no bound.
+    It holds for all threads, so keep the block short. Without effect except on Linux.
     """
     before, hard = resource.getrlimit(resource.RLIMIT_DATA)
     held = _held()
@@ -89,7 +84,7 @@ def memory(more: int) -> Iterator[None]:
 
 
 def _held() -> int | None:
-    """Bytes of data that this process has, as Linux counts them; None: nobody says."""
+    """Bytes of data of this process, as Linux counts them; None: unknown."""
     try:
         with open("/proc/self/statm") as file:  # noqa: PTH123 - not by its length: it has none
             return int(file.read().split()[5]) * resource.getpagesize()

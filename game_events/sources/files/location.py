@@ -1,4 +1,4 @@
-"""The folder or prefix of an object store that files are read from: listing it and opening its files."""
+"""The folder, or prefix of an object store, with the source files: lists and opens them."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from game_events.lakehouse.tables import Table
 from game_events.sources.files.archive_format import RECORDS
 from game_events.sources.files.folder import REFUSED, files_below, hidden
 
-#: A pipe is not waited for, whatever is there of this name by now.
+#: Follows no links and does not block on a pipe.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-class NoFileError(Exception):
-    """What stands under a file's name is no file of the folder (any more), as a link or a pipe, or may not be read."""
+class NotAFileError(Exception):
+    """A path that is not a regular file of the folder (a link, a pipe), or may not be read."""
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file as a listing has it.
+    """One listed file.
 
     Attributes:
         path: its full path or URI.
         size: bytes.
-        modified_us: when it was last written, in microseconds since 1970.
+        modified_us: modification time, microseconds since 1970.
     """
 
     path: str
@@ -49,11 +49,11 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class SourceLocation:
-    """Where the files are; picklable, workers open files by it.
+    """Location of the files; picklable, used by workers to open files.
 
     Attributes:
-        root: folder or URI, without a slash at its end.
-        options: of the object store; no credential is among them.
+        root: folder or URI, without a trailing slash.
+        options: of the object store, without credentials.
     """
 
     root: str
@@ -61,11 +61,7 @@ class SourceLocation:
 
     @classmethod
     def of(cls, settings: Settings, root: str) -> SourceLocation:
-        """The place of a path or URI, with what its object store needs.
-
-        Raises:
-            ConfigurationError: an object store that is not known, or not named as a whole.
-        """
+        """The location of a path or URI; raises ConfigurationError for an unknown or incomplete object store."""
         if is_remote(root):
             root = root.replace("s3a://", "s3://", 1).rstrip("/")
             return cls(root, delta_options(settings.model_copy(update={"lakehouse": root})))
@@ -73,25 +69,22 @@ class SourceLocation:
 
     @property
     def local(self) -> bool:
-        """Whether it is a folder of a file system."""
+        """Whether it is a local folder."""
         return "://" not in self.root
 
     def listing(self, pattern: str = "*", skipped: dict[str, str] | None = None) -> list[SourceFile]:
-        """All files below it whose path below it matches, older ones first.
-
-        A name that begins with `_` or `.`, of a file or of a folder on the way, is nobody's: writers hide there what is not
-        finished.
+        """All matching files below it, oldest first, without hidden files and folders (names that begin with `_` or `.`).
 
         Args:
-            pattern: as for a shell; a `*` stands for slashes, too.
-            skipped: gets the paths of files and folders that are there and are skipped, and why.
+            pattern: of the relative path, as in a shell; a `*` also matches slashes.
+            skipped: gets the paths of skipped files and folders, with the reason.
 
         Raises:
-            ConfigurationError: there is no such folder, it may not be read, or the object store refuses us.
+            ConfigurationError: there is no such folder, it may not be read, or the object store refuses access.
             TransientError: the object store does not answer.
         """
         if self.local and not Path(self.root).is_dir():
-            raise ConfigurationError(f"GAME_EVENTS_FILES_PATH: {self.root} is not a folder: make it, or name another")
+            raise ConfigurationError(f"GAME_EVENTS_FILES_PATH: {self.root} is not a folder: create it, or name another")
         found = []
         files = files_below(self.root, {} if skipped is None else skipped) if self.local else self._in_store()
         for below, size, mtime_ns in files:
@@ -110,21 +103,16 @@ class SourceLocation:
                     yield below, info.size, info.mtime_ns or 0
 
     def archive(self) -> DeltaTable | None:
-        """The archive that is there; None: plain files are.
-
-        Raises:
-            ConfigurationError: it is a table and no archive, or the object store refuses us.
-            TransientError: the object store does not answer.
-        """
+        """The record archive at this location; None: plain files. ConfigurationError for another Delta table."""
         archive = Table("archive", self.root, self.options).open()
         if archive is not None and [f.name for f in archive.schema().fields] != RECORDS.names:
             raise ConfigurationError(
-                f"GAME_EVENTS_FILES_PATH: {self.root} is a Delta table: its files are rewritten, so they are no source"
+                f"GAME_EVENTS_FILES_PATH: {self.root} is a Delta table: its files are rewritten, so they cannot be a source"
             )
         return archive
 
     def files_of(self, archive: DeltaTable) -> list[SourceFile]:
-        """All files that the log of the archive here names, and no others: a crash has left those there."""
+        """The files that the archive's Delta log names; others were left by a crash."""
         actions = pa.table(archive.get_add_actions())
         times = actions.column("modification_time").cast(pa.int64()).to_pylist()
         columns = zip(actions.column("path").to_pylist(), actions.column("size_bytes").to_pylist(), times, strict=True)
@@ -134,11 +122,11 @@ class SourceLocation:
 
     @contextmanager
     def open(self, path: str) -> Iterator[pa.NativeFile]:
-        """One of its files, for random access.
+        """Open one of its files for random access.
 
         Raises:
-            FileNotFoundError: it is gone.
-            NoFileError: a link or a pipe is in its place, or this user may not read it.
+            FileNotFoundError: it does not exist.
+            NotAFileError: it is a link or a pipe, or this user may not read it.
         """
         below = path.removeprefix(f"{self.root}/")
         if self.local:
@@ -150,10 +138,10 @@ class SourceLocation:
             yield source
 
     def _descriptor(self, below: str) -> int:
-        """A file of the folder, opened step by step: no part of its name may be a link by now."""
+        """Descriptor of a file, opened folder by folder, so that no part of the path is a link."""
         *folders, name = PurePosixPath(below).parts
         if {"..", "/"} & {*folders, name}:
-            raise NoFileError("it is no file of the folder")
+            raise NotAFileError("it is no file of the folder")
         held = os.open(self.root, _READ | os.O_DIRECTORY)
         try:
             for folder in folders:
@@ -163,10 +151,10 @@ class SourceLocation:
             found = os.open(name, _READ, dir_fd=held)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
-                raise NoFileError(f"it is no file of the folder any more ({error.strerror})") from None
+                raise NotAFileError(f"it is no file of the folder any more ({error.strerror})") from None
             if error.errno in REFUSED:
-                raise NoFileError(
-                    f"it may not be read ({error.strerror}): give this user the right to, and put it there under another name"
+                raise NotAFileError(
+                    f"it may not be read ({error.strerror}): give this user read permission, and add it under another name"
                 ) from None
             raise
         finally:
@@ -174,10 +162,10 @@ class SourceLocation:
         if stat.S_ISREG(os.fstat(found).st_mode):
             return found
         os.close(found)
-        raise NoFileError("it is no file of the folder")
+        raise NotAFileError("it is no file of the folder")
 
     def _system(self) -> tuple[pafs.FileSystem, str]:
-        """A file system, and what stands in it before the paths below the root."""
+        """A file system, and the prefix of relative paths in it."""
         if self.local:
             return pafs.LocalFileSystem(), self.root + "/"
         return pafs.PyFileSystem(DeltaStorageHandler(self.root, self.options)), ""

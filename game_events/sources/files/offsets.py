@@ -1,8 +1,7 @@
-"""Where a record of a file stands, in the two numbers that Kafka's records have: partition and offset.
+"""Offsets of records in files: partition 0, ``number of the file in the log << 32 | position in the file``.
 
-A file has a number in the file log and a record a position in its file. Together they are one 64-bit offset of the one
-partition 0: ``number << 32 | position``. Slices begin and end between files, so everything that counts on offsets (commits,
-crashes, restores, the checks) holds for files as it does for a topic.
+Micro-batches begin and end between files, so everything that depends on offsets (commits, restores, the checks) holds for files
+as for a topic.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from game_events.sources.core.source import Gap
 
 PARTITION = 0
-#: Positions of one file.
+#: Offsets of one file.
 FILE_ROWS = 2**32
 
 
@@ -22,19 +21,19 @@ def first_offset(number: int) -> int:
 
 
 def number_of(offset: int) -> int:
-    """The file that an offset is in, or begins."""
+    """Number of the file that contains an offset."""
     return offset // FILE_ROWS
 
 
 @dataclass(frozen=True)
 class FileGap(Gap):
-    """A file that was gone before it was read; without its path as a commit's note has it, which names its number."""
+    """A file that was deleted before it was read; a gap from a commit's info has its number, not its path."""
 
     path: str = ""
 
     @property
     def offsets(self) -> int | None:
-        """How many records: nobody knows."""
+        """None: the number of records is unknown."""
         return None
 
     def __str__(self) -> str:

@@ -1,10 +1,8 @@
-"""Parquet files: rows of columns, or records of an archive. Positions count the rows from 0.
+"""Reader of Parquet files: rows of columns, or records of an archive. RowNumbers count the rows from 0.
 
-A file is read row group by row group; one that cannot be read is one row of quarantine, the others are read all the same. A
-large file is shared out to several tasks by its row groups.
-
-What a file says of its own sizes may be wrong, and a value that stands in it once may be a million rows': so batches are as
-large as the file lets expect, and smaller ones are tried where they do not fit into memory.
+A file is read by row groups; an unreadable group becomes one quarantine row. Tasks share a large file by its
+row groups. The sizes in the metadata may be wrong, and a dictionary value may be repeated a million times: batches are sized by
+the metadata, and made smaller where they do not fit into memory.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from game_events.decoding.core.reasons import Reason
 from game_events.decoding.core.registry_schema import RegistrySchema, schema_guid
 from game_events.decoding.stored_columns import FORMAT, schema_text, stored
 from game_events.sources.files.archive_format import RECORDS, is_archive, schemas_of
-from game_events.sources.files.limits import Bounds, memory
+from game_events.sources.files.limits import FileLimits, memory_limit
 from game_events.sources.files.record_batches import (
     BATCH_BYTES,
     BATCH_ROWS,
@@ -29,14 +27,14 @@ from game_events.sources.files.record_batches import (
     archived,
     decoded,
     pieces,
-    refused,
+    unreadable,
 )
 
-#: What reading damaged Parquet raises; `is_damage` tells it from storage that is away.
+#: Errors of reading damaged Parquet; `is_damage` excludes those of an unavailable storage.
 DAMAGED = (pa.ArrowException, OSError, ValueError, EOFError, MemoryError)
-#: Bytes that a worker may ask for besides what it has, and a row group as it is stored, while it decodes a batch.
+#: Bytes that decoding a batch may allocate, besides the compressed row group.
 MEMORY = 1024 * 1024 * 1024
-#: A batch that did not fit is tried again with so many times fewer rows.
+#: A batch that did not fit is retried with so many times fewer rows.
 _FEWER = 32
 
 
@@ -56,7 +54,7 @@ def read_parquet(
     file: FilePart,
     offer: Callable[[RegistrySchema], None],
     is_damage: Callable[[BaseException], bool],
-    bounds: Bounds,
+    bounds: FileLimits,
     *,
     of_archive: bool = False,
 ) -> Iterator[pa.RecordBatch]:
@@ -64,11 +62,11 @@ def read_parquet(
 
     Args:
         source: the file.
-        file: what it is, and which part of it is read.
-        offer: told of the schemas that the file brings, once it is known to be one that is read.
-        is_damage: whether an error is one of the file's content.
-        bounds: of its rows, and of the bytes of a part of it.
-        of_archive: the log of an archive names the file.
+        file: describes it, and which part of it is read.
+        offer: called with the schemas of an accepted file.
+        is_damage: whether an error is caused by the file's content.
+        bounds: limits of rows, and of the bytes of a part.
+        of_archive: the file is in the Delta log of an archive.
 
     Raises:
         BoundReachedError: its rows are too many bytes.
@@ -79,12 +77,12 @@ def read_parquet(
         if not is_damage(error):
             raise
         if file.part == 0:
-            yield refused(file, 0, f"it cannot be read as Parquet: {_said(error)}")
+            yield unreadable(file, 0, f"it cannot be read as Parquet: {_message(error)}")
         return
     if opened.metadata.num_rows > bounds.rows:
-        # Nothing of it was read yet: all of it can come under another name.
+        # Nothing was read yet: the file can be added again, divided.
         if file.part == 0:
-            yield refused(file, 0, f"nothing of it was read: {bounds.too_many()}", reason=Reason.TOO_LARGE)
+            yield unreadable(file, 0, f"nothing of it was read: {bounds.too_many()}", reason=Reason.TOO_LARGE)
         return
     reading = _Reading(opened, file, offer, is_damage, archive)
     position = size = 0
@@ -100,13 +98,13 @@ def read_parquet(
 
 
 def _open(source: pa.NativeFile, offer: Callable[[RegistrySchema], None], *, of_archive: bool) -> tuple[pq.ParquetFile, bool]:
-    """The file, and whether it is one of an archive."""
-    with memory(MEMORY):
+    """The file, and whether it belongs to an archive."""
+    with memory_limit(MEMORY):
         opened = pq.ParquetFile(source)
     archive = is_archive(opened.schema_arrow)
     if archive and not set(RECORDS.names) <= set(opened.schema_arrow.names):
         raise ValueError("an archive without the columns of one")
-    # Its records would come twice: those of files that were joined, or that a crash has left there.
+    # Files that the archive's log does not name would repeat records (compacted files, or left by a crash).
     if archive and not of_archive:
         raise ValueError("it is of an archive: set GAME_EVENTS_FILES_PATH to the archive's own folder")
     if of_archive and not archive:
@@ -123,8 +121,8 @@ def _row_group(reading: _Reading, group: int, position: int) -> Iterator[pa.Reco
         try:
             for batch in _batches(reading, group, rows, done):
                 positions = position + done + np.arange(len(batch), dtype=np.int64)
-                # Not while whoever asked for a batch works with it.
-                with memory(MEMORY):
+                # The limit ends before the caller gets the batch.
+                with memory_limit(MEMORY):
                     arranged = _arranged(reading, positions, batch)
                 yield arranged
                 done += len(batch)
@@ -133,32 +131,32 @@ def _row_group(reading: _Reading, group: int, position: int) -> Iterator[pa.Reco
             pa.default_memory_pool().release_unused()
             if rows == 1:
                 detail = f"row group {group}: a row needs more than {MEMORY:,} bytes of memory; {count - done:,} rows are left"
-                yield refused(reading.file, position + done, f"{detail}: {_said(error)}", reason=Reason.TOO_LARGE)
+                yield unreadable(reading.file, position + done, f"{detail}: {_message(error)}", reason=Reason.TOO_LARGE)
                 return
             rows = max(1, rows // _FEWER)
         except DAMAGED as error:
             if not reading.is_damage(error):
                 raise
-            detail = f"row group {group}: {_said(error)}; {count - done:,} rows are left of it"
-            yield refused(reading.file, position + done, detail)
+            detail = f"row group {group}: {_message(error)}; {count - done:,} rows are left of it"
+            yield unreadable(reading.file, position + done, detail)
             return
 
 
 def _expected_rows(opened: pq.ParquetFile, group: int) -> int:
-    """Rows of a batch, by what the file says of itself."""
+    """Rows of a batch, by the file's metadata."""
     found = opened.metadata.row_group(group)
     each: int = max(1, found.total_byte_size // max(1, found.num_rows))
     return max(1, min(BATCH_ROWS, BATCH_BYTES // each))
 
 
 def _batches(reading: _Reading, group: int, rows: int, skip: int) -> Iterator[pa.RecordBatch]:
-    """A row group's rows but for the first ones, each batch within the memory that a worker may have."""
+    """Batches of a row group after the first `skip` rows, decoded within `MEMORY`."""
     columns = RECORDS.names if reading.archive else None
     batches = reading.opened.iter_batches(rows, row_groups=[group], columns=columns)
     about = reading.opened.metadata.row_group(group)
     packed = sum(about.column(c).total_compressed_size for c in range(about.num_columns))
     while True:
-        with memory(MEMORY + max(0, min(reading.file.size, packed))):
+        with memory_limit(MEMORY + max(0, min(reading.file.size, packed))):
             batch = next(batches, None)
         if batch is None:
             return
@@ -168,7 +166,7 @@ def _batches(reading: _Reading, group: int, rows: int, skip: int) -> Iterator[pa
 
 
 def _arranged(reading: _Reading, positions: RowNumbers, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows as workers have them."""
+    """Records of a batch of rows."""
     if reading.archive:
         rows = pa.Table.from_batches([batch]).select(RECORDS.names).cast(RECORDS)
         return archived(reading.file, positions, rows)
@@ -181,5 +179,5 @@ def _arranged(reading: _Reading, positions: RowNumbers, batch: pa.RecordBatch) -
     return decoded(reading.file, positions, str(schema.schema_id), columns)
 
 
-def _said(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     return (str(error).strip() or repr(error)).partition("\n")[0][:300]

@@ -1,7 +1,7 @@
-"""Protobuf messages one behind the other, each after its length as a varint.
+"""Reader of length-delimited protobuf messages (length as a varint).
 
-Format: what protobuf's own `writeDelimitedTo` (Java), `SerializeDelimitedToOstream` (C++) and `serialize_length_prefixed`
-(Python) write. Positions count the messages from 0.
+Format: as written by protobuf's `writeDelimitedTo` (Java), `SerializeDelimitedToOstream` (C++) and `serialize_length_prefixed`
+(Python). Positions count the messages from 0.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ import numpy as np
 import pyarrow as pa
 
 from game_events.decoding.core.reasons import KEPT_BYTES, Reason
-from game_events.sources.files.limits import Bounds, Unpacked
-from game_events.sources.files.record_batches import BATCH_BYTES, BATCH_ROWS, FilePart, records, refused, slices
+from game_events.sources.files.limits import DecompressedFile, FileLimits
+from game_events.sources.files.record_batches import BATCH_BYTES, BATCH_ROWS, FilePart, binary_slices, records, unreadable
 
-#: A length has no more bytes than this.
+#: Bytes of a length at most.
 _LENGTH_BYTES = 5
-#: Longer messages than protobuf itself allows are damage.
+#: Protobuf's own limit of a message.
 MAX_MESSAGE = 2**31 - 1
 
 
 def read_delimited(
-    source: pa.NativeFile | Unpacked, file: FilePart, identity: bytes | None, bounds: Bounds
+    source: pa.NativeFile | DecompressedFile, file: FilePart, identity: bytes | None, bounds: FileLimits
 ) -> Iterator[pa.RecordBatch]:
-    """Batches of a file's messages, then a row for what is left behind a length that cannot be right.
+    """Batches of a file's messages, then a row for the rest after an impossible length.
 
-    A message that is too large is a row of its own, and passed over without being held in memory.
+    A message that is too large becomes a quarantine row and is skipped without being held in memory.
     """
     held, position = b"", 0
-    # A compressed file does not tell how much is in it.
-    most = MAX_MESSAGE + _LENGTH_BYTES if isinstance(source, Unpacked) else file.size
+    # The decompressed size is unknown.
+    most = MAX_MESSAGE + _LENGTH_BYTES if isinstance(source, DecompressedFile) else file.size
     while True:
         chunk = source.read(BATCH_BYTES)
         buffer = held + chunk
@@ -41,40 +41,42 @@ def read_delimited(
             for begin in range(0, len(first), BATCH_ROWS):
                 part = slice(begin, begin + BATCH_ROWS)
                 positions = position + np.arange(begin, begin + len(first[part]), dtype=np.int64)
-                yield records(file, positions, slices(buffer, first[part], last[part]), identity)
+                yield records(file, positions, binary_slices(buffer, first[part], last[part]), identity)
             position += len(first)
         held = buffer[at:]
         if needed is None or not chunk or needed > most:
             break
         if needed > bounds.record + _LENGTH_BYTES:
-            missing = _pass_over(source, needed - len(held))
+            missing = _skip(source, needed - len(held))
             if missing:
                 held = held[:KEPT_BYTES]
                 detail = f"{position:,}: a message of {needed:,} bytes is announced, {needed - missing:,} are left of the file"
-                yield refused(file, position, f"record {detail}", held)
+                yield unreadable(file, position, f"record {detail}", held)
                 return
-            yield refused(file, position, bounds.too_large(needed), held[:KEPT_BYTES], Reason.TOO_LARGE)
+            yield unreadable(file, position, bounds.too_large(needed), held[:KEPT_BYTES], Reason.TOO_LARGE)
             held, position = b"", position + 1
-        # One message larger than a batch: read as much as it wants at once, not chunk by chunk.
+        # One message larger than a batch: read it at once, not chunk by chunk.
         elif needed > len(held) + BATCH_BYTES:
             held += source.read(needed - len(held) - BATCH_BYTES)
     if held:
         wrong = "no length" if needed is None else f"a message of {needed:,} bytes is announced"
-        rest = len(held) + (0 if isinstance(source, Unpacked) else source.size() - source.tell())
-        yield refused(file, position, f"record {position:,}: {wrong}, {rest:,} bytes are left of the file", held[:KEPT_BYTES])
+        rest = len(held) + (0 if isinstance(source, DecompressedFile) else source.size() - source.tell())
+        yield unreadable(
+            file, position, f"record {position:,}: {wrong}, {rest:,} bytes are left of the file", held[:KEPT_BYTES]
+        )
 
 
-def _pass_over(source: pa.NativeFile | Unpacked, size: int) -> int:
-    """Read so many bytes and forget them; returns how many of them there are not."""
+def _skip(source: pa.NativeFile | DecompressedFile, size: int) -> int:
+    """Skip so many bytes; returns how many are missing at the end of the file."""
     while size and (chunk := source.read(min(size, BATCH_BYTES))):
         size -= len(chunk)
     return size
 
 
 def _lengths(buffer: bytes) -> tuple[list[int], list[int], int, int | None]:
-    """Where the whole messages of a buffer begin and end, where they stop, and how many bytes the next one wants.
+    """Starts and ends of the complete messages of a buffer, where they stop, and bytes that the next one needs.
 
-    None: what stands there is no length. A loop, as where a message begins is only known from the one before.
+    None: no valid length there. A loop, as the start of a message depends on the one before.
     """
     starts: list[int] = []
     ends: list[int] = []

@@ -1,7 +1,7 @@
-"""Workers' part: files -> batches of records, each file opened where it is read, never more of it in memory than a batch.
+"""Reader of files in workers: files -> batches of records, with one batch in memory at a time.
 
-Guarantee: a file is read to its end, or what of it cannot be read, or is more than a file may have, is in a row that says so;
-nothing is left out in silence. A storage that is away is an error and no damage: the task fails, and is tried again.
+Guarantee: a file is read to its end, or a quarantine row describes the unreadable or too large rest; nothing is skipped
+silently. An unavailable storage fails the task, which is retried.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from game_events.errors import GameEventsError
 from game_events.lakehouse.storage.errors import explain, store_errors_named
 from game_events.sources.files.avro_container import read_container
 from game_events.sources.files.json_lines import read_lines
-from game_events.sources.files.limits import BoundReachedError, Bounds, Unpacked
-from game_events.sources.files.location import NoFileError, SourceLocation
+from game_events.sources.files.limits import DecompressedFile, FileLimits, LimitExceededError
+from game_events.sources.files.location import NotAFileError, SourceLocation
 from game_events.sources.files.parquet import read_parquet
 from game_events.sources.files.protobuf_delimited import read_delimited
-from game_events.sources.files.record_batches import FilePart, refused, together, within
+from game_events.sources.files.record_batches import FilePart, coalesced, split_by_size, unreadable
 from game_events.sources.files.schemas import NamedSchema
 
 AVRO, JSONL, PARQUET, PROTOBUF = "avro", "jsonl", "parquet", "protobuf"
-#: Ending of a name -> format, for `auto`; behind it may stand that of a compression.
+#: File name suffix -> format, for `auto`; a suffix of `COMPRESSED` may follow.
 ENDINGS = {
     ".avro": AVRO,
     ".jsonl": JSONL,
@@ -40,7 +40,7 @@ ENDINGS = {
     ".protobuf": PROTOBUF,
     ".delimited": PROTOBUF,
 }
-#: Endings of compressed files (of formats that do not compress by themselves).
+#: Suffixes of compressed files (of formats without compression of their own).
 COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 
 #: Columns of the DataFrame of files.
@@ -49,21 +49,21 @@ FILES_SCHEMA = "number long, path string, size long, modified_us long, part int,
 
 @dataclass(frozen=True)
 class FileReading:
-    """What a worker needs to read files; picklable.
+    """Parameters of `FileReader`; picklable.
 
     Attributes:
-        place: where they are.
+        place: location of the files.
         log_id: the file log's id.
-        bounds: what a file may take.
-        format: of the setting: a format, or `auto`.
-        schema: of records whose files do not hold one.
+        bounds: limits of a file.
+        format: a format, or `auto`.
+        schema: for records of files that do not hold one.
         framed: protobuf records begin with a registry frame.
-        archive: the place is an archive.
+        archive: the location is a record archive.
     """
 
     place: SourceLocation
     log_id: str
-    bounds: Bounds
+    bounds: FileLimits
     format: str = "auto"
     schema: NamedSchema | None = None
     framed: bool = False
@@ -72,30 +72,22 @@ class FileReading:
 
 @dataclass
 class FileReader:
-    """One worker's pass.
+    """Reads files in one task.
 
     Attributes:
-        schemas: those that files brought, by GUID or id: the driver does not know them yet.
+        schemas: schemas found in files, by GUID or id, to be reported to the driver.
     """
 
     reading: FileReading
     schemas: dict[int | str, RegistrySchema] = field(default_factory=dict)
 
     def batches(self, files: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Batches of records of the files whose rows (`FILES_SCHEMA`) come in."""
-        return together(batch for file in self._parts(files) for batch in self._read(file))
-
-    def _parts(self, files: Iterable[pa.RecordBatch]) -> Iterator[FilePart]:
-        for batch in files:
-            for row in batch.to_pylist():
-                yield FilePart(log_id=self.reading.log_id, **row)
+        """Batches of records of the given files (rows of `FILES_SCHEMA`)."""
+        parts = (FilePart(log_id=self.reading.log_id, **row) for batch in files for row in batch.to_pylist())
+        return coalesced(batch for file in parts for batch in self._read(file))
 
     def _read(self, file: FilePart) -> Iterator[pa.RecordBatch]:
-        """One file.
-
-        Raises:
-            OSError, GameEventsError: it is gone, may not be read, or the storage is away.
-        """
+        """One file; raises OSError or GameEventsError if it does not exist or the storage is unavailable."""
         place, behind = self.reading.place, 0
         with store_errors_named(place.root):
             try:
@@ -103,41 +95,37 @@ class FileReader:
                     for batch in self._batches(source, file):
                         behind = int(batch.column("file_position")[-1].as_py()) + 1
                         yield batch
-            except NoFileError as error:
-                yield refused(file, behind, str(error))
-            except BoundReachedError as error:
-                yield refused(file, behind, f"what is left of the file was not read: {error}", reason=Reason.TOO_LARGE)
+            except NotAFileError as error:
+                yield unreadable(file, behind, str(error))
+            except LimitExceededError as error:
+                yield unreadable(file, behind, f"what is left of the file was not read: {error}", reason=Reason.TOO_LARGE)
             except (pa.ArrowException, OSError) as error:
                 if not self._is_damage(error):
                     raise
-                yield refused(file, behind, f"it cannot be read to its end: {error}")
+                yield unreadable(file, behind, f"it cannot be read to its end: {error}")
 
     def _batches(self, source: pa.NativeFile, file: FilePart) -> Iterator[pa.RecordBatch]:
-        """A file's rows, none of them empty, up to its bounds.
-
-        Raises:
-            BoundReachedError: there are more.
-        """
+        """Non-empty batches of a file's rows; raises LimitExceededError at a limit."""
         bounds = self.reading.bounds
         kind, codec = format_of(file.path, self.reading.format)
         with nullcontext(source) if codec is None else pa.CompressedInputStream(source, codec) as content:
-            unpacked = content if codec is None else Unpacked(content, bounds)
+            unpacked = content if codec is None else DecompressedFile(content, bounds)
             for batch in self._records(unpacked, file, kind):
                 positions = batch.column("file_position")
-                # Behind a file's positions the next file's begin.
+                # The next file's offsets begin after `bounds.rows`.
                 over = len(batch) > 0 and positions[-1].as_py() >= bounds.rows
                 kept = batch.filter(pc.less(positions, bounds.rows)) if over else batch
-                for piece in within(kept, bounds):
+                for piece in split_by_size(kept, bounds):
                     if len(piece):
                         yield piece
                 if over:
                     raise bounds.too_many()
 
-    def _records(self, source: pa.NativeFile | Unpacked, file: FilePart, kind: str | None) -> Iterator[pa.RecordBatch]:
+    def _records(self, source: pa.NativeFile | DecompressedFile, file: FilePart, kind: str | None) -> Iterator[pa.RecordBatch]:
         named, bounds = self.reading.schema, self.reading.bounds
         match kind:
-            case "avro" | "parquet" if isinstance(source, Unpacked):
-                yield refused(file, 0, f"{kind} files pack by themselves: unpack it")
+            case "avro" | "parquet" if isinstance(source, DecompressedFile):
+                yield unreadable(file, 0, f"{kind} files have compression of their own: decompress it")
             case "parquet":
                 yield from read_parquet(source, file, self._offer, self._is_damage, bounds, of_archive=self.reading.archive)
             case "avro":
@@ -148,23 +136,23 @@ class FileReader:
             case "jsonl" if named is not None and named.kind == "JSON":
                 yield from read_lines(source, file, named.identity, bounds)
             case None:
-                yield refused(file, 0, "its name does not tell its format: set GAME_EVENTS_FILES_FORMAT")
+                yield unreadable(file, 0, "its name has no known suffix: set GAME_EVENTS_FILES_FORMAT")
             case other:
                 detail = f"{other} records need a schema: set GAME_EVENTS_FILES_SCHEMA to one of their format"
-                yield refused(file, 0, detail)
+                yield unreadable(file, 0, detail)
 
     def _offer(self, schema: RegistrySchema) -> None:
         self.schemas[schema.schema_id] = schema
 
     def _is_damage(self, error: BaseException) -> bool:
-        """Whether an error is one of the file's content, and not of the storage that holds it."""
+        """Whether an error is caused by the file's content, not by the storage."""
         if isinstance(error, GameEventsError) or (isinstance(error, OSError) and error.errno is not None):
             return False
         return explain(error, self.reading.place.root) is None
 
 
 def format_of(path: str, wanted: str) -> tuple[str | None, str | None]:
-    """Format and compression of a file, by the setting and its name; None: its name does not tell, it is not compressed."""
+    """Format (None: unknown suffix) and compression (None: none) of a file, by the setting and its name."""
     name = PurePosixPath(path)
     codec = COMPRESSED.get(name.suffix.lower())
     if codec is not None:

@@ -1,4 +1,4 @@
-"""Records of files as they go to bronze's workers: batches like those of a topic, with file and position beside them."""
+"""Arrow batches of records from files: a topic's columns, with file and position."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import pyarrow.compute as pc
 from game_events.decoding.core.reasons import KEPT_BYTES, Reason
 from game_events.decoding.core.wire_format import ID_HEADER
 from game_events.sources.core.source import FILES
-from game_events.sources.files.limits import Bounds
+from game_events.sources.files.limits import FileLimits
 from game_events.sources.files.offsets import PARTITION, first_offset
 
 RowNumbers = npt.NDArray[np.int64]
 TIME = pa.timestamp("us", tz="UTC")
 HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
-#: Records and bytes of a batch: small files are put together up to it, large ones are cut.
+#: Records and bytes of a batch: small files share one, large ones are divided.
 BATCH_ROWS = 20_000
 BATCH_BYTES = 32 * 1024 * 1024
 
-#: Columns of every batch. `at` is the record's own offset in the source; `partition` and `offset` are those it has in bronze,
-#: which for records from an archive are Kafka's. `reason` is NULL but for what cannot be read as a record at all.
+#: Columns of every batch. `at`: offset in the source; `partition` and `offset`: coordinates in bronze (for an archive:
+#: Kafka's); `reason`: of unreadable parts, else NULL.
 COMMON = (
     pa.field("topic", pa.string()),
     pa.field("topic_id", pa.string()),
@@ -48,10 +48,9 @@ class FilePart:
     """A file, or a part of a large one, that a worker reads.
 
     Attributes:
-        number: the file's number in the log.
-        path, size, modified_us: as the log has them.
-        log_id: the log's id, which stands where a topic's would.
-        part, parts: which of how many parts, of Parquet files.
+        number, path, size, modified_us: as in the file log.
+        log_id: the log's id, used as topic id.
+        part, parts: number of the part of a Parquet file, and of parts in all.
     """
 
     number: int
@@ -64,7 +63,7 @@ class FilePart:
 
 
 def records(file: FilePart, positions: RowNumbers, values: pa.BinaryArray, identity: bytes | None) -> pa.RecordBatch:
-    """Records with these values; `identity` names their schema, unless the values begin with a frame."""
+    """Records with these values; `identity` names their schema; None: the values begin with a registry frame."""
     count = len(positions)
     columns = _place(file, positions) | {
         "value": values,
@@ -74,7 +73,7 @@ def records(file: FilePart, positions: RowNumbers, values: pa.BinaryArray, ident
 
 
 def decoded(file: FilePart, positions: RowNumbers, guid: str, rows: pa.StructArray) -> pa.RecordBatch:
-    """Rows that are columns already, of one schema."""
+    """Rows of columns, all of one schema."""
     count = len(positions)
     columns = _place(file, positions) | {"headers": no_headers(count), "columns": rows}
     columns["schema_guid"] = pa.repeat(pa.scalar(guid), count)
@@ -83,7 +82,7 @@ def decoded(file: FilePart, positions: RowNumbers, guid: str, rows: pa.StructArr
 
 
 def archived(file: FilePart, positions: RowNumbers, rows: pa.Table) -> pa.RecordBatch:
-    """Records of an archive, with the coordinates, keys, headers and times that they had in Kafka."""
+    """Records of an archive, with their Kafka coordinates, keys, headers and timestamps."""
     count = len(positions)
     own = _place(file, positions)
     columns = own | {name: rows.column(name).combine_chunks() for name in rows.column_names}
@@ -92,10 +91,10 @@ def archived(file: FilePart, positions: RowNumbers, rows: pa.Table) -> pa.Record
     return _arranged(columns, RECORDS, count)
 
 
-def refused(
+def unreadable(
     file: FilePart, position: int, detail: str, rest: bytes | None = None, reason: Reason = Reason.UNREADABLE_FILE
 ) -> pa.RecordBatch:
-    """One row for what cannot be read: a whole file, or what is left of one from a position on."""
+    """One row for an unreadable file, or the unreadable rest of one from a position on."""
     columns = _place(file, np.array([position], dtype=np.int64)) | {
         "value": pa.array([rest], pa.binary()),
         "headers": no_headers(1),
@@ -105,8 +104,8 @@ def refused(
     return _arranged(columns, RECORDS, 1)
 
 
-def within(batch: pa.RecordBatch, bounds: Bounds) -> Iterator[pa.RecordBatch]:
-    """The same rows in pieces that fit into memory several times; of those that are too large a part, and the reason."""
+def split_by_size(batch: pa.RecordBatch, bounds: FileLimits) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of bounded size; rows that are too large are truncated and get a reason."""
     if "columns" in batch.schema.names:
         for piece in pieces(batch, min(BATCH_BYTES, bounds.record)):
             large = piece.nbytes > bounds.record
@@ -122,7 +121,7 @@ def within(batch: pa.RecordBatch, bounds: Bounds) -> Iterator[pa.RecordBatch]:
 
 
 def pieces(batch: pa.RecordBatch, most: int) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of so many bytes at most, but for single rows that have more."""
+    """The same rows in batches of so many bytes at most, except for larger single rows."""
     if len(batch) < 2 or batch.nbytes <= most:
         yield batch
         return
@@ -131,8 +130,8 @@ def pieces(batch: pa.RecordBatch, most: int) -> Iterator[pa.RecordBatch]:
     yield from pieces(batch.slice(half), most)
 
 
-def _cut(batch: pa.RecordBatch, sizes: list[int], bounds: Bounds) -> pa.RecordBatch:
-    """Rows that are too large, as quarantine keeps them."""
+def _cut(batch: pa.RecordBatch, sizes: list[int], bounds: FileLimits) -> pa.RecordBatch:
+    """Rows that are too large, truncated for quarantine."""
     columns = {name: batch.column(name) for name in batch.schema.names} | {
         "key": pc.binary_slice(batch.column("key"), 0, KEPT_BYTES),
         "value": pc.binary_slice(batch.column("value"), 0, KEPT_BYTES),
@@ -142,10 +141,10 @@ def _cut(batch: pa.RecordBatch, sizes: list[int], bounds: Bounds) -> pa.RecordBa
     return _arranged(columns, RECORDS, len(batch))
 
 
-def slices(data: pa.Buffer | bytes, starts: RowNumbers, ends: RowNumbers) -> pa.BinaryArray:
-    """The values that stand at these places of a buffer of less than 2 GiB."""
+def binary_slices(data: pa.Buffer | bytes, starts: RowNumbers, ends: RowNumbers) -> pa.BinaryArray:
+    """The values between these offsets of a buffer of less than 2 GiB."""
     count = len(starts)
-    # Values and what is between them, then every second one: one copy, no loop.
+    # An array of values and the bytes between them, of which every second one is taken: one copy, no loop.
     bounds = np.empty(2 * count + 1, dtype=np.int32)
     bounds[0:-1:2], bounds[1::2] = starts, ends
     bounds[-1] = ends[-1] if count else 0
@@ -168,24 +167,24 @@ def no_headers(count: int) -> pa.ListArray:
     return pa.ListArray.from_arrays(pa.array(np.zeros(count + 1, dtype=np.int32)), empty).cast(HEADERS_TYPE)
 
 
-def together(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of up to `BATCH_ROWS`: thousands of files with a handful of records are a few batches."""
+def coalesced(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of up to `BATCH_ROWS`, so that thousands of small files become few batches."""
     held: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
         if not len(batch):
             continue
         if held and (held[0].schema != batch.schema or rows + len(batch) > BATCH_ROWS or size > BATCH_BYTES):
-            yield _joined(held)
+            yield _concatenated(held)
             held, rows, size = [], 0, 0
         held.append(batch)
         rows, size = rows + len(batch), size + batch.nbytes
     if held:
-        yield _joined(held)
+        yield _concatenated(held)
 
 
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+def _concatenated(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)  # which copies
 
 
 def _place(file: FilePart, positions: RowNumbers) -> dict[str, pa.Array]:

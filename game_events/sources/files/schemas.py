@@ -1,8 +1,7 @@
 """Schemas of records in files: from the file's own header, from a file that a setting names, or from the registry.
 
-What no registry has an id for gets a GUID made of the schema itself. Records carry it as Confluent's serializers carry theirs,
-in the header `__value_schema_id`, and the archive (table `schemas`) keeps the text: so replay, redecode and erasure, which know
-records and schema ids, know records of files.
+A schema without a registry id gets a GUID derived from its text. Records carry it in the header `__value_schema_id`, as with
+Confluent's serializers, and the table `schemas` keeps the text, so that replay, redecode and erasure work on records of files.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from game_events.errors import ConfigurationError, DataError
 from game_events.schema_registry import SchemaRegistry, SubjectVersion
 from game_events.sources.files.archive_format import UNKNOWN
 
-#: Ending of the schema's file -> its format.
+#: Suffix of a schema file -> its format.
 _KINDS = {".proto": "PROTOBUF", ".json": "JSON", ".avsc": "AVRO"}
 _SUBJECT = "subject:"
 SETTING = "GAME_EVENTS_FILES_SCHEMA"
 
 
 def identity_bytes(schema_id: SchemaId, path: IndexPath, *, indexed: bool) -> bytes:
-    """What a record's header `__value_schema_id` holds: magic byte, id or GUID, and of protobuf the message's indexes."""
+    """Value of a record's header `__value_schema_id`: magic byte, id or GUID, and for protobuf the message indexes."""
     head = b"\0" + schema_id.to_bytes(4, "big") if isinstance(schema_id, int) else b"\1" + uuid.UUID(schema_id).bytes
     if not indexed:
         return head
@@ -48,12 +47,12 @@ def _zigzag(number: int) -> bytes:
 
 @dataclass(frozen=True)
 class NamedSchema:
-    """The schema that the settings name, for records whose files do not hold one.
+    """The schema of the settings, for records of files without one.
 
     Attributes:
-        schema: the schema, with an id of the registry or a GUID of its own.
-        key: the type of the records.
-        identity: what stands in their header.
+        schema: the schema, with an id of the registry or a derived GUID.
+        key: type of the records.
+        identity: value of their schema header.
     """
 
     schema: RegistrySchema
@@ -62,12 +61,12 @@ class NamedSchema:
 
     @property
     def kind(self) -> str:
-        """Its format."""
+        """`PROTOBUF`, `AVRO` or `JSON`."""
         return self.schema.format
 
 
 def named_schema(settings: Settings, registry: SchemaRegistry) -> NamedSchema | None:
-    """The schema of the settings; None: they name none.
+    """The schema of the settings, if they name one.
 
     Raises:
         ConfigurationError: there is no such file, subject or message type, or the text does not compile.
@@ -111,9 +110,9 @@ def _from_file(settings: Settings) -> RegistrySchema:
 
 
 def _imports(path: Path, text: str) -> tuple[tuple[str, str], ...]:
-    """(Name, text) of the files beside it that a .proto file imports, dependencies first; others are protoc's own."""
+    """(Name, text) of imported .proto files in the same folder, dependencies first; other imports are protoc's own."""
     found: dict[str, str] = {}
-    seen: set[str] = set()  # files that import each other are for the compiler to refuse
+    seen: set[str] = set()  # circular imports are refused by the compiler
 
     def visit(body: str) -> None:
         for line in body.splitlines():
@@ -144,43 +143,30 @@ def _path_of(schema: ProtobufSchema, name: str | None) -> IndexPath:
     return names[name]
 
 
-def _known(offered: RegistrySchema | None) -> RegistrySchema | None:
-    """What files say of a schema; None if nobody knew it when the archive was written."""
-    return None if offered is not None and offered.format == UNKNOWN else offered
-
-
 class FileSchemas:
-    """What the catalog asks instead of the registry while files are the source: schemas found in files, then the registry."""
+    """Schemas by id while files are the source (replaces the registry client): those found in files, then the registry."""
 
     def __init__(self, registry: SchemaRegistry, *, framed: bool) -> None:
-        """Wraps the registry.
-
-        Args:
-            registry: asked for ids that no file brought.
-            framed: whether records name schemas of the registry; else it is asked for none.
-        """
+        """Wraps the registry; `framed`: records name schemas of the registry."""
         self.url = registry.url
         self._registry, self._framed = registry, framed
         self._offered: dict[SchemaId, RegistrySchema] = {}
 
     def offer(self, schemas: Iterable[RegistrySchema]) -> None:
-        """Schemas that came with files."""
+        """Add schemas found in files."""
         for schema in schemas:
             self._offered.setdefault(schema.schema_id, schema)
 
     def fetch(self, schema_id: SchemaId) -> RegistrySchema | None:
-        """The schema of an id or GUID; None: nobody knows it.
-
-        Raises:
-            TransientError, ConfigurationError: the registry does not answer, or refuses us.
-        """
+        """The schema of an id or GUID; None: unknown; raises as `SchemaRegistry.fetch`."""
         offered = self._offered.get(schema_id)
+        known = None if offered is not None and offered.format == UNKNOWN else offered
         if self._framed and (isinstance(schema_id, int) or offered is None):
-            # Whatever a file says of the registry's ids, the registry says what they are; what it has lost an archive may have.
-            return self._registry.fetch(schema_id) or _known(offered)
+            # The registry defines its ids; an archive may have schemas that it has lost.
+            return self._registry.fetch(schema_id) or known
         if offered is None and isinstance(schema_id, int):
             return self._registry.fetch(schema_id)
-        return _known(offered)
+        return known
 
     def version_numbers(self, subject: str) -> list[int]:
         """Files have no subject."""

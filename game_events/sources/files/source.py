@@ -1,7 +1,7 @@
-"""Files as the source: one lane, in which a file is 2^32 positions (`coordinates`).
+"""Files as the source: one split, in which each file has 2^32 offsets (`files.offsets`).
 
-Each look lists the folder or prefix and gives what is new, and finished, its numbers in the file log. What has a number is
-there to be read as a topic's records are: by slices of numbers, each once, from bronze's own progress on.
+Each snapshot lists the folder or prefix and adds new, finished files to the file log, which numbers them. Numbered files are
+read like a topic's records: in micro-batches of numbers, each once, from bronze's progress on.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.storage.errors import store_errors_named
 from game_events.lakehouse.tables import SOURCE_FILES, Lakehouse
 from game_events.schema_registry import SchemaRegistry
-from game_events.sources.core.source import FILES, Gap, Lane, Positions, Seen, Slice
-from game_events.sources.files.file_log import Entry, FileLog, Known
+from game_events.sources.core.source import FILES, Gap, MicroBatch, Offsets, SourceSnapshot, Split
+from game_events.sources.files.file_log import FileLog, LogContent, LogEntry
 from game_events.sources.files.folder import LINK
-from game_events.sources.files.limits import Bounds
-from game_events.sources.files.location import NoFileError, SourceFile, SourceLocation
+from game_events.sources.files.limits import FileLimits
+from game_events.sources.files.location import NotAFileError, SourceFile, SourceLocation
 from game_events.sources.files.offsets import FILE_ROWS, PARTITION, FileGap, first_offset, number_of
 from game_events.sources.files.reader import FILES_SCHEMA, PARQUET, FileReading, format_of
 from game_events.sources.files.schemas import NamedSchema, named_schema
 
 log = logging.getLogger(__name__)
 
-#: What a Parquet file ends with once it is written to its end.
+#: Last bytes of a complete Parquet file.
 _PARQUET_END = b"PAR1"
-#: Ends of files that are looked at at once: each is a request in an object store.
-_LOOKS = 16
-#: Files and bytes of one task; a task costs some 100 ms of its own, opening a file in an object store some 20.
+#: Parallel checks of Parquet footers: each is a request to an object store.
+_FOOTER_CHECKS = 16
+#: Files and bytes of one task: a task costs some 100 ms, opening a file in an object store some 20 ms.
 TASK_FILES, TASK_BYTES = 2_000, 256 * 1024 * 1024
-#: Names of skipped files and folders that the log has of one look.
-_NAMES_TOLD = 10
-#: A Parquet file is shared out to so many tasks at most.
+#: Skipped files and folders that are logged by name for one snapshot.
+_NAMES_LOGGED = 10
+#: Tasks that read one Parquet file at most.
 MOST_PARTS = 64
 
 
@@ -58,18 +58,18 @@ class FileSource:
         run_id: str = "",
         *,
         read_by: Callable[[], str | None] = lambda: None,
-        refuse_twice: Callable[[str, Positions], None] = lambda _archive, _ends: None,
-        look_only: bool = False,
+        refuse_twice: Callable[[str, Offsets], None] = lambda _archive, _ends: None,
+        read_only: bool = False,
     ) -> None:
         """Nothing is listed yet.
 
         Args:
             settings: the settings.
-            lakehouse: where the file log is.
-            run_id: who takes files in.
+            lakehouse: holds the file log.
+            run_id: id of the run, for the file log.
             read_by: gives the id of the file log that bronze was read by; None: no files were read.
-            refuse_twice: raises ConfigurationError if bronze, read up to there, would have records of this archive twice.
-            look_only: new files are only counted, nothing is written.
+            refuse_twice: raises ConfigurationError if bronze would have records of this archive, up to these offsets, twice.
+            read_only: new files are only counted, nothing is written.
 
         Raises:
             ConfigurationError: `files_path` is not set, or is an object store that is not known.
@@ -81,56 +81,51 @@ class FileSource:
         self.settings = settings
         self.place = SourceLocation.of(settings, settings.files_path)
         self._log = FileLog(lakehouse, run_id)
-        self._read_by, self._refuse_twice, self._look_only = read_by, refuse_twice, look_only
+        self._read_by, self._refuse_twice, self._read_only = read_by, refuse_twice, read_only
         self._checked = "not yet"
-        #: Which archive the files are of, by the last look: its place and its table's id; None: of none.
+        #: Archive that the files belong to, by the last snapshot: location and table id; None: plain files.
         self.archive: str | None = None
-        self._known = Known()
+        self._known = LogContent()
         self._there: frozenset[str] = frozenset()
         self._ended: set[SourceFile] = set()
-        #: What this process has seen since somebody asked: files `taken`, `changed`, `waiting` (as of the last look), and
-        #: symbolic `links` and other names that are `skipped`, each once.
+        #: Files since the last report: `taken`, `changed`, `waiting` (by the last snapshot), and symbolic `links` and other
+        #: names that are `skipped`, each once.
         self.counts: Counter[str] = Counter()
         self._skipped: set[str] = set()
 
     @cached_property
     def schema(self) -> NamedSchema | None:
-        """The schema that the settings name.
-
-        Raises:
-            ConfigurationError: it is not there, or does not compile.
-            TransientError: the registry does not answer.
-        """
+        """The schema that the settings name; raises as `named_schema`."""
         return named_schema(self.settings, SchemaRegistry(self.settings))
 
-    def look(self, *, take_in: bool = True, anew: bool = False) -> Seen:
-        """The files that can be read now; new ones are taken in.
+    def snapshot(self, *, take_in: bool = True, full_refresh: bool = False) -> SourceSnapshot:
+        """The files that can be read now; new ones are added to the file log.
 
         Args:
-            take_in: False: files that are new are only counted, nothing is written.
-            anew: bronze is replaced by what is read.
+            take_in: False: new files are only counted, nothing is written.
+            full_refresh: the files replace bronze, so records of an archive may be read again.
 
         Raises:
-            ConfigurationError: there is no such folder, the object store refuses us, or records would come twice.
+            ConfigurationError: no such folder, the object store refuses access, or records would be read twice.
             TransientError: the object store does not answer.
             DataError: the file log was restored, or is not the one that bronze was read by.
-            ConflictError: rivals took files in, again and again.
+            ConflictError: concurrent runs won every attempt to add files.
         """
         archive = self.place.archive()
         skipped: dict[str, str] = {}
         found = self.place.listing(self.settings.files_pattern, skipped) if archive is None else self.place.files_of(archive)
-        self._tell_skipped(skipped)
+        self._log_skipped(skipped)
         self.archive = None if archive is None else f"{self.place.root} {archive.metadata().id}"
         self._there = frozenset(f.path for f in found)
         known = self._log.known()
         self._refuse_lost_log(known)
-        new, changed = known.news(found)
+        new, changed = known.compare(found)
         ready = self._ready(new)
         self.counts["waiting"] = len(new) - len(ready)
         end = len(known.entries)
-        if self.archive is not None and take_in and not anew:  # before its files get numbers
-            self._refuse_twice(self.archive, {self._lane(known.log_id): first_offset(end + len(ready))})
-        if self._look_only or not take_in:
+        if self.archive is not None and take_in and not full_refresh:  # before its files get numbers
+            self._refuse_twice(self.archive, {Split(FILES, known.log_id, PARTITION, FILES): first_offset(end + len(ready))})
+        if self._read_only or not take_in:
             end += len(ready)
         elif ready or changed or not known.log_id:
             known = self._log.take_in(ready, changed)
@@ -140,30 +135,30 @@ class FileSource:
             for file in changed:
                 log.warning("file=%r changed=true read_again=false", file.path)
         self._known = known
-        lane = self._lane(known.log_id)
-        return Seen({lane: 0}, {lane: first_offset(end)}, FILE_ROWS)
+        split = Split(FILES, known.log_id, PARTITION, FILES)
+        return SourceSnapshot({split: 0}, {split: first_offset(end)}, FILE_ROWS)
 
-    def _tell_skipped(self, skipped: dict[str, str]) -> None:
-        news = sorted(skipped.keys() - self._skipped)
-        self._skipped.update(news)
-        links = sum(skipped[path] == LINK for path in news)
+    def _log_skipped(self, skipped: dict[str, str]) -> None:
+        new = sorted(skipped.keys() - self._skipped)
+        self._skipped.update(new)
+        links = sum(skipped[path] == LINK for path in new)
         self.counts["links"] += links
-        self.counts["skipped"] += len(news) - links
-        for path in news[:_NAMES_TOLD]:
+        self.counts["skipped"] += len(new) - links
+        for path in new[:_NAMES_LOGGED]:
             log.warning("path=%r skipped=true reason=%r", path, skipped[path])
 
-    def at(self, lanes: Iterable[Lane], when: datetime) -> Positions:
-        """Lane -> first offset of a file that was written at a time or later; nothing if there is none."""
+    def offsets_at(self, splits: Iterable[Split], when: datetime) -> Offsets:
+        """Split -> first offset of a file that was written at a time or later."""
         since = int(when.timestamp() * 1_000_000)
         first = next((e.number for e in self._known.entries if e.modified_us >= since), None)
-        return {} if first is None else dict.fromkeys(lanes, first_offset(first))
+        return {} if first is None else dict.fromkeys(splits, first_offset(first))
 
-    def subjects(self, lanes: Iterable[Lane]) -> tuple[str, ...]:  # noqa: ARG002
-        """None: files bring their schemas, or a setting names one."""
+    def subjects(self, splits: Iterable[Split]) -> tuple[str, ...]:  # noqa: ARG002
+        """None: files hold their schemas, or a setting names one."""
         return ()
 
-    def room(self, reached: Positions) -> int:
-        """Offsets of the next slice at most: so many files, and no more bytes than the settings say past the first file."""
+    def batch_limit(self, reached: Offsets) -> int:
+        """Offsets of the next batch at most, by `files_per_batch` and `files_bytes_per_batch`; at least one file."""
         first, size = number_of(next(iter(reached.values()), 0)), 0
         files = self._known.entries[first : first + self.settings.files_per_batch]
         for count, entry in enumerate(files):
@@ -172,55 +167,50 @@ class FileSource:
                 return count * FILE_ROWS
         return max(1, len(files)) * FILE_ROWS
 
-    def records(self, part: Slice) -> int:
-        """Files of a slice: how many records they hold is known when they are read."""
-        return part.records
+    def records(self, batch: MicroBatch) -> int:
+        """Files of a batch: their records are counted when they are read."""
+        return batch.records
 
-    def constants(self, part: Slice) -> Mapping[str, str]:  # noqa: ARG002
+    def constants(self, batch: MicroBatch) -> Mapping[str, str]:  # noqa: ARG002
         """None: records of an archive are of several topics."""
         return {}
 
-    def changed(self, part: Slice) -> str | None:  # noqa: ARG002
-        """A file that is written again while it is read is what it was when it was read."""
+    def changed(self, batch: MicroBatch) -> str | None:  # noqa: ARG002
+        """Never: a file overwritten while it is read counts as it was read."""
         return None
 
-    @staticmethod
-    def _lane(log_id: str) -> Lane:
-        return Lane(FILES, log_id, PARTITION, FILES)
-
-    def entries(self, part: Slice) -> list[Entry]:
-        """Files of a slice, those that are gone included."""
+    def entries(self, batch: MicroBatch) -> list[LogEntry]:
+        """Files of a batch, including missing ones."""
         return [
             entry
-            for lane, end in part.end.items()
-            for entry in self._known.entries[number_of(part.start[lane]) : number_of(end)]
+            for split, end in batch.end.items()
+            for entry in self._known.entries[number_of(batch.start[split]) : number_of(end)]
         ]
 
-    def gone(self, part: Slice) -> tuple[Gap, ...]:
-        """Files of a slice that were taken in and are not there any more, by the last look."""
+    def missing_files(self, batch: MicroBatch) -> tuple[Gap, ...]:
+        """Files of a batch that do not exist any more, by the last snapshot."""
         return tuple(
             FileGap(FILES, self._known.log_id, PARTITION, first_offset(e.number), first_offset(e.number + 1), e.path)
-            for e in self.entries(part)
+            for e in self.entries(batch)
             if e.path not in self._there
         )
 
-    def lost(self, first: int = 0) -> list[str]:
-        """Files that were taken in and are not there any more, by the last look, or stand before this position."""
+    def missing_paths(self, first: int = 0) -> list[str]:
+        """Files of the log that do not exist any more, by the last snapshot, or are before this offset."""
         return [e.path for e in self._known.entries if e.path not in self._there or first_offset(e.number) < first]
 
     def schemas(self) -> list[RegistrySchema]:
         """The schema of the settings, if they name one."""
         return [] if self.schema is None else [self.schema.schema]
 
-    def wanted(self) -> list[TypeKey]:
-        """Its type, to be planned for before a record is seen."""
+    def expected_types(self) -> list[TypeKey]:
+        """The record type of that schema, planned for before the first record."""
         return [] if self.schema is None else [self.schema.key]
 
     def reading(self) -> FileReading:
-        """What workers need to read a slice."""
+        """What workers need to read a batch."""
         settings = self.settings
-        archive = self.archive is not None
-        bounds = Bounds(settings.files_max_rows, settings.files_max_unpacked_bytes, settings.max_record_bytes)
+        bounds = FileLimits(settings.files_max_rows, settings.files_max_unpacked_bytes, settings.max_record_bytes)
         return FileReading(
             self.place,
             self._known.log_id,
@@ -228,23 +218,19 @@ class FileSource:
             settings.files_format,
             self.schema,
             settings.files_framed,
-            archive=archive,
+            archive=self.archive is not None,
         )
 
-    def read(self, spark: SparkSession, part: Slice) -> DataFrame:
-        """The files of a slice (`FILES_SCHEMA`), for `FileReader`; large Parquet files in parts.
-
-        Raises:
-            DataError: no file of the slice is there.
-        """
+    def read(self, spark: SparkSession, batch: MicroBatch) -> DataFrame:
+        """The files of a batch (`FILES_SCHEMA`), for `FileReader`, large Parquet files in parts; DataError if none exists."""
         rows = []
-        for entry in self.entries(part):
+        for entry in self.entries(batch):
             if entry.path in self._there:
                 whole = format_of(entry.path, self.settings.files_format)[0] != PARQUET
                 parts = 1 if whole else min(MOST_PARTS, -(-entry.size // TASK_BYTES) or 1)
                 rows += [(entry.number, entry.path, entry.size, entry.modified_us, n, parts) for n in range(parts)]
         if not rows:
-            raise DataError(f"{self.place.root}: no file of this slice is there any more")
+            raise DataError(f"{self.place.root}: no file of this batch exists any more")
         size = sum(row[2] // row[5] for row in rows)
         tasks = min(len(rows), max(-(-len(rows) // TASK_FILES), -(-size // TASK_BYTES), min(len(rows), os.cpu_count() or 1)))
         names = [word.split()[0] for word in FILES_SCHEMA.split(", ")]
@@ -252,25 +238,21 @@ class FileSource:
         columns = [pa.array([row[i] for row in rows], kind) for i, kind in enumerate(kinds)]
         return spark.createDataFrame(pa.table(columns, names=names), FILES_SCHEMA).repartition(tasks)
 
-    def _refuse_lost_log(self, known: Known) -> None:
-        """Stop before files that bronze has read get other numbers and are read again.
-
-        Raises:
-            DataError: the file log that bronze was read by is not there any more.
-        """
+    def _refuse_lost_log(self, known: LogContent) -> None:
+        """Raise DataError if bronze was read by another file log: files would get other numbers and be read again."""
         if known.log_id == self._checked:
             return
         read_by = self._read_by()
         if read_by is not None and read_by != known.log_id:
             raise DataError(
-                f"{SOURCE_FILES} is not the table that bronze_events was read by: without that one nobody knows which files "
-                "were read, and all of them would be read again. Nothing was done: put it back; or delete bronze_events and "
-                "quarantine_events too, and everything is read anew"
+                f"{SOURCE_FILES} is not the table that bronze_events was read by: without that one it is unknown which files "
+                "were read, and all of them would be read again. Nothing was changed: put it back; or delete bronze_events and "
+                "quarantine_events too, to read everything again"
             )
         self._checked = known.log_id
 
     def _ready(self, new: list[SourceFile]) -> list[SourceFile]:
-        """New files that are finished, as far as one can tell; others are left for a later look."""
+        """New files that seem to be complete; others are left for a later snapshot."""
         now = time.time()
         settled = [f for f in new if now - f.modified_us / 1e6 >= self.settings.files_settle_s]
         young = [
@@ -281,18 +263,18 @@ class FileSource:
             and f not in self._ended
         ]
         if young:
-            with ThreadPoolExecutor(_LOOKS) as pool:
+            with ThreadPoolExecutor(_FOOTER_CHECKS) as pool:
                 ends = dict(zip(young, pool.map(self._has_end, young), strict=True))
             self._ended = {f for f in settled if ends.get(f, f in self._ended)}
             settled = [f for f in settled if ends.get(f, True)]
         return settled
 
     def _has_end(self, file: SourceFile) -> bool:
-        """Whether a Parquet file has its footer's last bytes; one that is gone meanwhile has not."""
+        """Whether a Parquet file exists and has the last bytes of its footer."""
         try:
             with store_errors_named(self.place.root), self.place.open(file.path) as source:
                 size = source.size()
                 source.seek(max(0, size - len(_PARQUET_END)))
                 return bool(source.read() == _PARQUET_END)
-        except (FileNotFoundError, NoFileError):
+        except (FileNotFoundError, NotAFileError):
             return False

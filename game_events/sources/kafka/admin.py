@@ -1,4 +1,4 @@
-"""What the broker says of topics: their ids, partitions and offsets; failures as this project's errors."""
+"""Metadata of topics from the broker: ids, partitions and offsets; failures as this project's errors."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, TransientError
-from game_events.sources.core.source import Lane, Positions
+from game_events.sources.core.source import Offsets, Split
 from game_events.sources.kafka.client import LOOK_S, CauseMemory, bad_option, client_options
 
 TIMEOUT_S = 15.0
 
 
 class KafkaAdmin:
-    """Asks about topics; connects lazily, and anew after a failure."""
+    """Reads topics' metadata; connects at the first call, and again after a failure."""
 
     def __init__(self, settings: Settings, timeout_s: float | None = None) -> None:
         """`timeout_s`: longest wait for one answer; None: `TIMEOUT_S`."""
@@ -43,25 +43,17 @@ class KafkaAdmin:
         self._memory = CauseMemory(self.servers)
         self._seen: set[str] = set()
 
-    def matching(self, pattern: str) -> list[str]:
-        """Names of the topics that match as a whole, sorted; not Kafka's own.
-
-        Raises:
-            ConfigurationError, TransientError: as `describe` does.
-        """
+    def topics_matching(self, pattern: str) -> list[str]:
+        """Sorted names of the topics that match as a whole, without Kafka's own; raises as `describe`."""
         found = self._ask(lambda admin: admin.list_topics(timeout=self._timeout_s).topics)
         return sorted(n for n in found if re.fullmatch(pattern, n) and n not in ("__consumer_offsets", "__transaction_state"))
 
-    def describe(self, topics: Iterable[str], *, some_may_go: bool = False) -> dict[str, TopicDescription]:
-        """Topic -> its id and partitions.
-
-        Args:
-            topics: names.
-            some_may_go: a topic that is not there is left out.
+    def describe(self, topics: Iterable[str], *, missing_ok: bool = False) -> dict[str, TopicDescription]:
+        """Topic -> its id and partitions; with `missing_ok` without the topics that do not exist.
 
         Raises:
             ConfigurationError: no such topic, or the broker refuses the login.
-            TransientError: the broker does not answer; or does not know a topic, or a partition of it, any more or yet.
+            TransientError: the broker does not answer; or does not know a topic or partition (just created or deleted).
         """
         names = list(topics)
         if not names:
@@ -72,39 +64,29 @@ class KafkaAdmin:
             )
         )
         missing = [name for name in names if name not in found]
-        if missing and not some_may_go:
+        if missing and not missing_ok:
             raise self._unknown(missing)
         self._seen.update(found)
         return found
 
-    def edges(self, wanted: Iterable[Lane]) -> tuple[Positions, Positions, Positions]:
-        """First offset, the one behind the last that a committed reader may see, and the leader's epoch, of each lane.
-
-        Lanes of which the broker does not say the epoch are left out of the last.
-
-        Raises:
-            ConfigurationError, TransientError: as `describe` does.
-        """
-        lanes = {(lane.topic, lane.partition): lane for lane in wanted}
-        first = self._listed(lanes, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
-        last = self._listed(lanes, OffsetSpec.latest())  # type: ignore[no-untyped-call]
-        epochs = {lane: found.leader_epoch for lane, found in last.items() if found.leader_epoch is not None}
+    def offset_ranges(self, wanted: Iterable[Split]) -> tuple[Offsets, Offsets, Offsets]:
+        """First offset, end of the committed ones, and leader epoch (if known) of each split; raises as `describe`."""
+        splits = {(split.topic, split.partition): split for split in wanted}
+        first = self._listed(splits, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+        last = self._listed(splits, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        epochs = {split: found.leader_epoch for split, found in last.items() if found.leader_epoch is not None}
         return _offsets(first), _offsets(last), epochs
 
-    def at(self, lanes: Iterable[Lane], when: datetime) -> Positions:
-        """Lane -> first offset whose record is not older than a time; lanes without such a record are left out."""
+    def offsets_at(self, splits: Iterable[Split], when: datetime) -> Offsets:
+        """Split -> first offset of a record not older than a time; splits without such a record are left out."""
         since = OffsetSpec.for_timestamp(int(when.timestamp() * 1000))
-        found = _offsets(self._listed({(lane.topic, lane.partition): lane for lane in lanes}, since))
-        return {lane: offset for lane, offset in found.items() if offset >= 0}
+        found = _offsets(self._listed({(split.topic, split.partition): split for split in splits}, since))
+        return {split: offset for split, offset in found.items() if offset >= 0}
 
-    def tell(self, group: str, positions: Positions) -> None:
-        """Commit offsets for a consumer group that has no members.
-
-        Raises:
-            ConfigurationError, TransientError: as `describe` does; or the group has members of its own.
-        """
-        offsets = [TopicPartition(lane.topic, lane.partition, at) for lane, at in sorted(positions.items())]
-        asked = [ConsumerGroupTopicPartitions(group, offsets)]
+    def commit_group_offsets(self, group: str, offsets: Offsets) -> None:
+        """Commit offsets for a consumer group; raises as `describe`, and if the group has members."""
+        partitions = [TopicPartition(split.topic, split.partition, at) for split, at in sorted(offsets.items())]
+        asked = [ConsumerGroupTopicPartitions(group, partitions)]
         found = self._ask(
             lambda admin: _settled(
                 admin.alter_consumer_group_offsets(asked, request_timeout=self._timeout_s), 2 * self._timeout_s
@@ -114,10 +96,10 @@ class KafkaAdmin:
         if refused:
             raise self._memory.explain(f"offsets of consumer group {group}", refused[0])
 
-    def _listed(self, lanes: Mapping[tuple[str, int], Lane], spec: OffsetSpec) -> dict[Lane, ListOffsetsResultInfo]:
-        if not lanes:
+    def _listed(self, splits: Mapping[tuple[str, int], Split], spec: OffsetSpec) -> dict[Split, ListOffsetsResultInfo]:
+        if not splits:
             return {}
-        asked = dict.fromkeys((TopicPartition(*name) for name in lanes), spec)
+        asked = dict.fromkeys((TopicPartition(*name) for name in splits), spec)
         found = self._ask(
             lambda admin: _settled(
                 admin.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=self._timeout_s),
@@ -125,18 +107,18 @@ class KafkaAdmin:
             )
         )
         answers = {(key.topic, key.partition): result for key, result in found.items()}
-        missing = sorted({topic for topic, partition in lanes if (topic, partition) not in answers})
+        missing = sorted({topic for topic, partition in splits if (topic, partition) not in answers})
         if missing:
             raise self._unknown(missing)
-        return {lane: answers[name] for name, lane in lanes.items()}
+        return {split: answers[name] for name, split in splits.items()}
 
     def _unknown(self, topics: list[str]) -> ConfigurationError | TransientError:
         named = ", ".join(repr(topic) for topic in topics)
         if self._seen.issuperset(topics):
-            # It is being made anew, or a new partition's leader has not heard of it yet.
+            # It is being recreated, or a new partition's leader does not know it yet.
             return TransientError(
-                f"Kafka {self.servers} does not know topic {named}, or one of its partitions, which was there a "
-                "while ago. If it was deleted for good, stop this run; if it was made anew, it is found again by itself"
+                f"Kafka {self.servers} does not know topic {named}, or one of its partitions, which existed "
+                "before. If it was deleted for good, stop this run; if it was recreated, the next attempt detects it"
             )
         return ConfigurationError(f"Kafka {self.servers} has no topic {named}: create it, or set GAME_EVENTS_KAFKA_TOPIC")
 
@@ -152,7 +134,7 @@ class KafkaAdmin:
         try:
             found: dict[Any, Any] = ask(admin)
         except KafkaException as error:
-            admin.poll(LOOK_S)  # only now does the client tell what it has heard
+            admin.poll(LOOK_S)  # delivers the errors that the client has received
             raise memory.explain(what, error.args[0]) from error
         except TimeoutError as error:
             admin.poll(LOOK_S)
@@ -161,12 +143,12 @@ class KafkaAdmin:
         return found
 
 
-def _offsets(found: Mapping[Lane, ListOffsetsResultInfo]) -> Positions:
-    return {lane: result.offset for lane, result in found.items()}
+def _offsets(found: Mapping[Split, ListOffsetsResultInfo]) -> Offsets:
+    return {split: result.offset for split, result in found.items()}
 
 
 def _settled(asked: Mapping[Any, Future[Any]], timeout_s: float) -> dict[Any, Any]:
-    """The answers; without those that the broker does not know topic or partition of."""
+    """The answers, without those for unknown topics and partitions."""
     found = {}
     for key, future in asked.items():
         try:

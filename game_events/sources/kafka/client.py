@@ -1,4 +1,4 @@
-"""Options, remembered causes and the topic: what the two writers share."""
+"""Options and errors of Confluent's Kafka clients; creation of a topic."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from game_events.sources.kafka.options import for_librdkafka
 CONNECT_TIMEOUT_S = 15
 #: The broker's own default: a hosted cluster refuses any other number than its own.
 BROKERS_DEFAULT = -1
-#: How often the wait for the broker looks at what `error_cb` heard.
+#: Interval at which the wait for the broker checks the errors of `error_cb`.
 LOOK_S = 1.0
-#: Who we are is refused.
+#: Errors of authentication.
 LOGIN = frozenset({KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED})
-#: What we ask for is refused. Only a person can change these, too.
+#: Refused requests: retrying does not help.
 REQUEST = frozenset(
     {
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -34,8 +34,7 @@ REQUEST = frozenset(
     }
 )
 
-
-#: What a broker says that refuses our certificate, or misses one: librdkafka takes it for a line that broke.
+#: A broker's TLS alert about the client's certificate; librdkafka reports it as a broken connection.
 _REFUSED_BY_TLS = re.compile(
     r"SSL routines.*alert (bad certificate|unsupported certificate|certificate (expired|required|revoked|unknown)|unknown ca|"
     r"access denied|handshake failure)"
@@ -43,21 +42,21 @@ _REFUSED_BY_TLS = re.compile(
 
 
 class CauseMemory:
-    """An ``error_cb`` that remembers: only there does librdkafka say why a login failed; calls just time out."""
+    """An ``error_cb`` that keeps the cause: librdkafka reports a failed login only there; calls just time out."""
 
     def __init__(self, servers: str) -> None:
         self._servers = servers
         self._last: KafkaError | None = None
 
     def __call__(self, error: KafkaError) -> None:
-        """Keeps the most telling error: a refusal stays, and "all brokers down" adds nothing to what came before."""
+        """Keeps a refusal, else the last error; "all brokers down" never replaces another one."""
         if self.refused or (self._last is not None and error.code() == KafkaError._ALL_BROKERS_DOWN):
             return
         self._last = error
 
     @property
     def refused(self) -> bool:
-        """Whether the broker refused us, so that waiting is useless."""
+        """Whether the broker refused the client, so that waiting is useless."""
         return _is_refusal(self._last)
 
     def explain(self, what: str, error: KafkaError | None = None) -> GameEventsError:
@@ -76,12 +75,11 @@ def _is_login(error: KafkaError | None) -> bool:
 
 
 def _is_refusal(error: KafkaError | None) -> bool:
-    """Whether waiting is useless."""
     return error is not None and (_is_login(error) or error.code() in REQUEST)
 
 
 def client_options(settings: Settings, memory: CauseMemory, defaults: Mapping[str, object]) -> dict[str, object]:
-    """Options of a client: `defaults`, then the settings' own, then what this code depends on."""
+    """Options of a client: `defaults`, then the settings', then those that this code depends on."""
     return {
         # Connection failures reach the caller through `memory`; librdkafka would also print each attempt to stderr.
         "log_level": 2,
@@ -93,14 +91,12 @@ def client_options(settings: Settings, memory: CauseMemory, defaults: Mapping[st
 
 
 def bad_option(error: KafkaException) -> ConfigurationError:
-    """The client library's complaint about an option: it names the option, never its value."""
+    """The client library's error about an option: it names the option, never its value."""
     return ConfigurationError(f"GAME_EVENTS_KAFKA_OPTIONS: {_text(error.args[0])}")
 
 
 def ensure_topic(settings: Settings, partitions: int, name: str | None = None) -> None:
-    """Creates a topic (None: the one that the simulator writes to) with the broker's default replication, unless it is there.
-
-    Then it stays as it is, partitions included.
+    """Create a topic (None: the simulator's) with the broker's default replication; an existing one stays as it is.
 
     Raises:
         ConfigurationError: refused login, or not allowed to create it.
@@ -123,7 +119,7 @@ def ensure_topic(settings: Settings, partitions: int, name: str | None = None) -
 
 
 def _topics(admin: AdminClient, memory: CauseMemory) -> set[str]:
-    """Names of all topics; gives up at once when the broker refuses us."""
+    """Names of all topics; fails at once when the broker refuses the client."""
     deadline = time.monotonic() + CONNECT_TIMEOUT_S
     while True:
         try:

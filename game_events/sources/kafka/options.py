@@ -1,4 +1,4 @@
-"""One set of Kafka client options for two clients: librdkafka (offsets, producer) and Java's (Spark's source).
+"""Kafka client options for two clients, librdkafka (offsets, producer) and Java's (Spark's source), from one set.
 
 Users write librdkafka's names, which Confluent's documentation for Python uses; Java's own names are taken too where only
 Spark needs them. Sources: librdkafka, CONFIGURATION.md; Apache Kafka, "Security", KIP-651 (PEM).
@@ -18,7 +18,7 @@ from game_events.errors import ConfigurationError
 
 #: Set by this project for every client; a user's own value would break exactly-once.
 MANAGED = ("isolation.level", "enable.auto.commit", "auto.offset.reset", "group.id")
-#: Options that switch the check of the broker's certificate or name off, and the values that do not.
+#: Options that can turn off the verification of the broker, with the values that do not.
 VERIFICATION = {
     "enable.ssl.certificate.verification": ("true",),
     "ssl.endpoint.identification.algorithm": ("https",),
@@ -31,30 +31,22 @@ _LOGIN_MODULES = {
 #: Names that only one of the two clients has.
 _JAVA_ONLY = re.compile(r"^(sasl\.jaas\.config|sasl\.login\..*|ssl\.(truststore|keystore)\..*|max\.poll\.records)$")
 _LIBRDKAFKA_ONLY = re.compile(r"^(sasl\.username|sasl\.password|ssl\.(ca|certificate|key)\.(location|pem)|sasl\.mechanisms)$")
-#: The one form of a private key that Java's client always reads. Of encrypted ones it reads only ciphers that nobody should use
-#: any more (Java 17: "PBES2 SecretKeyFactory not available"), of OpenSSL's older forms, which name the kind of the key, none.
+#: The one form of a private key that Java's client always reads: of encrypted keys it reads only obsolete ciphers (Java 17:
+#: "PBES2 SecretKeyFactory not available"), of OpenSSL's older forms none.
 _PLAIN_KEY = "-----BEGIN PRIVATE KEY-----"
 #: A client's certificate and key in one PKCS #12 file: the same names in both clients, but Java's may also be of another type.
 _PKCS12 = ("ssl.keystore.location", "ssl.keystore.password")
 
 
 def refuse_managed(options: Mapping[str, object]) -> None:
-    """Check for options that exactly-once depends on.
-
-    Raises:
-        ConfigurationError: names them.
-    """
+    """Raise ConfigurationError for options that exactly-once depends on."""
     managed = sorted(set(MANAGED) & set(options))
     if managed:
         raise ConfigurationError(f"GAME_EVENTS_KAFKA_OPTIONS: {', '.join(managed)} is managed by game_events")
 
 
 def refuse_unverified(options: Mapping[str, str]) -> None:
-    """Check that the broker's certificate is verified, its name included: else whoever is on the way gets login and data.
-
-    Raises:
-        ConfigurationError: names the option.
-    """
+    """Raise ConfigurationError unless the broker's certificate and name are verified (man in the middle)."""
     for name, verifying in VERIFICATION.items():
         if options.get(name, verifying[0]).strip().lower() not in verifying:
             raise ConfigurationError(
@@ -103,7 +95,7 @@ def for_java(options: Mapping[str, str]) -> dict[str, str]:
         found["sasl.jaas.config"] = f"{module} required username={user} password={password};"
     keystore = _keystore(options)
     if keystore:
-        # Of a key that is not encrypted (any more) Java's client takes none.
+        # Java's client refuses a password for an unencrypted key.
         found.pop("ssl.key.password", None)
     return found | _truststore(options) | keystore
 
@@ -113,7 +105,7 @@ def _has_pem_key(options: Mapping[str, str]) -> bool:
 
 
 def _truststore(options: Mapping[str, str]) -> dict[str, str]:
-    """The authorities whose certificates the broker may have; a store that was written for Java goes first."""
+    """The broker's certificate authorities; a Java truststore takes precedence."""
     authorities = _pem(options, "ssl.ca")
     if authorities is None or any(name.startswith("ssl.truststore.") for name in options):
         return {}
@@ -121,7 +113,7 @@ def _truststore(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _keystore(options: Mapping[str, str]) -> dict[str, str]:
-    """The client's own certificate and key (mutual TLS); a store that was written for Java goes first."""
+    """The client's certificate and key (mutual TLS); a Java keystore takes precedence."""
     certificate, key = _pem(options, "ssl.certificate"), _pem(options, "ssl.key")
     if (certificate is None and key is None) or any(name.startswith("ssl.keystore.") for name in options):
         return {}
@@ -135,13 +127,13 @@ def _keystore(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _plain_key(pem: str, password: str | None) -> str:
-    """A private key of any form as Java's client reads it: it travels with its password in any case."""
-    # Both kinds of PEM say so. A password of a key that is not encrypted is of no use, and librdkafka ignores it, too.
+    """A private key of any form as unencrypted PKCS #8, which Java's client reads."""
+    # The password of a key that is not encrypted is ignored, as librdkafka does.
     secret = password.encode() if password is not None and "ENCRYPTED" in pem else None
     try:
         key = serialization.load_pem_private_key(pem.encode(), secret)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        # Their words are about OpenSSL's inside; none of them tells a wrong password from a damaged key.
+        # OpenSSL's error does not distinguish a wrong password from a damaged key.
         how = "cannot be read with ssl.key.password" if password else "is encrypted and there is no ssl.key.password"
         raise ConfigurationError(f"GAME_EVENTS_KAFKA_OPTIONS: the key of ssl.key.* {how}, or it is no PEM key") from None
     form = serialization.PrivateFormat.PKCS8
@@ -154,7 +146,7 @@ def _quoted(text: str) -> str:
 
 
 def _pem(options: Mapping[str, str], name: str) -> str | None:
-    """What `{name}.pem` holds, or the file that `{name}.location` names; None: neither is there."""
+    """Value of the option `{name}.pem`, else content of the file `{name}.location`; None: neither is set."""
     if f"{name}.pem" in options:
         return options[f"{name}.pem"]
     path = options.get(f"{name}.location")

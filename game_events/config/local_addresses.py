@@ -1,4 +1,4 @@
-"""What is on this machine, told from an address: one rule for every listener and client."""
+"""Recognises addresses of this machine, for every listener and client."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from urllib.parse import urlsplit
 from game_events.config.settings import Settings
 
 LOOPBACK = "127.0.0.1"
-#: How the address of a Unix socket begins.
+#: Prefix of the address of a Unix socket.
 UNIX_SOCKET = "unix:"
 
 
 def is_loopback(host: str | None) -> bool:
-    """Whether a name or an address is that of this machine, and no other machine can reach it."""
+    """Whether a host is a loopback name or address."""
     if host is not None and host.lower() == "localhost":
         return True
     try:
@@ -24,7 +24,7 @@ def is_loopback(host: str | None) -> bool:
 
 
 def at_loopback(address: str) -> bool:
-    """The same of the host in an address with a scheme; that of a Unix socket is here, too."""
+    """Whether a URL has a loopback host, or is a Unix socket."""
     if address.startswith(UNIX_SOCKET):
         return True
     try:
@@ -33,8 +33,8 @@ def at_loopback(address: str) -> bool:
         return False
 
 
-def workers_are_here(settings: Settings) -> bool:
-    """Whether all of Spark's workers are on this machine, so that they reach a port of its loopback address."""
+def workers_are_local(settings: Settings) -> bool:
+    """Whether all Spark workers are on this machine, so that they reach its loopback address."""
     if settings.spark_remote:
         return at_loopback(settings.spark_remote)
     return re.match(r"local($|\[|-cluster)", settings.spark_master) is not None or at_loopback(settings.spark_master)

@@ -1,4 +1,4 @@
-"""Settings that bound what comes from outside; a part of `Settings`. What happens at each bound: docs/operations.md."""
+"""Limits of records, files and names of games; a part of `Settings`. Effects of each limit: docs/operations.md."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pydantic import Field
 from pydantic_settings import BaseSettings
 
 
-class BoundSettings(BaseSettings):
-    """How much one record, one file, all names of games together and one query may ask for."""
+class LimitSettings(BaseSettings):
+    """Limits of one record, one file, all games, and one query."""
 
     # --- limits (docs/operations.md)
     max_record_bytes: int = Field(
@@ -40,8 +40,8 @@ class BoundSettings(BaseSettings):
     max_columns: int = Field(
         10_000,
         ge=100,
-        description="columns of bronze, nested ones counted: records of a type with more new columns are "
-        "quarantined as `BAD_SCHEMA`",
+        description="columns of bronze, nested ones counted: records of a type with more new columns are quarantined as "
+        "`BAD_SCHEMA`",
     )
     max_unknown_ids: int = Field(
         1_000,
