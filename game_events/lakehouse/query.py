@@ -54,6 +54,7 @@ class TablesSql:
         # Names in a query are tables, never variables of this program.
         self._connection = duckdb.connect(config={"python_enable_replacements": False})
         self._connection.execute("SET TimeZone = 'UTC'")
+        self._connection.execute("SET enable_progress_bar = false")
         if memory_bytes is not None:
             self._connection.execute(f"SET memory_limit = '{memory_bytes}B'")
         self._connection.execute("CREATE SCHEMA _columns")
