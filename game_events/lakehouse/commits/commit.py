@@ -83,10 +83,6 @@ class Commit:
         return self.replace or bool(self.rewritten)
 
 
-#: Times a commit to bronze or quarantine is planned again after concurrent writers committed first.
-CONFLICT_ATTEMPTS = 50
-
-
 @dataclass(frozen=True)
 class Landed:
     """A commit that is visible: what it added (rows, files, bytes), and the rows and bytes of the table with it.

@@ -16,6 +16,7 @@ from deltalake.exceptions import DeltaError
 from pyarrow.fs import FileSelector, FileType
 
 from game_events.errors import ConflictError
+from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.data.staging import file_system
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Table
 
@@ -32,8 +33,8 @@ ANY_COMMIT = frozenset({COMMIT_ID})
 LOOKED_AT = "restore_looked_at"
 #: Commits by others (maintenance, erasures) behind which a restore is still found.
 LOOK_BACK = 200
-#: Times a history is read while rivals commit.
-LOOKS = 20
+#: Times a history is read while concurrent writers commit.
+HISTORY_ATTEMPTS = 20
 
 #: Newest commits that are looked through for one of this project's own: nearly always one small file is read.
 RESTORE_HISTORY = (1, 8, 100)
@@ -77,6 +78,7 @@ def waits_for_a_look(table: Table, handle: DeltaTable) -> str | None:
     return "it was restored: a run has to look at it first" if restored_lately(table, marks, handle.version()) else None
 
 
+@retry_on_conflict(HISTORY_ATTEMPTS)
 def history(table: Table) -> list[dict[str, Any]]:
     """Entries of a table's history, the newest first, each with the version that it is.
 
@@ -85,13 +87,12 @@ def history(table: Table) -> list[dict[str, Any]]:
     Raises:
         ConflictError: rivals committed at every attempt.
     """
-    for _ in range(LOOKS):
-        handle = table.open()
-        entries = handle.history() if handle is not None else []
-        after = table.open()
-        if (handle and handle.version()) == (after and after.version()):
-            return entries
-    raise ConflictError(f"{table.name}: rivals kept committing while its history was read")
+    handle = table.open()
+    entries = handle.history() if handle is not None else []
+    after = table.open()
+    if (handle and handle.version()) != (after and after.version()):
+        raise ConflictError(f"{table.name}: concurrent commits while its history was read, {HISTORY_ATTEMPTS} times")
+    return entries
 
 
 def before_restores(handle: DeltaTable, marks: frozenset[str] = BATCHES) -> int:
