@@ -24,7 +24,8 @@ from pyspark.sql import functions as F
 
 from game_events.errors import ConflictError
 from game_events.lakehouse import failpoints as crash_points
-from game_events.lakehouse.commits.commit import Commit, Landed, commit, evolve, paths
+from game_events.lakehouse.commits.commit import Commit, Landed, commit, paths
+from game_events.lakehouse.commits.evolution import evolve
 from game_events.lakehouse.commits.generations import generation
 from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn

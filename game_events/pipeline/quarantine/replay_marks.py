@@ -6,7 +6,8 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from game_events.lakehouse.commits.commit import Commit, commit, evolve, paths
+from game_events.lakehouse.commits.commit import Commit, commit, paths
+from game_events.lakehouse.commits.evolution import evolve
 from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import files_with, read_files, spark_schema
