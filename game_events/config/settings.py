@@ -25,7 +25,7 @@ from yaml import YAMLError
 
 from game_events.config.export_settings import ExportSettings
 from game_events.config.gold_columns import problem
-from game_events.config.naming import Names, Words
+from game_events.config.naming import Names
 from game_events.config.producer import SampleData
 from game_events.config.settings_sources import LocalStackSource, WithoutEmptiedMappings
 from game_events.config.source_settings import NameList, SourceSettings, refuse_credentials
@@ -130,10 +130,7 @@ class Settings(SourceSettings, ExportSettings):
         "`max_timestamp`",
     )
     names: Names = Field(
-        default_factory=Names, description="names of tables and assets as templates, and a prefix for all of them"
-    )
-    words: Words = Field(
-        default_factory=Words, description="display names of an entity and a key in texts; default: game, gamer"
+        default_factory=Names, description="prefix and nouns in names of tables and assets, and in texts (docs/domains.md)"
     )
     producer: SampleData = Field(
         default_factory=SampleData, description="the message and sample data of `produce` and `demo`; default: the game event"

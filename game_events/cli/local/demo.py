@@ -80,7 +80,7 @@ def _use(folder: Path, state: StackState) -> Settings:
 
 
 def _waves(output: Output, settings: Settings) -> dict[str, object]:
-    words, sample = settings.words, settings.producer
+    words, sample = settings.names, settings.producer
     output.step(
         "2. first wave",
         f": {len(sample.entities)} {words.entities}, schema versions 1 and 2 interleaved; some poison, some late, some twice",
@@ -143,7 +143,7 @@ def _top(output: Output, settings: Settings) -> None:
         raise DataError(f"{table.uri} is not there")
     entity, key, first, *_ = columns = [f.name for f in handle.schema().fields]
     found = read_arrow(table, handle).sort_by([(first, "descending"), (key, "ascending"), (entity, "ascending")]).to_pylist()
-    output.table(f"top {settings.words.keys} ({table.name})", columns, [[row[c] for c in columns] for row in found[:5]])
+    output.table(f"top {settings.names.keys} ({table.name})", columns, [[row[c] for c in columns] for row in found[:5]])
 
 
 def _columns(settings: Settings, name: str) -> list[str]:

@@ -42,7 +42,7 @@ def gold_equals_recompute(pipeline: Pipeline, sample_games: int = SAMPLE_GAMES) 
     unified = pipeline.lakehouse.table(UNIFIED).open()
     gold = for_games(chosen, lambda game: pipeline.lakehouse.gold(game).open())
     silver = for_games(chosen, lambda game: pipeline.lakehouse.silver(game).open())
-    aggregate, words = player_agg(pipeline.settings), pipeline.settings.words
+    aggregate, words = player_agg(pipeline.settings), pipeline.settings.names
     if unified is not None and not is_current(unified, aggregate):
         unified = None
     taken = {}

@@ -222,7 +222,7 @@ def _pass(
         # The unified table looks at games above its floor, and at these.
         why = note(pipeline, "its gold table was replaced")
         pipeline.progress.update(identity.key, lambda now: now.pending(Layer.UNIFIED, replaced, why))
-    pipeline.on_progress(f"{aggregate.asset}: {len(plans)} {pipeline.settings.words.entities}")
+    pipeline.on_progress(f"{aggregate.asset}: {len(plans)} {pipeline.settings.names.entities}")
     try:
         result, schema, rules = _stage(pipeline, aggregate, plans, asked)
     except ExtensionError as error:
@@ -372,7 +372,7 @@ def _commit(
         # Of two runs with different declarations one must not merge into what the other has made.
         expected[plan.mine] = plan.declared
         advance[plan.mine] = plan.definition
-    word = pipeline.settings.words.entity.capitalize()
+    word = pipeline.settings.names.entity.capitalize()
     return Commit(
         table,
         schema,

@@ -31,7 +31,7 @@ def stage_games(work: Staging) -> FanOutResult:
             # Names are counted first, so that halves of them have room for exactly those that are let in.
             return FanOutResult(crowded=True)
         pipeline = work.source.pipeline
-        pipeline.on_progress(f"silver: {error}. Halves of the {pipeline.settings.words.entities} are tried by themselves")
+        pipeline.on_progress(f"silver: {error}. Halves of the {pipeline.settings.names.entities} are tried by themselves")
         rows = [(r["name"], int(r["rows"])) for r in work.names().limit(MAX_NAMES + 1).collect()]
         if len(rows) > MAX_NAMES:
             raise

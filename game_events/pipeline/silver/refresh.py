@@ -211,7 +211,7 @@ def _default_pass(
     crash_points.reach("silver_staged")
     if unrouted[OVER_LIMIT]:
         report.notices.append(
-            f"names that are no {pipeline.settings.words.entities} yet stay in bronze, as there is no room for more: raise "
+            f"names that are no {pipeline.settings.names.entities} yet stay in bronze, as there is no room for more: raise "
             "GAME_EVENTS_MAX_GAMES and GAME_EVENTS_MAX_GAMES_EVER, or name those you want in GAME_EVENTS_GAMES"
         )
 
@@ -305,7 +305,7 @@ def _planned_pass(  # noqa: PLR0913 - one pass of a loop, its state passed expli
             start[game] = replace(found, decided=0) if found.anew else found
     if not start:
         return behind
-    pipeline.on_progress(f"silver: {len(start)} {pipeline.settings.words.entities} from their own progress")
+    pipeline.on_progress(f"silver: {len(start)} {pipeline.settings.names.entities} from their own progress")
     source = source.with_transformations()
     lowest = min(s.begin for s in start.values())
     asked_for = Routing(frozenset(pipeline.settings.games), frozenset(start))
