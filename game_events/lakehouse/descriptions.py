@@ -1,9 +1,9 @@
-"""Comments of columns, and whose a table is: in the metadata of its columns, where Spark, Unity and other readers look.
+"""Column comments, owners and tags of a table, in the metadata of its columns, where Spark, Unity and other readers read them.
 
-A column's comment is the key `comment` of its metadata (Delta protocol, "Column Metadata"; what `DESCRIBE TABLE` shows). Owners
-and tags stand in the metadata of the first column, as the table's format does: delta-rs takes no table properties but Delta's.
+A column's comment is the key `comment` of its metadata (Delta protocol, "Column Metadata"; shown by `DESCRIBE TABLE`). Owners
+and tags are in the metadata of the first column, as the table's format is: delta-rs takes no table properties but Delta's.
 
-Guarantee: nothing here decides over rows. What cannot be written is a line in the log, and the commit of the rows goes on.
+Guarantee: rows do not depend on them. What cannot be written is logged, and the rows are committed.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ COMMENT = "comment"
 #: The schema id that a comment is of: an older schema's comment never takes the place of a newer one's.
 COMMENT_OF = "game_events.comment_of"
 OWNERS, TAGS = "game_events.owners", "game_events.tags"
-#: What describes and decides nothing.
+#: Keys that only describe.
 DESCRIBING = frozenset({COMMENT, COMMENT_OF, OWNERS, TAGS})
 #: Characters of all comments of one table: each commit that changes its columns repeats them.
 MAX_TABLE_CHARS = 200_000
 
 
 def with_comments(schema: pa.Schema, comments: Mapping[str, tuple[str, int]]) -> pa.Schema:
-    """A schema whose columns have these comments: column -> (comment, schema id that it is of)."""
+    """A schema with comments: column -> (comment, schema id that it is of)."""
     fields, room = [], MAX_TABLE_CHARS
     for item in schema:
         text, of = comments.get(item.name, ("", 0))
@@ -44,7 +44,7 @@ def with_comments(schema: pa.Schema, comments: Mapping[str, tuple[str, int]]) ->
 
 
 def described(table: Table, schema: pa.Schema) -> pa.Schema:
-    """A table's schema with all that is known of its columns: comments it has, else those of this project; owners and tags."""
+    """A table's schema with comments (its own, else those of this project), owners and tags."""
     own = own_comments(table.key, table.person)
     fields = []
     for index, item in enumerate(schema):
@@ -59,7 +59,7 @@ def described(table: Table, schema: pa.Schema) -> pa.Schema:
 
 
 def undescribed(schema: pa.Schema, known: frozenset[str]) -> pa.Schema:
-    """A schema whose known columns say nothing that only describes: what new columns say comes with them."""
+    """A schema without descriptions of known columns; new columns keep their own."""
     fields = [
         item.with_metadata({k: v for k, v in (item.metadata or {}).items() if k.decode() not in DESCRIBING})
         if item.name in known
@@ -75,27 +75,27 @@ def comments_of(schema: pa.Schema) -> dict[str, str]:
 
 
 def owners_of(handle: DeltaTable) -> list[str]:
-    """Who owns a table, as it says itself."""
+    """A table's owners."""
     fields = handle.schema().fields
     return list(json.loads(str(fields[0].metadata.get(OWNERS, "[]")))) if fields else []
 
 
 def tags_of(handle: DeltaTable) -> dict[str, str]:
-    """A table's tags, as it says itself."""
+    """A table's tags."""
     fields = handle.schema().fields
     return dict(json.loads(str(fields[0].metadata.get(TAGS, "{}")))) if fields else {}
 
 
 def describe(table: Table, handle: DeltaTable, wanted: pa.Schema, description: str | None = None) -> DeltaTable:
-    """Bring what describes a table up to date: nothing where nothing changed, one commit for what is new.
+    """Update a table's descriptions: one commit for all new ones, and one for each changed comment.
 
-    A changed comment is a commit of its own: delta-rs merges new keys of metadata, and refuses other values of old ones.
+    Delta-rs merges new keys of metadata, and refuses other values of old ones.
 
     Args:
         table: the table.
         handle: its newest version.
         wanted: its columns, from `described`.
-        description: what its own description becomes, if that is another one.
+        description: the table's new description; None: it stays.
 
     Returns:
         a handle on the newest version.
@@ -112,13 +112,13 @@ def describe(table: Table, handle: DeltaTable, wanted: pa.Schema, description: s
             handle.alter.set_column_metadata(column, values)
         if about is not None:
             handle.alter.set_table_description(about)
-    except (DeltaError, OSError) as error:  # a rival's commit among others: the next commit of rows looks again
+    except (DeltaError, OSError) as error:  # e.g. a concurrent commit: the next commit of rows tries again
         log.info("table=%s comments_not_written=true cause=%s", table.name, type(error).__name__)
     return table.open() or handle
 
 
 def _differences(held: Mapping[str, Field], wanted: pa.Schema) -> tuple[list[Field], dict[str, dict[str, str]]]:
-    """Columns with keys that they lack, and keys whose values change."""
+    """Columns with keys that they lack, and keys with other values."""
     new: list[Field] = []
     changed: dict[str, dict[str, str]] = {}
     for item in wanted:
@@ -141,7 +141,7 @@ def _differences(held: Mapping[str, Field], wanted: pa.Schema) -> tuple[list[Fie
 
 
 def _labels(table: Table) -> dict[str, str]:
-    """What the settings say of a table's owners and tags; what they do not say stays as the table has it."""
+    """Owners and tags in the settings; what they lack stays as the table has it."""
     found = {}
     if table.owners:
         found[OWNERS] = json.dumps(list(table.owners))

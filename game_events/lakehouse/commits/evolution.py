@@ -96,7 +96,7 @@ def _merged_map(
 
 
 def changed_types(handle: DeltaTable, wanted: pa.Schema) -> list[str]:
-    """Descriptions of the columns whose type in a table differs from the wanted one; missing columns and fields are fine."""
+    """Descriptions of the columns with another type in a table than wanted; missing columns and fields are fine."""
     held = pa.schema(handle.schema())
     return [
         f"{f.name} is {type_name(held.field(f.name).type)} in the table and {type_name(f.type)} in the rows"

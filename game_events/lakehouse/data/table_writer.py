@@ -1,4 +1,4 @@
-"""What Spark's workers do for a table that is not split by game: rows -> Parquet files."""
+"""Worker that writes the rows of a table that is not split by game to Parquet files."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from game_events.lakehouse.tables import Table
 
 @dataclass(frozen=True)
 class FileStage:
-    """Where the rows go, and the columns of the files; picklable.
+    """Table and columns of the files; picklable.
 
     Attributes:
-        headers: name of a column whose empty lists are NULL: it travelled as `bronze_stage.travelling` has it.
+        headers: column in which empty lists become NULL again (`event_columns.travelling`).
     """
 
     table: Table
@@ -38,5 +38,5 @@ class FileStage:
 
 
 def staged_files(rows: Iterable[Row]) -> list[StagedFile]:
-    """The files that the workers report."""
+    """The files in the workers' reports."""
     return [StagedFile.from_json(r["body"]) for r in rows]

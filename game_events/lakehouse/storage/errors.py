@@ -25,7 +25,7 @@ _REFUSED = re.compile(
     r"\b40[13] (Forbidden|Unauthorized)|lacked the necessary privileges|not authenticated|AccessDenied|InvalidAccessKeyId|"
     r"SignatureDoesNotMatch|ExpiredToken|InvalidToken|Status Code: 40[13]"
 )
-#: The last place where clients look is the machine's own address for roles, which is nobody's where there are none.
+#: The last place that clients try is the machine's own address for roles, which does not answer where there are none.
 _NO_CREDENTIALS = re.compile(r"NoAuthWithAWSException|Unable to load credentials|NoCredentials|latest/api/token|169\.254\.\d+")
 _NO_BUCKET = re.compile(r"NoSuchBucket|UnknownStoreException|ContainerNotFound")
 _AWAY = re.compile(

@@ -113,7 +113,7 @@ def _refresh(pipeline: Pipeline, report: RunReport, source: SilverInput, games: 
     elif source.batch > floor:
         again, failed, unrouted = _default_pass(pipeline, source, state, report, done)
     whole = games is None and not full
-    known_anew = state.decided_anew
+    known_anew = state.redecided
     if whole:
         again |= state.failed_in(Layer.SILVER)
         decisions = Decisions.read(pipeline, source.bronze.key)
@@ -147,7 +147,7 @@ def _refresh(pipeline: Pipeline, report: RunReport, source: SilverInput, games: 
         # A floor that is gone took with it the failures that it left out: then all is looked at again.
         floor_now = source.batch if whole and now.floor(Layer.SILVER) >= floor else now.floor(Layer.SILVER)
         after = now.done(Layer.SILVER, floor_now, done, owed | failed if whole else _other(now, done, failed))
-        after = replace(after, decided_anew=max(known_anew, after.decided_anew))
+        after = replace(after, redecided=max(known_anew, after.redecided))
         if replaced:
             # Once more: a rival that looked before these commits has found nothing to do, and taken the first note back.
             after = after.pending_downstream(replaced, note(pipeline, "its silver table was replaced"))
