@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import pyarrow as pa
 from deltalake import DeltaTable, Field
@@ -32,6 +32,11 @@ DESCRIBING = frozenset({COMMENT, COMMENT_OF, OWNERS, TAGS})
 MAX_TABLE_CHARS = 200_000
 
 
+def metadata_of(item: pa.Field) -> dict[str, str]:
+    """Metadata of a column as text."""
+    return {key.decode(): value.decode() for key, value in (item.metadata or {}).items()}
+
+
 def with_comments(schema: pa.Schema, comments: Mapping[str, tuple[str, int]]) -> pa.Schema:
     """A schema with comments: column -> (comment, schema id that it is of)."""
     fields, room = [], MAX_TABLE_CHARS
@@ -39,7 +44,7 @@ def with_comments(schema: pa.Schema, comments: Mapping[str, tuple[str, int]]) ->
         text, of = comments.get(item.name, ("", 0))
         room -= len(text)
         new = {COMMENT: text, COMMENT_OF: str(of)} if text and room >= 0 else {}
-        fields.append(item.with_metadata((item.metadata or {}) | new) if new else item)
+        fields.append(item.with_metadata(metadata_of(item) | new) if new else item)
     return pa.schema(fields, metadata=schema.metadata)
 
 
@@ -49,21 +54,17 @@ def described(table: Table, schema: pa.Schema) -> pa.Schema:
     fields = []
     for index, item in enumerate(schema):
         # Owners and tags of the table that the columns come from are not this one's.
-        metadata = {k: v for k, v in (item.metadata or {}).items() if k.decode() not in (OWNERS, TAGS)}
-        if COMMENT.encode() not in metadata and item.name in own:
-            metadata[COMMENT.encode()] = own[item.name].encode()
-        if index == 0:
-            metadata |= {k.encode(): v.encode() for k, v in _labels(table).items()}
-        fields.append(item.with_metadata(metadata))
+        metadata = {key: value for key, value in metadata_of(item).items() if key not in (OWNERS, TAGS)}
+        if item.name in own:
+            metadata.setdefault(COMMENT, own[item.name])
+        fields.append(item.with_metadata(metadata | (_labels(table) if index == 0 else {})))
     return pa.schema(fields, metadata=schema.metadata)
 
 
-def undescribed(schema: pa.Schema, known: frozenset[str]) -> pa.Schema:
+def undescribed(schema: pa.Schema, known: Collection[str]) -> pa.Schema:
     """A schema without descriptions of known columns; new columns keep their own."""
     fields = [
-        item.with_metadata({k: v for k, v in (item.metadata or {}).items() if k.decode() not in DESCRIBING})
-        if item.name in known
-        else item
+        item.with_metadata({k: v for k, v in metadata_of(item).items() if k not in DESCRIBING}) if item.name in known else item
         for item in schema
     ]
     return pa.schema(fields, metadata=schema.metadata)
@@ -71,7 +72,7 @@ def undescribed(schema: pa.Schema, known: frozenset[str]) -> pa.Schema:
 
 def comments_of(schema: pa.Schema) -> dict[str, str]:
     """Column -> comment, of those that have one."""
-    return {f.name: (f.metadata or {})[COMMENT.encode()].decode() for f in schema if COMMENT.encode() in (f.metadata or {})}
+    return {f.name: metadata[COMMENT] for f in schema if COMMENT in (metadata := metadata_of(f))}
 
 
 def owners_of(handle: DeltaTable) -> list[str]:
@@ -125,7 +126,7 @@ def _differences(held: Mapping[str, Field], wanted: pa.Schema) -> tuple[list[Fie
         have = held.get(item.name)
         if have is None:
             continue
-        wants = {k.decode(): v.decode() for k, v in (item.metadata or {}).items() if k.decode() in DESCRIBING}
+        wants = {key: value for key, value in metadata_of(item).items() if key in DESCRIBING}
         known = {key: str(value) for key, value in have.metadata.items()}
         if COMMENT in wants and COMMENT in known:
             newer = COMMENT_OF in wants and int(wants[COMMENT_OF]) > int(known.get(COMMENT_OF, -1))
