@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, cast, get_args, get_origin
 
 import typer.main
 from pydantic import BaseModel, SecretStr
@@ -153,7 +153,7 @@ def commands() -> str:
     """Every command with its options, as `--help` shows them."""
     command = typer.main.get_command(app)
     with command.make_context("game-events", [], resilient_parsing=True) as context:
-        text = get_docs_for_click(obj=command, ctx=context, name="game-events", title="Commands")
+        text = get_docs_for_click(obj=command, ctx=cast(Any, context), name="game-events", title="Commands")
     # The headings that follow have the full texts of these lists of commands.
     text = re.sub(r"^\*\*Commands\*\*:\n\n(\* .*\n)+\n", "", text, flags=re.MULTILINE)
     # Texts of help are plain: outside of code, what looks like a tag is none.
