@@ -16,7 +16,8 @@ from game_events.cli.common.arguments import Json
 from game_events.cli.common.output import Output
 from game_events.cli.local.examples import CONFIG, use_example
 from game_events.config.gold_columns import simple_call
-from game_events.config.settings import ENV_PREFIX, Settings, load_settings
+from game_events.config.groups.values import ENV_PREFIX
+from game_events.config.settings import Settings, load_settings
 from game_events.errors import DataError
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, UNIFIED, Lakehouse
