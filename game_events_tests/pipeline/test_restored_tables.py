@@ -13,7 +13,7 @@ from game_events.config.settings import load_settings
 from game_events.errors import DataError
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.generations import BronzeIdentity, oldest_batch
-from game_events.lakehouse.commits.restores import LOOKED_AT, MAINTENANCE_INFO, history, restored_lately
+from game_events.lakehouse.commits.restores import MAINTENANCE_INFO, RESTORE_CHECKED, history, restored_lately
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.layers import Layer
@@ -105,7 +105,7 @@ def test_a_restore_that_takes_no_row_away_changes_nothing(pipeline):
     before = pipeline.bronze.open().version()
     assert mended(pipeline) == []
     # One commit says that it was looked at: no later run reads histories for it.
-    assert LOOKED_AT in pipeline.bronze.open().history(1)[0]
+    assert RESTORE_CHECKED in pipeline.bronze.open().history(1)[0]
     assert mended(pipeline) == []
     assert pipeline.bronze.open().version() == before + 1
     assert by_partition(offsets_of(pipeline.bronze.open(), TOPIC, ID)) == {0: 9}
@@ -127,14 +127,14 @@ def test_a_restore_is_looked_at_again_if_the_table_is_restored_once_more_in_the_
     whole = slice_(pipeline, 2, {0: 9}, {0: 12})
     put(pipeline.bronze, info={MAINTENANCE_INFO: "compaction"})
     pipeline.bronze.open().restore(whole)
-    note = bronze_restored.note_looked_at
+    note = bronze_restored.acknowledge_restore
 
     def beaten(table, handle):
-        monkeypatch.setattr(bronze_restored, "note_looked_at", note)
+        monkeypatch.setattr(bronze_restored, "acknowledge_restore", note)
         table.open().restore(first)
         note(table, handle)
 
-    monkeypatch.setattr(bronze_restored, "note_looked_at", beaten)
+    monkeypatch.setattr(bronze_restored, "acknowledge_restore", beaten)
     assert "1 rows were gone" in mended(pipeline)[0]
     assert by_partition(offsets_of(pipeline.bronze.open(), TOPIC, ID)) == {0: 9}
 
@@ -244,7 +244,7 @@ def test_a_quarantine_that_lacks_rows_is_refused_until_the_restore_is_undone(pip
     assert pipeline.lakehouse.names() == ["bronze_events", "quarantine_events"]
     pipeline.quarantine.open().restore(whole)
     looked_at = refuse_lost_quarantine(pipeline, bronze, report)
-    assert LOOKED_AT in looked_at.history(1)[0], "the undo is noted: later runs need not compare files again"
+    assert RESTORE_CHECKED in looked_at.history(1)[0], "the undo is noted: later runs need not compare files again"
     assert refuse_lost_quarantine(pipeline, bronze, report).version() == looked_at.version()
 
 

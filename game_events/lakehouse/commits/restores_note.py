@@ -1,4 +1,4 @@
-"""One commit that says that a table's restores were looked at and nothing is lost: else every run would look again."""
+"""The commit that marks a table's restores as checked: else every run would check them again."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from deltalake import DeltaTable
 
 from game_events.errors import ConflictError
 from game_events.lakehouse.commits.commit import Commit, commit
-from game_events.lakehouse.commits.restores import LOOKED_AT
+from game_events.lakehouse.commits.restores import RESTORE_CHECKED
 from game_events.lakehouse.tables import Table
 
 
-def note_looked_at(table: Table, handle: DeltaTable) -> None:
-    """Commit it: no row, no progress. A restore that came after `handle` is not covered by it: then nothing is committed."""
+def acknowledge_restore(table: Table, handle: DeltaTable) -> None:
+    """Commit it, without rows or progress. If the table was restored again after `handle`, nothing is committed."""
     with suppress(ConflictError):
         commit(
             Commit(
@@ -26,6 +26,6 @@ def note_looked_at(table: Table, handle: DeltaTable) -> None:
                 table_id=str(handle.metadata().id),
                 seen=handle.version(),
                 owns_map=True,
-                info={LOOKED_AT: "nothing was lost"},
+                info={RESTORE_CHECKED: "nothing was lost"},
             )
         )

@@ -22,7 +22,8 @@ from game_events.decoding.batch_decoder import DecodePlan, TypeKey
 from game_events.decoding.core.column_map import ColumnMap
 from game_events.errors import ConflictError, GameEventsError
 from game_events.lakehouse import failpoints as crash_points
-from game_events.lakehouse.commits.commit import CONFLICT_ATTEMPTS, Commit, commit
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.retry import CONFLICT_ATTEMPTS
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.event_columns import (
     FIRST_MESSAGE,

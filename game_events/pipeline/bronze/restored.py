@@ -23,14 +23,8 @@ from deltalake.exceptions import DeltaError
 from game_events.errors import ConflictError, DataError
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.generations import erasures
-from game_events.lakehouse.commits.restores import (
-    BATCHES,
-    history,
-    restored_lately,
-    undo,
-    version_before_restores,
-)
-from game_events.lakehouse.commits.restores_note import note_looked_at
+from game_events.lakehouse.commits.restores import BATCHES, history, restored_lately, undo, version_before_restores
+from game_events.lakehouse.commits.restores_note import acknowledge_restore
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import row_count
 from game_events.lakehouse.system_tables.suppressed import read_suppressed
@@ -63,7 +57,7 @@ def mend_restored_bronze(pipeline: Pipeline, report: RunReport, opened: DeltaTab
     # Erased twice, silver counts it twice: it begins anew.
     forgotten_again = refuse_undone_erasures(pipeline, handle)
     if not forgotten_again and _has_all_rows(pipeline, handle):
-        note_looked_at(pipeline.bronze, handle)
+        acknowledge_restore(pipeline.bronze, handle)
     else:
         _mend(pipeline, handle, report, forgotten_again=forgotten_again)
     return mend_restored_bronze(pipeline, report)  # as it is now: a rival may have been first, or somebody restored it again
@@ -80,7 +74,7 @@ def _mend(pipeline: Pipeline, handle: DeltaTable, report: RunReport, *, forgotte
         raise _only_undone(handle, rows, "its log does not reach back to where these rows were read")
     back = next_offsets(before, reached)
     if reached == back and not rows and not forgotten_again:
-        note_looked_at(pipeline.bronze, handle)
+        acknowledge_restore(pipeline.bronze, handle)
         return
     for app, what in ((Txn.REPLAY, "rows were replayed from quarantine"), (Txn.FULL_REFRESH, "a full refresh")):
         if before.transaction_version(app) != handle.transaction_version(app):

@@ -15,8 +15,9 @@ from deltalake import DeltaTable
 
 from game_events.errors import ConfigurationError, ConflictError
 from game_events.lakehouse import failpoints as crash_points
-from game_events.lakehouse.commits.commit import CONFLICT_ATTEMPTS, commit
+from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.commits.generations import BronzeIdentity, erasures, oldest_batch
+from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.event_columns import has_decoded_columns
 from game_events.lakehouse.layers import Layer
@@ -141,23 +142,17 @@ def _require_id_column(pipeline: Pipeline, bronze: DeltaTable) -> None:
         )
 
 
+@retry_on_conflict()
 def _fence(pipeline: Pipeline) -> None:
     """Make every run that looked before the list was changed look again: whatever it has staged does not land any more."""
-    for attempt in range(CONFLICT_ATTEMPTS):
-        bronze = pipeline.bronze.open()
-        if bronze is None:
-            return
-        batch = bronze.transaction_version(Txn.BATCH)
-        # The batch too, as it is: of two commits that name it, Delta lets one land, however close they come.
-        plan = without(
-            pipeline.bronze, bronze, [], pipeline.run_id, expected={Txn.BATCH: batch}, advance={Txn.BATCH: int(batch or 0)}
-        )
-        try:
-            commit(plan)
-            return
-        except ConflictError:
-            if attempt == CONFLICT_ATTEMPTS - 1:
-                raise
+    bronze = pipeline.bronze.open()
+    if bronze is None:
+        return
+    batch = bronze.transaction_version(Txn.BATCH)
+    # The batch too, as it is: of two commits that name it, Delta lets one land, however close they come.
+    commit(
+        without(pipeline.bronze, bronze, [], pipeline.run_id, expected={Txn.BATCH: batch}, advance={Txn.BATCH: int(batch or 0)})
+    )
 
 
 def _gold_follows(work: Work) -> None:

@@ -23,7 +23,8 @@ from pyspark.sql.types import StructType
 from game_events.errors import DataError, ExtensionError, GameEventsError
 from game_events.extending import PLAYER_AGG, GoldAggregate
 from game_events.lakehouse import failpoints as crash_points
-from game_events.lakehouse.commits.commit import Commit, changed_types
+from game_events.lakehouse.commits.commit import Commit
+from game_events.lakehouse.commits.evolution import changed_types
 from game_events.lakehouse.commits.generations import BronzeIdentity, silver_app
 from game_events.lakehouse.commits.parallel import GAME_ATTEMPTS, commit_games, for_games
 from game_events.lakehouse.commits.restores import restored

@@ -23,6 +23,7 @@ from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.generations import BronzeIdentity
 from game_events.lakehouse.commits.parallel import GAME_ATTEMPTS, for_games
 from game_events.lakehouse.commits.restores import restored
+from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import BATCH_INFO, files_with, game_of_file, read_files, spark_schema
 from game_events.lakehouse.data.staging import REPORT_SCHEMA, StagedFile
@@ -56,15 +57,11 @@ def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False
     state = pipeline.progress.read(bronze_key)
     target = state.floor(Layer.GOLD)
     table = pipeline.lakehouse.table(UNIFIED)
-    unread: dict[str, str] = {}
-    for attempt in range(GAME_ATTEMPTS):
-        try:
-            unread = _refresh(pipeline, state, report, full=full)
-            break
-        except ConflictError:
-            if attempt == GAME_ATTEMPTS - 1:
-                report.tables.append(TableReport(Layer.UNIFIED, table.name, table.uri, error="rival runs won; run again"))
-                return
+    try:
+        unread = _refresh(pipeline, state, report, full=full)
+    except ConflictError:
+        report.tables.append(TableReport(Layer.UNIFIED, table.name, table.uri, error="rival runs won; run again"))
+        return
     crash_points.reach("unified_committed")
     behind = state.failed_in(Layer.GOLD)
     if not behind:
@@ -86,6 +83,7 @@ def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False
     report.seconds[Layer.UNIFIED] = report.seconds.get(Layer.UNIFIED, 0.0) + time.monotonic() - began
 
 
+@retry_on_conflict(GAME_ATTEMPTS)
 def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bool) -> dict[str, str]:
     """Make the commit, if anything changed.
 

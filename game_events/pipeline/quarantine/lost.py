@@ -11,7 +11,7 @@ from game_events.config.settings import SETTING
 from game_events.errors import ConflictError, DataError
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.restores import ANY_COMMIT, is_undone, restored_lately, undo
-from game_events.lakehouse.commits.restores_note import note_looked_at
+from game_events.lakehouse.commits.restores_note import acknowledge_restore
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
@@ -60,7 +60,7 @@ def refuse_lost_quarantine(pipeline: Pipeline, bronze: DeltaTable, report: RunRe
     quarantine = pipeline.quarantine.open()
     if quarantine is not None:
         if refuse_restored_quarantine(pipeline, quarantine):
-            note_looked_at(pipeline.quarantine, quarantine)
+            acknowledge_restore(pipeline.quarantine, quarantine)
             return refuse_lost_quarantine(pipeline, bronze, report)  # somebody may have restored it again
         return quarantine
     rows = int(bronze.transaction_version(Txn.RECORDS_QUARANTINED) or 0)

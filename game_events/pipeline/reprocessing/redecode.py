@@ -17,7 +17,8 @@ from game_events.decoding.batch_decoder import DecodePlan, TypeKey
 from game_events.decoding.core.reasons import Reason
 from game_events.errors import ConflictError, DataError
 from game_events.lakehouse import failpoints as crash_points
-from game_events.lakehouse.commits.commit import Commit, commit, evolve
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.evolution import evolve
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_files, row_count, spark_schema
 from game_events.lakehouse.data.staging import discard

@@ -29,7 +29,9 @@ from game_events.decoding.core.reasons import NO_RECORD, Reason
 from game_events.decoding.core.wire_format import SchemaId
 from game_events.errors import ConfigurationError, ConflictError
 from game_events.lakehouse import failpoints as crash_points
-from game_events.lakehouse.commits.commit import CONFLICT_ATTEMPTS, Commit, commit, evolve
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.evolution import evolve
+from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_files, spark_schema
 from game_events.lakehouse.event_columns import (
@@ -149,19 +151,13 @@ def replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) ->
         TransientError: the registry cannot be asked about a schema that is not archived.
     """
     began = time.monotonic()
-    result = Replayed()
-    for attempt in range(CONFLICT_ATTEMPTS):
-        try:
-            result = _replay(pipeline, report, selection)
-            break
-        except ConflictError:
-            if attempt == CONFLICT_ATTEMPTS - 1:
-                raise
+    result = _replay(pipeline, report, selection)
     report.replayed += result.rows
     report.seconds["replay"] = report.seconds.get("replay", 0.0) + time.monotonic() - began
     return result
 
 
+@retry_on_conflict()
 def _replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) -> Replayed:
     tables = _settled_tables(pipeline, report)
     if tables is None:
