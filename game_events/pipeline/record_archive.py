@@ -32,10 +32,9 @@ from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.schema_archive import SchemaArchive
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.bronze.load import TASK_RECORDS
-from game_events.pipeline.bronze.restored import mend_restored_bronze
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.full_refresh import since as at_or_behind
-from game_events.pipeline.quarantine.lost import refuse_lost_quarantine
+from game_events.pipeline.quarantine.intact import intact_tables
 from game_events.pipeline.reporting.archive_result import Archived
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.state.offsets import next_offsets
@@ -70,10 +69,10 @@ def _archive(pipeline: Pipeline, report: RunReport, to: str) -> Archived:
         raise ConfigurationError("bronze keeps no raw values (GAME_EVENTS_KEEP_RAW is failures): there is nothing to archive")
     place = SourceLocation.of(pipeline.settings, to)
     table = Table("archive", place.root, place.options)
-    bronze = mend_restored_bronze(pipeline, report)
-    if bronze is None:
+    tables = intact_tables(pipeline, report)
+    if tables is None:
         return Archived(place.root)
-    quarantine = refuse_lost_quarantine(pipeline, bronze, report)
+    bronze, quarantine = tables
     held, app = _open(table), _app(bronze)
     batch = int(bronze.transaction_version(Txn.BATCH) or 0)
     since = held.transaction_version(app) if held is not None else None

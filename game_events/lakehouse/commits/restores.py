@@ -12,10 +12,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
 from pyarrow.fs import FileSelector, FileType
 
-from game_events.errors import ConflictError
 from game_events.lakehouse.data.staging import file_system
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Table
 
@@ -32,8 +30,6 @@ ANY_COMMIT = frozenset({COMMIT_ID})
 LOOKED_AT = "restore_looked_at"
 #: Commits by others (maintenance, erasures) behind which a restore is still found.
 LOOK_BACK = 200
-#: Times a history is read while rivals commit.
-LOOKS = 20
 
 #: Newest commits that are looked through for one of this project's own: nearly always one small file is read.
 RESTORE_HISTORY = (1, 8, 100)
@@ -62,47 +58,22 @@ def restored_lately(table: Table, marks: frozenset[str] = BATCHES, version: int 
     return False
 
 
+def marks_of(table: Table) -> frozenset[str]:
+    """Keys of the table's commits that are made only after a check for restores."""
+    return ANY_COMMIT if table.key == QUARANTINE else BATCHES
+
+
 def waits_for_a_look(table: Table, handle: DeltaTable) -> str | None:
-    """Why maintenance leaves a table alone that was restored and that no run has looked at yet, in words; else None.
+    """Why maintenance skips a table that was restored and that no run has checked yet, in words; else None.
 
-    It would delete the files that an undo needs, put others in their places, and in time drop the log's entry that tells of the
-    restore. Tables that no run compares with others (`event_log`, `schemas`, `progress`) are as they are.
+    Maintenance would delete the files that an undo needs, and in time the log's entry of the restore. Tables that no run
+    compares with others (`event_log`, `schemas`, `progress`) are as they are.
     """
-    if table.key == QUARANTINE:
-        marks = ANY_COMMIT
-    elif table.key == BRONZE or table.key.startswith(("silver_", "gold_")):
-        marks = BATCHES
-    else:
+    if table.key not in {BRONZE, QUARANTINE} and not table.key.startswith(("silver_", "gold_")):
         return None
-    return "it was restored: a run has to look at it first" if restored_lately(table, marks, handle.version()) else None
-
-
-def history(table: Table) -> list[dict[str, Any]]:
-    """Entries of a table's history, the newest first, each with the version that it is.
-
-    delta-rs numbers them down from the version of the handle that is asked, also those that came to the log since.
-
-    Raises:
-        ConflictError: rivals committed at every attempt.
-    """
-    for _ in range(LOOKS):
-        handle = table.open()
-        entries = handle.history() if handle is not None else []
-        after = table.open()
-        if (handle and handle.version()) == (after and after.version()):
-            return entries
-    raise ConflictError(f"{table.name}: rivals kept committing while its history was read")
-
-
-def before_restores(handle: DeltaTable, marks: frozenset[str] = BATCHES) -> int:
-    """The version before the first of the restores that nobody has looked at yet; without any, the newest."""
-    found = handle.version()
-    for entry in handle.history():
-        if settles(entry, marks):
-            break
-        if entry.get("operation") == "RESTORE":
-            found = int(entry["version"]) - 1
-    return found
+    return (
+        "it was restored: a run has to look at it first" if restored_lately(table, marks_of(table), handle.version()) else None
+    )
 
 
 def restored_between(table: Table, seen: int, version: int) -> bool:
@@ -114,7 +85,7 @@ def restored_between(table: Table, seen: int, version: int) -> bool:
 
 
 def version_before_restores(table: Table, version: int, marks: frozenset[str] = BATCHES) -> int:
-    """As `before_restores`, of a version that may not be the newest any more."""
+    """The version before the first restore that no run has checked yet, as of a version; without any, that version."""
     found = version
     for number, info in enumerate(commits_from(table, version, -1)):
         if settles(info, marks):
@@ -122,17 +93,6 @@ def version_before_restores(table: Table, version: int, marks: frozenset[str] = 
         if info.get("operation") == "RESTORE":
             found = version - number - 1
     return found
-
-
-def is_undone(table: Table, handle: DeltaTable, marks: frozenset[str] = BATCHES) -> bool:
-    """Whether a table that was restored has the files again that it had before."""
-    try:
-        before = DeltaTable(
-            table.uri, version=version_before_restores(table, handle.version(), marks), storage_options=table.options
-        )
-    except DeltaError:  # its log does not reach back so far any more: then nobody can tell
-        return False
-    return set(before.file_uris()) == set(handle.file_uris())
 
 
 def _from_newest(table: Table) -> Iterator[dict[str, Any]]:
@@ -184,9 +144,3 @@ def restored(handle: DeltaTable) -> bool:
             if entry.get("operation") == "RESTORE":
                 return True
     return False
-
-
-def undo(handle: DeltaTable, table: str, marks: frozenset[str] = BATCHES) -> str:
-    """How to undo the restores of a table that no run has looked at yet, in words."""
-    version = before_restores(handle, marks)
-    return f"undo it ({table}: RESTORE TABLE ... TO VERSION AS OF {version}, or `DeltaTable.restore` of delta-rs)"

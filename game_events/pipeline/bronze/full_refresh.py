@@ -22,6 +22,7 @@ from game_events.decoding.core.column_map import ColumnMap
 from game_events.errors import ConflictError, DataError
 from game_events.lakehouse import failpoints as crash_points
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
+from game_events.lakehouse.commits.restore_check import refuse_restored
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_files, spark_schema
 from game_events.lakehouse.data.staging import REPORT_SCHEMA, StagedFile, discard
@@ -90,6 +91,7 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
         _stage_all(pipeline, bronze, now, batch, staged)
         expired = count_expired(pipeline, now, staged.origins)
         if expired.staying:
+            refuse_restored(pipeline.bronze, bronze, "name all topics that bronze was read from in the settings")
             _keep_others(pipeline, bronze, now, batch, staged)
         keep(pipeline.quarantine, ticket, ResetList(batch, staged.end, staged.quarantine, frozenset(staged.origins)))
         archive_schemas(pipeline, report, {*staged.types, *staged.undecoded})
@@ -169,6 +171,7 @@ def _commit(
             | {Txn.RECORDS_QUARANTINED: undecodable + undecodable_kept}
             | {Txn.BATCH: batch, Txn.INCARNATION: batch, Txn.FULL_REFRESH: ticket},
             table_id=str(bronze.metadata().id),
+            seen=bronze.version() if staged.kept else None,
             replace=True,
             owns_map=True,
             info=note | {"full_refresh": "rows of batches before this one are gone", "run_id": pipeline.run_id},

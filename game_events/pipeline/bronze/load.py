@@ -40,7 +40,6 @@ from game_events.pipeline.bronze.file_worker import FileBronzeTask, behind_origi
 from game_events.pipeline.bronze.isolation import Deadly, discard_staged, marked, whole_or_isolated
 from game_events.pipeline.bronze.quarantine import Decided, announce, commit_undecodable, decided_on, is_under_way
 from game_events.pipeline.bronze.record_size import WHY, cut
-from game_events.pipeline.bronze.restored import mend_restored_bronze
 from game_events.pipeline.bronze.starting_offsets import all_there_is, is_gone, not_there_any_more, starting_point
 from game_events.pipeline.bronze.truncated_log import epochs_noted, epochs_unknown, refuse_cut_log
 from game_events.pipeline.bronze.worker import BronzeTask, StageTask
@@ -48,7 +47,7 @@ from game_events.pipeline.bronze.worker_result import StageResult
 from game_events.pipeline.column_comments import BRONZE_DESCRIPTION, about_bronze, documented
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.full_refresh import finish_reset
-from game_events.pipeline.quarantine.lost import refuse_lost_quarantine
+from game_events.pipeline.quarantine.intact import intact_tables
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.state.archive_origin import archive_noted
 from game_events.pipeline.state.commit_info import slice_info
@@ -79,17 +78,18 @@ def load_bronze(pipeline: Pipeline, report: RunReport, until: SourceSnapshot | N
     """
     began = time.monotonic()
     target = until or pipeline.source.snapshot()
-    handle = _open_or_create(pipeline, target, report)
-    handle = mend_restored_bronze(pipeline, report, handle) or handle
-    refuse_lost_quarantine(pipeline, handle, report)
+    if intact_tables(pipeline, report) is None:
+        _create(pipeline, target, report)
     finish_reset(pipeline, report)
     for subject in pipeline.source.subjects(target.latest):
         pipeline.catalog.ids_of(subject)
     rivals = 0
     while True:
-        # Each time: what is planned from a version that was restored meanwhile would cover the restore up for ever.
-        handle = mend_restored_bronze(pipeline, report) or handle
-        quarantine = refuse_lost_quarantine(pipeline, handle, report)
+        # Each time: a commit that is planned from a version restored meanwhile would hide the restore from all later runs.
+        tables = intact_tables(pipeline, report)
+        if tables is None:
+            raise ConflictError(f"{pipeline.bronze.name} was removed while the run was at work")
+        handle, quarantine = tables
         now = target if not report.batches and rivals == 0 else pipeline.source.snapshot()
         reached = next_offsets(handle, now.latest)
         if any(offset > now.latest[p] for p, offset in reached.items()):
@@ -127,11 +127,8 @@ def load_bronze(pipeline: Pipeline, report: RunReport, until: SourceSnapshot | N
     return max([int(handle.transaction_version(Txn.BATCH) or 0), *report.batches])
 
 
-def _open_or_create(pipeline: Pipeline, now: SourceSnapshot, report: RunReport) -> DeltaTable:
-    """Bronze's handle; a new table is made with the offsets it starts from."""
-    handle = pipeline.bronze.open()
-    if handle is not None:
-        return handle
+def _create(pipeline: Pipeline, now: SourceSnapshot, report: RunReport) -> None:
+    """Create bronze with the offsets that it starts from."""
     refuse_unsafe_store(pipeline.lakehouse)
     start = starting_point(pipeline, now)
     gaps: tuple[Gap, ...] = ()
@@ -152,12 +149,8 @@ def _open_or_create(pipeline: Pipeline, now: SourceSnapshot, report: RunReport) 
         info=slice_info(0, 0, 0, {p: (at, at) for p, at in start.items()}, gaps),
         description=BRONZE_DESCRIPTION,
     )
-    with suppress(ConflictError):  # a rival made it: its start offsets hold for us too
+    with suppress(ConflictError):  # another run created it: its starting offsets hold for this run, too
         commit(plan)
-    made = pipeline.bronze.open()
-    if made is None:
-        raise ConflictError(f"{pipeline.bronze.name} was removed right after it was made")
-    return made
 
 
 def _load_slice(

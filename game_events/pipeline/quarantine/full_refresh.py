@@ -26,6 +26,7 @@ from game_events.errors import ConflictError
 from game_events.lakehouse import failpoints as crash_points
 from game_events.lakehouse.commits.commit import Commit, Landed, commit, evolve, paths
 from game_events.lakehouse.commits.generations import generation
+from game_events.lakehouse.commits.restore_check import refuse_restored
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_files, spark_schema
 from game_events.lakehouse.data.staging import REPORT_SCHEMA, StagedFile, discard, file_system
@@ -34,7 +35,6 @@ from game_events.lakehouse.event_columns import HEADERS, QUARANTINE_COLUMNS, QUA
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.quarantine.lost import refuse_restored_quarantine
 from game_events.pipeline.reporting.report import RunReport
 from game_events.sources.core.source import FILES, KAFKA, TABLE, Split
 
@@ -84,7 +84,7 @@ def finish_reset(pipeline: Pipeline, report: RunReport) -> None:
         listed = _read(pipeline.quarantine, ticket)
         if quarantine is None and (listed is None or not listed.files):
             return  # there was nothing undecodable, or somebody deleted the table: no row to bring
-        refuse_restored_quarantine(pipeline, quarantine)
+        quarantine = refuse_restored(pipeline.quarantine, quarantine) if quarantine is not None else None
         try:
             landed = _finish(pipeline, bronze, quarantine, ticket, listed)
         except ConflictError:  # a rival finished it, or rewrote files: look again

@@ -8,6 +8,7 @@ from pyspark.sql import functions as F
 
 from game_events.errors import ConflictError
 from game_events.lakehouse.commits.commit import CONFLICT_ATTEMPTS, Commit, commit, evolve, paths
+from game_events.lakehouse.commits.restore_check import refuse_restored
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import files_with, read_files, spark_schema
 from game_events.lakehouse.data.staging import REPORT_SCHEMA, StagedFile
@@ -15,7 +16,6 @@ from game_events.lakehouse.data.table_writer import FileStage, staged_files
 from game_events.lakehouse.event_columns import COORDINATES, HEADERS, QUARANTINE_COLUMNS, travelling
 from game_events.lakehouse.layers import Layer
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.quarantine.lost import refuse_restored_quarantine
 
 
 def is_noted(bronze: DeltaTable, quarantine: DeltaTable) -> bool:
@@ -35,7 +35,7 @@ def note_replay(pipeline: Pipeline) -> None:
         bronze, quarantine = pipeline.bronze.open(), pipeline.quarantine.open()
         if bronze is None or quarantine is None or is_noted(bronze, quarantine):
             return
-        refuse_restored_quarantine(pipeline, quarantine)
+        quarantine = refuse_restored(pipeline.quarantine, quarantine)
         try:
             _note(pipeline, bronze, quarantine)
             return

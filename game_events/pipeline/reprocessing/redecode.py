@@ -29,7 +29,7 @@ from game_events.pipeline.bronze.worker_result import StageResult
 from game_events.pipeline.column_comments import documented
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure.commits import erase_from_quarantine
-from game_events.pipeline.quarantine.lost import refuse_lost_quarantine
+from game_events.pipeline.quarantine.intact import intact_tables
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.state.commit_info import ERASED_BY_BATCH
 from game_events.pipeline.suppression.driver import suppression, unfenced
@@ -63,14 +63,13 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
 
     Raises:
         ConflictError: a run committed to bronze meanwhile: nothing has changed, run it again.
-        DataError: quarantine was restored or deleted, or the rows written are not all: nothing has changed.
+        DataError: bronze or quarantine was restored, quarantine was deleted, or rows are missing: nothing has changed.
         TransientError: a schema is neither archived nor can the registry be asked.
     """
     began = time.monotonic()
-    handle = pipeline.bronze.open()
+    handle, _ = intact_tables(pipeline, report) or (None, None)
     if handle is None or not row_count(handle):
         return Redecoded()
-    refuse_lost_quarantine(pipeline, handle, report)
     before = {f.name for f in handle.schema().fields}
     handle = evolve(pipeline.bronze, handle, OWN_COLUMNS)
     batch = int(handle.transaction_version(Txn.BATCH) or 0)

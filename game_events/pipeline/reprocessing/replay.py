@@ -45,14 +45,13 @@ from game_events.lakehouse.event_columns import (
 from game_events.lakehouse.layers import Layer
 from game_events.pipeline.bronze.decode_job import run_decode_job
 from game_events.pipeline.bronze.load import archive_schemas
-from game_events.pipeline.bronze.restored import mend_restored_bronze
 from game_events.pipeline.bronze.stored_worker import StoredTask
 from game_events.pipeline.bronze.worker_result import StageResult
 from game_events.pipeline.column_comments import documented
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure.commits import erase_from_quarantine
 from game_events.pipeline.quarantine.full_refresh import finish_reset, is_finished
-from game_events.pipeline.quarantine.lost import refuse_lost_quarantine
+from game_events.pipeline.quarantine.intact import intact_tables
 from game_events.pipeline.quarantine.replay_marks import is_noted, note_replay
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.state.commit_info import slice_info
@@ -264,8 +263,7 @@ def _settled_tables(pipeline: Pipeline, report: RunReport) -> tuple[DeltaTable, 
     """
     finish_reset(pipeline, report)
     note_replay(pipeline)
-    bronze = mend_restored_bronze(pipeline, report)
-    quarantine = refuse_lost_quarantine(pipeline, bronze, report) if bronze is not None else None
+    bronze, quarantine = intact_tables(pipeline, report) or (None, None)
     if bronze is None or quarantine is None:
         return None
     if not is_finished(bronze, quarantine):
