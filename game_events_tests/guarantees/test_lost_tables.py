@@ -157,9 +157,7 @@ def test_a_restored_bronze_is_refused_and_the_undo_that_the_error_names_loses_an
 
 
 @pytest.mark.scenario
-def test_the_full_refresh_that_the_error_names_brings_a_restored_bronze_or_quarantine_back_from_kafka(
-    world, grown, make_pipeline
-):
+def test_the_full_refresh_that_the_error_names_brings_bronze_or_quarantine_back(world, grown, make_pipeline):
     for table, version in ((BRONZE, world.older), (QUARANTINE, 0)):
         restore(grown, table, version)
         with pytest.raises(DataError, match=r"--full-refresh bronze. with GAME_EVENTS_ALLOW_BRONZE_FULL_REFRESH=true"):
