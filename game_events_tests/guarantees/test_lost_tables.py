@@ -152,7 +152,7 @@ def test_a_restored_bronze_is_refused_and_the_undo_that_the_error_names_loses_an
     spark.sql(re.search(r"RESTORE TABLE \S+ TO VERSION AS OF \d+", str(refused.value))[0])
     assert refresh(make_pipeline(grown)).success
     world.assert_whole()
-    world.newest = versions(grown)[BRONZE]
+    world.older, world.newest = whole, versions(grown)[BRONZE]
     assert refresh(make_pipeline(grown)).tables == []
 
 

@@ -29,8 +29,8 @@ from game_events.lakehouse.commits.generations import generation
 from game_events.lakehouse.commits.restore_check import refuse_restored
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_files, spark_schema
-from game_events.lakehouse.data.staging import REPORT_SCHEMA, StagedFile, discard, file_system
-from game_events.lakehouse.data.table_writer import FileStage, staged_files
+from game_events.lakehouse.data.staging import StagedFile, discard, file_system
+from game_events.lakehouse.data.table_writer import FileStage
 from game_events.lakehouse.event_columns import HEADERS, QUARANTINE_COLUMNS, QUARANTINE_DESCRIPTION, travelling
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import Table
@@ -248,9 +248,8 @@ def _stage(pipeline: Pipeline, listed: ResetList, rewritten: frozenset[str]) -> 
     if rewritten:
         old = read_files(pipeline.spark, [f"{root}/{path}" for path in sorted(rewritten)], columns)
         rows = old.where(~F.col("layer").eqNullSafe(Layer.BRONZE) | _later(listed)).unionByName(rows)
-    stage = FileStage(pipeline.quarantine, QUARANTINE_COLUMNS, HEADERS)
-    moved = rows.select(travelling(QUARANTINE_COLUMNS.names)).coalesce(2).mapInArrow(stage, REPORT_SCHEMA)
-    return staged_files(moved.collect())
+    moved = rows.select(travelling(QUARANTINE_COLUMNS.names)).coalesce(2)
+    return FileStage(pipeline.quarantine, QUARANTINE_COLUMNS, HEADERS).write(moved)
 
 
 def _may_hold(handle: DeltaTable, layer: str) -> list[str]:

@@ -11,8 +11,8 @@ from game_events.lakehouse.commits.commit import CONFLICT_ATTEMPTS, Commit, comm
 from game_events.lakehouse.commits.restore_check import refuse_restored
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import files_with, read_files, spark_schema
-from game_events.lakehouse.data.staging import REPORT_SCHEMA, StagedFile
-from game_events.lakehouse.data.table_writer import FileStage, staged_files
+from game_events.lakehouse.data.staging import StagedFile
+from game_events.lakehouse.data.table_writer import FileStage
 from game_events.lakehouse.event_columns import COORDINATES, HEADERS, QUARANTINE_COLUMNS, travelling
 from game_events.lakehouse.layers import Layer
 from game_events.pipeline.context import Pipeline
@@ -82,10 +82,8 @@ def _stage(
     rewritten = frozenset(path for path in paths(quarantine) if path.rpartition("/")[2] in names)
     files = [f"{quarantine.table_uri.rstrip('/')}/{path}" for path in rewritten]
     rows = read_files(pipeline.spark, files, spark_schema(quarantine.schema()))
-    staged = _noted(rows.join(came, list(COORDINATES), "left"), str(bronze.metadata().id), batch).mapInArrow(
-        FileStage(pipeline.quarantine, QUARANTINE_COLUMNS, HEADERS), REPORT_SCHEMA
-    )
-    return staged_files(staged.collect()), rewritten
+    noted = _noted(rows.join(came, list(COORDINATES), "left"), str(bronze.metadata().id), batch)
+    return FileStage(pipeline.quarantine, QUARANTINE_COLUMNS, HEADERS).write(noted), rewritten
 
 
 def _noted(rows: DataFrame, table_id: str, batch: int) -> DataFrame:

@@ -23,9 +23,8 @@ from game_events.lakehouse.data.snapshot import read_files, row_count, spark_sch
 from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.event_columns import FIRST_MESSAGE, OWN_COLUMNS, bronze_schema, column_map, schema_ids, travelling
 from game_events.lakehouse.layers import Layer
-from game_events.pipeline.bronze.decode_job import run_decode_job
+from game_events.pipeline.bronze.decode_job import StageResult, run_decode_job
 from game_events.pipeline.bronze.stored_worker import StoredTask
-from game_events.pipeline.bronze.worker_result import StageResult
 from game_events.pipeline.column_comments import documented
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure.commits import erase_from_quarantine
@@ -77,14 +76,9 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
     pipeline.on_progress(f"redecode: {row_count(handle):,} rows of bronze")
 
     whom = suppression(pipeline, handle)
-
-    def task(plan: DecodePlan) -> StoredTask:
-        return StoredTask(pipeline.bronze, plan, None, keep_raw=True, keep_undecodable=True, suppression=whom)
-
+    job = StoredTask(pipeline.bronze, None, DecodePlan(), None, keep_raw=True, keep_undecodable=True, suppression=whom)
     with crashes_explained(f" while it decoded {pipeline.bronze.name} anew"):
-        staged = run_decode_job(
-            pipeline, column_map(handle), _types_of(rows), lambda: rows.select(travelling(rows.columns)), task
-        )
+        staged = run_decode_job(pipeline, job, rows.select(travelling(rows.columns)), column_map(handle), _types_of(rows))
     crash_points.reach("redecode_staged")
     written = sum(f.rows for f in staged.bronze)
     if written + staged.suppressed != row_count(handle):
