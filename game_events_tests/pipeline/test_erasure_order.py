@@ -21,7 +21,7 @@ from game_events.lakehouse.event_columns import OWN_COLUMNS, QUARANTINE_COLUMNS
 from game_events.lakehouse.system_tables.suppressed import add_suppressed, read_suppressed
 from game_events.lakehouse.tables import SUPPRESSED
 from game_events.pipeline.bronze import load as bronze_module
-from game_events.pipeline.bronze.worker_result import StageResult
+from game_events.pipeline.bronze.decode_job import StageResult
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure import passes as erasure_passes
 from game_events.pipeline.erasure import run as erasure

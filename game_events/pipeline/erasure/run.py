@@ -40,7 +40,7 @@ from game_events.pipeline.erasure.subjects import Wanted
 from game_events.pipeline.gold.refresh import refresh_gold, refresh_own_gold
 from game_events.pipeline.gold.unified import refresh_unified
 from game_events.pipeline.quarantine.full_refresh import finish_reset
-from game_events.pipeline.quarantine.lost import refuse_lost_quarantine
+from game_events.pipeline.quarantine.intact import intact_tables
 from game_events.pipeline.quarantine.replay_marks import note_replay
 from game_events.pipeline.reporting.erasure_result import Erasure
 from game_events.pipeline.reporting.report import RunReport
@@ -75,7 +75,8 @@ def forget(
     Raises:
         ConfigurationError: no key, or another one than the list was made with.
         ConflictError: rivals won every attempt; run it again.
-        DataError: quarantine was restored, or deleted, or an erasure of others is not finished: nothing was done.
+        DataError: bronze or quarantine was restored, quarantine was deleted, or an erasure of others is not finished.
+            Nothing was done.
     """
     began = time.monotonic()
     settings = pipeline.settings
@@ -108,9 +109,8 @@ def forget(
 def _keep_out(work: Work, key: bytes) -> None:
     """Put them on the list; from here on nothing of theirs comes to bronze."""
     pipeline, report = work.pipeline, work.report
-    # Before anything is committed to quarantine: that would hide a restore of it from the next run.
-    if (bronze := pipeline.bronze.open()) is not None:
-        refuse_lost_quarantine(pipeline, bronze, report)
+    # Before any commit to quarantine: the commit would hide a restore of the table from the next run.
+    intact_tables(pipeline, report)
     finish_reset(pipeline, report)
     note_replay(pipeline)
     before = add_suppressed(pipeline.lakehouse, key, work.hashes, pipeline.run_id)

@@ -26,8 +26,8 @@ from game_events.lakehouse.commits.restores import restored
 from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import BATCH_INFO, files_with, game_of_file, read_files, spark_schema
-from game_events.lakehouse.data.staging import REPORT_SCHEMA, StagedFile
-from game_events.lakehouse.data.table_writer import FileStage, staged_files
+from game_events.lakehouse.data.staging import StagedFile
+from game_events.lakehouse.data.table_writer import FileStage
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.progress import Progress
 from game_events.lakehouse.tables import UNIFIED, game_of_gold
@@ -157,7 +157,7 @@ def _stage(pipeline: Pipeline, changed: dict[str, DeltaTable], kept: DeltaTable 
             old = old.join(names, entity, "left_anti")
         rows = rows.unionByName(old)
     with crashes_explained(f" over rows for {table.name}"):
-        return staged_files(rows.coalesce(2).mapInArrow(FileStage(table, schema), REPORT_SCHEMA).collect())
+        return FileStage(table, schema).write(rows.coalesce(2))
 
 
 def _changed(

@@ -24,13 +24,12 @@ from game_events.lakehouse.data.snapshot import read_files, row_count, spark_sch
 from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.event_columns import FIRST_MESSAGE, OWN_COLUMNS, bronze_schema, column_map, schema_ids, travelling
 from game_events.lakehouse.layers import Layer
-from game_events.pipeline.bronze.decode_job import run_decode_job
+from game_events.pipeline.bronze.decode_job import StageResult, run_decode_job
 from game_events.pipeline.bronze.stored_worker import StoredTask
-from game_events.pipeline.bronze.worker_result import StageResult
 from game_events.pipeline.column_comments import documented
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure.commits import erase_from_quarantine
-from game_events.pipeline.quarantine.lost import refuse_lost_quarantine
+from game_events.pipeline.quarantine.intact import intact_tables
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.state.commit_info import ERASED_BY_BATCH
 from game_events.pipeline.suppression.driver import suppression, unfenced
@@ -64,14 +63,13 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
 
     Raises:
         ConflictError: a run committed to bronze meanwhile: nothing has changed, run it again.
-        DataError: quarantine was restored or deleted, or the rows written are not all: nothing has changed.
+        DataError: bronze or quarantine was restored, quarantine was deleted, or rows are missing: nothing has changed.
         TransientError: a schema is neither archived nor can the registry be asked.
     """
     began = time.monotonic()
-    handle = pipeline.bronze.open()
+    handle, _ = intact_tables(pipeline, report) or (None, None)
     if handle is None or not row_count(handle):
         return Redecoded()
-    refuse_lost_quarantine(pipeline, handle, report)
     before = {f.name for f in handle.schema().fields}
     handle = evolve(pipeline.bronze, handle, OWN_COLUMNS)
     batch = int(handle.transaction_version(Txn.BATCH) or 0)
@@ -79,14 +77,9 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
     pipeline.on_progress(f"redecode: {row_count(handle):,} rows of bronze")
 
     whom = suppression(pipeline, handle)
-
-    def task(plan: DecodePlan) -> StoredTask:
-        return StoredTask(pipeline.bronze, plan, None, keep_raw=True, keep_undecodable=True, suppression=whom)
-
+    job = StoredTask(pipeline.bronze, None, DecodePlan(), None, keep_raw=True, keep_undecodable=True, suppression=whom)
     with crashes_explained(f" while it decoded {pipeline.bronze.name} anew"):
-        staged = run_decode_job(
-            pipeline, column_map(handle), _types_of(rows), lambda: rows.select(travelling(rows.columns)), task
-        )
+        staged = run_decode_job(pipeline, job, rows.select(travelling(rows.columns)), column_map(handle), _types_of(rows))
     crash_points.reach("redecode_staged")
     written = sum(f.rows for f in staged.bronze)
     if written + staged.suppressed != row_count(handle):

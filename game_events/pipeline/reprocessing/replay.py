@@ -45,16 +45,14 @@ from game_events.lakehouse.event_columns import (
     travelling,
 )
 from game_events.lakehouse.layers import Layer
-from game_events.pipeline.bronze.decode_job import run_decode_job
+from game_events.pipeline.bronze.decode_job import StageResult, run_decode_job
 from game_events.pipeline.bronze.load import archive_schemas
-from game_events.pipeline.bronze.restored import mend_restored_bronze
 from game_events.pipeline.bronze.stored_worker import StoredTask
-from game_events.pipeline.bronze.worker_result import StageResult
 from game_events.pipeline.column_comments import documented
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure.commits import erase_from_quarantine
 from game_events.pipeline.quarantine.full_refresh import finish_reset, is_finished
-from game_events.pipeline.quarantine.lost import refuse_lost_quarantine
+from game_events.pipeline.quarantine.intact import intact_tables
 from game_events.pipeline.quarantine.replay_marks import is_noted, note_replay
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.state.commit_info import slice_info
@@ -212,15 +210,11 @@ def _stage(
     held = read_files(pipeline.spark, quarantine.file_uris(), spark_schema(quarantine.schema()))
     waiting = held.where(selection.condition(str(bronze.metadata().id)))
     rows = _not_in_bronze(pipeline, bronze, waiting, report).select(travelling(OWN_COLUMNS.names))
-    whom = suppression(pipeline, bronze)
-
-    def task(plan: DecodePlan) -> StoredTask:
-        keep_raw = pipeline.settings.keep_raw == "all"
-        return StoredTask(pipeline.bronze, plan, batch, keep_raw, keep_undecodable=False, suppression=whom)
-
+    keep_raw, whom = pipeline.settings.keep_raw == "all", suppression(pipeline, bronze)
+    job = StoredTask(pipeline.bronze, None, DecodePlan(), batch, keep_raw, keep_undecodable=False, suppression=whom)
     wanted: set[TypeKey] = {(i, FIRST_MESSAGE) for i in selection.schema_ids}
     with crashes_explained(f" over rows of {pipeline.quarantine.name}"):
-        return run_decode_job(pipeline, column_map(bronze), wanted, lambda: rows, task)
+        return run_decode_job(pipeline, job, rows, column_map(bronze), wanted)
 
 
 def _not_in_bronze(pipeline: Pipeline, bronze: DeltaTable, waiting: DataFrame, report: RunReport) -> DataFrame:
@@ -260,8 +254,7 @@ def _settled_tables(pipeline: Pipeline, report: RunReport) -> tuple[DeltaTable, 
     """
     finish_reset(pipeline, report)
     note_replay(pipeline)
-    bronze = mend_restored_bronze(pipeline, report)
-    quarantine = refuse_lost_quarantine(pipeline, bronze, report) if bronze is not None else None
+    bronze, quarantine = intact_tables(pipeline, report) or (None, None)
     if bronze is None or quarantine is None:
         return None
     if not is_finished(bronze, quarantine):
