@@ -232,7 +232,7 @@ def test_maintenance_leaves_a_restored_table_alone_until_a_run_has_looked_at_it(
     before = {name: table.open().version() for name, table in asked.items()}
     report = RunReport()
     maintain(pipeline, report, dry_run=dry_run)
-    skipped = {entry.table for entry in report.upkeep.values() if "a run has to look at it first" in (entry.skipped or "")}
+    skipped = {entry.table for entry in report.upkeep.values() if "a run has to check it first" in (entry.skipped or "")}
     assert skipped == set(asked)
     upkeep = Upkeep(lakehouse, pipeline.retention)
     upkeep.note([*asked] * COMMITS)
