@@ -67,7 +67,7 @@ class Rows:
 def stage_games(work: Staging) -> FanOutResult:
     """For `silver_isolated.stage_games`."""
     source, starts = work.source, work.starts
-    asked = [g for g, s in (starts or {}).items() if s.anew or s.decided > s.begin]
+    asked = [g for g, s in (starts or {}).items() if s.redecide or s.decided > s.begin]
     held = set(_rejected(work.decisions, asked)) if asked else None
     split = _split(source, held=bool(held))
     rows = read_arrow(source.pipeline.bronze, source.handle).to_pylist()
