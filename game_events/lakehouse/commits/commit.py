@@ -18,7 +18,7 @@ from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Tra
 
 from game_events.decoding.core.column_map import METADATA_KEY, type_name
 from game_events.errors import ConfigurationError, ConflictError, DataError, GameEventsError, TransientError
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.column_map_merge import merge_shares, refuse_other_case
 from game_events.lakehouse.commits.outcome import CommitOutcome, is_refusal, new_mark, outcome_of
 from game_events.lakehouse.commits.restores import COMMIT_ID, restored_between
@@ -170,7 +170,7 @@ def _write(plan: Commit, attempt: _Attempt) -> None:
         app_transactions=[Transaction(app, to) for app, to in plan.advance.items()],
     )
     if handle is None:
-        crash_points.reach("before_create", plan.table.name)
+        failpoints.reach("before_create", plan.table.name)
         attempt.sent = True
         create_table_with_add_actions(
             plan.table.uri,
@@ -300,7 +300,7 @@ def evolve(table: Table, handle: DeltaTable, wanted: pa.Schema, *, owns_map: boo
         try:
             if new:
                 handle.alter.add_columns(new)
-                crash_points.reach("columns_added", table.name)
+                failpoints.reach("columns_added", table.name)
             for column, values in metadata.items():
                 handle.alter.set_column_metadata(column, values)
         except CommitFailedError:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 import pyarrow as pa
 
 from game_events.errors import ConflictError, without_quotes
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_arrow
@@ -162,7 +162,7 @@ class ProgressTable:
                 if attempt == ATTEMPTS - 1:
                     raise
                 continue
-            crash_points.reach("progress_moved")
+            failpoints.reach("progress_moved")
             return after
         raise ConflictError(f"{PROGRESS}: rivals won {ATTEMPTS} times")
 

@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 
 from game_events.errors import DataError, ExtensionError, GameEventsError
 from game_events.extending import PLAYER_AGG, GoldAggregate
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, changed_types
 from game_events.lakehouse.commits.generations import BronzeIdentity, silver_app
 from game_events.lakehouse.commits.parallel import GAME_ATTEMPTS, commit_games, for_games
@@ -128,7 +128,7 @@ def refresh_gold(
     for game, why in failed.items():
         table = pipeline.lakehouse.gold(game, aggregate.name)
         report.tables.append(TableReport(layer, table.name, table.uri, game, error=why))
-    crash_points.reach("gold_committed", aggregate.name)
+    failpoints.reach("gold_committed", aggregate.name)
     if games is None:
         committed = any(t.layer == layer and t.error is None for t in report.tables)
         whole = partial(_all, aggregate=aggregate, target=target, failed=waiting | failed, committed=committed, seen=state)
@@ -227,7 +227,7 @@ def _pass(
     except ExtensionError as error:
         failed |= dict.fromkeys(plans, str(error))
         return set()
-    crash_points.reach("gold_staged", aggregate.name)
+    failpoints.reach("gold_staged", aggregate.name)
     for game, counts in result.counts.items():
         broken = failed_rules(rules.rules, counts)
         if broken is not None:

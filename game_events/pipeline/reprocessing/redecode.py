@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame
 from game_events.decoding.batch_decoder import DecodePlan, TypeKey
 from game_events.decoding.core.reasons import Reason
 from game_events.errors import ConflictError, DataError
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit, evolve
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_files, row_count, spark_schema
@@ -86,7 +86,7 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
         staged = run_decode_job(
             pipeline, column_map(handle), _types_of(rows), lambda: rows.select(travelling(rows.columns)), task
         )
-    crash_points.reach("redecode_staged")
+    failpoints.reach("redecode_staged")
     written = sum(f.rows for f in staged.bronze)
     if written + staged.suppressed != row_count(handle):
         discard(pipeline.bronze, staged.bronze)
@@ -116,7 +116,7 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
         raise ConflictError(
             f"{error}. Nothing was changed: run `game-events redecode` again while no run is under way"
         ) from None
-    crash_points.reach("redecode_committed")
+    failpoints.reach("redecode_committed")
     entry = report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, batch)
     entry.new_columns = [f.name for f in schema if f.name not in before]
     report.seconds[Layer.BRONZE] = time.monotonic() - began

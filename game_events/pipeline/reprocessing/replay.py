@@ -28,7 +28,7 @@ from game_events.decoding.batch_decoder import DecodePlan, TypeKey
 from game_events.decoding.core.reasons import NO_RECORD, Reason
 from game_events.decoding.core.wire_format import SchemaId
 from game_events.errors import ConfigurationError, ConflictError
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import CONFLICT_ATTEMPTS, Commit, commit, evolve
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_files, spark_schema
@@ -171,7 +171,7 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) -
     batch = int(bronze.transaction_version(Txn.BATCH) or 0) + 1
     pipeline.on_progress("replay: rows of quarantine are tried again")
     staged = _stage(pipeline, bronze, quarantine, selection, batch, report)
-    crash_points.reach("replay_staged")
+    failpoints.reach("replay_staged")
     # Now that they decode it is known whose they are: they are in no table any more.
     report.suppressed += erase_from_quarantine(pipeline, staged.suppressed_records)
     if not staged.bronze:
@@ -196,7 +196,7 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) -
         },
     )
     landed = commit(plan)
-    crash_points.reach("replay_committed")
+    failpoints.reach("replay_committed")
     known = {f.name for f in bronze.schema().fields}
     entry = report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, batch)
     entry.new_columns += [f.name for f in schema if f.name not in known]
@@ -204,7 +204,7 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) -
     report.schema_ids.update(i for i, _ in (*staged.types, *staged.undecoded))
     report.other_types += pipeline.catalog.other_types(staged.undecoded)
     note_replay(pipeline)
-    crash_points.reach("replay_noted")
+    failpoints.reach("replay_noted")
     log.info("replayed_rows=%d batch=%d left=%s", landed.rows, batch, dict(staged.reasons))
     return Replayed(landed.rows, staged.reasons)
 

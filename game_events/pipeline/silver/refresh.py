@@ -18,7 +18,7 @@ from deltalake.exceptions import DeltaError
 from pyspark.sql import functions as F
 
 from game_events.errors import ConflictError, ExtensionError, GameEventsError
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.generations import BronzeIdentity, erasures, generation
 from game_events.lakehouse.commits.parallel import GAME_ATTEMPTS, Committed, for_games
 from game_events.lakehouse.commits.restores import restored
@@ -137,7 +137,7 @@ def _refresh(pipeline: Pipeline, report: RunReport, source: SilverInput, games: 
             raise _ErasedMeanwhileError(f"{bronze.table_uri}: gamers are being erased from it; run again")
         again = _planned_pass(pipeline, source, state, again, report, done, failed, replaced=replaced, full=full)
     failed |= dict.fromkeys(again, "rival runs won every attempt; run again")
-    crash_points.reach("silver_committed")
+    failpoints.reach("silver_committed")
     for game, why in failed.items():
         table = pipeline.lakehouse.silver(game)
         report.tables.append(TableReport(Layer.SILVER, table.name, table.uri, game, error=why))
@@ -208,7 +208,7 @@ def _default_pass(
     left_out = frozenset(state.failed_in(Layer.SILVER))
     work = Staging(source, floor, routing(pipeline, known), len(known), None, decisions, left_out)
     result, unrouted = _stage_admitted(work, known)
-    crash_points.reach("silver_staged")
+    failpoints.reach("silver_staged")
     if unrouted[OVER_LIMIT]:
         report.notices.append(
             f"names that are no {pipeline.settings.words.entities} yet stay in bronze, as there is no room for more: raise "
@@ -310,7 +310,7 @@ def _planned_pass(  # noqa: PLR0913 - one pass of a loop, its state passed expli
     lowest = min(s.begin for s in start.values())
     asked_for = Routing(frozenset(pipeline.settings.games), frozenset(start))
     result = stage_games(Staging(source, lowest, asked_for, len(start), start, decisions))
-    crash_points.reach("silver_replanned")
+    failpoints.reach("silver_replanned")
     for game, planned in list(start.items()):
         # Bronze was replaced or rebuilt and has no row of it: then its table is the only one that has them.
         expired = planned.handle is not None and planned.taken is None and not source.pipeline.extensions.transformed(game)

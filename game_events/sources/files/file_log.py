@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 
 from game_events.errors import ConflictError, DataError
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit, paths
 from game_events.lakehouse.commits.restores import ANY_COMMIT, restored_lately
 from game_events.lakehouse.commits.transactions import Txn
@@ -153,7 +153,7 @@ class FileLog:
                 description="Files that are the source, each with its number: bronze has read them up to one",
             )
         )
-        crash_points.reach("files_taken_in")
+        failpoints.reach("files_taken_in")
 
     def _add(self, rows: pa.Table) -> None:
         entries, numbers = self._known.entries, self._known.numbers
