@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from game_events.errors import ConflictError
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import StagedWriter
+from game_events.lakehouse.duckdb_connection import connect, records
 from game_events.pipeline.context import Pipeline
 from game_events.sinks.http.plan import commit_slice, next_slice
 from game_events.sinks.http.tables import DEAD, DELIVERED, ExportTables, dead_letters_schema, outbox_schema
@@ -33,10 +33,9 @@ WHERE e.outcome = 'dead' AND e.key NOT IN (SELECT key FROM outbox)
 def dead_letters(pipeline: Pipeline) -> list[dict[str, Any]]:
     """Chunks that were given up and not replayed: where they come from, why, since when. No row is in it."""
     tables = ExportTables.of(pipeline.lakehouse, pipeline.settings.key_column)
-    with duckdb.connect() as connection:
-        _register(connection, tables)
-        return _records(
-            # Of a chunk with only erased rows nothing is left to send or to count.
+    with connect(**_views(tables)) as connection:
+        return records(
+            # The join leaves out chunks with only erased rows.
             connection.execute(
                 f"SELECT w.source, w.game, w.status, any_value(d.reason) AS reason, any_value(d.answer) AS answer, "  # noqa: S608
                 "count(DISTINCT w.key) AS chunks, count(DISTINCT (w.key, d.number)) AS rows, "
@@ -86,8 +85,7 @@ def replay_dead_letters(pipeline: Pipeline, statuses: Collection[int] = ()) -> t
 def _letters(tables: ExportTables, schema: pa.Schema, statuses: Collection[int]) -> pa.Table:
     """Rows of dead letters that wait, with the columns of the outbox but `slice`, numbered by chunk."""
     names = ", ".join(f'd."{f.name}"' for f in schema if f.name not in ("slice", "chunk"))
-    with duckdb.connect() as connection:
-        _register(connection, tables)
+    with connect(**_views(tables)) as connection:
         # A run that was killed between the dead letter and the delivery log has written the dead letter twice.
         return connection.sql(
             f"WITH w AS ({_WAITING}), "  # noqa: S608
@@ -114,17 +112,10 @@ def export_status(pipeline: Pipeline) -> dict[str, Any]:
     }
 
 
-def _register(connection: duckdb.DuckDBPyConnection, tables: ExportTables) -> None:
-    connection.execute("SET TimeZone = 'UTC'")
+def _views(tables: ExportTables) -> dict[str, pa.Table]:
     dead = tables.dead_letters.open()
-    connection.register("entries", tables.settled(tables.deliveries.open(), 0))
-    connection.register("outbox", tables.chunks(tables.outbox.open()))
-    if dead is not None:
-        connection.register("dead", read_arrow(tables.dead_letters, dead))
-    else:
-        connection.register("dead", dead_letters_schema(tables.person).empty_table())
-
-
-def _records(result: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
-    names = [column[0] for column in result.description or []]
-    return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
+    return {
+        "dead": read_arrow(tables.dead_letters, dead) if dead is not None else dead_letters_schema(tables.person).empty_table(),
+        "entries": tables.settled(tables.deliveries.open(), 0),
+        "outbox": tables.chunks(tables.outbox.open()),
+    }
