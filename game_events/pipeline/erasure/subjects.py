@@ -21,7 +21,7 @@ from game_events.pipeline.suppression.worker import as_texts
 MIN_SEARCHED_BYTES = 4
 #: Undecoded columns that may hold an id.
 BYTES = ("_kafka_key", "_raw_value")
-#: Records whose bytes are Python objects at the same time.
+#: Records that are Python objects at the same time.
 _ROWS_AT_ONCE = 10_000
 #: Column of dead letters: the receiver's answer.
 ANSWER = "answer"

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from game_events.errors import ConflictError
+from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.duckdb_connection import connect, records
@@ -31,7 +31,7 @@ WHERE e.outcome = 'dead' AND e.key NOT IN (SELECT key FROM outbox)
 
 
 def dead_letters(pipeline: Pipeline) -> list[dict[str, Any]]:
-    """Chunks that were given up and not replayed: where they come from, why, since when. No row is in it."""
+    """Counts of the dead letters that wait, by source, game and status, with reason and times; without rows."""
     tables = ExportTables.of(pipeline.lakehouse, pipeline.settings.key_column)
     with connect(**_views(tables)) as connection:
         return records(
@@ -45,45 +45,39 @@ def dead_letters(pipeline: Pipeline) -> list[dict[str, Any]]:
         )
 
 
+@retry_on_conflict(ATTEMPTS)
 def replay_dead_letters(pipeline: Pipeline, statuses: Collection[int] = ()) -> tuple[int, int]:
-    """Put dead letters back into the outbox: the export sends them, under their keys.
+    """Put dead letters back into the outbox, from which the export sends them under their keys.
 
     Args:
-        pipeline: the parts.
-        statuses: only those that were answered with one of these; empty: all of them.
+        pipeline: the pipeline.
+        statuses: HTTP statuses of the dead letters; empty: all.
 
     Returns:
-        (chunks, rows) that are in the outbox again.
+        (chunks, rows) of the outbox.
 
     Raises:
         ConflictError: concurrent writers won every attempt.
     """
     tables = ExportTables.of(pipeline.lakehouse, pipeline.settings.key_column)
     schema = outbox_schema(tables.person)
-    for attempt in range(ATTEMPTS):
-        outbox = tables.outbox.open()
-        found = _letters(tables, schema, statuses)
-        if not found.num_rows:
-            return 0, 0
-        number = pa.repeat(pa.scalar(next_slice(tables, outbox), pa.int64()), found.num_rows)
-        rows = pa.Table.from_arrays(
-            [pa.chunked_array([number]) if f.name == "slice" else found.column(f.name).cast(f.type) for f in schema],
-            schema=schema,
-        )
-        writer = StagedWriter(tables.outbox, schema)
-        writer.write(rows)
-        try:
-            commit_slice(tables, outbox, writer.close(), ({}, {}))
-        except ConflictError:
-            if attempt == ATTEMPTS - 1:
-                raise
-            continue
-        return len(set(rows.column("chunk").to_pylist())), rows.num_rows
-    raise ConflictError(f"{tables.outbox.name}: commit conflict, {ATTEMPTS} attempts lost to concurrent runs")
+    outbox = tables.outbox.open()
+    found = _waiting(tables, schema, statuses)
+    if not found.num_rows:
+        return 0, 0
+    number = pa.repeat(pa.scalar(next_slice(tables, outbox), pa.int64()), found.num_rows)
+    rows = pa.Table.from_arrays(
+        [pa.chunked_array([number]) if f.name == "slice" else found.column(f.name).cast(f.type) for f in schema],
+        schema=schema,
+    )
+    writer = StagedWriter(tables.outbox, schema)
+    writer.write(rows)
+    commit_slice(tables, outbox, writer.close(), ({}, {}))
+    return pc.count_distinct(rows.column("chunk")).as_py(), rows.num_rows
 
 
-def _letters(tables: ExportTables, schema: pa.Schema, statuses: Collection[int]) -> pa.Table:
-    """Rows of dead letters that wait, with the columns of the outbox but `slice`, numbered by chunk."""
+def _waiting(tables: ExportTables, schema: pa.Schema, statuses: Collection[int]) -> pa.Table:
+    """Rows of the dead letters that wait, with the outbox's columns except `slice`."""
     names = ", ".join(f'd."{f.name}"' for f in schema if f.name not in ("slice", "chunk"))
     with connect(**_views(tables)) as connection:
         # A run that was killed between the dead letter and the delivery log has written the dead letter twice.
@@ -97,7 +91,7 @@ def _letters(tables: ExportTables, schema: pa.Schema, statuses: Collection[int])
 
 
 def export_status(pipeline: Pipeline) -> dict[str, Any]:
-    """Chunks and rows that wait, that were delivered, that were given up."""
+    """Counts of waiting, delivered and dead chunks and rows."""
     tables = ExportTables.of(pipeline.lakehouse, pipeline.settings.key_column)
     outbox, ledger = tables.outbox.open(), tables.deliveries.open()
     waiting = tables.waiting(outbox, ledger)
