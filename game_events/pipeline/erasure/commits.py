@@ -172,7 +172,7 @@ def _commit_silver(state: ErasureState, bronze: DeltaTable, games: set[str], hit
     for game in outcome.landed:
         state.erased(silver_name(game), hits[silver_name(game)])
         state.settled[game] = identity.taken(pipeline.lakehouse.silver(game).open()) or 0
-    state.touched |= set(outcome.landed)
+    state.touched |= outcome.landed.keys()
     for game, error in outcome.failed.items():
         table = pipeline.lakehouse.silver(game)
         state.report.tables.append(TableReport(Layer.SILVER, table.name, table.uri, game, error=error))

@@ -1,6 +1,6 @@
 """Finds the rows of silver or gold that are new since the last export.
 
-Progress is in the outbox: a `txn` for each table says up to which bronze batch its rows were fixed in chunks. A table with
+Progress is in the outbox: a `txn` for each table is the last bronze batch with rows in chunks. A table with
 replaced rows (a full refresh, a repair, another bronze) has another name there: the setting `rest_on_replaced`, or an option
 of the run, decides what is sent of it.
 """
@@ -32,8 +32,8 @@ class OnReplaced:
 
     Attributes:
         usual: for all of them: hold, resend, go_on.
-        resend: games of which everything is sent again, replaced or not.
-        go_on: games of which only what comes is sent, whatever is there now.
+        resend: games of which all rows are sent again, replaced or not.
+        go_on: games of which only later rows are sent.
     """
 
     usual: str = "hold"

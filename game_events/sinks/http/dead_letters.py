@@ -93,9 +93,9 @@ def _waiting(tables: ExportTables, schema: pa.Schema, statuses: Collection[int])
 def export_status(pipeline: Pipeline) -> dict[str, Any]:
     """Counts of waiting, delivered and dead chunks and rows."""
     tables = ExportTables.of(pipeline.lakehouse, pipeline.settings.key_column)
-    outbox, ledger = tables.outbox.open(), tables.deliveries.open()
-    waiting = tables.waiting(outbox, ledger)
-    settled = tables.settled(ledger, 0, ["rows", "outcome"])
+    outbox, deliveries = tables.outbox.open(), tables.deliveries.open()
+    waiting = tables.waiting(outbox, deliveries)
+    settled = tables.settled(deliveries, 0, ["rows", "outcome"])
     delivered = settled.filter(pc.equal(settled.column("outcome"), DELIVERED))
     dead = dead_letters(pipeline)
     return {

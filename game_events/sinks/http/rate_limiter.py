@@ -80,7 +80,7 @@ class RateLimiterServer:
         self._loop.close()
 
     async def _start(self) -> int:
-        # Without a log: aiohttp would write there whatever a stranger sends.
+        # Without a log: aiohttp would write unauthenticated clients' data to it.
         self._http = web.Server(self._connection, logger=logging.Logger(__name__, logging.CRITICAL), access_log=None)
         bind = LOOPBACK if is_loopback(self._host) else "0.0.0.0"  # noqa: S104 - executors on other machines connect
         self._listener = await self._loop.create_server(self._connected, bind, 0)

@@ -54,7 +54,7 @@ class RateWindow:
         return self._calls
 
     def release(self, number: int, now: float) -> None:
-        """Note that a call is over, whatever its answer; one that was never made counts as made."""
+        """Note that a call has ended; one that was not made counts too."""
         began = self._open.pop(number, None)
         if began is None or began + GRACE_S <= now:
             return  # counts with its grace

@@ -31,7 +31,7 @@ from game_events.sinks.http.rate_limiter import LimiterAddress, RateLimiterServe
 from game_events.sinks.http.rate_window import RateWindow
 from game_events.sinks.http.tables import DELIVERIES, ExportTables, outbox_schema
 from game_events.sinks.http.target import RestTarget
-from game_events.sinks.http.worker import FILE, LEDGER, TASK, SendChunks
+from game_events.sinks.http.worker import DELIVERY_LOG, FILE, TASK, SendChunks
 
 ATTEMPTS = 5
 #: Errors that stop a task, the most urgent first.
@@ -82,8 +82,8 @@ class _Exporter:
         """Send every waiting chunk, then empty the outbox."""
         tables, account = self._tables, self._account
         while True:
-            outbox, ledger = tables.outbox.open(), tables.deliveries.open()
-            waiting = tables.waiting(outbox, ledger)
+            outbox, deliveries = tables.outbox.open(), tables.deliveries.open()
+            waiting = tables.waiting(outbox, deliveries)
             account.waiting_chunks = waiting.num_rows
             if not waiting.num_rows:
                 break
@@ -142,8 +142,8 @@ def _take_over(tables: ExportTables, run_id: str) -> int:
     Raises:
         ConflictError: every attempt was lost to concurrent runs.
     """
-    ledger = tables.deliveries.open()
-    before = ledger.transaction_version(Txn.EXPORT_RUN) if ledger is not None else None
+    deliveries = tables.deliveries.open()
+    before = deliveries.transaction_version(Txn.EXPORT_RUN) if deliveries is not None else None
     number = (before or 0) + 1
     commit(
         Commit(
@@ -152,9 +152,9 @@ def _take_over(tables: ExportTables, run_id: str) -> int:
             [],
             {Txn.EXPORT_RUN: before},
             {Txn.EXPORT_RUN: number},
-            str(ledger.metadata().id) if ledger is not None else None,
+            str(deliveries.metadata().id) if deliveries is not None else None,
             info={"run_id": run_id},
-            description=LEDGER,
+            description=DELIVERY_LOG,
         )
     )
     return number

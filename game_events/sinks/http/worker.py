@@ -41,7 +41,7 @@ ROWS_AT_ONCE = 20_000
 APPEND_ATTEMPTS = 20
 #: Kinds of a task's report.
 TASK, FILE = "task", "file"
-LEDGER = "Outcome of each chunk of exported rows"
+DELIVERY_LOG = "Outcome of each chunk of exported rows"
 #: Consecutive chunks without success after which the receiver is at fault, not the rows.
 GIVEN_UP_IN_A_ROW = 5
 
@@ -105,7 +105,7 @@ class SendChunks:
             ConflictError: another run has taken over.
         """
         if files:
-            _add(self.tables.deliveries, DELIVERIES, files, {Txn.EXPORT_RUN: self.run}, LEDGER)
+            _add(self.tables.deliveries, DELIVERIES, files, {Txn.EXPORT_RUN: self.run}, DELIVERY_LOG)
 
 
 @dataclass
@@ -232,7 +232,7 @@ class _Task:
                 {},
                 "Rows of chunks that the receiver refused, or did not take in time",
             )
-        _append(tables.deliveries, self._heads(results), {Txn.EXPORT_RUN: job.run}, LEDGER)
+        _append(tables.deliveries, self._heads(results), {Txn.EXPORT_RUN: job.run}, DELIVERY_LOG)
 
     def _heads(self, results: Sequence[_Result]) -> pa.Table:
         """Rows of the delivery log."""
