@@ -54,7 +54,7 @@ def gold_equals_recompute(pipeline: Pipeline, sample_games: int = SAMPLE_GAMES) 
 
     A game with pending rows, in gold or in the unified table, is left out there.
     """
-    words = pipeline.settings.words
+    words = pipeline.settings.names
     tables = _tables(pipeline, sample_games)
     if not tables.taken:
         return CheckResult(RECOMPUTED, "gold", True, f"no {words.entity} has a gold table yet", wrong_rows=True)

@@ -100,7 +100,7 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
     changed, unread = _changed(pipeline, state, aggregate, None if full else handle)
     if not changed:
         return unread
-    words = pipeline.settings.words
+    words = pipeline.settings.names
     pipeline.on_progress(f"{table.name}: {len(changed)} {words.entities}")
     entity = pipeline.settings.entity_column
     kept = handle if handle is not None and not full and files_with(handle) else None

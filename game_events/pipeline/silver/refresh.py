@@ -252,7 +252,7 @@ def _stage_from_watermark(run: _Run, decisions: Decisions) -> tuple[dict[str, St
     failpoints.reach("silver_staged")
     if unrouted[OVER_LIMIT]:
         run.report.notices.append(
-            f"names that are no {pipeline.settings.words.entities} yet stay in bronze, as there is no room for more: raise "
+            f"names that are no {pipeline.settings.names.entities} yet stay in bronze, as there is no room for more: raise "
             "GAME_EVENTS_MAX_GAMES and GAME_EVENTS_MAX_GAMES_EVER, or name those you want in GAME_EVENTS_GAMES"
         )
     starts: dict[str, Start] = {}
@@ -293,7 +293,7 @@ def _stage_from_tables(
             starts[game] = replace(start, decided=0) if start.redecide else start
     result = FanOutResult()
     if starts:
-        pipeline.on_progress(f"silver: {len(starts)} {pipeline.settings.words.entities} from their own progress")
+        pipeline.on_progress(f"silver: {len(starts)} {pipeline.settings.names.entities} from their own progress")
         routed = Routing(frozenset(pipeline.settings.games), frozenset(starts))
         lowest = min(start.begin for start in starts.values())
         result = stage_games(Staging(source, lowest, routed, len(starts), dict(starts), decisions))
