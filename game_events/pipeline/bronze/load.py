@@ -53,7 +53,7 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.state.archive_origin import archive_noted
 from game_events.pipeline.state.commit_info import slice_info
 from game_events.pipeline.state.offsets import identity, next_offsets
-from game_events.pipeline.suppression.driver import suppression, unfenced
+from game_events.pipeline.suppression.driver import erasure_fence, suppression
 from game_events.sources.core.source import Gap, MicroBatch, Offsets, SourceSnapshot
 from game_events.sources.files.offsets import FileGap
 from game_events.sources.files.source import FileSource
@@ -197,7 +197,7 @@ def _load_slice(
         staged.bronze,
         expected={p.app: handle.transaction_version(p.app) for p in (*part.end, *placed, *behind)}
         | {Txn.BATCH: batch - 1, Txn.QUARANTINE_BEGUN: begun}
-        | unfenced(handle),
+        | erasure_fence(handle),
         advance={p.app: at for p, at in (placed | part.end | behind).items()}
         | identity([*part.end, *placed, *behind])
         | epochs_noted(now, part.end)
