@@ -24,6 +24,7 @@ from game_events.pipeline.quality.expressions import DROP, FATE, HELD_BACK, KEEP
 from game_events.pipeline.silver.stage import SilverInput, Staging, Start, _split
 from game_events.rules import Rule
 from game_events_tests.guarantees.arrow_bronze import write
+from game_events_tests.worker_jobs import Rows
 
 TIME = pa.timestamp("us", tz="UTC")
 AGGREGATE = pa.schema(
@@ -46,25 +47,6 @@ def violates(rule: Rule, n: int) -> bool:
     return n == UNLUCKY if rule.action == "drop" else n % divisor[rule.sql] == 0
 
 
-class Rows:
-    """As much of a DataFrame as `fan_out.stage` asks for."""
-
-    def __init__(self, table: pa.Table) -> None:
-        self._table = table
-
-    def coalesce(self, _: int) -> Rows:
-        """All rows are in one task."""
-        return self
-
-    def mapInArrow(self, task: FanOut, _: str) -> Rows:  # noqa: N802 - Spark's name
-        """The worker, here and now."""
-        return Rows(pa.Table.from_batches(task(iter(self._table.to_batches(max_chunksize=5)))))
-
-    def collect(self) -> list[dict[str, Any]]:
-        """The rows."""
-        return self._table.to_pylist()
-
-
 def stage_games(work: Staging) -> FanOutResult:
     """For `silver_isolated.stage_games`."""
     source, starts = work.source, work.starts
@@ -84,7 +66,7 @@ def stage_games(work: Staging) -> FanOutResult:
     schema = pa.schema([*pa.schema(source.handle.schema()), *mask, pa.field(FATE, pa.int32())])
     table = pa.Table.from_pylist(judged, schema=schema)
     task = FanOut(source.pipeline.lakehouse, "silver", "game_name", source.schema, work.routing, split=split)
-    return stage(Rows(table), task, len(judged), work.games, salt="_kafka_offset")  # type: ignore[arg-type]
+    return stage(Rows(table.to_batches(max_chunksize=5)), task, len(judged), work.games, salt="_kafka_offset")  # type: ignore[arg-type]
 
 
 def _rejected(decisions: Decisions, games: Iterable[str]) -> Iterator[tuple[int, int, str]]:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from functools import partial
 
 from game_events.errors import DataError
-from game_events.lakehouse.commits.commit import Commit, changed_types
+from game_events.lakehouse.commits.commit import Commit
+from game_events.lakehouse.commits.evolution import changed_types
 from game_events.lakehouse.commits.parallel import Committed, commit_games
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import BATCH_INFO

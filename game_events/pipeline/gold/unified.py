@@ -23,10 +23,11 @@ from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.generations import BronzeIdentity
 from game_events.lakehouse.commits.parallel import GAME_ATTEMPTS, for_games
 from game_events.lakehouse.commits.restores import restored
+from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import BATCH_INFO, files_with, game_of_file, read_files, spark_schema
-from game_events.lakehouse.data.staging import REPORT_SCHEMA, StagedFile
-from game_events.lakehouse.data.table_writer import FileStage, staged_files
+from game_events.lakehouse.data.staging import StagedFile
+from game_events.lakehouse.data.table_writer import FileStage
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.progress import Progress
 from game_events.lakehouse.tables import UNIFIED, game_of_gold
@@ -56,15 +57,11 @@ def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False
     state = pipeline.progress.read(bronze_key)
     target = state.floor(Layer.GOLD)
     table = pipeline.lakehouse.table(UNIFIED)
-    unread: dict[str, str] = {}
-    for attempt in range(GAME_ATTEMPTS):
-        try:
-            unread = _refresh(pipeline, state, report, full=full)
-            break
-        except ConflictError:
-            if attempt == GAME_ATTEMPTS - 1:
-                report.tables.append(TableReport(Layer.UNIFIED, table.name, table.uri, error="rival runs won; run again"))
-                return
+    try:
+        unread = _refresh(pipeline, state, report, full=full)
+    except ConflictError:
+        report.tables.append(TableReport(Layer.UNIFIED, table.name, table.uri, error="rival runs won; run again"))
+        return
     crash_points.reach("unified_committed")
     behind = state.failed_in(Layer.GOLD)
     if not behind:
@@ -86,6 +83,7 @@ def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False
     report.seconds[Layer.UNIFIED] = report.seconds.get(Layer.UNIFIED, 0.0) + time.monotonic() - began
 
 
+@retry_on_conflict(GAME_ATTEMPTS)
 def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bool) -> dict[str, str]:
     """Make the commit, if anything changed.
 
@@ -159,7 +157,7 @@ def _stage(pipeline: Pipeline, changed: dict[str, DeltaTable], kept: DeltaTable 
             old = old.join(names, entity, "left_anti")
         rows = rows.unionByName(old)
     with crashes_explained(f" over rows for {table.name}"):
-        return staged_files(rows.coalesce(2).mapInArrow(FileStage(table, schema), REPORT_SCHEMA).collect())
+        return FileStage(table, schema).write(rows.coalesce(2))
 
 
 def _changed(

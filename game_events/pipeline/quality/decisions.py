@@ -24,6 +24,7 @@ from game_events.errors import ConflictError
 from game_events.lakehouse import failpoints as crash_points
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
 from game_events.lakehouse.commits.parallel import for_games
+from game_events.lakehouse.commits.restore_check import refuse_restored
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_arrow, read_files, spark_schema
 from game_events.lakehouse.data.staging import StagedFile, discard
@@ -31,7 +32,6 @@ from game_events.lakehouse.event_columns import COORDINATES, QUARANTINE_COLUMNS,
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.quarantine.lost import refuse_restored_quarantine
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,8 @@ class Decisions:
             DataError: quarantine was restored: rows of committed decisions are gone.
         """
         handle = pipeline.quarantine.open()
-        refuse_restored_quarantine(pipeline, handle)
+        if handle is not None:
+            handle = refuse_restored(pipeline.quarantine, handle)
         return cls(pipeline.quarantine, handle, bronze_id)
 
     @cached_property

@@ -18,19 +18,19 @@ from game_events.decoding.batch_decoder import DecodePlan
 from game_events.decoding.core.reasons import Reason
 from game_events.errors import ConflictError, DataError
 from game_events.lakehouse import failpoints as crash_points
-from game_events.lakehouse.commits.commit import Commit, Landed, commit, evolve
+from game_events.lakehouse.commits.commit import Commit, Landed, commit
+from game_events.lakehouse.commits.evolution import evolve
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_files, row_count, spark_schema
 from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.event_columns import FIRST_MESSAGE, OWN_COLUMNS, bronze_schema, column_map, schema_ids, travelling
 from game_events.lakehouse.layers import Layer
-from game_events.pipeline.bronze.decode_job import run_decode_job
+from game_events.pipeline.bronze.decode_job import StageResult, run_decode_job
 from game_events.pipeline.bronze.stored_worker import StoredTask
-from game_events.pipeline.bronze.worker_result import StageResult
 from game_events.pipeline.column_comments import documented
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure.commits import erase_from_quarantine
-from game_events.pipeline.quarantine.lost import refuse_lost_quarantine
+from game_events.pipeline.quarantine.intact import intact_tables
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.state.commit_info import ERASED_BY_BATCH
 from game_events.pipeline.suppression.driver import erasure_fence, suppression
@@ -64,14 +64,13 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
 
     Raises:
         ConflictError: a concurrent run committed to bronze: nothing has changed, run it again.
-        DataError: quarantine was restored or deleted, or the rows written are not all: nothing has changed.
+        DataError: bronze or quarantine was restored, quarantine was deleted, or rows are missing: nothing has changed.
         TransientError: a schema is not archived, and the registry does not answer.
     """
     began = time.monotonic()
-    handle = pipeline.bronze.open()
+    handle, _ = intact_tables(pipeline, report) or (None, None)
     if handle is None or not row_count(handle):
         return Redecoded()
-    refuse_lost_quarantine(pipeline, handle, report)
     before = {f.name for f in handle.schema().fields}
     handle = evolve(pipeline.bronze, handle, OWN_COLUMNS)
     staged = _stage(pipeline, handle)
@@ -93,14 +92,10 @@ def _stage(pipeline: Pipeline, handle: DeltaTable) -> StageResult:
     total = row_count(handle)
     rows = read_files(pipeline.spark, handle.file_uris(), spark_schema(handle.schema()))
     pipeline.on_progress(f"redecode: {total:,} rows of bronze")
-    subjects = suppression(pipeline, handle)
-
-    def task(plan: DecodePlan) -> StoredTask:
-        return StoredTask(pipeline.bronze, plan, None, keep_raw=True, keep_undecodable=True, suppression=subjects)
-
+    subjects, types = suppression(pipeline, handle), [(schema_id, FIRST_MESSAGE) for schema_id in schema_ids(rows)]
+    job = StoredTask(pipeline.bronze, None, DecodePlan(), None, keep_raw=True, keep_undecodable=True, suppression=subjects)
     with crashes_explained(f" during the redecode of {pipeline.bronze.name}"):
-        types = [(schema_id, FIRST_MESSAGE) for schema_id in schema_ids(rows)]
-        staged = run_decode_job(pipeline, column_map(handle), types, lambda: rows.select(travelling(rows.columns)), task)
+        staged = run_decode_job(pipeline, job, rows.select(travelling(rows.columns)), column_map(handle), types)
     written = sum(f.rows for f in staged.bronze)
     if written + staged.suppressed != total:
         discard(pipeline.bronze, staged.bronze)

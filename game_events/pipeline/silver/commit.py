@@ -15,8 +15,8 @@ from game_events.lakehouse.commits.generations import BronzeIdentity, erasures, 
 from game_events.lakehouse.commits.parallel import Committed, commit_games
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import BATCH_INFO, files_with, read_files, spark_schema
-from game_events.lakehouse.data.staging import REPORT_SCHEMA, discard
-from game_events.lakehouse.data.table_writer import FileStage, staged_files
+from game_events.lakehouse.data.staging import discard
+from game_events.lakehouse.data.table_writer import FileStage
 from game_events.lakehouse.event_columns import COORDINATES, HEADERS, QUARANTINE_COLUMNS, travelling
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import silver_name
@@ -199,7 +199,5 @@ def noted(source: SilverInput, decisions: Decisions, starts: Mapping[str, Start]
         now = F.current_timestamp()
         values = {"replayed_table": F.col("_table"), "replayed_batch": F.lit(source.batch), "replayed_at": now}
         new = new.withColumns({n: F.when(leaves, value).otherwise(F.col(n)) for n, value in values.items()})
-        staged = new.select(travelling(QUARANTINE_COLUMNS.names)).mapInArrow(
-            FileStage(source.pipeline.quarantine, QUARANTINE_COLUMNS, HEADERS), REPORT_SCHEMA
-        )
-        return Rewritten(staged_files(staged.collect()), rewritten)
+        stage = FileStage(source.pipeline.quarantine, QUARANTINE_COLUMNS, HEADERS)
+        return Rewritten(stage.write(new.select(travelling(QUARANTINE_COLUMNS.names))), rewritten)

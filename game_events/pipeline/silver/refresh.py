@@ -28,12 +28,11 @@ from game_events.lakehouse.data.staging import remove_empty_folder
 from game_events.lakehouse.event_columns import has_decoded_columns
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.progress import Progress
-from game_events.pipeline.bronze.restored import refuse_undone_erasures
 from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.fanout.routing import INVALID, NO_NAME, OVER_LIMIT, Routing, admit
 from game_events.pipeline.quality.decisions import Decisions
-from game_events.pipeline.quarantine.lost import refuse_lost_quarantine
+from game_events.pipeline.quarantine.intact import intact_tables
 from game_events.pipeline.reporting.report import RunReport, TableReport
 from game_events.pipeline.silver.admission import counted_routing, is_allowed, new_games, routing
 from game_events.pipeline.silver.commit import drop, settle
@@ -108,16 +107,13 @@ def refresh_silver(
         just_loaded: `load_bronze` has checked bronze and quarantine in this cycle.
 
     Raises:
-        DataError: quarantine was restored or deleted, or a restore of bronze brought back erased data subjects. A commit would
-            hide the first from later runs, and copy the second to silver.
+        DataError: bronze or quarantine was restored by hand, or quarantine was deleted: a commit to quarantine would hide that
+            from every later run.
     """
     began = time.monotonic()
-    handle = pipeline.bronze.open()
+    handle = pipeline.bronze.open() if just_loaded else (intact_tables(pipeline, report) or (None, None))[0]
     if handle is None:
         return
-    if not just_loaded:
-        refuse_lost_quarantine(pipeline, handle, report)
-        refuse_undone_erasures(pipeline, handle)
     if not has_decoded_columns(handle):
         return  # there is no record of a selected message type yet
     for attempt in range(GAME_ATTEMPTS):

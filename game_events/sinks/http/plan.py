@@ -18,8 +18,7 @@ from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.generations import erasures
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_arrow
-from game_events.lakehouse.data.staging import REPORT_SCHEMA, StagedFile, discard
-from game_events.lakehouse.data.table_writer import staged_files
+from game_events.lakehouse.data.staging import StagedFile, discard
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.export_result import Export
 from game_events.pipeline.reporting.report import RunReport, TableReport
@@ -137,7 +136,7 @@ def _staged(
     cut = CutChunks(
         tables.outbox, tables.person, next_slice(tables, outbox), target.rows_per_call, target.bytes_per_call, origins
     )
-    files = staged_files(rows.mapInArrow(cut, REPORT_SCHEMA).collect())
+    files = [file for found in cut.collect(rows) for file in found.files]
     crash_points.reach("rest_staged")
     return files
 
