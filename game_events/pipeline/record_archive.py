@@ -19,7 +19,7 @@ from game_events.decoding.core.reasons import NO_RECORD
 from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.decoding.core.wire_format import SchemaId
 from game_events.errors import ConfigurationError
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.generations import BronzeIdentity
 from game_events.lakehouse.commits.transactions import Txn
@@ -87,7 +87,7 @@ def _archive(pipeline: Pipeline, report: RunReport, to: str) -> Archived:
     new = selection(bronze, "_batch", int(since or 0)).rows
     records = rows.select(*_as_records()).coalesce(max(1, -(-new // TASK_RECORDS)))
     files = FileStage(table, schema, "headers").write(records)
-    crash_points.reach("archive_staged")
+    failpoints.reach("archive_staged")
     if not files and since == batch:
         return Archived(place.root, batch=batch)
     landed = commit(

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 
 from game_events.decoding.core.column_map import ColumnMap
 from game_events.errors import ConflictError, DataError
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
 from game_events.lakehouse.commits.restore_check import refuse_restored
 from game_events.lakehouse.commits.transactions import Txn
@@ -93,7 +93,7 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
     except Exception:
         _drop(pipeline, staged, ticket)
         raise
-    crash_points.reach("reset_staged")
+    failpoints.reach("reset_staged")
     try:
         landed = _commit(pipeline, bronze, staged, batch, ticket, now, expired.undecodable_staying)
     except DataError:
@@ -102,7 +102,7 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
     except ConflictError as error:  # of any other failure the outcome may be unknown: then the files are needed
         _drop(pipeline, staged, ticket)
         raise ConflictError(f"{error}. Nothing was changed: run again while no other run is at work") from None
-    crash_points.reach("reset_committed")
+    failpoints.reach("reset_committed")
     finish_reset(pipeline, report)
     sweep(pipeline)
     _record(pipeline, bronze, staged, batch, landed, expired, report)

@@ -18,7 +18,7 @@ from pyspark.errors import PySparkException
 
 from game_events.decoding.batch_decoder import TypeKey
 from game_events.errors import ConflictError, GameEventsError
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.retry import CONFLICT_ATTEMPTS
 from game_events.lakehouse.commits.transactions import Txn
@@ -150,19 +150,19 @@ def _load_slice(
     batch = int(handle.transaction_version(Txn.BATCH) or 0) + 1
     decided = decided_on(pipeline.quarantine, quarantine, part)
     staged = stage_slice(pipeline, handle, column_map(handle), part, batch, decided)
-    crash_points.reach("bronze_staged")
+    failpoints.reach("bronze_staged")
 
     seen = pipeline.catalog.message_columns(column_map(handle), staged.types)
     archive_schemas(pipeline, report, {*staged.types, *staged.undecoded})
-    crash_points.reach("schemas_archived")
+    failpoints.reach("schemas_archived")
     begun = handle.transaction_version(Txn.QUARANTINE_BEGUN)
     if staged.quarantine or is_under_way(handle):
         begun = announce(pipeline, handle, part, staged)
-        crash_points.reach("quarantine_announced")
+        failpoints.reach("quarantine_announced")
         held = commit_undecodable(pipeline, quarantine, part, staged)
         if staged.quarantine:
             report.add_landed(Layer.QUARANTINE, pipeline.quarantine, held, QUARANTINE_COLUMNS, batch)
-        crash_points.reach("quarantine_committed")
+        failpoints.reach("quarantine_committed")
     schema = documented(pipeline, bronze_schema(seen), seen, staged.types)
     behind = behind_origins(handle, staged.origins)
     known = {f.name for f in handle.schema().fields}
@@ -201,7 +201,7 @@ def _load_slice(
         before = int(handle.transaction_version(Txn.RECORDS_QUARANTINED) or 0)
         plan = replace(plan, advance={**plan.advance, Txn.RECORDS_QUARANTINED: before + sum(f.rows for f in staged.quarantine)})
     landed = commit(plan)
-    crash_points.reach("bronze_committed")
+    failpoints.reach("bronze_committed")
     entry = report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, batch)
     entry.new_columns += [f.name for f in schema if f.name not in known]
     report.add_read(part.start, part.end, part.unit)

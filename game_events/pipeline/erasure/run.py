@@ -14,7 +14,7 @@ from dataclasses import replace
 from deltalake import DeltaTable
 
 from game_events.errors import ConfigurationError, ConflictError
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.commits.generations import BronzeIdentity, erasures, oldest_batch
 from game_events.lakehouse.commits.retry import retry_on_conflict
@@ -114,7 +114,7 @@ def _keep_out(work: Work, key: bytes) -> None:
     finish_reset(pipeline, report)
     note_replay(pipeline)
     before = add_suppressed(pipeline.lakehouse, key, work.hashes, pipeline.run_id)
-    crash_points.reach("forget_listed")
+    failpoints.reach("forget_listed")
     bronze = pipeline.bronze.open()
     if bronze is not None and before.unfinished:  # of the same gamers
         work.done_before = erasures(bronze)

@@ -15,7 +15,7 @@ from functools import partial
 
 from game_events.errors import ExtensionError
 from game_events.extending import GoldAggregate
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Landed
 from game_events.lakehouse.commits.generations import BronzeIdentity
 from game_events.lakehouse.commits.parallel import GAME_ATTEMPTS
@@ -73,7 +73,7 @@ def refresh_gold(
     for game, why in failed.items():
         table = pipeline.lakehouse.gold(game, run.aggregate.name)
         report.tables.append(TableReport(layer, table.name, table.uri, game, error=why))
-    crash_points.reach("gold_committed", run.aggregate.name)
+    failpoints.reach("gold_committed", run.aggregate.name)
     # Gold lacks what silver lacks: the low watermark does not cover these games.
     pending = dict.fromkeys(state.failed_in(Layer.SILVER), "waits for its silver table") | failed
     if games is None:
@@ -170,7 +170,7 @@ def _pass(run: GoldRun, report: RunReport, games: Collection[str]) -> PassResult
         staged = execute(run, plans, known)
     except ExtensionError as error:
         return PassResult(failed | dict.fromkeys(plans, str(error)))
-    crash_points.reach("gold_staged", run.aggregate.name)
+    failpoints.reach("gold_staged", run.aggregate.name)
     _fail_by_rules(run, report, staged)
     outcome = commit_plans(run, {g: plan for g, plan in plans.items() if g not in staged.result.failed}, staged)
     # Again: a concurrent run that read the tables before these commits found nothing to do and removed the first note.

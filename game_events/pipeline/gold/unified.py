@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from game_events.errors import ConflictError, GameEventsError
 from game_events.extending import GoldAggregate
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.generations import BronzeIdentity
 from game_events.lakehouse.commits.parallel import GAME_ATTEMPTS, for_games
@@ -62,7 +62,7 @@ def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False
     except ConflictError:
         report.tables.append(TableReport(Layer.UNIFIED, table.name, table.uri, error="rival runs won; run again"))
         return
-    crash_points.reach("unified_committed")
+    failpoints.reach("unified_committed")
     behind = state.failed_in(Layer.GOLD)
     if not behind:
         # A floor that is gone took its failures with it: then everything is looked at again.
@@ -106,7 +106,7 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
     kept = handle if handle is not None and not full and files_with(handle) else None
     schema = _columns(changed.values(), kept, entity)
     files = _stage(pipeline, changed, kept, schema)
-    crash_points.reach("unified_staged")
+    failpoints.reach("unified_staged")
     # Rows of unchanged games are carried over: no rival's commit may come between, whatever games it changed.
     commits = handle.transaction_version(Txn.COMMITS) if handle is not None else None
     definition = definition_for(handle, aggregate)

@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from game_events.errors import ConflictError
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
 from game_events.lakehouse.commits.parallel import for_games
 from game_events.lakehouse.commits.restore_check import refuse_restored
@@ -185,7 +185,7 @@ def decide(
     except ConflictError as error:
         log.info("rejections_conflict=%r planned_again=%d", str(error), len(planned))
         return DecisionOutcome(None, frozenset(planned))
-    crash_points.reach("rejections_decided")
+    failpoints.reach("rejections_decided")
     return DecisionOutcome(landed, frozenset(moved))
 
 

@@ -23,7 +23,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from game_events.errors import ConflictError
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit, paths
 from game_events.lakehouse.commits.evolution import evolve
 from game_events.lakehouse.commits.generations import generation
@@ -93,7 +93,7 @@ def finish_reset(pipeline: Pipeline, report: RunReport) -> None:
         if _read(pipeline.quarantine, ticket) is None and listed is not None:
             raise ConflictError(f"{pipeline.quarantine.name}: a concurrent run deleted the files of this job") from error
         raise
-    crash_points.reach("reset_finished")
+    failpoints.reach("reset_finished")
     report.add_landed(Layer.QUARANTINE, pipeline.quarantine, landed, QUARANTINE_COLUMNS, generation(bronze))
     if listed is not None:
         forget(pipeline.quarantine, ticket, listed.files)

@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from game_events.decoding.batch_decoder import DecodePlan
 from game_events.decoding.core.reasons import Reason
 from game_events.errors import ConflictError, DataError
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
 from game_events.lakehouse.commits.evolution import evolve
 from game_events.lakehouse.commits.transactions import Txn
@@ -74,12 +74,12 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
     before = {f.name for f in handle.schema().fields}
     handle = evolve(pipeline.bronze, handle, OWN_COLUMNS)
     staged = _stage(pipeline, handle)
-    crash_points.reach("redecode_staged")
+    failpoints.reach("redecode_staged")
     info = {"redecode": "all decoded columns rebuilt from raw values", "run_id": pipeline.run_id}
     if staged.suppressed:
         info[ERASED_BY_BATCH] = _erase(pipeline, report, staged)
     landed, schema = _commit(pipeline, handle, staged, info)
-    crash_points.reach("redecode_committed")
+    failpoints.reach("redecode_committed")
     entry = report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, int(handle.transaction_version(Txn.BATCH) or 0))
     entry.new_columns = [f.name for f in schema if f.name not in before]
     report.seconds[Layer.BRONZE] = time.monotonic() - began

@@ -28,7 +28,7 @@ from game_events.decoding.batch_decoder import DecodePlan, TypeKey
 from game_events.decoding.core.reasons import NO_RECORD, Reason
 from game_events.decoding.core.wire_format import SchemaId
 from game_events.errors import ConfigurationError, ConflictError
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.evolution import evolve
 from game_events.lakehouse.commits.retry import retry_on_conflict
@@ -165,14 +165,14 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) -
     batch = int(bronze.transaction_version(Txn.BATCH) or 0) + 1
     pipeline.on_progress("replay: rows of quarantine are tried again")
     staged = _stage(pipeline, bronze, quarantine, selection, batch, report)
-    crash_points.reach("replay_staged")
+    failpoints.reach("replay_staged")
     # Rows of erased data subjects that are recognized only now that they decode.
     report.suppressed += erase_from_quarantine(pipeline, staged.suppressed_records)
     if not staged.bronze:
         return Replayed(0, staged.reasons)
     rows = _commit(pipeline, report, bronze, staged, batch)
     note_replay(pipeline)
-    crash_points.reach("replay_noted")
+    failpoints.reach("replay_noted")
     log.info("replayed_rows=%d batch=%d left=%s", rows, batch, dict(staged.reasons))
     return Replayed(rows, staged.reasons)
 
@@ -197,7 +197,7 @@ def _commit(pipeline: Pipeline, report: RunReport, bronze: DeltaTable, staged: S
         info={**rows, "replay_of": pipeline.quarantine.name, "run_id": pipeline.run_id},
     )
     landed = commit(plan)
-    crash_points.reach("replay_committed")
+    failpoints.reach("replay_committed")
     known = {f.name for f in bronze.schema().fields}
     entry = report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, batch)
     entry.new_columns += [f.name for f in schema if f.name not in known]

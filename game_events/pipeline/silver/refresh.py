@@ -20,7 +20,7 @@ from typing import TypeVar
 from deltalake.exceptions import DeltaError
 
 from game_events.errors import ConflictError, ExtensionError, GameEventsError
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.generations import BronzeIdentity, erasures, generation
 from game_events.lakehouse.commits.parallel import GAME_ATTEMPTS, for_games
 from game_events.lakehouse.commits.restores import restored
@@ -146,7 +146,7 @@ def _refresh(run: _Run) -> None:
     noted = result.retry & (state.games.keys() | state.failed_in(Layer.SILVER))
     owed = {g: state.failed.get((Layer.SILVER, g), LEFT_OUT) for g in noted if not is_allowed(pipeline, g)}
     run, result = _retry(run, result)
-    crash_points.reach("silver_committed")
+    failpoints.reach("silver_committed")
     for game, why in result.failed.items():
         table = pipeline.lakehouse.silver(game)
         run.report.tables.append(TableReport(Layer.SILVER, table.name, table.uri, game, error=why))
@@ -249,7 +249,7 @@ def _stage_from_watermark(run: _Run, decisions: Decisions) -> tuple[dict[str, St
     left_out = frozenset(run.state.failed_in(Layer.SILVER))
     work = Staging(source, floor, routing(pipeline, known), len(known), None, decisions, left_out)
     result, unrouted = _stage_admitted(work, known)
-    crash_points.reach("silver_staged")
+    failpoints.reach("silver_staged")
     if unrouted[OVER_LIMIT]:
         run.report.notices.append(
             f"names that are no {pipeline.settings.words.entities} yet stay in bronze, as there is no room for more: raise "
@@ -297,7 +297,7 @@ def _stage_from_tables(
         routed = Routing(frozenset(pipeline.settings.games), frozenset(starts))
         lowest = min(start.begin for start in starts.values())
         result = stage_games(Staging(source, lowest, routed, len(starts), dict(starts), decisions))
-        crash_points.reach("silver_replanned")
+        failpoints.reach("silver_replanned")
     for game in starts.keys() - result.games - result.failed.keys():
         start = starts[game]
         # All its rows are gone from bronze: the silver table is the only one that has them.

@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame
 
 from game_events.errors import ConflictError
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.generations import erasures
 from game_events.lakehouse.commits.transactions import Txn
@@ -137,7 +137,7 @@ def _staged(
         tables.outbox, tables.person, next_slice(tables, outbox), target.rows_per_call, target.bytes_per_call, origins
     )
     files = [file for found in cut.collect(rows) for file in found.files]
-    crash_points.reach("rest_staged")
+    failpoints.reach("rest_staged")
     return files
 
 
@@ -150,7 +150,7 @@ def _commit(
     account: Export,
 ) -> None:
     commit_slice(tables, outbox, files, (expected, advance))
-    crash_points.reach("rest_planned")
+    failpoints.reach("rest_planned")
     account.planned_rows += sum(file.rows for file in files)
     now = tables.outbox.open()
     if now is not None:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from game_events.errors import ConfigurationError, ConflictError, DataError, GameEventsError, TransientError
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit, paths
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.pipeline.context import Pipeline
@@ -89,7 +89,7 @@ class _Exporter:
             number = waiting.column("slice")[0].as_py()
             self._send(number, waiting.filter(pc.equal(waiting.column("slice"), number)))
         if outbox is not None and paths(outbox):
-            crash_points.reach("rest_settled")
+            failpoints.reach("rest_settled")
             _clear(tables)
 
     def _send(self, number: int, chunks: pa.Table) -> None:

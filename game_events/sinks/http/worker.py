@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from pyspark import TaskContext
 
 from game_events.errors import ConflictError, GameEventsError
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.staging import StagedFile, StagedWriter, file_system
@@ -203,7 +203,7 @@ class _Task:
             results, self._results = self._results, []
             self._noted = time.monotonic()
             if results:
-                crash_points.reach("rest_answered", self._number)
+                failpoints.reach("rest_answered", self._number)
                 await asyncio.to_thread(self._commit, results)
                 self._count(results)
 
@@ -212,7 +212,7 @@ class _Task:
         results, self._results = self._results, []
         if not results:
             return []
-        crash_points.reach("rest_answered", self._number)
+        failpoints.reach("rest_answered", self._number)
         files = _staged(self._job.tables.deliveries, self._heads(results))
         self._count(results)
         return files
