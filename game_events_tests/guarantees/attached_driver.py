@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 
 from game_events.cli.main import main
 from game_events.config.settings import Settings, load_settings
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.storage.options import spark_options
 from game_events.pipeline.bronze.full_refresh import replace_bronze
 from game_events.pipeline.context import Pipeline
@@ -112,7 +113,7 @@ def start_driver(
         **more,
     }
     environment = os.environ | {f"GAME_EVENTS_{key.upper()}": value for key, value in named.items()}
-    environment |= {crash_points.VARIABLE: crash_at, MEET: meet, GAMER: gamer}
+    environment |= {failpoints.VARIABLE: crash_at, MEET: meet, GAMER: gamer}
     process = _fork_server.Process(target=_drive, args=(gateway, environment, log, work))
     process.start()
     return Driver(process)
@@ -165,7 +166,7 @@ def command(pipeline: Pipeline, _: RunReport, arguments: Sequence[str]) -> None:
 
 def meet_at_points(folder: Path, number: int) -> None:
     """Wait at each meeting, when this driver first comes there, until as many have."""
-    reach = crash_points.reach
+    reach = failpoints.reach
     met: set[str] = set()
 
     def meeting(name: str, detail: object = None) -> None:
@@ -177,7 +178,7 @@ def meet_at_points(folder: Path, number: int) -> None:
                 time.sleep(0.01)
         reach(name, detail)
 
-    crash_points.reach = meeting
+    failpoints.reach = meeting
 
 
 WORK = {

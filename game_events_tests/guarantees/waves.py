@@ -77,7 +77,7 @@ def start_run(settings: Settings, home: Path, crash_at: str | None = None, *argu
     # Its JVM and what that costs are not the point.
     environment["JAVA_TOOL_OPTIONS"] = JAVA_OPTIONS
     if crash_at is not None:
-        environment[crash_points.VARIABLE] = crash_at
+        environment[failpoints.VARIABLE] = crash_at
     # Into files: nobody reads a pipe of a run that others wait for.
     with (home / "stdout").open("w") as out, (home / "stderr").open("w") as err:
         return subprocess.Popen([*COMMAND, *arguments], env=environment, cwd=home, stdout=out, stderr=err, text=True)

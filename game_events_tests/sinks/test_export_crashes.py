@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import paths
 from game_events.pipeline.reporting.export_result import Export
 from game_events.pipeline.reporting.report import RunReport
@@ -103,7 +104,7 @@ def test_a_worker_that_is_killed_before_it_has_noted_its_answers_sends_them_agai
         (tmp_path / "job").write_bytes(pickle.dumps(job))
         ended = subprocess.run(
             [sys.executable, "-c", WORKER, str(tmp_path / "job")],
-            env=os.environ | {crash_points.VARIABLE: point},
+            env=os.environ | {failpoints.VARIABLE: point},
             capture_output=True,
             text=True,
             check=False,
