@@ -4,8 +4,8 @@ Guarantee: every bronze row of an admitted game is in its silver table once, or 
 rules with the action quarantine, put it into `quarantine_events` once), through any crash and beside concurrent runs. Each
 table's `txn` holds the last bronze batch in it; a commit succeeds only if its rows were planned from that batch.
 
-The first pass stages the rows of all games above the low watermark and opens only the tables of games that have such rows. A
-game whose table is not at the low watermark, or lost a commit conflict, is staged from its own batch by the next pass.
+The first pass stages the rows of all games above the low watermark and opens only the tables of games that have such rows. If a
+table is not at the low watermark, or its commit lost a conflict, the next pass stages the game's rows from its own batch.
 """
 
 from __future__ import annotations
