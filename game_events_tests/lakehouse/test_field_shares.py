@@ -12,7 +12,7 @@ from game_events.decoding.core.column_map import ColumnMap, Field
 from game_events.decoding.core.kept_columns import kept_columns
 from game_events.decoding.core.projection import Projection
 from game_events.errors import ConflictError, DataError
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import Lakehouse
@@ -62,7 +62,7 @@ def adds_its_columns_and_dies(planned, monkeypatch):
             raise PowerCut
 
     with monkeypatch.context() as patch:
-        patch.setattr(crash_points, "reach", cut)
+        patch.setattr(failpoints, "handler", cut)
         with pytest.raises(PowerCut):
             commit(planned)
 

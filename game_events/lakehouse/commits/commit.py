@@ -17,7 +17,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction, create_table_with_add_actions
 
 from game_events.errors import ConfigurationError, ConflictError, DataError, GameEventsError, TransientError
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.evolution import evolve, same_columns
 from game_events.lakehouse.commits.outcome import CommitOutcome, is_refusal, new_mark, outcome_of
 from game_events.lakehouse.commits.restores import COMMIT_ID, restored_between
@@ -188,7 +188,7 @@ def _write(plan: Commit, attempt: _Attempt) -> None:
 def _create(plan: Commit, attempt: _Attempt, wanted: pa.Schema, properties: CommitProperties) -> None:
     interval = CHECKPOINT_COMMITS if plan.table.local_path is not None else REMOTE_CHECKPOINT_COMMITS
     own = {"delta.checkpointInterval": str(interval), "delta.dataSkippingNumIndexedCols": "32"}
-    crash_points.reach("before_create", plan.table.name)
+    failpoints.reach("before_create", plan.table.name)
     attempt.sent = True
     create_table_with_add_actions(
         plan.table.uri,

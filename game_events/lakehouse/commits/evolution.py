@@ -8,7 +8,7 @@ from deltalake.exceptions import CommitFailedError
 
 from game_events.decoding.core.column_map import METADATA_KEY, type_name
 from game_events.errors import ConflictError, DataError
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.column_map_merge import merge_shares, refuse_other_case
 from game_events.lakehouse.descriptions import DESCRIBING, metadata_of
 from game_events.lakehouse.tables import Table
@@ -46,7 +46,7 @@ def evolve(table: Table, handle: DeltaTable, wanted: pa.Schema, *, owns_map: boo
         try:
             if new:
                 handle.alter.add_columns(new)
-                crash_points.reach("columns_added", table.name)
+                failpoints.reach("columns_added", table.name)
             for column, values in metadata.items():
                 handle.alter.set_column_metadata(column, values)
         except CommitFailedError:

@@ -9,11 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
 
-from game_events.errors import ConflictError
 from game_events.lakehouse.commits.delta_log import TableLog
-from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import QUARANTINE, Table, layer_of
 
@@ -29,8 +26,6 @@ ANY_COMMIT = frozenset({COMMIT_ID})
 RESTORE_CHECKED = "restore_looked_at"
 #: Commits (maintenance, erasures) behind which a restore is still found.
 LOOK_BACK = 200
-#: Attempts to read a history while concurrent writers commit.
-HISTORY_ATTEMPTS = 20
 #: Newest commits that are searched for one of this project's own, in steps: nearly always the first one is it.
 RESTORE_HISTORY = (1, 8, 100)
 
@@ -69,6 +64,11 @@ def restored(handle: DeltaTable) -> bool:
     return False
 
 
+def marks_of(table: Table) -> frozenset[str]:
+    """Keys in the information of the table's commits that are made only after a check for restores."""
+    return ANY_COMMIT if table.key == QUARANTINE else BATCHES
+
+
 def restored_between(table: Table, seen: int, version: int) -> bool:
     """Whether a restore is among the versions after `seen` up to `version`; mostly there are none, then nothing is read.
 
@@ -85,25 +85,7 @@ def unchecked_restore(table: Table, handle: DeltaTable) -> str | None:
     """
     if layer_of(table.key) is Layer.OWN:
         return None
-    marks = ANY_COMMIT if table.key == QUARANTINE else BATCHES
-    return "it was restored: a run has to look at it first" if restored_lately(table, marks, handle.version()) else None
-
-
-@retry_on_conflict(HISTORY_ATTEMPTS)
-def history(table: Table) -> list[dict[str, Any]]:
-    """Entries of a table's history, the newest first, each with its version.
-
-    Delta-rs numbers them down from the version of the handle, also those that were committed since.
-
-    Raises:
-        ConflictError: concurrent writers committed during every attempt.
-    """
-    handle = table.open()
-    entries = handle.history() if handle is not None else []
-    after = table.open()
-    if (handle and handle.version()) != (after and after.version()):
-        raise ConflictError(f"{table.name}: concurrent commits while its history was read, {HISTORY_ATTEMPTS} times")
-    return entries
+    return "it was restored: a run has to check it first" if restored_lately(table, marks_of(table), handle.version()) else None
 
 
 def version_before_restores(table: Table, version: int, marks: frozenset[str] = BATCHES) -> int:
@@ -115,24 +97,3 @@ def version_before_restores(table: Table, version: int, marks: frozenset[str] = 
         if info.get("operation") == "RESTORE":
             found = version - number - 1
     return found
-
-
-def is_undone(table: Table, handle: DeltaTable, marks: frozenset[str] = BATCHES) -> bool:
-    """Whether a table that was restored has the files again that it had before."""
-    version = version_before_restores(table, handle.version(), marks)
-    try:
-        before = DeltaTable(table.uri, version=version, storage_options=table.options)
-    except DeltaError:  # the log does not reach back so far
-        return False
-    return set(before.file_uris()) == set(handle.file_uris())
-
-
-def undo(handle: DeltaTable, table: str, marks: frozenset[str] = BATCHES) -> str:
-    """Instructions to undo the unchecked restores of a table."""
-    version = handle.version()
-    for entry in handle.history():
-        if _is_checked(entry, marks):
-            break
-        if entry.get("operation") == "RESTORE":
-            version = int(entry["version"]) - 1
-    return f"undo it ({table}: RESTORE TABLE ... TO VERSION AS OF {version}, or `DeltaTable.restore` of delta-rs)"

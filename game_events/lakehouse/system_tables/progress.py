@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from game_events.errors import without_quotes
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.layers import OWN_GOLD, Layer
@@ -27,7 +27,7 @@ SCHEMA = pa.schema(
     [
         pa.field("bronze_id", pa.string()),
         pa.field("layer", pa.string()),
-        pa.field("kind", pa.string()),  # floor | game | failed | unrouted | decided_anew
+        pa.field("kind", pa.string()),  # floor | game | failed | unrouted | redecided
         pa.field("game", pa.string()),
         pa.field("batch", pa.int64()),
         pa.field("detail", pa.string()),
@@ -146,7 +146,7 @@ class ProgressTable:
         if after == before or (rows and _is_later(rows[0]["bronze_id"], bronze_id)):
             return after
         self._table.commit(handle, _rows(after), replace=True)
-        crash_points.reach("progress_moved")
+        failpoints.reach("progress_moved")
         return after
 
 

@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 
 from game_events.errors import ConfigurationError, ConflictError
 from game_events.extending import PLAYER_AGG
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import paths
 from game_events.lakehouse.commits.restores import unchecked_restore
 from game_events.lakehouse.maintenance.compaction import FULL_GOAL
@@ -102,7 +102,7 @@ def _work(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableUpkee
     # Writers make checkpoints as they go; a table that is seldom written has log entries that no checkpoint covers.
     if known.entries > LOG_ENTRIES:
         handle.create_checkpoint()
-        crash_points.reach("checkpoint_written", table.name)
+        failpoints.reach("checkpoint_written", table.name)
     handle.cleanup_metadata()
 
 

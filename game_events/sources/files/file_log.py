@@ -14,7 +14,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from game_events.errors import DataError
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import paths
 from game_events.lakehouse.commits.restores import ANY_COMMIT, restored_lately
 from game_events.lakehouse.commits.retry import retry_on_conflict
@@ -141,7 +141,7 @@ class FileLog:
             advance={Txn.NEXT_FILE: first + len(new)},
             info={"files": str(len(new)), "changed": str(len(changed))},
         )
-        crash_points.reach("files_taken_in")
+        failpoints.reach("files_taken_in")
 
     def _add(self, rows: pa.Table) -> None:
         entries, numbers = self._known.entries, self._known.numbers
