@@ -38,7 +38,7 @@ def require_valid(spark: SparkSession, rules: Iterable[Rule], columns: StructTyp
 
 def problems(spark: SparkSession, rules: Iterable[Rule], columns: StructType | None) -> dict[str, str]:
     """Rule (as `layer.name`) -> what is wrong with it. Without columns a rule has to parse, no more."""
-    found = {f"{rule.layer}.{rule.name}": _problem(spark, rule, columns) for rule in rules}
+    found = {f"{rule.layer}.{rule.name}": _refused(rule.sql) or _unsound(spark, rule.sql, columns) for rule in rules}
     return {name: problem for name, problem in found.items() if problem is not None}
 
 
@@ -48,10 +48,6 @@ def refuse(found: dict[str, str], columns: Sequence[str]) -> None:
         lines = [f"rule {name}: {problem}" for name, problem in found.items()]
         have = f"the rows have the columns {', '.join(columns)}. " if columns else ""
         raise ConfigurationError("; ".join(lines) + f". {have}Change the rule (`rules` in game_events.yaml, GAME_EVENTS_RULES)")
-
-
-def _problem(spark: SparkSession, rule: Rule, columns: StructType | None) -> str | None:
-    return _refused(rule.sql) or _unsound(spark, rule.sql, columns)
 
 
 def _refused(sql: str) -> str | None:

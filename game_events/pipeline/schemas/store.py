@@ -35,15 +35,11 @@ IDS_S, DOWN_S = 5.0, 30.0
 
 @dataclass
 class _Known:
-    """One known id.
+    """One known id; an error is the reason why there is no compiled schema or decoder.
 
     Attributes:
         schema: its text; None: it is too long to be read.
-        archived: the archive has it.
         verified: the registry was asked, and is not asked again.
-        compiled: the compiled schema, or why it does not compile; None: not compiled yet.
-        decoders: decoders of its message types, or why there is none.
-        comments: its authors' comments, once they were read.
     """
 
     schema: RegistrySchema | None

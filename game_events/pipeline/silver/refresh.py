@@ -112,9 +112,7 @@ def refresh_silver(
     """
     began = time.monotonic()
     handle = pipeline.bronze.open() if just_loaded else (intact_tables(pipeline, report) or (None, None))[0]
-    if handle is None:
-        return
-    if not has_decoded_columns(handle):
+    if handle is None or not has_decoded_columns(handle):
         return  # there is no record of a selected message type yet
     for attempt in range(GAME_ATTEMPTS):
         source = SilverInput.of(pipeline, pipeline.bronze.open() or handle if attempt else handle)
@@ -126,9 +124,8 @@ def refresh_silver(
                 raise
         except ExtensionError as error:
             # It concerns all games: silver does not move, and the run still reports bronze.
-            report.tables.append(
-                TableReport(Layer.SILVER, pipeline.settings.names.silver_asset, pipeline.lakehouse.root, error=str(error))
-            )
+            asset, root = pipeline.settings.names.silver_asset, pipeline.lakehouse.root
+            report.tables.append(TableReport(Layer.SILVER, asset, root, error=str(error)))
             break
     report.seconds[Layer.SILVER] = report.seconds.get(Layer.SILVER, 0.0) + time.monotonic() - began
 
