@@ -42,7 +42,7 @@ def player_agg(settings: Settings) -> GoldAggregate:
             "merge",
             keys=keys,
             measures={COUNT: count(), FIRST: min_of(when), LAST: max_of(when)},
-            description=f"One row per {settings.words.key}: sessions, first and last event",
+            description=f"One row per {settings.names.key}: sessions, first and last event",
             definition="" if usual else _hash([*keys, settings.time_column]),
             asset_name=settings.names.asset(settings.names.gold_asset),
         )
@@ -55,7 +55,7 @@ def player_agg(settings: Settings) -> GoldAggregate:
         keys=keys,
         measures=merging or {},
         function=None if merging else lambda silver: _aggregated(silver, ("_game", *keys), columns),
-        description=f"One row per {settings.words.key}: {', '.join(settings.gold_columns)}",
+        description=f"One row per {settings.names.key}: {', '.join(settings.gold_columns)}",
         definition=_hash(parts),
         where="GAME_EVENTS_GOLD_COLUMNS",
         asset_name=settings.names.asset(settings.names.gold_asset),

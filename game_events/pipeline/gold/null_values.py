@@ -89,7 +89,7 @@ def keys_and_times_known(pipeline: Pipeline) -> CheckResult:
     }
     wrong += [f"{game}: {', '.join(missing)} NULL in every row" for game, missing in list(unknown.items())[:SHOWN]]
     wrong += [f"and {len(unknown) - SHOWN} more"] if len(unknown) > SHOWN else []
-    summary = "; ".join(wrong) or f"{len(known)} {pipeline.settings.words.entities} have keys and times"
+    summary = "; ".join(wrong) or f"{len(known)} {pipeline.settings.names.entities} have keys and times"
     return CheckResult(KNOWN, "gold", not wrong, summary, {"games": len(known), "games_without": len(unknown)})
 
 

@@ -97,7 +97,7 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
     changed, unread = _changed(pipeline, state, aggregate, None if full else handle)
     if not changed:
         return unread
-    pipeline.on_progress(f"{table.name}: {len(changed)} {pipeline.settings.words.entities}")
+    pipeline.on_progress(f"{table.name}: {len(changed)} {pipeline.settings.names.entities}")
     kept = handle if handle is not None and not full and files_with(handle) else None
     schema = _columns(changed.values(), kept, pipeline.settings.entity_column)
     files = _stage(pipeline, changed, kept, schema)
@@ -124,7 +124,7 @@ def _commit_plan(
     """The commit that replaces all rows; `versions`: the `txn` of the games' gold tables in it, and of the definition."""
     # It fails after any concurrent commit: rows of unchanged games are carried over.
     commits = handle.transaction_version(Txn.COMMITS) if handle is not None else None
-    words = pipeline.settings.words
+    words = pipeline.settings.names
     return Commit(
         pipeline.lakehouse.table(UNIFIED),
         schema,
