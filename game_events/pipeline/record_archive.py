@@ -42,12 +42,7 @@ _READ_COLUMNS = (*STORED_AS.values(), *SCHEMA_COLUMNS)
 
 
 def archive(pipeline: Pipeline, report: RunReport, to: str) -> None:
-    """Add the new records of bronze and quarantine; reads the new rows twice, writes them once.
-
-    Args:
-        pipeline: the parts.
-        report: gets the result.
-        to: folder, or prefix of an object store; created if it does not exist.
+    """Add the new records of bronze and quarantine to a folder or prefix of an object store; reads new rows twice, writes once.
 
     Raises:
         ConfigurationError: bronze keeps no raw values; or the place has something else, or the archive of another bronze.

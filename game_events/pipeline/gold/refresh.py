@@ -40,14 +40,10 @@ def refresh_gold(
     full: bool = False,
     aggregate: GoldAggregate | None = None,
 ) -> None:
-    """Add silver's new rows to gold.
+    """Add silver's new rows to an aggregate (None: `player_agg`); `report` gets an entry for each game that changed or failed.
 
-    Args:
-        pipeline: the parts.
-        report: gets an entry for each game that changed or failed.
-        games: only these; None: every game that changed since the last refresh, and the low watermark moves.
-        full: recompute from all of silver.
-        aggregate: which one; None: the built-in `player_agg`.
+    `games`: only these; None: every game that changed since the last refresh, and the low watermark moves. `full`: recompute
+    from all of silver.
     """
     began = time.monotonic()
     bronze = pipeline.bronze.open()
@@ -83,11 +79,8 @@ def refresh_own_gold(
 ) -> None:
     """Refresh the custom aggregates that are due, each by itself; the report names those that have pending rows and wait.
 
-    Args:
-        pipeline: the parts.
-        report: gets an entry for each game that changed or failed.
-        chosen: layer -> its games (None: every game), of the aggregates to refresh; None: all of them.
-        ignore_intervals: refresh aggregates before their interval has passed, too.
+    `chosen`: layer -> games (None: every game) of the aggregates to refresh; None: all of them. `ignore_intervals`: refresh
+    aggregates before their interval has passed, too.
     """
     bronze = pipeline.bronze.open() if pipeline.extensions.aggregates else None
     if bronze is None:

@@ -42,14 +42,7 @@ NO_RAW_VALUE = "NO_RAW_VALUE"
 
 @dataclass
 class Redecoded:
-    """Result of a redecode.
-
-    Attributes:
-        rows: rows of the table.
-        kept: rows that keep their columns, by reason.
-        new_columns: columns that bronze did not have before.
-        other_types: rows without decoded columns, by message type: types that are not selected.
-    """
+    """Result: rows, those that keep their columns by reason, new columns, and rows of types that are not selected."""
 
     rows: int = 0
     kept: Counter[str] = field(default_factory=Counter)

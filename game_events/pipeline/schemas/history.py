@@ -33,11 +33,7 @@ class SchemaHistory:
     kept: Mapping[str, Kept] = field(default_factory=dict)
 
     def versions(self) -> list[SubjectVersion]:
-        """All versions, oldest first.
-
-        Raises:
-            ConfigurationError: there is no such subject.
-        """
+        """All versions, oldest first; ConfigurationError if there is no such subject."""
         found = self.registry.versions(self.subject)
         if not found:
             raise ConfigurationError(
@@ -47,11 +43,7 @@ class SchemaHistory:
         return found
 
     def version(self, number: int | None) -> SubjectVersion:
-        """One version; None: the newest.
-
-        Raises:
-            ConfigurationError: there is no such version.
-        """
+        """One version (None: the newest); ConfigurationError if there is no such version."""
         versions = self.versions()
         chosen = [v for v in versions if number is None or v.version == number]
         if not chosen:

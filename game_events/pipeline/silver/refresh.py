@@ -69,12 +69,8 @@ class _Run:
 class PassResult:
     """Outcome of one or more passes.
 
-    Attributes:
-        done: game -> last bronze batch in its silver table.
-        failed: game -> reason.
-        retry: games for the next pass.
-        replaced: games with all rows replaced by a pass that was planned from their tables.
-        unrouted: reason -> rows that belong to no game.
+    `done`: game -> last bronze batch in its silver table. `failed`: game -> reason. `retry`: games for the next pass.
+    `replaced`: games with all rows replaced by a later pass than the first. `unrouted`: reason -> rows that belong to no game.
     """
 
     done: dict[str, int] = field(default_factory=dict)
@@ -97,14 +93,10 @@ def refresh_silver(
     full: bool = False,
     just_loaded: bool = False,
 ) -> None:
-    """Add bronze's new rows to silver.
+    """Add bronze's new rows to silver; `report` gets an entry for each game that changed or failed.
 
-    Args:
-        pipeline: the parts.
-        report: gets an entry for each game that changed or failed.
-        games: only these; None: every game, and the low watermark moves.
-        full: replace the tables of the games by all rows that bronze has of them.
-        just_loaded: `load_bronze` has checked bronze and quarantine in this cycle.
+    `games`: only these; without them, the low watermark moves. `full`: replace their tables by all rows that bronze has of
+    them. `just_loaded`: `load_bronze` has checked bronze and quarantine in this cycle.
 
     Raises:
         DataError: bronze or quarantine was restored by hand, or quarantine was deleted: a commit to quarantine would hide that
@@ -214,12 +206,7 @@ def _progress(run: _Run, result: PassResult, owed: dict[str, str], redecided: in
 
 
 def _pass(run: _Run, games: Collection[str] | None = None) -> PassResult:
-    """Stage rows of many games in one Spark job, and commit them game by game.
-
-    Args:
-        run: the input.
-        games: these, each from its own batch; None: all games, from the low watermark.
-    """
+    """Stage rows in one Spark job, commit them by game: all games from the low watermark, or these from their own batches."""
     decisions = Decisions.read(run.pipeline, run.source.bronze.key)
     if games is None:
         starts, staged, found = _stage_from_watermark(run, decisions)

@@ -55,14 +55,9 @@ def required_key(settings: Settings) -> bytes:
 
 
 def suppression(pipeline: Pipeline, bronze: DeltaTable) -> Suppression | None:
-    """The data subjects to suppress; None if none was ever erased, which costs one request for a folder.
+    """The data subjects to suppress; None if none was ever erased, which costs one request; raises as `recognised`.
 
-    Args:
-        pipeline: the parts.
-        bronze: the version with the `erasures` that the commit compares: each addition to the list changes them.
-
-    Raises:
-        ConfigurationError, DataError: as `recognised`.
+    `bronze`: the version with the `erasures` that the commit compares: each addition to the list changes them.
     """
     found = recognised(pipeline.settings, pipeline.lakehouse, bronze)
     if found is None:
