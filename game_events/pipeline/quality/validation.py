@@ -54,11 +54,11 @@ def _refused(sql: str) -> str | None:
     """The reason if a rule has a query or a clock, which Spark would evaluate; else None."""
     bare = _QUOTED.sub("''", sql)
     if _SUBQUERY.search(bare):
-        return f"{sql!r} holds a query: a rule may look at one row and nothing else"
+        return f"{sql!r} holds a query: a rule may read one row and nothing else"
     if _CLOCK.search(bare) or _CLOCK_TEXT.search(sql):
         return (
-            f"{sql!r} looks at the clock: a rule must say the same of a row whenever it is asked. Compare with "
-            "_kafka_timestamp, the time the record came"
+            f"{sql!r} reads the clock: a rule must always give the same result for a row. Compare with "
+            "_kafka_timestamp, the record's time"
         )
     return None
 

@@ -130,7 +130,7 @@ def _erase(pipeline: Pipeline, report: RunReport, staged: StageResult) -> str:
     erase_from_quarantine(pipeline, staged.suppressed_records)
     report.suppressed += staged.suppressed
     report.notices.append(
-        f"{staged.suppressed:,} rows of forgotten gamers, who were not recognised before, are gone from bronze and "
-        "quarantine: take that over with `game-events redecode --downstream`"
+        f"{staged.suppressed:,} rows of erased data subjects, not recognised before, were erased from bronze and quarantine: "
+        "erase them from silver and gold with `game-events redecode --downstream`"
     )
     return json.dumps(Counter(batch for _, _, _, batch in staged.suppressed_records))

@@ -67,8 +67,8 @@ class SchemaHistory:
     def left_out(self, *versions: SubjectVersion) -> str:
         """A sentence about the message types that `fields` and `changes` leave out; empty if there are none."""
         counts = {v.version: self._catalog.left_out(v.schema_id, self.occurred()) for v in versions}
-        said = [f"version {number}: {count:,}" for number, count in counts.items() if count]
-        return f"only {MAX_TYPES:,} message types of a schema are looked at; left out of {', '.join(said)}" if said else ""
+        counted = [f"version {number}: {count:,}" for number, count in counts.items() if count]
+        return f"only {MAX_TYPES:,} message types of a schema are compared; left out of {', '.join(counted)}" if counted else ""
 
     def occurred(self) -> frozenset[str]:
         """Full names of the message types that bronze has columns of."""
