@@ -299,7 +299,8 @@ def _starts(run: _Run, decisions: Decisions, games: Iterable[str], *, redecide: 
     def start(game: str) -> Start:
         handle = run.pipeline.lakehouse.silver(game).open()
         taken, decided = run.source.bronze.taken(handle), decisions.batch(game)
-        whole = run.full or decisions.incarnation(game) > generation(handle) or (handle is not None and restored(handle))
+        whole = run.full or decisions.incarnation(game) > generation(handle)
+        whole = whole or taken is None or (handle is not None and restored(handle))
         # Rows that quarantine holds from other contents of bronze are decided again, too.
         again = redecide or (decided is None and game in decisions.rejected_rows)
         begin = 0 if taken is None or whole or again else taken
