@@ -6,7 +6,6 @@ source table (compaction, a full refresh, new versions of an aggregate), each at
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -134,8 +133,3 @@ def _files_since(handle: DeltaTable, number: int) -> list[str]:
 def share(chunks: npt.NDArray[np.int64], task: int, tasks: int) -> npt.NDArray[np.int64]:
     """A task's part of a slice's chunks: neighbours, and as many as any other task has (or one more)."""
     return np.array_split(chunks, tasks)[task]
-
-
-def transactions(handle: DeltaTable | None, names: Sequence[str]) -> Mapping[str, int | None]:
-    """Values of some `txn`."""
-    return {name: handle.transaction_version(name) if handle is not None else None for name in names}
