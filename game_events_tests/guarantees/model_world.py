@@ -75,7 +75,7 @@ class World:
         without_services(self.patch)
         without_spark(self.patch)
         self.patch.setattr(silver, "stage_games", arrow_plans.stage_games)
-        self.patch.setattr(gold, "_stage", arrow_plans.stage_gold)
+        self.patch.setattr(gold, "execute", arrow_plans.execute)
         self.patch.setattr(silver_stage, "require_valid", lambda *_: None)
         self.patch.setattr(silver_commit, "noted", arrow_plans.note)
         self.patch.setattr(game_commits, "ThreadPoolExecutor", InTurn)

@@ -73,7 +73,7 @@ def test_a_column_that_a_crashed_run_has_given_to_another_field_of_the_message_i
     first, second = named({"x": 5}, nested=nested), named({"x": 6}, nested=nested)
     ours = plan(table, first, 1)
     adds_its_columns_and_dies(plan(table, second, 1), monkeypatch)
-    with pytest.raises(ConflictError, match=r"a rival run gave the column (x|inner) to the field M#(9\.)?6:string, not to"):
+    with pytest.raises(ConflictError, match=r"a concurrent run gave (x|inner) to the field M#(9\.)?6:string, not to"):
         commit(ours)
     commit(plan(table, first, 1))
     commit(plan(table, named({"old_x": 5, "x": 6}, nested=nested), 2))

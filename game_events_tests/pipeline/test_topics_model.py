@@ -18,8 +18,8 @@ from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.event_columns import COORDINATES, QUARANTINE_COLUMNS, bronze_schema
 from game_events.pipeline.bronze import load as bronze_module
+from game_events.pipeline.bronze.decode_job import StageResult
 from game_events.pipeline.bronze.load import load_bronze
-from game_events.pipeline.bronze.worker_result import StageResult
 from game_events.pipeline.checks.offsets import offsets_continuous
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport

@@ -54,7 +54,7 @@ def gold_equals_recompute(pipeline: Pipeline, sample_games: int = SAMPLE_GAMES) 
 
     One Spark job. A hash of the run chooses the games; one with pending rows is left out.
     """
-    words = pipeline.settings.words
+    words = pipeline.settings.names
     tables = _tables(pipeline, sample_games)
     if not tables.taken:
         return CheckResult(RECOMPUTED, "gold", True, f"no {words.entity} has a gold table yet", wrong_rows=True)

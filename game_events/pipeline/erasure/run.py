@@ -40,7 +40,7 @@ from game_events.pipeline.erasure.subjects import DataSubjects
 from game_events.pipeline.gold.refresh import refresh_gold, refresh_own_gold
 from game_events.pipeline.gold.unified import refresh_unified
 from game_events.pipeline.quarantine.full_refresh import finish_reset
-from game_events.pipeline.quarantine.lost import refuse_lost_quarantine
+from game_events.pipeline.quarantine.intact import intact_tables
 from game_events.pipeline.quarantine.replay_marks import note_replay
 from game_events.pipeline.reporting.erasure_result import Erasure
 from game_events.pipeline.reporting.report import RunReport
@@ -75,7 +75,8 @@ def forget(
     Raises:
         ConfigurationError: there is no key, or another one than that of the suppression list.
         ConflictError: every attempt was lost to concurrent writers; run again.
-        DataError: quarantine was restored or deleted, or an erasure of others is unfinished: nothing was done.
+        DataError: bronze or quarantine was restored, quarantine was deleted, or an erasure of others is unfinished:
+            nothing was done.
     """
     began = time.monotonic()
     settings = pipeline.settings
@@ -115,8 +116,7 @@ def _suppress(state: ErasureState, key: bytes) -> None:
     """Add the data subjects to the suppression list, and fence off runs that were planned before."""
     pipeline, report = state.pipeline, state.report
     # First: a commit to quarantine would hide a restore of it from the next run.
-    if (bronze := pipeline.bronze.open()) is not None:
-        refuse_lost_quarantine(pipeline, bronze, report)
+    intact_tables(pipeline, report)
     finish_reset(pipeline, report)
     note_replay(pipeline)
     before = add_suppressed(pipeline.lakehouse, key, state.hashes, pipeline.run_id)

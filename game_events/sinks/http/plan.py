@@ -19,8 +19,7 @@ from game_events.lakehouse.commits.generations import erasures
 from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_arrow
-from game_events.lakehouse.data.staging import REPORT_SCHEMA, StagedFile, discard
-from game_events.lakehouse.data.table_writer import staged_files
+from game_events.lakehouse.data.staging import StagedFile, discard
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.export_result import Export
 from game_events.pipeline.reporting.report import RunReport, TableReport
@@ -53,7 +52,7 @@ def plan_slice(
     _report_held(pipeline, report, account, changes.held | changes.failed)
     if not changes.steps:
         return False
-    pipeline.on_progress(f"rest export: fixing rows of {len(changes.steps)} {pipeline.settings.words.entities}")
+    pipeline.on_progress(f"rest export: fixing rows of {len(changes.steps)} {pipeline.settings.names.entities}")
     origins = {step.game: step.origin for step in changes.steps}
     expected = {app: value for step in changes.steps for app, value in step.expected.items()}
     advance = {app: value for step in changes.steps for app, value in step.advance.items()}
@@ -133,7 +132,7 @@ def _staged(
     cut = CutChunks(
         tables.outbox, tables.person, next_slice(tables, outbox), target.rows_per_call, target.bytes_per_call, origins
     )
-    files = staged_files(rows.mapInArrow(cut, REPORT_SCHEMA).collect())
+    files = [file for found in cut.collect(rows) for file in found.files]
     failpoints.reach("rest_staged")
     return files
 

@@ -6,7 +6,6 @@ that is delivered by the delivery log is not sent again. Of two concurrent runs 
 
 from __future__ import annotations
 
-import json
 import time
 from contextlib import AbstractContextManager, nullcontext, suppress
 
@@ -19,10 +18,8 @@ from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit, paths
 from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.staging import REPORT_SCHEMA
-from game_events.lakehouse.data.table_writer import staged_files
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.reporting.export_result import Export, TaskAccount
+from game_events.pipeline.reporting.export_result import Export
 from game_events.pipeline.reporting.report import RunReport
 from game_events.sinks.http.changes import OnReplaced
 from game_events.sinks.http.plan import plan_files, plan_slice
@@ -31,7 +28,7 @@ from game_events.sinks.http.rate_limiter import LimiterAddress, RateLimiterServe
 from game_events.sinks.http.rate_window import RateWindow
 from game_events.sinks.http.tables import DELIVERIES, ExportTables, outbox_schema
 from game_events.sinks.http.target import RestTarget
-from game_events.sinks.http.worker import DELIVERY_LOG, FILE, TASK, SendChunks
+from game_events.sinks.http.worker import DELIVERY_LOG, SendChunks
 
 ATTEMPTS = 5
 #: Errors that stop a task, the most urgent first.
@@ -121,9 +118,9 @@ class _Exporter:
                 pipeline.run_id,
                 limiter,
             )
-            found = pipeline.spark.range(0, tasks, 1, tasks).mapInArrow(job, REPORT_SCHEMA).collect()
-        job.note(staged_files(line for line in found if line["kind"] == FILE))
-        done = [TaskAccount(**json.loads(line["body"])) for line in found if line["kind"] == TASK]
+            found = job.collect(pipeline.spark.range(0, tasks, 1, tasks))
+        job.note([file for sent in found for file in sent.files])
+        done = [account for sent in found for account in sent.accounts]
         self._account.seconds += time.monotonic() - began
         self._account.add(done)
         stopped = [task for task in done if task.stopped is not None]

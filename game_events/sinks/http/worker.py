@@ -8,12 +8,11 @@ commits a task's last outcomes: many tasks end at once, and their commits would 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +25,8 @@ from game_events.errors import ConflictError, GameEventsError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.staging import StagedFile, StagedWriter, file_system, report
+from game_events.lakehouse.data.staging import StagedFile, StagedWriter, file_system
+from game_events.lakehouse.data.worker_job import WorkerJob
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.reporting.export_result import LATENCIES_TOLD, TaskAccount
 from game_events.sinks.http.delivery import Calls, ChunkOutcome, client
@@ -39,16 +39,22 @@ NOTE_EVERY_S, TASKS_FOR_IT = 2.0, 8
 #: Outbox rows in a task's memory.
 ROWS_AT_ONCE = 20_000
 APPEND_ATTEMPTS = 20
-#: Kinds of a task's report.
-TASK, FILE = "task", "file"
 DELIVERY_LOG = "Outcome of each chunk of exported rows"
 #: Consecutive chunks without success after which the receiver is at fault, not the rows.
 GIVEN_UP_IN_A_ROW = 5
 
 
 @dataclass(frozen=True)
-class SendChunks:
-    """For `mapInArrow`; picklable.
+class Sent:
+    """Results of tasks, and files of the delivery log that are not committed yet."""
+
+    accounts: list[TaskAccount] = field(default_factory=list)
+    files: list[StagedFile] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SendChunks(WorkerJob[Sent]):
+    """Sends the chunks of tasks, of which each row is the number; picklable.
 
     Attributes:
         tables: the export's tables.
@@ -63,6 +69,7 @@ class SendChunks:
         limiter: rate limiter of the calls; None: no limit.
     """
 
+    result: ClassVar[type] = Sent
     tables: ExportTables
     target: RestTarget
     files: Sequence[str]
@@ -74,14 +81,17 @@ class SendChunks:
     run_id: str
     limiter: LimiterAddress | None = None
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Consumes task numbers, yields the tasks' results (`REPORT_SCHEMA`)."""
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> Sent:
+        """Send the chunks of these tasks."""
         context = TaskContext.get()
         again = context is not None and context.attemptNumber() > 0
+        sent = Sent()
         for batch in batches:
             for task in batch.column(0).to_pylist():
                 account, files = self.run_task(task, again=again)
-                yield report(iter([(TASK, json.dumps(asdict(account))), *((FILE, file.to_json()) for file in files)]))
+                sent.accounts.append(account)
+                sent.files.extend(files)
+        return sent
 
     def run_task(self, task: int, *, again: bool = False) -> tuple[TaskAccount, list[StagedFile]]:
         """Send one task's chunks; `again`: an earlier attempt may have sent some of them.
