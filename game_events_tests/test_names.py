@@ -95,7 +95,7 @@ def test_a_table_that_is_called_as_another_domains_is_not_taken_for_one_of_ours(
         ({"aggregate": "a/b"}, "aggregate"),
         ({"aggregate": ""}, "aggregate"),
         ({"entities": "{entity}"}, "entities"),
-        ({"entities": "x" * 31}, "entities"),
+        ({"entities": "x" * 101}, "entities"),
         ({"key": ""}, "key"),
         ({"prefix": "../"}, "prefix"),
         ({"prefix": "x" * 31}, "prefix"),

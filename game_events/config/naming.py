@@ -19,7 +19,7 @@ GAME_PATTERN = r"^[a-z0-9][a-z0-9_]{0,62}$"
 #: `gold_unified_player_agg` would otherwise be a game's table.
 RESERVED_GAMES = ("unified",)
 #: Legal for folders, SQL without quotes, and Dagster (`dagster._core.definitions.utils.VALID_NAME_REGEX`).
-_NOUN = r"^[a-z][a-z0-9_]{0,29}$"
+_NOUN = r"^[a-z][a-z0-9_]{0,99}$"
 #: The pipeline's system tables: only the prefix changes their names.
 OWN = (
     "schemas",
@@ -51,7 +51,7 @@ class Names(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    prefix: str = Field("", pattern=r"^$|" + _NOUN)
+    prefix: str = Field("", pattern=r"^$|^[a-z][a-z0-9_]{0,29}$")
     events: str = Field(_EVENTS, pattern=_NOUN)
     aggregate: str = Field(PLAYER_AGG, pattern=_NOUN)
     entities: str = Field("games", pattern=_NOUN)
