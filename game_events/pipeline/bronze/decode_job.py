@@ -93,8 +93,8 @@ def run_decode_job(
     """Run rows through the workers, again with the types that occurred and that the plan did not know.
 
     Only the driver asks the registry, so workers report such types instead of decoding them. Files of earlier attempts are
-    deleted. So are files of a plan with types that did not occur and whose fields took names or made columns: a commit gives
-    the table the columns of what occurred, and its files must have the same.
+    deleted. So are files of a plan with types that did not occur and that changed names or added columns: a commit gives the
+    table the columns of the types that occurred, and its files must have the same.
 
     Args:
         pipeline: the parts.
@@ -125,7 +125,7 @@ def run_decode_job(
         room -= missed
         if asked < new:
             log.warning("schema_ids_not_asked=%d limit=%d", len(new - asked), catalog.max_unknown_ids)
-            rest = f"the registry was not asked: more than {catalog.max_unknown_ids:,} ids that it does not know in one slice"
+            rest = f"the registry was not asked: it does not know more than {catalog.max_unknown_ids:,} ids of one micro-batch"
             rest += " (GAME_EVENTS_MAX_UNKNOWN_IDS)"
         planned = planned | asked if new else {*staged.types, *staged.undecoded}
         catalog.met |= asked

@@ -72,8 +72,8 @@ class FanOutResult:
 
     def add(self, other: FanOutResult) -> None:
         """Add what workers return of other rows; a game that failed there has no files here either."""
-        for mine, theirs in ((self.files, other.files), (self.rejected, other.rejected)):
-            for game, files in theirs.items():
+        for mine, added in ((self.files, other.files), (self.rejected, other.rejected)):
+            for game, files in added.items():
                 mine.setdefault(game, []).extend(files)
         for why, names in other.refused.items():
             self.refused.setdefault(why, Counter()).update(names)
@@ -157,7 +157,7 @@ def _discard(task: FanOut, result: FanOutResult) -> None:
 
 
 class _FanOutStage:
-    """One worker's pass."""
+    """One task of a worker."""
 
     def __init__(self, task: FanOut) -> None:
         self._task = task
@@ -236,7 +236,7 @@ class _FanOutStage:
             start, count = int(bounds[number]), int(bounds[number + 1] - bounds[number])
             of_game, part = more.slice(start, count) if more is not None else None, sorted_rows.slice(start, count)
             self._try(names[number], partial(self._write, names[number], part, size * count // rows.num_rows, of_game))
-        # A game's part is a slice: it keeps the whole sorted table alive, so that is what is counted.
+        # Each game's part keeps the whole sorted table in memory: count the table.
         self._held += size
         if self._held > BUFFER_BYTES:
             self._held = 0

@@ -9,7 +9,7 @@ from game_events.lakehouse.tables import is_game
 
 #: Why a row is in no game's table.
 INVALID, NOT_ALLOWED, OVER_LIMIT = "invalid", "not_allowed", "over_limit"
-#: Where not every message type is decoded, rows without a name are as they should be, and are told apart from bad names.
+#: Reason for rows without a name, where not every message type is decoded: no error.
 NO_NAME = "no_name"
 
 
@@ -44,7 +44,7 @@ class Routing:
         return "" if why in (INVALID, NO_NAME) else str(name)
 
     def skips(self, name: object) -> bool:
-        """Whether rows of this name are somebody else's business in this pass."""
+        """Whether rows of this name are left to another pass."""
         return self.only is not None and name not in self.only
 
 

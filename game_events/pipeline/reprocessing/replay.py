@@ -53,7 +53,7 @@ from game_events.pipeline.quarantine.full_refresh import finish_reset, is_finish
 from game_events.pipeline.quarantine.intact import intact_tables
 from game_events.pipeline.quarantine.replay_marks import is_noted, note_replay
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.state.commit_info import slice_info
+from game_events.pipeline.state.commit_info import batch_info
 from game_events.pipeline.suppression.driver import suppression, unfenced
 from game_events.rules import RULE_NAME
 from game_events.spark.crashed_workers import WORKER_CRASHED, crashes_explained
@@ -188,7 +188,7 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) -
         seen=bronze.version(),
         owns_map=True,
         info={
-            **slice_info(batch, sum(f.rows for f in staged.bronze)),
+            **batch_info(batch, sum(f.rows for f in staged.bronze)),
             "replay_of": pipeline.quarantine.name,
             "run_id": pipeline.run_id,
         },
