@@ -24,7 +24,7 @@ from game_events.pipeline.bronze.decode_job import StageResult
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout.job import FanOutResult
-from game_events.pipeline.quality.decisions import Decisions, Verdict, decide
+from game_events.pipeline.quality.decisions import Decisions, RejectionDecision, decide
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver.commit import settle
 from game_events.pipeline.silver.stage import SilverInput, Start
@@ -205,7 +205,7 @@ def test_a_silver_table_that_is_restored_while_its_rows_are_made_is_planned_agai
     for batch in (0, 1):
         held = silver.open()
         table_id = str(held.metadata().id) if held is not None else None
-        commit(Commit(silver, OWN_COLUMNS, [], {}, {source.app: batch}, table_id, info={BATCH_INFO: str(batch)}))
+        commit(Commit(silver, OWN_COLUMNS, [], {}, {source.bronze.app: batch}, table_id, info={BATCH_INFO: str(batch)}))
     start = Start(silver.open(), 1, 1)
     silver.open().restore(0)
     version = silver.open().version()
@@ -220,5 +220,5 @@ def test_nothing_is_decided_on_a_quarantine_that_was_restored_since(world):
     pipeline.quarantine.open().restore(0)
     before = pipeline.quarantine.open().version()
     with pytest.raises(DataError, match="quarantine_events was restored"):
-        decide(pipeline, planned, {"uno": Verdict(2)})
+        decide(pipeline, planned, {"uno": RejectionDecision(2)})
     assert pipeline.quarantine.open().version() == before

@@ -14,7 +14,7 @@ from game_events.errors import DataError
 from game_events.lakehouse.commits import restore_check
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.generations import BronzeIdentity
-from game_events.lakehouse.commits.restores import LOOKED_AT, MAINTENANCE_INFO, restored_lately
+from game_events.lakehouse.commits.restores import MAINTENANCE_INFO, RESTORE_CHECKED, restored_lately
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.layers import Layer
@@ -24,7 +24,7 @@ from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.bronze.starting_offsets import is_gone, not_there_any_more
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure.run import forget
-from game_events.pipeline.maintenance.incremental import COMMITS, Upkeep
+from game_events.pipeline.maintenance.incremental import COMMITS, IncrementalMaintenance
 from game_events.pipeline.maintenance.run import maintain
 from game_events.pipeline.quarantine.intact import intact_tables
 from game_events.pipeline.reporting.report import RunReport
@@ -98,7 +98,7 @@ def test_a_restored_bronze_is_refused_until_the_restore_is_undone(pipeline):
     assert pipeline.bronze.open().version() == before
     pipeline.bronze.open().restore(whole)
     handle, notices = checked(pipeline)
-    assert (LOOKED_AT in handle.history(1)[0], notices) == (True, []), "acknowledged: no later run reads histories for it"
+    assert (RESTORE_CHECKED in handle.history(1)[0], notices) == (True, []), "acknowledged: no later run reads histories for it"
     assert by_partition(offsets_of(handle, TOPIC, ID)) == {0: 12, 1: 3}
     assert BronzeIdentity.of(handle).generation == 0
     assert checked(pipeline)[0].version() == handle.version()
@@ -203,7 +203,7 @@ def test_a_quarantine_that_lacks_rows_is_refused_until_the_restore_is_undone(pip
     assert pipeline.lakehouse.names() == ["bronze_events", "quarantine_events"]
     pipeline.quarantine.open().restore(whole)
     _, intact = intact_tables(pipeline, report)
-    assert LOOKED_AT in intact.history(1)[0], "the undo is acknowledged: later runs need not compare files again"
+    assert RESTORE_CHECKED in intact.history(1)[0], "the undo is acknowledged: later runs need not compare files again"
     assert intact_tables(pipeline, report)[1].version() == intact.version()
 
 
@@ -232,9 +232,9 @@ def test_maintenance_leaves_a_restored_table_alone_until_a_run_has_looked_at_it(
     before = {name: table.open().version() for name, table in asked.items()}
     report = RunReport()
     maintain(pipeline, report, dry_run=dry_run)
-    skipped = {entry.table for entry in report.upkeep.values() if "a run has to look at it first" in (entry.skipped or "")}
+    skipped = {entry.table for entry in report.upkeep.values() if "a run has to check it first" in (entry.skipped or "")}
     assert skipped == set(asked)
-    upkeep = Upkeep(lakehouse, pipeline.retention)
+    upkeep = IncrementalMaintenance(lakehouse, pipeline.retention)
     upkeep.note([*asked] * COMMITS)
     upkeep._budget_s = 10.0
     assert {entry.table for entry in upkeep.work() if entry.skipped} == set(asked)

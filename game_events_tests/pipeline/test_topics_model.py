@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from game_events.config.settings import load_settings
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.event_columns import COORDINATES, QUARANTINE_COLUMNS, bronze_schema
@@ -60,7 +60,7 @@ class World:
         self.root, self.broker, self.random = root, Broker(), random.Random(seed)  # noqa: S311 - not a secret
         self.meanwhile, self.dies_at = [], None
         monkeypatch.setattr(bronze_module, "stage_micro_batch", self.stage)
-        monkeypatch.setattr(crash_points, "reach", self.reach)
+        monkeypatch.setattr(failpoints, "handler", self.reach)
         self.broker.make("t.a", 2)
 
     def reach(self, point, *_):

@@ -14,7 +14,7 @@ from deltalake.exceptions import DeltaError
 from game_events.errors import ConflictError, DataError
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.generations import erasures
-from game_events.lakehouse.commits.restores import LOOKED_AT, marks_of, restored_lately, version_before_restores
+from game_events.lakehouse.commits.restores import RESTORE_CHECKED, marks_of, restored_lately, version_before_restores
 from game_events.lakehouse.tables import QUARANTINE, Table
 
 #: Command that reads everything that the source still has.
@@ -51,7 +51,7 @@ def refuse_restored(table: Table, handle: DeltaTable, rebuild: str | None = None
                     table_id=str(handle.metadata().id),
                     seen=handle.version(),
                     owns_map=True,
-                    info={LOOKED_AT: "nothing was lost"},
+                    info={RESTORE_CHECKED: "nothing was lost"},
                 )
             )
         handle = table.open() or handle

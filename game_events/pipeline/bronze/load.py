@@ -19,7 +19,8 @@ from pyspark.errors import PySparkException
 from game_events.decoding.batch_decoder import TypeKey
 from game_events.errors import ConflictError, GameEventsError
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.commit import CONFLICT_ATTEMPTS, Commit, commit
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.retry import CONFLICT_ATTEMPTS
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.event_columns import (
     OWN_COLUMNS,
@@ -44,7 +45,7 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.state.archive_origin import archive_noted, behind_origins
 from game_events.pipeline.state.commit_info import batch_info
 from game_events.pipeline.state.offsets import identity
-from game_events.pipeline.suppression.driver import unfenced
+from game_events.pipeline.suppression.driver import erasure_fence
 from game_events.sources.core.source import Gap, MicroBatch, Offsets, SourceSnapshot
 from game_events.sources.files.source import FileSource
 from game_events.sources.kafka.source import KafkaSource
@@ -193,7 +194,7 @@ def _bronze_commit(
     behind = behind_origins(bronze, staged.origins)
     rows, quarantined = (sum(f.rows for f in files) for files in (staged.bronze, staged.quarantine))
     expected = {split.app: bronze.transaction_version(split.app) for split in (*plan.ends, *behind)}
-    expected |= {Txn.BATCH: batch - 1, Txn.QUARANTINE_BEGUN: begun} | unfenced(bronze)
+    expected |= {Txn.BATCH: batch - 1, Txn.QUARANTINE_BEGUN: begun} | erasure_fence(bronze)
     advance = plan.advance() | {split.app: at for split, at in behind.items()} | identity(behind) | epochs_unknown(behind)
     advance |= archive_noted(bronze, pipeline.source)
     advance |= {Txn.BATCH: batch, Txn.QUARANTINE_BEGUN: begun or 0, Txn.QUARANTINE_DONE: begun or 0}

@@ -23,10 +23,12 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from game_events.errors import ConflictError
-from game_events.lakehouse import failpoints as crash_points
-from game_events.lakehouse.commits.commit import Commit, Landed, commit, evolve, paths
+from game_events.lakehouse import failpoints
+from game_events.lakehouse.commits.commit import Commit, Landed, commit, paths
+from game_events.lakehouse.commits.evolution import evolve
 from game_events.lakehouse.commits.generations import generation
 from game_events.lakehouse.commits.restore_check import refuse_restored
+from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_files, spark_schema
 from game_events.lakehouse.data.staging import StagedFile, discard, file_system
@@ -65,6 +67,7 @@ def is_finished(bronze: DeltaTable, quarantine: DeltaTable) -> bool:
     return ticket is None or ticket == quarantine.transaction_version(_app(bronze))
 
 
+@retry_on_conflict(ATTEMPTS)
 def finish_reset(pipeline: Pipeline, report: RunReport) -> None:
     """Commit the rows of a full refresh of bronze that quarantine does not have yet; otherwise two logs are opened.
 
@@ -76,30 +79,24 @@ def finish_reset(pipeline: Pipeline, report: RunReport) -> None:
         ConflictError: rivals won every attempt; the next run goes on.
         DataError: quarantine was restored: this commit would cover that up.
     """
-    for attempt in range(ATTEMPTS):
-        bronze, quarantine = pipeline.bronze.open(), pipeline.quarantine.open()
-        ticket = bronze.transaction_version(Txn.FULL_REFRESH) if bronze is not None else None
-        if bronze is None or ticket is None or (quarantine is not None and is_finished(bronze, quarantine)):
-            return
-        listed = _read(pipeline.quarantine, ticket)
-        if quarantine is None and (listed is None or not listed.files):
-            return  # there was nothing undecodable, or somebody deleted the table: no row to bring
-        quarantine = refuse_restored(pipeline.quarantine, quarantine) if quarantine is not None else None
-        try:
-            landed = _finish(pipeline, bronze, quarantine, ticket, listed)
-        except ConflictError:  # a rival finished it, or rewrote files: look again
-            if attempt == ATTEMPTS - 1:
-                raise
-            continue
-        except (PySparkException, Py4JJavaError):
-            if _read(pipeline.quarantine, ticket) is None and listed is not None:
-                continue  # a rival finished it, and removed the files that this job was reading
-            raise
-        crash_points.reach("reset_finished")
-        report.add_landed(Layer.QUARANTINE, pipeline.quarantine, landed, QUARANTINE_COLUMNS, generation(bronze))
-        if listed is not None:
-            forget(pipeline.quarantine, ticket, listed.files)
+    bronze, quarantine = pipeline.bronze.open(), pipeline.quarantine.open()
+    ticket = bronze.transaction_version(Txn.FULL_REFRESH) if bronze is not None else None
+    if bronze is None or ticket is None or (quarantine is not None and is_finished(bronze, quarantine)):
         return
+    listed = _read(pipeline.quarantine, ticket)
+    if quarantine is None and (listed is None or not listed.files):
+        return  # there was nothing undecodable, or somebody deleted the table: no row to bring
+    quarantine = refuse_restored(pipeline.quarantine, quarantine) if quarantine is not None else None
+    try:
+        landed = _finish(pipeline, bronze, quarantine, ticket, listed)
+    except (PySparkException, Py4JJavaError) as error:
+        if _read(pipeline.quarantine, ticket) is None and listed is not None:
+            raise ConflictError(f"{pipeline.quarantine.name}: a concurrent run deleted the files of this job") from error
+        raise
+    failpoints.reach("reset_finished")
+    report.add_landed(Layer.QUARANTINE, pipeline.quarantine, landed, QUARANTINE_COLUMNS, generation(bronze))
+    if listed is not None:
+        forget(pipeline.quarantine, ticket, listed.files)
 
 
 def sweep(pipeline: Pipeline) -> None:

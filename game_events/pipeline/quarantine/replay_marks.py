@@ -6,9 +6,10 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from game_events.errors import ConflictError
-from game_events.lakehouse.commits.commit import CONFLICT_ATTEMPTS, Commit, commit, evolve, paths
+from game_events.lakehouse.commits.commit import Commit, commit, paths
+from game_events.lakehouse.commits.evolution import evolve
 from game_events.lakehouse.commits.restore_check import refuse_restored
+from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import files_with, read_files, spark_schema
 from game_events.lakehouse.data.staging import StagedFile
@@ -24,6 +25,7 @@ def is_noted(bronze: DeltaTable, quarantine: DeltaTable) -> bool:
     return batch is None or batch == quarantine.transaction_version(_noted_app(bronze))
 
 
+@retry_on_conflict()
 def note_replay(pipeline: Pipeline) -> None:
     """Mark the rows of a replay that crashed between its commits to bronze and to quarantine, if there is one.
 
@@ -31,17 +33,11 @@ def note_replay(pipeline: Pipeline) -> None:
         ConflictError: rivals won every attempt.
         DataError: quarantine was restored: a note would cover that up.
     """
-    for attempt in range(CONFLICT_ATTEMPTS):
-        bronze, quarantine = pipeline.bronze.open(), pipeline.quarantine.open()
-        if bronze is None or quarantine is None or is_noted(bronze, quarantine):
-            return
-        quarantine = refuse_restored(pipeline.quarantine, quarantine)
-        try:
-            _note(pipeline, bronze, quarantine)
-            return
-        except ConflictError:  # a rival noted it, or rewrote the files: look again
-            if attempt == CONFLICT_ATTEMPTS - 1:
-                raise
+    bronze, quarantine = pipeline.bronze.open(), pipeline.quarantine.open()
+    if bronze is None or quarantine is None or is_noted(bronze, quarantine):
+        return
+    quarantine = refuse_restored(pipeline.quarantine, quarantine)
+    _note(pipeline, bronze, quarantine)
 
 
 def _noted_app(bronze: DeltaTable) -> str:
