@@ -142,7 +142,7 @@ def execute(
         rows += players.values()
     table = pa.Table.from_pylist(rows, schema=pa.schema([(GAME, pa.string()), *AGGREGATE]))
     task = FanOut(run.pipeline.lakehouse, Layer.GOLD, GAME, AGGREGATE, aggregate=run.aggregate.name)
-    result = stage(Rows(table), task, 1, 1) if rows else FanOutResult()  # type: ignore[arg-type]
+    result = stage(Rows(table.to_batches(max_chunksize=5)), task, 1, 1) if rows else FanOutResult()  # type: ignore[arg-type]
     return Staged(result, AGGREGATE, RuleColumns.of((), "gold", GAME))
 
 

@@ -1,6 +1,6 @@
 """Data loss: records that the source does not have any more and bronze has not read.
 
-Guarantee: by the setting, the run stops, or it goes on and reports the gap; with `record_gap` the commit that skips the offsets
+Guarantee: the run stops, or it continues and reports the gap, by a setting. With `record_gap` the commit that skips the offsets
 has them in its information, and fails unless bronze's offset is still the start of the gap.
 """
 

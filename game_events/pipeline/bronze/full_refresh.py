@@ -128,7 +128,7 @@ def _stage_all(pipeline: Pipeline, bronze: DeltaTable, now: SourceSnapshot, batc
         pipeline.catalog.ids_of(subject)
     while part := plan_micro_batch(now, staged.end, now.latest, pipeline.source.batch_limit(staged.end)):
         part = replace(part, gaps=(*part.gaps, *pipeline.files_gone(part)))  # counted as expired
-        pipeline.on_progress(f"full refresh: {part.records:,} {pipeline.things}, {sum(part.lag.values()):,} behind them")
+        pipeline.on_progress(f"full refresh: {part.records:,} {pipeline.things}, {sum(part.lag.values()):,} left")
         found = stage_micro_batch(pipeline, bronze, staged.columns, part, batch, {})
         staged.found.add(found)
         staged.columns = pipeline.catalog.message_columns(staged.columns, found.types)

@@ -42,7 +42,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.full_refresh import finish_reset
 from game_events.pipeline.quarantine.intact import intact_tables
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.state.archive_origin import archive_noted, behind_origins
+from game_events.pipeline.state.archive_origin import after_origins, archive_noted
 from game_events.pipeline.state.commit_info import batch_info
 from game_events.pipeline.state.offsets import identity
 from game_events.pipeline.suppression.driver import erasure_fence
@@ -134,7 +134,7 @@ def _load_micro_batch(
     batch = plan.micro_batch
     if batch is None:
         return True
-    pipeline.on_progress(f"bronze: {batch.records:,} {pipeline.things}, {sum(batch.lag.values()):,} behind them")
+    pipeline.on_progress(f"bronze: {batch.records:,} {pipeline.things}, {sum(batch.lag.values()):,} left")
     try:
         _commit_micro_batch(pipeline, bronze, quarantine, plan, batch, report)
     except ConflictError:
@@ -191,11 +191,11 @@ def _bronze_commit(
     begun: int | None,
 ) -> Commit:
     columns = pipeline.catalog.message_columns(column_map(bronze), staged.types)
-    behind = behind_origins(bronze, staged.origins)
+    after = after_origins(bronze, staged.origins)
     rows, quarantined = (sum(f.rows for f in files) for files in (staged.bronze, staged.quarantine))
-    expected = {split.app: bronze.transaction_version(split.app) for split in (*plan.ends, *behind)}
+    expected = {split.app: bronze.transaction_version(split.app) for split in (*plan.ends, *after)}
     expected |= {Txn.BATCH: batch - 1, Txn.QUARANTINE_BEGUN: begun} | erasure_fence(bronze)
-    advance = plan.advance() | {split.app: at for split, at in behind.items()} | identity(behind) | epochs_unknown(behind)
+    advance = plan.advance() | {split.app: at for split, at in after.items()} | identity(after) | epochs_unknown(after)
     advance |= archive_noted(bronze, pipeline.source)
     advance |= {Txn.BATCH: batch, Txn.QUARANTINE_BEGUN: begun or 0, Txn.QUARANTINE_DONE: begun or 0}
     if quarantined:
@@ -237,7 +237,7 @@ def archive_schemas(pipeline: Pipeline, report: RunReport, types: Iterable[TypeK
 def _commit_group_offsets(pipeline: Pipeline, offsets: Offsets, report: RunReport) -> None:
     """Commit bronze's next offsets for the group of the setting `consumer_group`, if there is one.
 
-    After bronze's own commit: the group is behind it by a moment, never ahead. If the broker refuses, the run goes on.
+    After bronze's commit, so the group is never ahead of it. If the broker refuses, the run continues.
     """
     group, source = pipeline.settings.consumer_group, pipeline.source
     if group is None or not offsets or not isinstance(source, KafkaSource):

@@ -6,9 +6,9 @@ Guarantee: a new topic is read from its first offset; a deleted one is a gap lik
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from deltalake import DeltaTable
 
@@ -54,20 +54,18 @@ def changes(settings: Settings, handle: DeltaTable, now: SourceSnapshot, reached
         now: the source as it is.
         reached: split -> next offset, by bronze's transactions.
     """
-    topics = _by_topic(now)
+    read = {_topic_of(split) for split in reached}
+    new = {topic: splits for topic, splits in _by_topic(now).items() if topic not in read}
     # Topics that are named and all there need no history: only with a pattern may a topic be deleted unnoticed.
-    named = settings.kafka_topic_pattern is None and all(any(split in reached for split in of) for of in topics.values())
-    known = {} if named else topics_known(handle)
+    known = topics_known(handle) if new or settings.kafka_topic_pattern is not None else {}
     _refuse_another_source(known, now)
+    # An added partition is read from 0; a newly assigned one, or one of a new topic, from its first offset.
+    added = now.latest.keys() - reached.keys() if settings.kafka_assign else set()
+    start = {split: now.earliest[split] for split in added if _topic_of(split) in read}
     joined: list[str] = []
-    start: Offsets = {}
     settle: list[Split] = []
     gaps: list[Gap] = []
-    for (topic, topic_id, kind), splits in topics.items():
-        if any(split in reached for split in splits):
-            # An added partition is read from 0; a newly assigned one was not read by bronze before.
-            start |= {split: now.earliest[split] for split in splits if settings.kafka_assign and split not in reached}
-            continue
+    for (topic, topic_id, kind), splits in new.items():
         before = topic_id_read(handle, topic, kind)
         if before == topic_id:
             continue
@@ -78,9 +76,9 @@ def changes(settings: Settings, handle: DeltaTable, now: SourceSnapshot, reached
         elif not known or (topic in known and known[topic].topic_id == before):
             gaps += _rest(handle, topic, before, splits)
     there = {split.topic for split in now.latest}
-    gone = {topic: split.topic_id for topic, split in known.items() if topic not in there}
-    for topic in sorted(topic for topic in gone if _wanted(settings, topic)):
-        gaps += _rest(handle, topic, gone[topic])
+    for topic, split in sorted(known.items()):
+        if topic not in there and _wanted(settings, topic):
+            gaps += _rest(handle, topic, split.topic_id)
     return Changes(tuple(joined), start, tuple(settle), tuple(gaps))
 
 
@@ -120,11 +118,12 @@ def topics_known(handle: DeltaTable) -> Mapping[str, Split]:
     return {}
 
 
+def _topic_of(split: Split) -> tuple[str, str, str]:
+    return split.topic, split.topic_id, split.kind
+
+
 def _by_topic(now: SourceSnapshot) -> Mapping[tuple[str, str, str], list[Split]]:
-    found: dict[tuple[str, str, str], list[Split]] = defaultdict(list)
-    for split in sorted(now.latest):
-        found[split.topic, split.topic_id, split.kind].append(split)
-    return found
+    return {topic: list(splits) for topic, splits in groupby(sorted(now.latest), _topic_of)}
 
 
 def _wanted(settings: Settings, topic: str) -> bool:

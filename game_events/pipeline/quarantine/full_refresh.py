@@ -76,16 +76,16 @@ def finish_reset(pipeline: Pipeline, report: RunReport) -> None:
         report: gets an entry for quarantine if it was changed.
 
     Raises:
-        ConflictError: rivals won every attempt; the next run goes on.
-        DataError: quarantine was restored: this commit would cover that up.
+        ConflictError: concurrent runs won every attempt; the next run continues.
+        DataError: quarantine was restored: this commit would hide that.
     """
     bronze, quarantine = pipeline.bronze.open(), pipeline.quarantine.open()
-    ticket = bronze.transaction_version(Txn.FULL_REFRESH) if bronze is not None else None
+    ticket = _txn(bronze, Txn.FULL_REFRESH)
     if bronze is None or ticket is None or (quarantine is not None and is_finished(bronze, quarantine)):
         return
     listed = _read(pipeline.quarantine, ticket)
     if quarantine is None and (listed is None or not listed.files):
-        return  # there was nothing undecodable, or somebody deleted the table: no row to bring
+        return  # nothing was undecodable, or the table was deleted: there is no row to add
     quarantine = refuse_restored(pipeline.quarantine, quarantine) if quarantine is not None else None
     try:
         landed = _finish(pipeline, bronze, quarantine, ticket, listed)
@@ -150,8 +150,7 @@ def listed_files(pipeline: Pipeline, older_than_s: float, *, dry_run: bool = Fal
 
     A list is abandoned if bronze does not have its ticket and it is older than `older_than_s` seconds.
     """
-    bronze = pipeline.bronze.open()
-    wanted = bronze.transaction_version(Txn.FULL_REFRESH) if bronze is not None else None
+    wanted = _txn(pipeline.bronze.open(), Txn.FULL_REFRESH)
     names: list[str] = []
     for ticket in _tickets(pipeline.quarantine):
         listed = _read(pipeline.quarantine, ticket)
@@ -199,11 +198,10 @@ def _finish(
     pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable | None, ticket: int, listed: ResetList | None
 ) -> Landed:
     """One commit: rows of records that the refresh has read are replaced by its rows, all others stay."""
-    app, seen = _app(bronze), quarantine.version() if quarantine is not None else None
-    held = quarantine.transaction_version(app) if quarantine is not None else None
-    count = quarantine.transaction_version(Txn.MICRO_BATCHES) if quarantine is not None else None
-    # A micro-batch that is about to commit rows was planned from the old bronze: its commit must fail.
-    expected, advance = {app: held, Txn.MICRO_BATCHES: count}, {app: ticket, Txn.MICRO_BATCHES: (count or 0) + 1}
+    seen = quarantine.version() if quarantine is not None else None
+    # A micro-batch that is about to commit rows was planned from the old bronze: `MICRO_BATCHES` makes its commit fail.
+    expected = {name: _txn(quarantine, name) for name in (_app(bronze), Txn.MICRO_BATCHES)}
+    advance = {_app(bronze): ticket, Txn.MICRO_BATCHES: (expected[Txn.MICRO_BATCHES] or 0) + 1}
     rewritten: frozenset[str] = frozenset()
     files: list[StagedFile] = []
     if listed is not None:
@@ -211,12 +209,9 @@ def _finish(
             quarantine = evolve(pipeline.quarantine, quarantine, QUARANTINE_COLUMNS)
             rewritten = frozenset(_may_hold(quarantine, Layer.BRONZE))
         files = _stage(pipeline, listed, rewritten) if listed.files or rewritten else []
-        for split, end in listed.ends.items():
-            name = split.app
-            now = quarantine.transaction_version(name) if quarantine is not None else None
-            expected[name] = now
-            # Rows after the end stay: a concurrent run may have decided on them already.
-            advance[name] = max(end, now or 0)
+        expected |= {split.app: _txn(quarantine, split.app) for split in listed.ends}
+        # Rows after the end stay: a concurrent run may have decided on them already.
+        advance |= {split.app: max(end, expected[split.app] or 0) for split, end in listed.ends.items()}
     return commit(
         Commit(
             pipeline.quarantine,
@@ -231,6 +226,10 @@ def _finish(
             description=QUARANTINE_DESCRIPTION,
         )
     )
+
+
+def _txn(handle: DeltaTable | None, app: str) -> int | None:
+    return handle.transaction_version(app) if handle is not None else None
 
 
 def _stage(pipeline: Pipeline, listed: ResetList, rewritten: frozenset[str]) -> list[StagedFile]:

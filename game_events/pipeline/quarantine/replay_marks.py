@@ -30,8 +30,8 @@ def note_replay(pipeline: Pipeline) -> None:
     """Mark the rows of a replay that crashed between its commits to bronze and to quarantine, if there is one.
 
     Raises:
-        ConflictError: rivals won every attempt.
-        DataError: quarantine was restored: a note would cover that up.
+        ConflictError: concurrent runs won every attempt.
+        DataError: quarantine was restored: this commit would hide that.
     """
     bronze, quarantine = pipeline.bronze.open(), pipeline.quarantine.open()
     if bronze is None or quarantine is None or is_noted(bronze, quarantine):

@@ -26,7 +26,7 @@ def ends_of_origins(origins: Offsets) -> Offsets:
     return {split: end for split, end in origins.items() if _TOPIC_ID.fullmatch(split.topic_id)}
 
 
-def behind_origins(bronze: DeltaTable, origins: Offsets) -> Offsets:
+def after_origins(bronze: DeltaTable, origins: Offsets) -> Offsets:
     """Split -> next offset of these topics: a run that reads them continues after what the archive and bronze have."""
     ends = ends_of_origins(origins)
     reached = next_offsets(bronze, ends)
