@@ -30,7 +30,7 @@ from game_events.pipeline.quarantine.intact import intact_tables
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.lost_tables import find_lost_tables
 from game_events.pipeline.silver.refresh import refresh_silver
-from game_events.pipeline.state.commit_info import ERASED_ROWS, slice_info
+from game_events.pipeline.state.commit_info import ERASED_ROWS, batch_info
 from game_events.pipeline.state.offsets import identity, offsets_of
 from game_events.sources.core.source import Split
 from game_events_tests.lanes import by_partition, seen
@@ -68,7 +68,7 @@ def slice_(pipeline, batch, start, end, rows=1, **txns):
     """A commit of bronze, as runs make them; returns its version."""
     ranges = {Split(TOPIC, ID, p): (start.get(p, 0), to) for p, to in end.items()}
     apps = {lane.app: to for lane, (_, to) in ranges.items()} | identity(ranges) | {"batch": batch} | txns
-    return put(pipeline.bronze, [batch] * rows, apps, slice_info(batch, rows, 0, ranges))
+    return put(pipeline.bronze, [batch] * rows, apps, batch_info(batch, rows, 0, ranges))
 
 
 def checked(pipeline):

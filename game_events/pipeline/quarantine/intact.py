@@ -21,7 +21,7 @@ def intact_tables(pipeline: Pipeline, report: RunReport) -> tuple[DeltaTable, De
 
     Args:
         pipeline: the parts.
-        report: gets a notice, once, if the run goes on without a deleted quarantine.
+        report: gets a notice, once, if the run continues without a deleted quarantine.
 
     Returns:
         bronze and quarantine (None: there is no such table); commits that are planned from them compare their versions. None:

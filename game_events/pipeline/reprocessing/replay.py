@@ -55,7 +55,7 @@ from game_events.pipeline.quarantine.full_refresh import finish_reset, is_finish
 from game_events.pipeline.quarantine.intact import intact_tables
 from game_events.pipeline.quarantine.replay_marks import is_noted, note_replay
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.state.commit_info import slice_info
+from game_events.pipeline.state.commit_info import batch_info
 from game_events.pipeline.suppression.driver import erasure_fence, suppression
 from game_events.rules import RULE_NAME
 from game_events.spark.crashed_workers import WORKER_CRASHED, crashes_explained
@@ -182,7 +182,7 @@ def _commit(pipeline: Pipeline, report: RunReport, bronze: DeltaTable, staged: S
     columns = pipeline.catalog.message_columns(column_map(bronze), staged.types)
     schema = documented(pipeline, bronze_schema(columns), columns, staged.types)
     last = bronze.transaction_version(Txn.REPLAY)
-    rows = slice_info(batch, sum(f.rows for f in staged.bronze))
+    rows = batch_info(batch, sum(f.rows for f in staged.bronze))
     plan = Commit(
         pipeline.bronze,
         schema,

@@ -16,7 +16,7 @@ from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import files_with
 from game_events.lakehouse.data.staging import file_system
 from game_events.lakehouse.layers import Layer
-from game_events.pipeline.bronze.data_loss import next_slice
+from game_events.pipeline.bronze.offset_plan import OffsetPlan
 from game_events.pipeline.bronze.starting_offsets import starting_point
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout.routing import Routing
@@ -58,7 +58,7 @@ def backlog(pipeline: Pipeline) -> Backlog:
         start = starting_point(pipeline, now)
         waiting = {p: (end - start[p]) // now.unit for p, end in now.latest.items() if end > start[p]}
         return Backlog(waiting, {Layer.SILVER: [], Layer.GOLD: [], Layer.UNIFIED: []})
-    part = next_slice(pipeline.settings, bronze, now, now.latest, sum(now.latest.values()) + 1)
+    part = OffsetPlan.of(pipeline, bronze, now, {}, sum(now.latest.values()) + 1).micro_batch
     state = pipeline.progress.read(BronzeIdentity.of(bronze).key)
     names = games_waiting(pipeline)
     silver = names.keys() | state.failed_in(Layer.SILVER)
