@@ -185,7 +185,7 @@ def test_a_restore_is_found_behind_many_compactions(table):
 def test_replaced_files_go_when_the_time_is_over_and_not_before(table):
     replaced(table, 4)
     known = ReplacedFiles(table)
-    known.look(table.open())
+    known.read_log(table.open())
     assert known.delete(older_than_s=60) == 0
     assert len(data_files(table)) == 4
     time.sleep(0.01)
@@ -197,11 +197,11 @@ def test_replaced_files_go_when_the_time_is_over_and_not_before(table):
 def test_each_log_entry_is_read_once_and_later_ones_are_found(table):
     replaced(table, 3)
     known = ReplacedFiles(table)
-    known.look(table.open())
-    known.look(table.open())
+    known.read_log(table.open())
+    known.read_log(table.open())
     assert len(known.waiting) == 2
     commit(plan(table, [9], 3, 4, replace=True))
-    known.look(table.open())
+    known.read_log(table.open())
     assert len(known.waiting) == 3
 
 
@@ -213,7 +213,7 @@ def test_files_are_found_too_whose_removal_only_a_checkpoint_remembers(table):
     table.open().cleanup_metadata()
     assert not list(Path(table.uri, "_delta_log").glob("*0.json")), "the entries are gone"
     known = ReplacedFiles(table)
-    known.look(table.open())
+    known.read_log(table.open())
     assert known.delete(older_than_s=0) == 3
     assert data_files(table) == committed_files(table)
 
@@ -221,7 +221,7 @@ def test_files_are_found_too_whose_removal_only_a_checkpoint_remembers(table):
 def test_a_file_that_a_restore_has_brought_back_stays(table):
     replaced(table, 3)
     known = ReplacedFiles(table)
-    known.look(table.open())
+    known.read_log(table.open())
     DeltaTable(table.uri).restore(1)
     assert known.delete(older_than_s=-1) == 1
     assert numbers(table) == [1]
@@ -231,7 +231,7 @@ def test_staged_files_are_never_taken_for_replaced_ones(table):
     replaced(table, 2)
     waiting = staged(table, [7])
     known = ReplacedFiles(table)
-    known.look(table.open())
+    known.read_log(table.open())
     known.delete(older_than_s=-1)
     commit(plan(table, [], 2, 3, files=waiting))
     assert numbers(table) == [1, 7]
@@ -259,7 +259,7 @@ def test_files_that_a_rival_has_just_replaced_are_no_orphans_however_old_they_ar
     for name in committed_files(table):
         os.utime(Path(table.uri, name), (past, past))
     known = ReplacedFiles(table)
-    known.look(table.open())
+    known.read_log(table.open())
     join_all(table)
     assert orphans(table, 3600, known).files == []
 
@@ -267,7 +267,7 @@ def test_files_that_a_rival_has_just_replaced_are_no_orphans_however_old_they_ar
 def test_what_could_not_be_deleted_is_tried_again(table, monkeypatch):
     replaced(table, 3)
     known = ReplacedFiles(table)
-    known.look(table.open())
+    known.read_log(table.open())
 
     def away(_table, _names):
         raise OSError("storage does not answer")

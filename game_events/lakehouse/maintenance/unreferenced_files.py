@@ -37,7 +37,7 @@ class ReplacedFiles:
     entries: int = 0
     _read_until: int | None = None
 
-    def look(self, handle: DeltaTable) -> None:
+    def read_log(self, handle: DeltaTable) -> None:
         """Read the log entries since the last call; the first call reads all that are left, and the checkpoint."""
         log = TableLog(self.table)
         newest = handle.version()
@@ -108,7 +108,7 @@ def orphans(table: Table, older_than_s: float, known: ReplacedFiles, keep: Colle
     handle = table.open()
     if handle is None:
         return Orphans([], 0)
-    known.look(handle)
+    known.read_log(handle)
     live = set(paths(handle)) | {removed.path for removed in known.waiting} | set(keep)
     before = time.time() - older_than_s
     old = [

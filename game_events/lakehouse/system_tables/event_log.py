@@ -14,32 +14,30 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from game_events.lakehouse.commits.retry import retry_on_conflict
-from game_events.lakehouse.system_tables.system_table import SystemTable
+from game_events.lakehouse.system_tables.system_table import SystemTable, schema_of
 from game_events.lakehouse.tables import EVENT_LOG, Lakehouse
 
 #: Maximum age of the rows that may be the same part: it is written again within minutes, or never.
 AGAIN = timedelta(hours=1)
 
-SCHEMA = pa.schema(
-    [
-        pa.field("time", pa.timestamp("us", tz="UTC")),
-        pa.field("run_id", pa.string()),
-        pa.field("part", pa.string()),
-        pa.field("kind", pa.string()),
-        pa.field("layer", pa.string()),
-        pa.field("table", pa.string()),
-        pa.field("game", pa.string()),
-        pa.field("name", pa.string()),
-        pa.field("rows", pa.int64()),
-        pa.field("table_rows", pa.int64()),
-        pa.field("table_bytes", pa.int64()),
-        pa.field("delta_version", pa.int64()),
-        pa.field("batch", pa.int64()),
-        pa.field("lag", pa.int64()),
-        pa.field("seconds", pa.float64()),
-        pa.field("status", pa.string()),
-        pa.field("detail", pa.string()),
-    ]
+SCHEMA = schema_of(
+    time=(pa.timestamp("us", tz="UTC"), "When that part of the run ended (UTC)"),
+    run_id=(pa.string(), "Run"),
+    part=(pa.string(), "Which of the run's commits to this table"),
+    kind=(pa.string(), "What the row says (docs/observability.md)"),
+    layer=(pa.string(), "Layer"),
+    table=(pa.string(), "Table"),
+    game=(pa.string(), "Game"),
+    name=(pa.string(), "Topic, check, rule, reason, column or job that the row is about"),
+    rows=(pa.int64(), "Rows of this run"),
+    table_rows=(pa.int64(), "Rows of the table after it"),
+    table_bytes=(pa.int64(), "Bytes of the table's files after it"),
+    delta_version=(pa.int64(), "Version of the table after it"),
+    batch=(pa.int64(), "Highest batch of bronze_events in the table"),
+    lag=(pa.int64(), "Records left behind in the topic"),
+    seconds=(pa.float64(), "Seconds"),
+    status=(pa.string(), "How it ended"),
+    detail=(pa.string(), "More, as JSON"),
 )
 
 #: kind -> what such a row says (docs/observability.md has the columns of each).

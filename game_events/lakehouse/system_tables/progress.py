@@ -19,19 +19,17 @@ from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.layers import OWN_GOLD, Layer
-from game_events.lakehouse.system_tables.system_table import SystemTable
+from game_events.lakehouse.system_tables.system_table import SystemTable, schema_of
 from game_events.lakehouse.tables import PROGRESS, Lakehouse
 
 ATTEMPTS = 20
-SCHEMA = pa.schema(
-    [
-        pa.field("bronze_id", pa.string()),
-        pa.field("layer", pa.string()),
-        pa.field("kind", pa.string()),  # floor | game | failed | unrouted | redecided
-        pa.field("game", pa.string()),
-        pa.field("batch", pa.int64()),
-        pa.field("detail", pa.string()),
-    ]
+SCHEMA = schema_of(
+    bronze_id=(pa.string(), "Content of bronze_events that the row speaks of"),
+    layer=(pa.string(), "Layer"),
+    kind=(pa.string(), "floor, game, failed, unrouted or decided_anew"),
+    game=(pa.string(), "Game"),
+    batch=(pa.int64(), "Batch of bronze_events that it has come to"),
+    detail=(pa.string(), "More, as JSON or in words"),
 )
 
 

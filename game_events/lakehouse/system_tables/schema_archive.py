@@ -15,20 +15,19 @@ from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.decoding.core.wire_format import SchemaId, SchemaRef
 from game_events.errors import DataError
 from game_events.lakehouse.commits.retry import retry_on_conflict
-from game_events.lakehouse.system_tables.system_table import SystemTable
+from game_events.lakehouse.system_tables.system_table import SystemTable, schema_of
 from game_events.lakehouse.tables import SCHEMAS, Lakehouse
 
-SCHEMA = pa.schema(
-    [
-        pa.field("registry", pa.string()),
-        pa.field("schema_id", pa.int64()),
-        pa.field("schema_guid", pa.string()),
-        pa.field("format", pa.string()),
-        pa.field("text", pa.string()),
-        pa.field("references", pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("text", pa.string())]))),
-        pa.field("digest", pa.string()),
-        pa.field("archived_at", pa.timestamp("us", tz="UTC")),
-    ]
+_REFERENCES = pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("text", pa.string())]))
+SCHEMA = schema_of(
+    registry=(pa.string(), "Address of the registry that the text is from"),
+    schema_id=(pa.int64(), "Id in the registry"),
+    schema_guid=(pa.string(), "GUID, of schemas that records name by one"),
+    format=(pa.string(), "PROTOBUF, AVRO or JSON"),
+    text=(pa.string(), "Schema text as the registry had it"),
+    references=(_REFERENCES, "Schemas that it refers to, with their texts"),
+    digest=(pa.string(), "Hash of its meaning: another one for the same id stops runs"),
+    archived_at=(pa.timestamp("us", tz="UTC"), "When its first record was read (UTC)"),
 )
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.commits.retry import retry_on_conflict
-from game_events.lakehouse.system_tables.system_table import SystemTable
+from game_events.lakehouse.system_tables.system_table import SystemTable, schema_of
 from game_events.lakehouse.tables import SUPPRESSED, Lakehouse
 
 ATTEMPTS = 20
@@ -25,15 +25,13 @@ HASH_CHARS = 12
 HASHES_SHOWN = 5
 TIME = pa.timestamp("us", tz="UTC")
 _RECORD = [pa.field("topic_id", pa.string()), pa.field("partition", pa.int32()), pa.field("offset", pa.int64())]
-SCHEMA = pa.schema(
-    [
-        pa.field("hash", pa.string()),
-        pa.field("key_check", pa.string()),
-        pa.field("listed_at", TIME),
-        pa.field("finished_at", TIME),
-        pa.field("run_id", pa.string()),
-        pa.field("records", pa.list_(pa.struct(_RECORD))),
-    ]
+SCHEMA = schema_of(
+    hash=(pa.string(), "Keyed hash of an id: rows with that id are kept out"),
+    key_check=(pa.string(), "Identifies the key of the hash"),
+    listed_at=(TIME, "When it was listed (UTC)"),
+    finished_at=(TIME, "When every table was free of its rows (UTC)"),
+    run_id=(pa.string(), "Run that listed it"),
+    records=(pa.list_(pa.struct(_RECORD)), "Records of those who were listed together that do not decode"),
 )
 #: Which record of Kafka: topic id, partition, offset.
 Record = tuple[str, int, int]

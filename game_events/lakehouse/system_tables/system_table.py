@@ -12,7 +12,13 @@ from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import StagedWriter
+from game_events.lakehouse.descriptions import COMMENT
 from game_events.lakehouse.tables import Table
+
+
+def schema_of(**described: tuple[pa.DataType, str]) -> pa.Schema:
+    """A schema of columns with their types and comments."""
+    return pa.schema([pa.field(name, kind, metadata={COMMENT: text}) for name, (kind, text) in described.items()])
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ def join_small_files(table: Table, handle: DeltaTable, goal: Goal, done: TableUp
 
 def delete_replaced(known: ReplacedFiles, handle: DeltaTable, older_than_s: float, done: TableUpkeep) -> None:
     """Delete files that were removed so long ago."""
-    known.look(handle)
+    known.read_log(handle)
     done.replaced += known.delete(older_than_s)
     done.waiting = len(known.waiting)
     done.files = len(paths(handle))

@@ -111,7 +111,7 @@ def _count(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableUpke
     groups = groups_of(table, handle, FULL_GOAL)
     done.joined, done.into = sum(len(group) for group in groups), len(groups)
     known = ReplacedFiles(table)
-    known.look(handle)
+    known.read_log(handle)
     done.replaced = len(known.due(pipeline.retention.seconds(table.key)))
     done.waiting, done.files = len(known.waiting) - done.replaced, len(paths(handle))
     found = _orphans(pipeline, table, known, dry_run=True)

@@ -19,22 +19,20 @@ from game_events.lakehouse.commits.commit import paths
 from game_events.lakehouse.commits.restores import ANY_COMMIT, restored_lately
 from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.system_tables.system_table import SystemTable
+from game_events.lakehouse.system_tables.system_table import SystemTable, schema_of
 from game_events.lakehouse.tables import SOURCE_FILES, Lakehouse
 from game_events.sources.files.location import SourceFile
 
 TAKEN, CHANGED = "taken", "changed"
 
-SCHEMA = pa.schema(
-    [
-        pa.field("number", pa.int64()),
-        pa.field("path", pa.string()),
-        pa.field("size", pa.int64()),
-        pa.field("modified_at", pa.timestamp("us", tz="UTC")),
-        pa.field("kind", pa.string()),  # taken | changed: known path with another size or time
-        pa.field("seen_at", pa.timestamp("us", tz="UTC")),
-        pa.field("run_id", pa.string()),
-    ]
+SCHEMA = schema_of(
+    number=(pa.int64(), "Number that the path has for ever; a file's records count up from number * 2^32"),
+    path=(pa.string(), "File"),
+    size=(pa.int64(), "Bytes"),
+    modified_at=(pa.timestamp("us", tz="UTC"), "When it was written (UTC)"),
+    kind=(pa.string(), "taken, or changed: another size or time under a path that was taken before"),
+    seen_at=(pa.timestamp("us", tz="UTC"), "When a run saw it so (UTC)"),
+    run_id=(pa.string(), "Run that did"),
 )
 
 
