@@ -36,8 +36,9 @@ from game_events.pipeline.bronze.restored import mend_restored_bronze
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.full_refresh import since as at_or_behind
 from game_events.pipeline.quarantine.lost import refuse_lost_quarantine
-from game_events.pipeline.reporting.archive_result import Archived
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.result import RunResult
+from game_events.pipeline.reporting.steps import ArchiveResult
 from game_events.pipeline.state.offsets import next_offsets
 from game_events.sources.core.source import FILES, KAFKA, Offsets, Split
 from game_events.sources.files.archive_format import RECORDS, UNKNOWN, marked_records
@@ -59,20 +60,21 @@ def archive(pipeline: Pipeline, report: RunReport, to: str) -> None:
         ConflictError: a rival wrote to the archive; run it again.
     """
     began = time.monotonic()
-    report.archive = _archive(pipeline, report, to)
-    report.seconds["archive"] = report.seconds.get("archive", 0.0) + time.monotonic() - began
-    if report.archive.without_raw:
-        report.notices.append(f"{report.archive.without_raw:,} rows of bronze have no raw value, and are not in the archive")
+    done = _archive(pipeline, report, to)
+    report.add(RunResult(archive=done))
+    report.add_seconds("archive", time.monotonic() - began)
+    if done.without_raw:
+        report.warn(f"{done.without_raw:,} rows of bronze have no raw value, and are not in the archive")
 
 
-def _archive(pipeline: Pipeline, report: RunReport, to: str) -> Archived:
+def _archive(pipeline: Pipeline, report: RunReport, to: str) -> ArchiveResult:
     if pipeline.settings.keep_raw != "all":
         raise ConfigurationError("bronze keeps no raw values (GAME_EVENTS_KEEP_RAW is failures): there is nothing to archive")
     place = SourceLocation.of(pipeline.settings, to)
     table = Table("archive", place.root, place.options)
     bronze = mend_restored_bronze(pipeline, report)
     if bronze is None:
-        return Archived(place.root)
+        return ArchiveResult(place.root)
     quarantine = refuse_lost_quarantine(pipeline, bronze, report)
     held, app = _open(table), _app(bronze)
     batch = int(bronze.transaction_version(Txn.BATCH) or 0)
@@ -83,7 +85,7 @@ def _archive(pipeline: Pipeline, report: RunReport, to: str) -> Archived:
             "records would be in it twice. Archive to another folder"
         )
     if quarantine is None and since == batch:
-        return Archived(place.root, batch=batch)
+        return ArchiveResult(place.root, batch=batch)
     rows, without_raw = _records(pipeline, bronze, quarantine, held, int(since or 0))
     pipeline.on_progress(f"archive: batches {int(since or 0) + 1} to {batch} of {pipeline.bronze.name}")
     schema = marked_records(_schemas(pipeline, schema_ids(rows)))
@@ -92,7 +94,7 @@ def _archive(pipeline: Pipeline, report: RunReport, to: str) -> Archived:
     files = staged_files(records.mapInArrow(FileStage(table, schema, "headers"), REPORT_SCHEMA).collect())
     crash_points.reach("archive_staged")
     if not files and since == batch:
-        return Archived(place.root, batch=batch)
+        return ArchiveResult(place.root, batch=batch)
     landed = commit(
         Commit(
             table,
@@ -105,7 +107,7 @@ def _archive(pipeline: Pipeline, report: RunReport, to: str) -> Archived:
             description="Raw records of bronze_events and quarantine_events, each once, as Kafka had them",
         )
     )
-    return Archived(place.root, landed.rows, landed.files, landed.bytes, without_raw, batch)
+    return ArchiveResult(place.root, landed.rows, landed.files, landed.bytes, without_raw, batch)
 
 
 def _app(bronze: DeltaTable) -> str:

@@ -22,7 +22,7 @@ from game_events.orchestration.sensors.kafka_lag import alert_on_lag
 from game_events.orchestration.sensors.lag_decision import Memory
 from game_events.pipeline.observability.alerts import VERSION, Alert, send
 from game_events.pipeline.observability.lag import Standing
-from game_events.pipeline.reporting.report import TableReport
+from game_events.pipeline.reporting.tables import TableReport
 from game_events_tests.assets.conftest import PROJECT
 from game_events_tests.assets.receiver import TOKEN, Receiver
 from game_events_tests.lanes import lanes, seen

@@ -5,27 +5,31 @@ from __future__ import annotations
 import json
 from collections import Counter
 
+import pyarrow as pa
+
 from game_events.config.settings import load_settings
+from game_events.lakehouse.commits.commit import Landed
+from game_events.lakehouse.tables import Table
 from game_events.pipeline.observability.event_rows import RunFacts, event_rows
-from game_events.pipeline.reporting.merge import report_sum
-from game_events.pipeline.reporting.report import RuleCounts, RunReport, TableReport
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.tables import RuleCounts
 from game_events.rules import Rule
 
 RULES = (Rule(name="a", sql="x > 0"), Rule(name="b", sql="y > 0", action="drop", games=("uno",)))
 
 
 def report(rows, **violated):
-    made = RunReport(readmitted=1)
-    made.tables.append(TableReport("silver", "silver_uno_events", "/x", "uno", rows=rows))
-    for game, entry in (("uno", made.tables[0]), ("chess", None)):
-        counts = RuleCounts(rows=rows, violated=Counter(violated), dropped=2, held=1, reasons=Counter(a=2))
-        made.add_rules("silver", game, RULES, counts, entry)
+    counts = RuleCounts(rows=rows, violated=Counter(violated), dropped=2, held=1, reasons=Counter(a=2))
+    made, table = RunReport(readmitted=1), Table("silver_uno_events", "/x")
+    made.add_landed("silver", table, Landed(table.name, 1, "id", rows, 1, rows, 1), pa.schema([]), 1, "uno", counts=counts)
+    for game in ("uno", "chess"):
+        made.add_rules("silver", game, RULES, counts)
     return made
 
 
 def test_the_cycles_of_a_run_add_up_and_stay_what_they_were():
     first, second = report(10, a=1), report(5, a=2, b=1)
-    whole = report_sum([first, second])
+    whole = first.merge(second)
     assert {key[1:]: (r.rows, r.violated) for key, r in whole.rules.items()} == {
         ("uno", "a"): (15, 3),
         ("uno", "b"): (15, 1),

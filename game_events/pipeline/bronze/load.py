@@ -50,6 +50,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.full_refresh import finish_reset
 from game_events.pipeline.quarantine.lost import refuse_lost_quarantine
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.result import BronzeResult
 from game_events.pipeline.state.archive_origin import archive_noted
 from game_events.pipeline.state.commit_info import slice_info
 from game_events.pipeline.state.offsets import identity, next_offsets
@@ -102,14 +103,14 @@ def load_bronze(pipeline: Pipeline, report: RunReport, until: SourceSnapshot | N
             pipeline.settings, handle, now, target.latest, pipeline.source.batch_limit(reached), pipeline.files_gone
         )
         if part is None:
-            report.lag = {p: max(0, now.latest[p] - o) // now.unit for p, o in reached.items()}
+            report.add(BronzeResult(lag={p: max(0, now.latest[p] - o) // now.unit for p, o in reached.items()}))
             tell_group(pipeline, reached, report)
             break
         pipeline.on_progress(f"bronze: {part.records:,} {pipeline.things}, {sum(part.lag.values()):,} behind them")
         try:
             _load_slice(pipeline, handle, quarantine, now, part, report)
             if slices is not None and len(report.batches) >= slices:
-                report.lag = part.lag
+                report.add(BronzeResult(lag=part.lag))
                 tell_group(pipeline, reached | part.end, report)
                 break
         except ConflictError:
@@ -123,7 +124,7 @@ def load_bronze(pipeline: Pipeline, report: RunReport, until: SourceSnapshot | N
                 raise
     if isinstance(pipeline.source, FileSource):
         report.add_files(pipeline.source.counts)
-    report.seconds[Layer.BRONZE] = report.seconds.get(Layer.BRONZE, 0.0) + time.monotonic() - began
+    report.add_seconds(Layer.BRONZE, time.monotonic() - began)
     return max([int(handle.transaction_version(Txn.BATCH) or 0), *report.batches])
 
 
@@ -137,11 +138,11 @@ def _open_or_create(pipeline: Pipeline, now: SourceSnapshot, report: RunReport) 
     gaps: tuple[Gap, ...] = ()
     if is_gone(pipeline):
         start, gaps = all_there_is(pipeline, now), not_there_any_more(pipeline, now)
-        report.gaps += gaps
-        report.notices += [
+        report.add(BronzeResult(gaps=gaps))
+        report.warn(
             f"{pipeline.bronze.name} is gone: it is made again from what {pipeline.settings.source_holder} has",
             *told(gaps),
-        ]
+        )
     plan = Commit(
         pipeline.bronze,
         OWN_COLUMNS,
@@ -224,23 +225,26 @@ def _load_slice(
         plan = replace(plan, advance={**plan.advance, Txn.RECORDS_QUARANTINED: before + sum(f.rows for f in staged.quarantine)})
     landed = commit(plan)
     crash_points.reach("bronze_committed")
-    entry = report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, batch)
-    entry.new_columns += [f.name for f in schema if f.name not in known]
+    report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, batch, known_columns=known)
     report.add_read(part.start, part.end, part.unit)
-    report.gaps += part.gaps
-    report.notices += [*told(part.gaps), *(f"topic {topic} joins: all that it has is read" for topic in part.joined)]
-    report.batches.append(batch)
-    report.schema_ids.update(i for i, _ in (*staged.types, *staged.undecoded))
-    report.other_types += pipeline.catalog.other_types(staged.undecoded)
+    report.add(BronzeResult(gaps=part.gaps))
+    report.warn(*told(part.gaps), *(f"topic {topic} joins: all that it has is read" for topic in part.joined))
+    report.add(
+        BronzeResult(
+            batches=[batch],
+            schema_ids={i for i, _ in (*staged.types, *staged.undecoded)},
+            other_types=pipeline.catalog.other_types(staged.undecoded),
+        )
+    )
     report.add_rejected(staged.reasons)
-    report.suppressed += staged.suppressed
+    report.add(BronzeResult(suppressed=staged.suppressed))
     report.arrived(staged.arrivals)
 
 
 def archive_schemas(pipeline: Pipeline, report: RunReport, types: Iterable[TypeKey]) -> None:
     """Keep the texts of the schemas that occurred, and note those that are new."""
-    for schema_id in pipeline.catalog.archive(i for i, _ in types):
-        report.new_schemas[schema_id] = pipeline.catalog.version_of(schema_id)
+    new = pipeline.catalog.archive(i for i, _ in types)
+    report.add(BronzeResult(new_schemas={schema_id: pipeline.catalog.version_of(schema_id) for schema_id in new}))
 
 
 def stage_slice(
@@ -315,4 +319,4 @@ def tell_group(pipeline: Pipeline, positions: Offsets, report: RunReport) -> Non
     try:
         source.commit_group_offsets(group, positions)
     except GameEventsError as error:
-        report.notices.append(f"consumer group {group} was not told where bronze stands: {error}")
+        report.warn(f"consumer group {group} was not told where bronze stands: {error}")

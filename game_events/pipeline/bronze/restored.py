@@ -105,7 +105,7 @@ def _mend(pipeline: Pipeline, handle: DeltaTable, report: RunReport, *, forgotte
                 info=slice_info(now + 1, 0, 0, {p: (o, o) for p, o in to.items()}),
             )
         )
-        report.notices.append(
+        report.warn(
             f"{pipeline.bronze.name} was restored to an older version: {rows:,} rows were gone and are read from Kafka again; "
             "silver, gold and the unified table are replaced"
         )

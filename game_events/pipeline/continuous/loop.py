@@ -153,7 +153,7 @@ class Loop:
         gold = clock - self._gold_at >= self.pipeline.settings.gold_interval_s
         if self._read == now.latest and not around and not (gold and self._gold_owed):
             self.report.looks += 1
-            self.report.total.add_upkeep(self.upkeep.work())
+            self.report.total.add_maintenance(self.upkeep.work())
             self._set(IDLE)
             return
         self._around_at = clock if around else self._around_at
@@ -181,7 +181,7 @@ class Loop:
             # An aggregate with an interval of its own may be owed long after the last record has come.
             self._gold_owed = bool(report.postponed) if gold else owed or bool(report.of("silver"))
             self.upkeep.note(entry.table for entry in report.tables if entry.error is None)
-            report.add_upkeep(self.upkeep.work())
+            report.add_maintenance(self.upkeep.work())
         finally:
             self.report.add_cycle(report, time.monotonic() - clock)
             if report.tables:

@@ -1,4 +1,4 @@
-"""What continuous mode did since it began: the sum of its cycles' reports, and how the loop itself fares."""
+"""State of continuous mode: the merged results of its cycles, and the loop's own figures."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from game_events.pipeline.reporting.latency import Histogram
-from game_events.pipeline.reporting.merge import report_sum
 from game_events.pipeline.reporting.report import RunReport
 
 #: States of the loop.
 STARTING, RUNNING, IDLE, PAUSED, WAITING, STOPPED = "starting", "running", "idle", "paused", "waiting", "stopped"
-#: Cycles whose mean time is told as the latest.
+#: Cycles in the mean time that is shown as the latest.
 RECENT_CYCLES = 30
-BATCHES_KEPT = 1_000
 
 
 @dataclass
@@ -22,15 +20,15 @@ class LoopReport:
     """One continuous run.
 
     Attributes:
-        total: all cycles together.
+        total: result of all cycles.
         state: starting, running, idle, paused (other work first), waiting (for a broker, registry or storage), stopped.
         why: what it is paused or waiting for.
         cycles: cycles that committed something.
-        looks: looks at the topic that found nothing.
+        looks: polls of the topic that found no records.
         retries: attempts that failed and were repeated.
         cycle_s: time of a cycle.
         memory: MiB by part.
-        handed_over: it ended because it had lasted long enough, and another run is to go on.
+        handed_over: it ended at its time limit, and another run continues.
     """
 
     total: RunReport = field(default_factory=RunReport)
@@ -46,10 +44,8 @@ class LoopReport:
     _recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_CYCLES), repr=False)
 
     def add_cycle(self, report: RunReport, seconds: float) -> None:
-        """Note a cycle; it counts if it committed something."""
-        self.total = report_sum([self.total, report])
-        # Of a run that goes on for days not every batch is named.
-        del self.total.batches[:-BATCHES_KEPT]
+        """Add a cycle; it counts if it committed something."""
+        self.total.add(report)
         if not report.tables:
             return
         self.cycles += 1
@@ -62,7 +58,7 @@ class LoopReport:
         return sum(self._recent) / len(self._recent) if self._recent else None
 
     def loop_dict(self) -> dict[str, object]:
-        """How the loop fares; plain types only."""
+        """The loop's own figures: plain types only."""
         cycles, recent = self.cycle_s.to_dict(), self.recent_cycle_s
         return {
             "state": self.state,
@@ -77,7 +73,7 @@ class LoopReport:
         }
 
     def to_dict(self) -> dict[str, object]:
-        """The report of all cycles as any run has it, and the loop's own part under `continuous`."""
+        """The result of all cycles, with the loop's own figures under `continuous`."""
         return self.total.to_dict() | {"continuous": self.loop_dict()}
 
     def summary(self) -> str:

@@ -24,7 +24,6 @@ from game_events.pipeline.erasure.commits import without
 from game_events.pipeline.erasure.scan import EraseTask, ScannedFile
 from game_events.pipeline.erasure.state import Work
 from game_events.pipeline.erasure.subjects import by_game_and_batch
-from game_events.pipeline.reporting.report import TableReport
 from game_events.pipeline.state.commit_info import ERASED_BY_BATCH
 
 
@@ -109,7 +108,7 @@ def _commit_silver(work: Work, bronze: DeltaTable, games: set[str], hits: dict[s
     work.touched |= set(outcome.landed)
     for game, error in outcome.failed.items():
         table = pipeline.lakehouse.silver(game)
-        work.report.tables.append(TableReport(Layer.SILVER, table.name, table.uri, game, error=error))
+        work.report.add_failed(Layer.SILVER, table, error, game)
     if outcome.failed:
         raise ConflictError(f"{len(outcome.failed)} silver tables cannot be written; run `game-events forget` again")
 

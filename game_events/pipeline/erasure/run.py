@@ -43,6 +43,7 @@ from game_events.pipeline.quarantine.lost import refuse_lost_quarantine
 from game_events.pipeline.quarantine.replay_marks import note_replay
 from game_events.pipeline.reporting.erasure_result import Erasure
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.result import RunResult
 from game_events.pipeline.suppression.driver import hashes_of, required_key
 
 #: Times that tables are looked at again, for files that rivals added or rewrote meanwhile.
@@ -80,7 +81,8 @@ def forget(
     settings = pipeline.settings
     key = required_key(settings)
     hashes = hashes or hashes_of(key, ids)
-    account = report.erasure = Erasure(sorted(h[:HASH_CHARS] for h in hashes), dry_run)
+    account = Erasure(sorted(h[:HASH_CHARS] for h in hashes), dry_run)
+    report.add(RunResult(erasure=account))
     work = Work(pipeline, report, account, Wanted(settings.key_column, settings.entity_column, ids), hashes)
     if dry_run:
         read_suppressed(pipeline.lakehouse).require_key(key)
@@ -100,7 +102,7 @@ def forget(
     if not dry_run and report.success:
         finish_suppressed(pipeline.lakehouse, hashes)
         account.finished = True
-    report.seconds["erasure"] = time.monotonic() - began
+    report.add_seconds("erasure", time.monotonic() - began)
     return work.wanted
 
 

@@ -49,7 +49,8 @@ from game_events.pipeline.gold.plan import GAME, GameRows, aggregated
 from game_events.pipeline.quality.expressions import RuleColumns
 from game_events.pipeline.quality.validation import require_valid
 from game_events.pipeline.quality.worker import RuleSplit, failed_rules
-from game_events.pipeline.reporting.report import RunReport, TableReport
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.result import GoldResult
 from game_events.pipeline.silver.transformations import run_time_failure
 from game_events.spark.config import null_on_error
 from game_events.spark.connect import is_session_lost
@@ -127,7 +128,7 @@ def refresh_gold(
     failed.update(dict.fromkeys(todo, "rival runs won every attempt; run again"))
     for game, why in failed.items():
         table = pipeline.lakehouse.gold(game, aggregate.name)
-        report.tables.append(TableReport(layer, table.name, table.uri, game, error=why))
+        report.add_failed(layer, table, why, game)
     crash_points.reach("gold_committed", aggregate.name)
     if games is None:
         committed = any(t.layer == layer and t.error is None for t in report.tables)
@@ -138,7 +139,7 @@ def refresh_gold(
         pipeline.progress.update(
             identity.key, lambda now: _some(now, state, layer, set() if now.floor(layer) > floor else set(games), mine)
         )
-    report.seconds[layer] = report.seconds.get(layer, 0.0) + time.monotonic() - began
+    report.add_seconds(layer, time.monotonic() - began)
 
 
 def refresh_own_gold(
@@ -162,14 +163,16 @@ def refresh_own_gold(
     if bronze is None:
         return
     state = pipeline.progress.read(BronzeIdentity.of(bronze).key)
+    postponed = []
     for aggregate in pipeline.extensions.aggregates:
         if chosen is not None and aggregate.layer not in chosen:
             continue
         if ignore_intervals or due(aggregate, state):
             refresh_gold(pipeline, report, (chosen or {}).get(aggregate.layer), aggregate=aggregate)
         elif state.floor(aggregate.layer) < state.floor(Layer.SILVER) or state.failed_in(aggregate.layer):
-            report.postponed.append(aggregate.asset)
+            postponed.append(aggregate.asset)
             pipeline.on_progress(f"{aggregate.asset}: its interval of {aggregate.interval_s:g} s has not passed yet")
+    report.add(GoldResult(postponed=postponed))
 
 
 def _all(
@@ -248,13 +251,13 @@ def _pass(
     for game, landed in sorted(outcome.landed.items()):
         plan = plans[game]
         table = pipeline.lakehouse.gold(game, aggregate.name)
-        entry = report.add_landed(aggregate.layer, table, landed, schema, plan.batch, game)
-        entry.new = plan.gold is None
+        judged, new = result.counts.get(game), plan.gold is None
+        report.add_landed(aggregate.layer, table, landed, schema, plan.batch, game, new=new, counts=judged)
         if aggregate.name == PLAYER_AGG:
             unknown = all_null(result.files.get(game, []), looked_at(pipeline.settings))
-            report.notices += null_notices(pipeline.settings, game, unknown, {f.name for f in plan.silver.schema().fields})
-        if game in result.counts:
-            report.add_rules(aggregate.layer, game, rules.rules, result.counts[game], entry)
+            report.warn(*null_notices(pipeline.settings, game, unknown, {f.name for f in plan.silver.schema().fields}))
+        if judged is not None:
+            report.add_rules(aggregate.layer, game, rules.rules, judged)
     return outcome.again
 
 

@@ -32,7 +32,7 @@ from game_events.lakehouse.system_tables.progress import Progress
 from game_events.lakehouse.tables import UNIFIED, game_of_gold
 from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.gold.aggregates import definition_app, definition_for, is_current, player_agg
-from game_events.pipeline.reporting.report import RunReport, TableReport
+from game_events.pipeline.reporting.report import RunReport
 from game_events.spark.crashed_workers import crashes_explained
 from game_events.spark.schemas import merged_columns
 
@@ -63,7 +63,7 @@ def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False
             break
         except ConflictError:
             if attempt == GAME_ATTEMPTS - 1:
-                report.tables.append(TableReport(Layer.UNIFIED, table.name, table.uri, error="rival runs won; run again"))
+                report.add_failed(Layer.UNIFIED, table, "rival runs won; run again")
                 return
     crash_points.reach("unified_committed")
     behind = state.failed_in(Layer.GOLD)
@@ -80,10 +80,8 @@ def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False
     # A game that failed in gold is in the report already.
     for game, why in unread.items():
         if game not in behind:
-            report.tables.append(
-                TableReport(Layer.UNIFIED, table.name, table.uri, game, error=f"its gold cannot be read: {why}")
-            )
-    report.seconds[Layer.UNIFIED] = report.seconds.get(Layer.UNIFIED, 0.0) + time.monotonic() - began
+            report.add_failed(Layer.UNIFIED, table, f"its gold cannot be read: {why}", game)
+    report.add_seconds(Layer.UNIFIED, time.monotonic() - began)
 
 
 def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bool) -> dict[str, str]:
@@ -128,7 +126,7 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
         description=f"One row per {words.entity} and {words.key}: all {words.entities}' aggregates in one table",
     )
     landed = commit(plan)
-    report.add_landed(Layer.UNIFIED, table, landed, schema, state.floor(Layer.GOLD)).new = handle is None
+    report.add_landed(Layer.UNIFIED, table, landed, schema, state.floor(Layer.GOLD), new=handle is None)
     return unread
 
 

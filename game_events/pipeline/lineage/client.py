@@ -25,7 +25,7 @@ from openlineage.client.transport.http import (
 
 from game_events.config.settings import Settings
 from game_events.config.tls import UNTRUSTED
-from game_events.pipeline.reporting.lineage_result import LineageAccount
+from game_events.pipeline.reporting.steps import LineageResult
 
 log = logging.getLogger(__name__)
 #: Seconds for one event at most.
@@ -61,24 +61,25 @@ class Sender:
         """No more than so much time from now on."""
         self._left_s = min(self._left_s, seconds)
 
-    def send(self, events: Iterable[RunEvent]) -> LineageAccount:
+    def send(self, events: Iterable[RunEvent]) -> LineageResult:
         """Send events in their order, until the time is over or the receiver is gone."""
-        part, waiting = LineageAccount(), list(events)
+        waiting, sent, causes = list(events), list[RunEvent](), list[str]()
         began = time.monotonic()
         # In a thread: a receiver that answers byte by byte keeps within each time-out of the client and takes for ever.
         worker = threading.Thread(
-            target=self._work, args=(waiting, part, began + self._left_s), name="openlineage", daemon=True
+            target=self._work, args=(waiting, sent, causes, began + self._left_s), name="openlineage", daemon=True
         )
         worker.start()
         worker.join(self._left_s)
-        sent = part.sent  # once: the thread may still be at work
-        found = LineageAccount(sent, len(waiting) - sent, part.why or ("it took too long" if sent < len(waiting) else ""))
+        taken = len(sent)  # once: the thread may still be at work
+        why = causes[0] if causes else "it took too long" if taken < len(waiting) else ""
+        found = LineageResult(taken, len(waiting) - taken, why)
         self._left_s = max(0.0, self._left_s - (time.monotonic() - began))
         if found.lost:
             log.warning("lineage_sent=%d lineage_lost=%d why=%r", found.sent, found.lost, found.why)
         return found
 
-    def _work(self, events: list[RunEvent], part: LineageAccount, until: float) -> None:
+    def _work(self, events: list[RunEvent], sent: list[RunEvent], causes: list[str], until: float) -> None:
         client: OpenLineageClient | None = None
         try:
             client = _client(self.settings)
@@ -87,13 +88,13 @@ class Sender:
                     return
                 try:
                     client.emit(event)
-                    part.sent += 1
+                    sent.append(event)
                 except requests.HTTPError as error:
-                    part.why = part.why or _cause(error)
+                    causes.append(_cause(error))
                     if error.response is None or error.response.status_code not in _ABOUT_THE_EVENT:
                         return
         except Exception as error:  # noqa: BLE001 - the run did its work: nothing that happens here may fail it
-            part.why = part.why or _cause(error)
+            causes.append(_cause(error))
         finally:
             if client is not None:
                 client.close()

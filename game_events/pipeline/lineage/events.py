@@ -31,7 +31,8 @@ from game_events.errors import without_quotes
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.lineage.facets import inputs_of, output
 from game_events.pipeline.reporting.redaction import words_to_keep
-from game_events.pipeline.reporting.report import RunReport, TableReport
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.tables import TableReport
 
 #: Who says it: this package, in its version.
 PRODUCER = f"urn:game-events:{version('game-events')}"

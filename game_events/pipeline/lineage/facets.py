@@ -30,7 +30,8 @@ from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import BRONZE, Lakehouse, gold_name, silver_name
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.aggregates import expressions
-from game_events.pipeline.reporting.report import RunReport, TableReport
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.tables import TableReport
 from game_events.sources.core.source import FILES
 
 #: Games whose tables the unified table's column lineage names: with thousands the event would be megabytes.

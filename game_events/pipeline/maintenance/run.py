@@ -24,8 +24,8 @@ from game_events.lakehouse.tables import OWN_TABLES, QUARANTINE, Table, game_of_
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.maintenance.incremental import delete_replaced, join_small_files
 from game_events.pipeline.quarantine.full_refresh import listed_files
-from game_events.pipeline.reporting.maintenance_result import TableUpkeep
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.steps import TableMaintenance
 
 #: Tables at a time; each holds a row group in memory.
 TABLES_AT_ONCE = 4
@@ -56,13 +56,13 @@ def maintain(pipeline: Pipeline, report: RunReport, only: Collection[str] = (), 
     wanted = [name for name in names if (name in chosen.values() if only else is_ours(pipeline, name))]
     pipeline.on_progress(f"maintenance: {len(wanted)} tables")
     with ThreadPoolExecutor(TABLES_AT_ONCE) as pool:
-        report.add_upkeep(pool.map(lambda name: _look_after(pipeline, name, dry_run=dry_run), wanted))
-    report.seconds["maintenance"] = time.monotonic() - began
+        report.add_maintenance(pool.map(lambda name: _look_after(pipeline, name, dry_run=dry_run), wanted))
+    report.add_seconds("maintenance", time.monotonic() - began)
 
 
-def _look_after(pipeline: Pipeline, name: str, *, dry_run: bool) -> TableUpkeep:
+def _look_after(pipeline: Pipeline, name: str, *, dry_run: bool) -> TableMaintenance:
     table = pipeline.lakehouse.table(name)
-    done = TableUpkeep(table.name)
+    done = TableMaintenance(table.name)
     try:
         if dry_run:
             _count(pipeline, table, done)
@@ -89,7 +89,7 @@ def _refuse_partitioned(table: Table, handle: DeltaTable) -> None:
         raise ConflictError(f"{table.name} is partitioned by {', '.join(columns)}: not a table of this project")
 
 
-def _work(pipeline: Pipeline, table: Table, done: TableUpkeep) -> None:
+def _work(pipeline: Pipeline, table: Table, done: TableMaintenance) -> None:
     handle = table.open()
     if handle is None:
         return
@@ -118,7 +118,7 @@ def _orphans(pipeline: Pipeline, table: Table, known: ReplacedFiles, *, dry_run:
     return orphans(table, age, known, keep)
 
 
-def _count(pipeline: Pipeline, table: Table, done: TableUpkeep) -> None:
+def _count(pipeline: Pipeline, table: Table, done: TableMaintenance) -> None:
     """What `_work` would do now."""
     handle = table.open()
     if handle is None:

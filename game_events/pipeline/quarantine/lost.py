@@ -67,7 +67,7 @@ def refuse_lost_quarantine(pipeline: Pipeline, bronze: DeltaTable, report: RunRe
     if not rows:
         return None
     if pipeline.settings.on_data_loss == "record_gap":
-        report.notices.append(f"{pipeline.quarantine.name} is gone, and with it the {rows:,} records that it was given")
+        report.warn(f"{pipeline.quarantine.name} is gone, and with it the {rows:,} records that it was given")
         _told(pipeline, bronze, rows)
         return None
     raise DataError(

@@ -56,16 +56,18 @@ class Histogram:
         self.counts[int(np.searchsorted(_BOUNDS, seconds))] += weight
         self.longest_s = max(self.longest_s, seconds)
 
-    def add_arrivals(self, arrivals: Mapping[int, int], visible_s: float) -> None:
-        """Note records that became visible at a time (seconds since 1970)."""
+    @classmethod
+    def of(cls, arrivals: Mapping[int, int], visible_s: float) -> Histogram:
+        """Durations of records that became visible at a time (seconds since 1970)."""
+        made = cls()
         for tenth, rows in arrivals.items():
-            # A record came somewhere within its tenth: on average in the middle.
-            self.add(visible_s - (tenth + 0.5) / TENTHS, rows)
+            # A record was produced somewhere within its tenth: on average in the middle.
+            made.add(visible_s - (tenth + 0.5) / TENTHS, rows)
+        return made
 
-    def merge(self, other: Histogram) -> None:
-        """Add another one's durations."""
-        self.counts += other.counts
-        self.longest_s = max(self.longest_s, other.longest_s)
+    def __add__(self, other: Histogram) -> Histogram:
+        """The durations of both."""
+        return Histogram(self.counts + other.counts, max(self.longest_s, other.longest_s))
 
     @property
     def total(self) -> int:

@@ -31,6 +31,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure.commits import erase_from_quarantine
 from game_events.pipeline.quarantine.lost import refuse_lost_quarantine
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.result import BronzeResult
 from game_events.pipeline.state.commit_info import ERASED_BY_BATCH
 from game_events.pipeline.suppression.driver import suppression, unfenced
 from game_events.spark.crashed_workers import crashes_explained
@@ -117,11 +118,11 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
             f"{error}. Nothing was changed: run `game-events redecode` again while no run is under way"
         ) from None
     crash_points.reach("redecode_committed")
-    entry = report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, batch)
-    entry.new_columns = [f.name for f in schema if f.name not in before]
-    report.seconds[Layer.BRONZE] = time.monotonic() - began
+    report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, batch, known_columns=before)
+    report.add_seconds(Layer.BRONZE, time.monotonic() - began)
     kept = Counter({NO_RAW_VALUE if why == Reason.TOMBSTONE else why: n for why, n in staged.reasons.items()})
-    return Redecoded(landed.rows, kept, entry.new_columns, pipeline.catalog.other_types(staged.undecoded))
+    new_columns = [name for name in schema.names if name not in before]
+    return Redecoded(landed.rows, kept, new_columns, pipeline.catalog.other_types(staged.undecoded))
 
 
 def _types_of(rows: DataFrame) -> list[TypeKey]:
@@ -136,8 +137,8 @@ def _erase(pipeline: Pipeline, report: RunReport, staged: StageResult) -> str:
     are gone nothing leads to it.
     """
     erase_from_quarantine(pipeline, staged.suppressed_records)
-    report.suppressed += staged.suppressed
-    report.notices.append(
+    report.add(BronzeResult(suppressed=staged.suppressed))
+    report.warn(
         f"{staged.suppressed:,} rows of forgotten gamers, who were not recognised before, are gone from bronze and "
         "quarantine: take that over with `game-events redecode --downstream`"
     )

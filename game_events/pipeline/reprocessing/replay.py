@@ -55,6 +55,7 @@ from game_events.pipeline.quarantine.full_refresh import finish_reset, is_finish
 from game_events.pipeline.quarantine.lost import refuse_lost_quarantine
 from game_events.pipeline.quarantine.replay_marks import is_noted, note_replay
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.result import BronzeResult
 from game_events.pipeline.state.commit_info import slice_info
 from game_events.pipeline.suppression.driver import suppression, unfenced
 from game_events.rules import RULE_NAME
@@ -157,8 +158,8 @@ def replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) ->
         except ConflictError:
             if attempt == CONFLICT_ATTEMPTS - 1:
                 raise
-    report.replayed += result.rows
-    report.seconds["replay"] = report.seconds.get("replay", 0.0) + time.monotonic() - began
+    report.add(BronzeResult(replayed=result.rows))
+    report.add_seconds("replay", time.monotonic() - began)
     return result
 
 
@@ -173,7 +174,7 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) -
     staged = _stage(pipeline, bronze, quarantine, selection, batch, report)
     crash_points.reach("replay_staged")
     # Now that they decode it is known whose they are: they are in no table any more.
-    report.suppressed += erase_from_quarantine(pipeline, staged.suppressed_records)
+    report.add(BronzeResult(suppressed=erase_from_quarantine(pipeline, staged.suppressed_records)))
     if not staged.bronze:
         return Replayed(0, staged.reasons)
     archive_schemas(pipeline, report, {*staged.types, *staged.undecoded})
@@ -198,11 +199,14 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) -
     landed = commit(plan)
     crash_points.reach("replay_committed")
     known = {f.name for f in bronze.schema().fields}
-    entry = report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, batch)
-    entry.new_columns += [f.name for f in schema if f.name not in known]
-    report.batches.append(batch)
-    report.schema_ids.update(i for i, _ in (*staged.types, *staged.undecoded))
-    report.other_types += pipeline.catalog.other_types(staged.undecoded)
+    report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, batch, known_columns=known)
+    report.add(
+        BronzeResult(
+            batches=[batch],
+            schema_ids={i for i, _ in (*staged.types, *staged.undecoded)},
+            other_types=pipeline.catalog.other_types(staged.undecoded),
+        )
+    )
     note_replay(pipeline)
     crash_points.reach("replay_noted")
     log.info("replayed_rows=%d batch=%d left=%s", landed.rows, batch, dict(staged.reasons))
@@ -237,7 +241,7 @@ def _not_in_bronze(pipeline: Pipeline, bronze: DeltaTable, waiting: DataFrame, r
     if not twice:
         return waiting
     here, there_too = pipeline.quarantine.name, pipeline.bronze.name
-    report.notices.append(f"{twice:,} rows of {here} are in {there_too} already: they are not added again")
+    report.warn(f"{twice:,} rows of {here} are in {there_too} already: they are not added again")
     return waiting.join(there, list(COORDINATES), "left_anti")
 
 

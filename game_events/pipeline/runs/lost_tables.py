@@ -54,7 +54,7 @@ def find_lost_tables(pipeline: Pipeline, report: RunReport) -> None:
         return
     names = sorted(what for layer in found for what in layer.values())
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    report.notices.append(f"made whole again: {', '.join(names[:SHOWN])}{more}")
+    report.warn(f"made whole again: {', '.join(names[:SHOWN])}{more}")
     log.info("lost_tables=%d first=%r", len(names), names[0])
     why = note(pipeline, "its table was deleted or restored")
 

@@ -51,7 +51,7 @@ def refresh(
 
 
 def _selected(pipeline: Pipeline, report: RunReport, selection: Selection, *, ignore_intervals: bool) -> None:
-    report.notices += selection.notices
+    report.warn(*selection.notices)
     if Layer.BRONZE in selection.full:
         refuse_unless_allowed(pipeline)
         replace_bronze(pipeline, report)

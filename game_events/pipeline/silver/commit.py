@@ -24,7 +24,9 @@ from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.quality.decisions import Decisions, Rewritten, Verdict, decide
 from game_events.pipeline.quality.expressions import FATE, HELD_BACK, READMIT
 from game_events.pipeline.quality.worker import failed_rules
-from game_events.pipeline.reporting.report import RuleCounts, RunReport
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.result import LayerResult, SilverResult
+from game_events.pipeline.reporting.tables import RuleCounts
 from game_events.pipeline.silver.stage import SilverInput, Start, rows_from, with_fate
 from game_events.spark.config import null_on_error
 
@@ -52,12 +54,10 @@ def settle(
     plans = {game: partial(_commit_plan, source, decisions, game, start, result) for game, start in ready.items()}
     committed = commit_games(plans, "game_committed", source.pipeline.settings)
     for game, landed in sorted(committed.landed.items()):
-        entry = report.add_landed(
-            Layer.SILVER, source.pipeline.lakehouse.silver(game), landed, source.schema, source.batch, game
-        )
-        counts = result.counts.get(game)
+        counts, table = result.counts.get(game), source.pipeline.lakehouse.silver(game)
+        report.add_landed(Layer.SILVER, table, landed, source.schema, source.batch, game, counts=counts)
         if counts is not None:
-            report.add_rules(Layer.SILVER, game, source.rules.rules, counts, entry)
+            report.add_rules(Layer.SILVER, game, source.rules.rules, counts)
     committed.again |= again
     committed.failed |= outcome.failed
     return committed
@@ -90,12 +90,12 @@ def _decide(
         reasons = [result.counts[g].reasons for g in verdicts if g not in outcome.moved and g in result.counts]
         rows = sum(found.total() for found in reasons)
         for found in reasons:
-            report.rejected += found
+            report.add(LayerResult(rejected=found))
         back = sum(result.counts[game].readmitted for game in noting if game in result.counts)
         gone = sum(decisions.rejected_rows[game] - held[game] for game in noting) - back
-        report.readmitted += back
+        report.add(SilverResult(readmitted=back))
         if gone:
-            report.notices.append(
+            report.warn(
                 f"{gone:,} rejected rows of {pipeline.quarantine.name} are of records that {pipeline.bronze.name} does not "
                 f"have, or not of that {pipeline.settings.words.entity}: they are history"
             )

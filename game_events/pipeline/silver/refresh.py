@@ -33,7 +33,9 @@ from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.fanout.routing import INVALID, NO_NAME, OVER_LIMIT, Routing, admit
 from game_events.pipeline.quality.decisions import Decisions
 from game_events.pipeline.quarantine.lost import refuse_lost_quarantine
-from game_events.pipeline.reporting.report import RunReport, TableReport
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.result import LayerResult, SilverResult
+from game_events.pipeline.reporting.tables import TableReport
 from game_events.pipeline.silver.admission import counted_routing, is_valid, routing
 from game_events.pipeline.silver.commit import settle
 from game_events.pipeline.silver.isolation import stage_games
@@ -88,11 +90,10 @@ def refresh_silver(
                 raise
         except ExtensionError as error:
             # Every game's: nothing moves, and the run's account of bronze stays.
-            report.tables.append(
-                TableReport(Layer.SILVER, pipeline.settings.names.silver_asset, pipeline.lakehouse.root, error=str(error))
-            )
+            names, root = pipeline.settings.names, pipeline.lakehouse.root
+            report.add(LayerResult(tables=[TableReport(Layer.SILVER, names.silver_asset, root, error=str(error))]))
             break
-    report.seconds[Layer.SILVER] = report.seconds.get(Layer.SILVER, 0.0) + time.monotonic() - began
+    report.add_seconds(Layer.SILVER, time.monotonic() - began)
 
 
 def _refresh(pipeline: Pipeline, report: RunReport, source: SilverInput, games: frozenset[str] | None, *, full: bool) -> None:
@@ -140,7 +141,7 @@ def _refresh(pipeline: Pipeline, report: RunReport, source: SilverInput, games: 
     crash_points.reach("silver_committed")
     for game, why in failed.items():
         table = pipeline.lakehouse.silver(game)
-        report.tables.append(TableReport(Layer.SILVER, table.name, table.uri, game, error=why))
+        report.add_failed(Layer.SILVER, table, why, game)
     valid_unrouted = any(why not in (INVALID, NO_NAME) and rows for why, rows in unrouted.items())
 
     def moved(now: Progress) -> Progress:
@@ -154,7 +155,7 @@ def _refresh(pipeline: Pipeline, report: RunReport, source: SilverInput, games: 
         return _with_unrouted(after, source.batch) if valid_unrouted else after
 
     pipeline.progress.update(source.bronze.key, moved)
-    report.unrouted += unrouted
+    report.add(SilverResult(unrouted=unrouted))
 
 
 def _owed(pipeline: Pipeline, state: Progress, again: set[str]) -> dict[str, str]:
@@ -210,7 +211,7 @@ def _default_pass(
     result, unrouted = _stage_admitted(work, known)
     crash_points.reach("silver_staged")
     if unrouted[OVER_LIMIT]:
-        report.notices.append(
+        report.warn(
             f"names that are no {pipeline.settings.words.entities} yet stay in bronze, as there is no room for more: raise "
             "GAME_EVENTS_MAX_GAMES and GAME_EVENTS_MAX_GAMES_EVER, or name those you want in GAME_EVENTS_GAMES"
         )
@@ -359,10 +360,8 @@ def _forget(pipeline: Pipeline, result: FanOutResult, game: str) -> None:
 
 
 def _record(source: SilverInput, report: RunReport, outcome: Committed, done: dict[str, int], known: set[str]) -> None:
-    landed = {entry.game: entry for entry in report.of(Layer.SILVER)}
-    for game in outcome.landed:
-        done[game] = source.batch
-        landed[game].new = game not in known
+    done.update(dict.fromkeys(outcome.landed, source.batch))
+    report.mark_new(Layer.SILVER, outcome.landed.keys() - known)
 
 
 def new_games(pipeline: Pipeline, above: int | None = None) -> list[str]:

@@ -22,7 +22,7 @@ from game_events.lakehouse.data.staging import REPORT_SCHEMA, StagedFile, discar
 from game_events.lakehouse.data.table_writer import staged_files
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.export_result import Export
-from game_events.pipeline.reporting.report import RunReport, TableReport
+from game_events.pipeline.reporting.report import RunReport
 from game_events.sinks.http.changes import OnReplaced, Step, find_changes
 from game_events.sinks.http.chunks import ChunkOrigin, CutChunks
 from game_events.sinks.http.file_rows import file_rows, folder_table, new_files
@@ -174,4 +174,4 @@ def _report_held(
             name = (
                 pipeline.lakehouse.silver(game) if pipeline.settings.rest_source == "silver" else pipeline.lakehouse.gold(game)
             )
-            report.tables.append(TableReport("rest", name.name, name.uri, game, error=why))
+            report.add_failed("rest", name, why, game)
