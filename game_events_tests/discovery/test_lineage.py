@@ -206,7 +206,7 @@ def test_a_runs_error_is_told_without_secrets(make):
 
     assert told(DataError(f"token {KEY} at http://u:p4ss@host")) == "DataError: token *** at http://***@host"
     # What others' errors quote may be a row.
-    assert told(ValueError("rummy-0007")) == "ValueError: its words are in the run's log"
+    assert told(ValueError("rummy-0007")) == "ValueError: its text is in the run's log"
 
 
 def test_labels_of_a_layer_win_over_those_for_all():

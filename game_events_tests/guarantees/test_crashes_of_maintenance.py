@@ -49,8 +49,8 @@ def killed(pipeline: Pipeline, point: str, log: Path) -> None:
 def done_by(pipeline: Pipeline) -> dict[str, TableMaintenance]:
     report = RunReport()
     maintain(pipeline, report)
-    assert report.success, report.upkeep
-    return report.upkeep
+    assert report.success, report.maintenance
+    return report.maintenance
 
 
 def append(table: Table, count: int) -> None:

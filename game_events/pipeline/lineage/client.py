@@ -1,7 +1,7 @@
-"""Sending OpenLineage events to the receiver of the settings, by the project's standard client.
+"""Delivery of OpenLineage events by the standard client.
 
-Guarantee: a run is neither failed nor held up by it: sending raises nothing, and takes at most `openlineage_timeout_s` of a run
-(of one that goes on: of each part of it). What was not taken is counted and told, and not sent again.
+Guarantee: sending never raises, and takes at most `openlineage_timeout_s` per run (in continuous mode: per part). Lost events
+are counted and reported, and not sent again.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from game_events.pipeline.reporting.steps import LineageResult
 log = logging.getLogger(__name__)
 #: Seconds for one event at most.
 REQUEST_S = 3.0
-#: Answers that are about one event alone: the next one may be taken.
+#: Answers that reject one event: the next one may be accepted.
 _ABOUT_THE_EVENT = frozenset({400, 413, 422})
-#: A busy receiver is asked a few times; what it says of when to come back is not waited for.
+#: A busy receiver is retried a few times, without its `Retry-After`.
 _RETRY = {
     "total": 2, "connect": 1, "read": 0, "status": 2, "backoff_factor": 0.2, "respect_retry_after_header": False,
     "status_forcelist": [429, 500, 502, 503, 504], "allowed_methods": ["POST"],
@@ -41,11 +41,7 @@ _RETRY = {
 
 @dataclass
 class Sender:
-    """The way to the receiver, for one run.
-
-    Attributes:
-        settings: whose receiver.
-    """
+    """Sends the events of one run, within its time limit."""
 
     settings: Settings
     _left_s: float = field(init=False)
@@ -54,18 +50,18 @@ class Sender:
         self._left_s = self.settings.openlineage_timeout_s
 
     def again(self) -> None:
-        """The next part of a run that goes on has the whole time."""
+        """Restart the time limit for the next part of a continuous run."""
         self._left_s = self.settings.openlineage_timeout_s
 
     def hurry(self, seconds: float) -> None:
-        """No more than so much time from now on."""
+        """Limit the time that is left."""
         self._left_s = min(self._left_s, seconds)
 
     def send(self, events: Iterable[RunEvent]) -> LineageResult:
-        """Send events in their order, until the time is over or the receiver is gone."""
+        """Send events in order, until the time limit or until the receiver is unavailable."""
         waiting, sent, causes = list(events), list[RunEvent](), list[str]()
         began = time.monotonic()
-        # In a thread: a receiver that answers byte by byte keeps within each time-out of the client and takes for ever.
+        # In a thread: a receiver that answers byte by byte never reaches a time-out of the client.
         worker = threading.Thread(
             target=self._work, args=(waiting, sent, causes, began + self._left_s), name="openlineage", daemon=True
         )
@@ -102,7 +98,7 @@ class Sender:
 
 def _client(settings: Settings) -> OpenLineageClient:
     for name in ("openlineage", "urllib3"):
-        # At DEBUG they repeat every event and address; urllib3 warns of each attempt.
+        # At DEBUG they log every event and address; urllib3 warns of each attempt.
         logging.getLogger(name).setLevel(logging.ERROR)
     key = settings.openlineage_api_key
     ca = settings.tls_ca_file
@@ -116,12 +112,12 @@ def _client(settings: Settings) -> OpenLineageClient:
             ssl_context=HttpSslContextConfig(ca_cert_path=str(ca)) if ca is not None else None,
         )
     )
-    # What git says of the folder that the process happens to run in is not where the job comes from.
+    # The git repository of the working directory is not the source of the job.
     return OpenLineageClient(transport=transport, config={"facets": {"source_code_location": {"disabled": True}}})
 
 
 def _cause(error: Exception) -> str:
-    """Neither the address nor the client's words, which repeat it."""
+    """Cause without the address, which the client's own text repeats."""
     if isinstance(error, requests.HTTPError) and error.response is not None:
         return f"HTTP {error.response.status_code}"
     if UNTRUSTED in str(error):

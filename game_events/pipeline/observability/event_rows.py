@@ -17,7 +17,7 @@ from game_events.lakehouse.layers import is_gold
 from game_events.lakehouse.system_tables.event_log import EventRow
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, gold_name, silver_name
 from game_events.pipeline.reporting.check_result import CheckResult
-from game_events.pipeline.reporting.redaction import masked, who, words_to_keep
+from game_events.pipeline.reporting.redaction import masked, safe_error_text, who
 from game_events.pipeline.reporting.result import RunResult
 from game_events.pipeline.reporting.steps import TableMaintenance
 from game_events.pipeline.reporting.tables import RuleReport, TableReport
@@ -121,7 +121,7 @@ def _run(report: RunResult, run: RunFacts, settings: Settings) -> dict[str, Any]
     if report.schema_ids:
         detail["schema_ids"] = sorted(report.schema_ids, key=ordered)
     if run.error is not None:
-        detail["error"] = {"class": type(run.error).__name__, "text": without_secrets(words_to_keep(run.error), settings)}
+        detail["error"] = {"class": type(run.error).__name__, "text": without_secrets(safe_error_text(run.error), settings)}
     elif report.errors:
         names = ", ".join(t.table for t in report.errors[:10])
         detail["error"] = {"class": "tables", "text": f"{len(report.errors)} tables failed: {names}"}

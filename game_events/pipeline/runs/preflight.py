@@ -1,6 +1,6 @@
-"""Everything a run needs, checked one by one without changing anything: `doctor`, `run --dry-run` and the job `validate`.
+"""Checks of everything that a run needs, for `doctor`, `run --dry-run` and the job `validate`. Nothing is changed.
 
-Every check is made whatever the ones before it have found, so that all that is wrong is said at once.
+All checks are made, also after a failure, so that all problems are reported at once.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class PreflightResult:
 
     Attributes:
         check: its name.
-        ok: nothing is wrong.
-        detail: what was found, or what is wrong and what to do about it.
-        data: the same for programs, where there is more to it.
-        look: nothing keeps a run from beginning, but somebody should look at it.
+        ok: a run can begin.
+        detail: finding, or problem and remedy.
+        data: details for programs.
+        look: a run can begin, but the finding needs attention.
     """
 
     check: str
@@ -65,7 +65,7 @@ class PreflightResult:
 
 
 class Hint(str):
-    """What a check has found that somebody should look at, although a run can begin."""
+    """A finding that needs attention, although a run can begin."""
 
     __slots__ = ()
 
@@ -75,7 +75,7 @@ def many(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-#: Says what it found; raises if something is wrong.
+#: Returns its finding; raises if something is wrong.
 Check = Callable[[], str | tuple[str, Mapping[str, object]]]
 
 
@@ -86,8 +86,8 @@ def run_checks(
 
     Args:
         checks: name -> check.
-        settings: whose secrets no answer repeats.
-        needs: name -> checks without which it would only say the same once more.
+        settings: its secrets are masked in the findings.
+        needs: name -> checks that have to pass before.
     """
     found: list[PreflightResult] = []
     for name, check in checks.items():
@@ -97,7 +97,7 @@ def run_checks(
             continue
         try:
             answer = check()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other checks are made, and this one has failed
+        except Exception as error:  # noqa: BLE001 - the other checks are made in any case
             known = isinstance(error, GameEventsError | OSError | DeltaError)
             said = str(error) if known else f"{type(error).__name__}: {error}"
             found.append(PreflightResult(name, False, mask(said, settings)))
@@ -108,7 +108,7 @@ def run_checks(
 
 
 def environment_checks(settings: Settings) -> dict[str, Check]:
-    """What has to be there before any run."""
+    """Checks of the environment."""
     sources: dict[str, Check] = {"kafka": lambda: _kafka(settings), "schema registry": lambda: _registry(settings)}
     if settings.source == FILES:
         sources = {"files": lambda: _files(settings)}
@@ -125,11 +125,11 @@ def environment_checks(settings: Settings) -> dict[str, Check]:
 
 
 def run_plan_checks(pipeline: Pipeline, selected: Callable[[], Selection]) -> dict[str, Check]:
-    """What a run would do, with these tables and this topic.
+    """Checks that show the work of the next run.
 
     Args:
         pipeline: the parts; Spark is not used.
-        selected: gives the selection, or raises what is wrong with its words.
+        selected: returns the selection, or raises an error about the options.
     """
 
     def selection() -> str:
@@ -157,10 +157,10 @@ def _kafka(settings: Settings) -> str:
     if settings.source_table is not None:
         return f"not used: {settings.source_table} is read, {max(found.latest.values()) - 1} batches"
     said = []
-    for topic in sorted({lane.topic for lane in found.latest}):
-        lanes = [lane for lane in found.latest if lane.topic == topic]
-        records = sum(found.latest[p] - found.earliest[p] for p in lanes)
-        said.append(f"topic {topic}, {many(len(lanes), 'partition')}, {many(records, 'record')}")
+    for topic in sorted({split.topic for split in found.latest}):
+        splits = [split for split in found.latest if split.topic == topic]
+        records = sum(found.latest[p] - found.earliest[p] for p in splits)
+        said.append(f"topic {topic}, {many(len(splits), 'partition')}, {many(records, 'record')}")
     return f"{settings.kafka_bootstrap_servers}: {'; '.join(said)}"
 
 
@@ -181,7 +181,7 @@ def _registry(settings: Settings) -> str:
 
 
 def _message_types(settings: Settings) -> str:
-    """A hint and no failure: with some naming strategies no subject leads to a type before its first record."""
+    """A hint, no failure: with some naming strategies a type is not known before its first record."""
     lakehouse = Lakehouse.of(settings)
     from_files = settings.source == FILES
     catalog = SchemaCatalog(SchemaRegistry(settings), lakehouse)
@@ -189,7 +189,7 @@ def _message_types(settings: Settings) -> str:
     if not from_files:
         ids |= {i for subject in subjects(settings) for i in catalog.ids_of(subject)}
     known = {name for i in ids for name in catalog.names(i)}
-    # Messages within messages are not listed.
+    # Nested messages are not listed.
     missing = [n for n in settings.message_types if n not in known and not any(n.startswith(f"{k}.") for k in known)]
     said = f"decoded are {', '.join(settings.message_types)}"
     if missing and known:
@@ -226,7 +226,7 @@ def _tables(lakehouse: Lakehouse) -> str:
 
 
 def _no_room(settings: Settings) -> str:
-    """A hint and no failure: names that stay out are counted by each run."""
+    """A hint, no failure: each run counts the names that have no table."""
     games = len(Lakehouse.of(settings).games())
     if settings.games or games < settings.max_games:
         return ""

@@ -1,4 +1,4 @@
-"""Whether all rules can be evaluated on what the tables hold: for `doctor` and a dry run. No row is read."""
+"""Checks of the SQL in the settings against the columns of the tables, for `doctor` and a dry run. No row is read."""
 
 from __future__ import annotations
 
@@ -16,13 +16,10 @@ from game_events.pipeline.silver.stage import SilverInput
 
 
 def check_rules(pipeline: Pipeline) -> str:
-    """Analyze each rule: against the columns that bronze gives its layer; without a bronze, whether it parses.
-
-    Returns:
-        one sentence: how many rules there are, and against what they were checked.
+    """Analyze each rule against the columns of its layer; without a bronze table, parse it.
 
     Raises:
-        ConfigurationError: names each rule that cannot be evaluated, and what is wrong with it.
+        ConfigurationError: names each rule that cannot be evaluated, with the problem.
     """
     if not pipeline.rules:
         return "no rules"
@@ -41,7 +38,7 @@ def check_rules(pipeline: Pipeline) -> str:
 
 
 def check_gold_columns(pipeline: Pipeline) -> str:
-    """Analyze the expressions of the setting `gold_columns` against the columns that bronze gives silver.
+    """Analyze the expressions of the setting `gold_columns` against silver's columns.
 
     Raises:
         ConfigurationError: one does not fit them.
@@ -51,7 +48,7 @@ def check_gold_columns(pipeline: Pipeline) -> str:
     if bronze is None or not row_count(bronze) or not has_decoded_columns(bronze):
         return f"{count} columns; not compared with silver's: there are no rows yet"
     player_agg_columns(pipeline.spark, pipeline.settings, SilverInput.of(pipeline, bronze).columns)
-    way = "merged with the old" if measures(pipeline.settings.gold_columns) else "computed anew where rows are new"
+    way = "merged with the old" if measures(pipeline.settings.gold_columns) else "recomputed where rows are new"
     return f"{count} columns fit those of silver; {way}"
 
 
@@ -64,5 +61,5 @@ def sql_checks(pipeline: Pipeline) -> dict[str, Callable[[], str]]:
 def _gold(pipeline: Pipeline, silver: StructType) -> StructType | None:
     settings = pipeline.settings
     if not {settings.key_column, *(() if settings.gold_columns else (settings.time_column,))} <= set(silver.names):
-        return None  # gold says so itself
+        return None  # an error of gold itself
     return player_agg_columns(pipeline.spark, pipeline.settings, silver)

@@ -1,4 +1,4 @@
-"""What `doctor` says of the tables' state: nothing that a run needs to begin, and all that somebody should look at."""
+"""Checks of the tables' state for `doctor`: findings that need attention, but keep no run from starting."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from game_events.pipeline.runs.preflight import Check, Hint, many
 from game_events.sources.core.source import FILES
 from game_events.sources.factory import subjects
 
-#: The newest files of the event log in which the last run is looked for.
+#: Newest files of the event log that are searched for the last run.
 LOOK_BACK_FILES = 20
-#: Newest versions of a subject that are compiled, and names that a sentence has.
+#: Newest versions of a subject that are compiled; names in a text.
 VERSIONS, NAMED = 20, 5
 
 
 def state_checks(pipeline: Pipeline) -> dict[str, Check]:
-    """What came of the runs so far, and whether the subjects' schemas compile."""
+    """Checks of earlier runs and of the subjects' schemas."""
     checks: dict[str, Check] = {
         "last run": lambda: last_run(pipeline),
         "waiting": lambda: waiting(pipeline),
@@ -39,7 +39,7 @@ def state_checks(pipeline: Pipeline) -> dict[str, Check]:
 
 
 def last_run(pipeline: Pipeline) -> str:
-    """How the newest run that the event log knows ended; a hint if it failed."""
+    """Status of the newest run in the event log; a hint if it failed."""
     runs = read_events(pipeline.lakehouse, newest_files=LOOK_BACK_FILES, kind="run").sort_by([("time", "descending")])
     if not runs.num_rows:
         return "none is in the event log"
@@ -53,7 +53,7 @@ def last_run(pipeline: Pipeline) -> str:
 
 
 def waiting(pipeline: Pipeline) -> str:
-    """Rows of bronze that silver has not taken, and games that failed: the next run takes them."""
+    """Rows of bronze that are not in silver, and failed games: work of the next run."""
     bronze = pipeline.bronze.open()
     if bronze is None:
         return "there are no tables yet"
@@ -63,7 +63,7 @@ def waiting(pipeline: Pipeline) -> str:
     if failed:
         games = sorted({game for layer, game in failed if layer == Layer.SILVER}) or sorted({game for _, game in failed})
         names = ", ".join(games[:NAMED]) + (" and others" if len(games) > NAMED else "")
-        said += f"; tables of {names} failed, or are to be made anew: {next(iter(failed.values()))}"
+        said += f"; tables of {names} failed, or are to be rebuilt: {next(iter(failed.values()))}"
     return Hint(f"{said}: `game-events run`") if rows or failed else said
 
 
@@ -76,12 +76,12 @@ def quarantine(pipeline: Pipeline) -> str:
     open_ones = rows.filter(pc.is_null(rows.column("replayed_batch"))).column("reason")
     found = Counter({entry["values"]: entry["counts"] for entry in pc.value_counts(open_ones.combine_chunks()).to_pylist()})
     said = f"{many(len(open_ones), 'row')}" + (f": {_by_reason(found)}" if found else "")
-    mended = found.keys() & {Reason.BAD_SCHEMA, Reason.UNKNOWN_SCHEMA}
-    return Hint(f"{said}; `game-events quarantine list` says why") if mended else said
+    needs_schema = found.keys() & {Reason.BAD_SCHEMA, Reason.UNKNOWN_SCHEMA}
+    return Hint(f"{said}; `game-events quarantine list` says why") if needs_schema else said
 
 
 def schemas(pipeline: Pipeline) -> str:
-    """Whether the newest versions of the subjects compile: records of one that does not are quarantined."""
+    """Whether the newest versions of the subjects compile; if not, their records are quarantined."""
     bad: list[str] = []
     left_out = 0
     ids = {i for subject in subjects(pipeline.settings) for i in pipeline.catalog.ids_of(subject)[-VERSIONS:]}
@@ -98,7 +98,7 @@ def schemas(pipeline: Pipeline) -> str:
 
 
 def columns(pipeline: Pipeline) -> str:
-    """Whether the columns that settings name have the kinds that they are for."""
+    """Whether the columns of the settings have suitable types."""
     bronze = pipeline.bronze.open()
     if bronze is None:
         return "there are no tables yet"
