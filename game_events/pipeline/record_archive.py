@@ -20,22 +20,20 @@ from game_events.decoding.core.reasons import NO_RECORD
 from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.decoding.core.wire_format import SchemaId
 from game_events.errors import ConfigurationError
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.generations import BronzeIdentity
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import files_with, read_files, row_count, selection, spark_schema
-from game_events.lakehouse.data.staging import REPORT_SCHEMA
-from game_events.lakehouse.data.table_writer import FileStage, staged_files
+from game_events.lakehouse.data.table_writer import FileStage
 from game_events.lakehouse.event_columns import COORDINATES, SCHEMA_COLUMNS, STORED_AS, no_headers, schema_ids
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.schema_archive import SchemaArchive
 from game_events.lakehouse.tables import Table
-from game_events.pipeline.bronze.load import TASK_RECORDS
-from game_events.pipeline.bronze.restored import mend_restored_bronze
+from game_events.pipeline.bronze.staging import TASK_RECORDS
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.full_refresh import since as at_or_behind
-from game_events.pipeline.quarantine.lost import refuse_lost_quarantine
+from game_events.pipeline.quarantine.intact import intact_tables
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import RunResult
 from game_events.pipeline.reporting.steps import ArchiveResult
@@ -72,10 +70,10 @@ def _archive(pipeline: Pipeline, report: RunReport, to: str) -> ArchiveResult:
         raise ConfigurationError("bronze keeps no raw values (GAME_EVENTS_KEEP_RAW is failures): there is nothing to archive")
     place = SourceLocation.of(pipeline.settings, to)
     table = Table("archive", place.root, place.options)
-    bronze = mend_restored_bronze(pipeline, report)
-    if bronze is None:
+    tables = intact_tables(pipeline, report)
+    if tables is None:
         return ArchiveResult(place.root)
-    quarantine = refuse_lost_quarantine(pipeline, bronze, report)
+    bronze, quarantine = tables
     held, app = _open(table), _app(bronze)
     batch = int(bronze.transaction_version(Txn.BATCH) or 0)
     since = held.transaction_version(app) if held is not None else None
@@ -91,8 +89,8 @@ def _archive(pipeline: Pipeline, report: RunReport, to: str) -> ArchiveResult:
     schema = marked_records(_schemas(pipeline, schema_ids(rows)))
     new = selection(bronze, "_batch", int(since or 0)).rows
     records = rows.select(*_as_records()).coalesce(max(1, -(-new // TASK_RECORDS)))
-    files = staged_files(records.mapInArrow(FileStage(table, schema, "headers"), REPORT_SCHEMA).collect())
-    crash_points.reach("archive_staged")
+    files = FileStage(table, schema, "headers").write(records)
+    failpoints.reach("archive_staged")
     if not files and since == batch:
         return ArchiveResult(place.root, batch=batch)
     landed = commit(

@@ -22,7 +22,6 @@ from pyspark.sql import SparkSession
 
 from game_events.cli.main import main
 from game_events.config.settings import Settings, load_settings
-from game_events.lakehouse import failpoints as crash_points
 from game_events.lakehouse.storage.options import spark_options
 from game_events.pipeline.bronze.full_refresh import replace_bronze
 from game_events.pipeline.context import Pipeline

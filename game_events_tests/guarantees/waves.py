@@ -16,7 +16,7 @@ import pytest
 from deltalake import DeltaTable
 
 from game_events.config.settings import Settings
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits import parallel as game_commits
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
 from game_events.lakehouse.tables import Lakehouse
@@ -116,7 +116,7 @@ def at_point(monkeypatch: pytest.MonkeyPatch, point: str, action: Callable[[], N
             happened.append(point)
             action()
 
-    monkeypatch.setattr(crash_points, "reach", reach)
+    monkeypatch.setattr(failpoints, "handler", reach)
     return happened
 
 

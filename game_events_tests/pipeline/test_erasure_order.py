@@ -21,7 +21,7 @@ from game_events.lakehouse.event_columns import OWN_COLUMNS, QUARANTINE_COLUMNS
 from game_events.lakehouse.system_tables.suppressed import add_suppressed, read_suppressed
 from game_events.lakehouse.tables import SUPPRESSED
 from game_events.pipeline.bronze import load as bronze_module
-from game_events.pipeline.bronze.worker_result import StageResult
+from game_events.pipeline.bronze.decode_job import StageResult
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure import passes as erasure_passes
 from game_events.pipeline.erasure import run as erasure
@@ -66,7 +66,7 @@ def test_a_slice_that_was_staged_before_an_erasure_commits_nothing_to_quarantine
 
     monkeypatch.setattr(bronze_module, "stage_slice", stage)
     now, part = seen(TOPIC, ID, {0: 0}, {0: 2}), MicroBatch(lanes(TOPIC, ID, {0: 0}), lanes(TOPIC, ID, {0: 2}))
-    with pytest.raises(ConflictError, match="a rival run moved erasures from None to 1"):
+    with pytest.raises(ConflictError, match="a concurrent run moved erasures from None to 1"):
         bronze_module._load_slice(pipeline, handle, None, now, part, RunReport())
     assert pipeline.quarantine.open() is None
     assert not list(Path(pipeline.lakehouse.root).rglob("*.parquet"))

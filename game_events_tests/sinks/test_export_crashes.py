@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
-from game_events.lakehouse import failpoints as crash_points
 from game_events.lakehouse.commits.commit import paths
 from game_events.pipeline.reporting.export_result import Export
 from game_events.pipeline.reporting.report import RunReport

@@ -14,7 +14,7 @@ from deltalake.exceptions import DeltaError
 from game_events.config.masking import without_secrets
 from game_events.config.settings import Settings
 from game_events.errors import ConflictError, GameEventsError
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ def commit_games(
                 outcome.again.add(game)
                 return
             outcome.landed[game] = commit(plan)
-            crash_points.reach(crash_point, f"{of}{next(done)}")
+            failpoints.reach(crash_point, f"{of}{next(done)}")
         except ConflictError as error:
             log.info("game=%s conflict=%r planned_again=true", game, without_secrets(str(error), settings))
             outcome.again.add(game)

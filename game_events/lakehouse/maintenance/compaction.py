@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
 from game_events.lakehouse.commits.restores import MAINTENANCE_INFO
 from game_events.lakehouse.data.staging import StagedWriter, file_system
@@ -99,7 +99,7 @@ def join_files(table: Table, handle: DeltaTable, group: list[str]) -> Landed:
     except BaseException:
         writer.abort()
         raise
-    crash_points.reach("joined_staged", table.name)
+    failpoints.reach("joined_staged", table.name)
     landed = commit(
         Commit(
             table,
@@ -114,7 +114,7 @@ def join_files(table: Table, handle: DeltaTable, group: list[str]) -> Landed:
             info={MAINTENANCE_INFO: "compaction"},
         )
     )
-    crash_points.reach("joined_committed", table.name)
+    failpoints.reach("joined_committed", table.name)
     return landed
 
 

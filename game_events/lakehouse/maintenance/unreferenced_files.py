@@ -15,7 +15,7 @@ from itertools import takewhile
 import pyarrow.fs as pafs
 from deltalake import DeltaTable
 
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import paths
 from game_events.lakehouse.commits.delta_log import Removed, TableLog
 from game_events.lakehouse.data.staging import file_system
@@ -79,7 +79,7 @@ def delete_files(table: Table, names: list[str]) -> int:
         except FileNotFoundError:
             continue
         deleted += 1
-        crash_points.reach("file_deleted", table.name)
+        failpoints.reach("file_deleted", table.name)
     return deleted
 
 

@@ -27,7 +27,8 @@ from game_events.pipeline.gold.unified import refresh_unified
 from game_events.pipeline.observability.event_log import recorded
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh_downstream
-from game_events.pipeline.silver.refresh import new_games, refresh_silver
+from game_events.pipeline.silver.admission import new_games
+from game_events.pipeline.silver.refresh import refresh_silver
 from game_events.sources.kafka.source import subject_of
 
 

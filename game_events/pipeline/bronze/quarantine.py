@@ -23,7 +23,7 @@ from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.event_columns import COORDINATES, QUARANTINE_COLUMNS, QUARANTINE_DESCRIPTION
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import Table
-from game_events.pipeline.bronze.worker_result import StageResult
+from game_events.pipeline.bronze.decode_job import StageResult
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.state.offsets import next_offsets
 from game_events.pipeline.suppression.driver import unfenced
@@ -91,8 +91,7 @@ def announce(pipeline: Pipeline, bronze: DeltaTable, part: MicroBatch, staged: S
     try:
         commit(plan)
     except GameEventsError:
-        discard(pipeline.bronze, staged.bronze)
-        discard(pipeline.quarantine, staged.quarantine)
+        staged.discard(pipeline.bronze, pipeline.quarantine)
         raise
     return number
 

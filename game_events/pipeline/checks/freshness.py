@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from game_events.errors import GameEventsError
-from game_events.lakehouse.commits.restores import commits_from
+from game_events.lakehouse.commits.delta_log import TableLog
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.check_result import CheckResult
@@ -84,7 +84,7 @@ def _likely_cause(pipeline: Pipeline, handle: DeltaTable, counts: dict[str, int 
 def last_records(bronze: Table, version: int) -> LastRecords | None:
     """When records came last, by the newest commits up to a version; None: its log says nothing."""
     oldest: datetime | None = None
-    for info in commits_from(bronze, version, version - HISTORY):
+    for info in TableLog(bronze).infos(version, version - HISTORY):
         if "timestamp" in info:
             oldest = datetime.fromtimestamp(int(info["timestamp"]) / 1000, UTC)
         note = bronze_commit(info)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from game_events.lakehouse.commits.restores import commits_from
+from game_events.lakehouse.commits.delta_log import TableLog
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.check_result import CheckResult
@@ -76,7 +76,7 @@ def losses(bronze: Table, version: int, above: int, since_ms: int = 0) -> Iterat
         above: the one before the first of them.
         since_ms: it ends at a commit that is older than this, in milliseconds since 1970.
     """
-    for info in commits_from(bronze, version, above):
+    for info in TableLog(bronze).infos(version, above):
         if int(info.get("timestamp") or 0) < since_ms:
             return
         note = bronze_commit(info)

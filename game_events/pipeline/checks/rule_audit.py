@@ -64,7 +64,7 @@ def audit_rules(pipeline: Pipeline, rules: Iterable[Rule]) -> Found:
 
 def _rows_taken(source: SilverInput, tables: Mapping[str, DeltaTable]) -> DataFrame:
     """Bronze's rows of each game, up to the batch that its silver table has taken of this bronze."""
-    taken = {game: int(handle.transaction_version(source.app) or 0) for game, handle in tables.items()}
+    taken = {game: int(handle.transaction_version(source.bronze.app) or 0) for game, handle in tables.items()}
     bounds = pa.table({"_game": pa.array(taken, pa.string()), "_to": pa.array(taken.values(), pa.int64())})
     spark = source.pipeline.spark
     rows = read_files(spark, files_with(source.handle), spark_schema(source.handle.schema()))

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from game_events.errors import ConflictError
 from game_events.lakehouse.commits.commit import Commit, commit, paths
 from game_events.lakehouse.commits.generations import erasures
+from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.event_columns import RECORD
 from game_events.lakehouse.tables import QUARANTINE, Table
@@ -75,17 +75,15 @@ def erase_from_quarantine(pipeline: Pipeline, records: Sequence[tuple[str, int, 
     settings = pipeline.settings
     wanted = Wanted(settings.key_column, settings.entity_column, frozenset(), pa.Table.from_arrays(arrays, schema=RECORDS))
     task = EraseTask({QUARANTINE: pipeline.quarantine}, wanted, rewrite=True)
-    for attempt in range(ATTEMPTS):
+
+    @retry_on_conflict(ATTEMPTS)
+    def erased() -> int:
         handle = pipeline.quarantine.open()
         files = [(QUARANTINE, path) for path in paths(handle)] if handle is not None else []
         hits = [found for found in look_at(pipeline, task, files) if found.rows]
         if handle is None or not hits:
-            break
-        try:
-            commit(without(pipeline.quarantine, handle, hits, pipeline.run_id))
-        except ConflictError:  # a rival rewrote one of these files: look again
-            if attempt == ATTEMPTS - 1:
-                raise
-            continue
+            return 0
+        commit(without(pipeline.quarantine, handle, hits, pipeline.run_id))
         return sum(found.rows for found in hits)
-    return 0
+
+    return erased()

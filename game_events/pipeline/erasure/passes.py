@@ -11,7 +11,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from game_events.errors import ConflictError
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit, paths
 from game_events.lakehouse.commits.generations import BronzeIdentity, erasures
 from game_events.lakehouse.commits.parallel import commit_games, for_games
@@ -50,17 +50,17 @@ def erase_events(work: Work) -> bool:
     todo = {g for g in games if silver_name(g) in hits or (g in known and silver_name(g) in tables and g not in work.settled)}
     if not hits and not todo:
         return False
-    crash_points.reach("forget_staged")
+    failpoints.reach("forget_staged")
     try:
         _commit_quarantine(work, hits.pop(QUARANTINE, []), tables)
         bronze = _commit_bronze(work, hits.pop(BRONZE, []), bronze)
     except ConflictError:  # a rival rewrote one of these files: look again; what was committed stays
         work.drop(hits)
         return True
-    crash_points.reach("forget_bronze_committed")
+    failpoints.reach("forget_bronze_committed")
     if todo:
         _commit_silver(work, bronze, todo, hits)
-        crash_points.reach("forget_silver_committed")
+        failpoints.reach("forget_silver_committed")
     return True
 
 
@@ -71,7 +71,7 @@ def _commit_quarantine(work: Work, hits: list[ScannedFile], tables: Mapping[str,
         commit(without(work.pipeline.quarantine, tables[QUARANTINE], hits, work.pipeline.run_id))
         work.erased(QUARANTINE, hits)
         work.held = pa.concat_tables([work.held, *(f.records for f in hits)])
-    crash_points.reach("forget_quarantine_committed")
+    failpoints.reach("forget_quarantine_committed")
 
 
 def _commit_bronze(work: Work, hits: list[ScannedFile], bronze: DeltaTable) -> DeltaTable:

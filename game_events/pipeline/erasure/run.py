@@ -14,9 +14,10 @@ from dataclasses import replace
 from deltalake import DeltaTable
 
 from game_events.errors import ConfigurationError, ConflictError
-from game_events.lakehouse import failpoints as crash_points
-from game_events.lakehouse.commits.commit import CONFLICT_ATTEMPTS, commit
+from game_events.lakehouse import failpoints
+from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.commits.generations import BronzeIdentity, erasures, oldest_batch
+from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.event_columns import has_decoded_columns
 from game_events.lakehouse.layers import Layer
@@ -39,7 +40,7 @@ from game_events.pipeline.erasure.subjects import Wanted
 from game_events.pipeline.gold.refresh import refresh_gold, refresh_own_gold
 from game_events.pipeline.gold.unified import refresh_unified
 from game_events.pipeline.quarantine.full_refresh import finish_reset
-from game_events.pipeline.quarantine.lost import refuse_lost_quarantine
+from game_events.pipeline.quarantine.intact import intact_tables
 from game_events.pipeline.quarantine.replay_marks import note_replay
 from game_events.pipeline.reporting.erasure_result import Erasure
 from game_events.pipeline.reporting.report import RunReport
@@ -75,7 +76,8 @@ def forget(
     Raises:
         ConfigurationError: no key, or another one than the list was made with.
         ConflictError: rivals won every attempt; run it again.
-        DataError: quarantine was restored, or deleted, or an erasure of others is not finished: nothing was done.
+        DataError: bronze or quarantine was restored, quarantine was deleted, or an erasure of others is not finished.
+            Nothing was done.
     """
     began = time.monotonic()
     settings = pipeline.settings
@@ -109,13 +111,12 @@ def forget(
 def _keep_out(work: Work, key: bytes) -> None:
     """Put them on the list; from here on nothing of theirs comes to bronze."""
     pipeline, report = work.pipeline, work.report
-    # Before anything is committed to quarantine: that would hide a restore of it from the next run.
-    if (bronze := pipeline.bronze.open()) is not None:
-        refuse_lost_quarantine(pipeline, bronze, report)
+    # Before any commit to quarantine: the commit would hide a restore of the table from the next run.
+    intact_tables(pipeline, report)
     finish_reset(pipeline, report)
     note_replay(pipeline)
     before = add_suppressed(pipeline.lakehouse, key, work.hashes, pipeline.run_id)
-    crash_points.reach("forget_listed")
+    failpoints.reach("forget_listed")
     bronze = pipeline.bronze.open()
     if bronze is not None and before.unfinished:  # of the same gamers
         work.done_before = erasures(bronze)
@@ -143,23 +144,17 @@ def _require_id_column(pipeline: Pipeline, bronze: DeltaTable) -> None:
         )
 
 
+@retry_on_conflict()
 def _fence(pipeline: Pipeline) -> None:
     """Make every run that looked before the list was changed look again: whatever it has staged does not land any more."""
-    for attempt in range(CONFLICT_ATTEMPTS):
-        bronze = pipeline.bronze.open()
-        if bronze is None:
-            return
-        batch = bronze.transaction_version(Txn.BATCH)
-        # The batch too, as it is: of two commits that name it, Delta lets one land, however close they come.
-        plan = without(
-            pipeline.bronze, bronze, [], pipeline.run_id, expected={Txn.BATCH: batch}, advance={Txn.BATCH: int(batch or 0)}
-        )
-        try:
-            commit(plan)
-            return
-        except ConflictError:
-            if attempt == CONFLICT_ATTEMPTS - 1:
-                raise
+    bronze = pipeline.bronze.open()
+    if bronze is None:
+        return
+    batch = bronze.transaction_version(Txn.BATCH)
+    # The batch too, as it is: of two commits that name it, Delta lets one land, however close they come.
+    commit(
+        without(pipeline.bronze, bronze, [], pipeline.run_id, expected={Txn.BATCH: batch}, advance={Txn.BATCH: int(batch or 0)})
+    )
 
 
 def _gold_follows(work: Work) -> None:

@@ -18,15 +18,16 @@ from pyspark.sql.types import StructType
 
 from game_events.errors import ConflictError, GameEventsError
 from game_events.extending import GoldAggregate
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.generations import BronzeIdentity
 from game_events.lakehouse.commits.parallel import GAME_ATTEMPTS, for_games
 from game_events.lakehouse.commits.restores import restored
+from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import BATCH_INFO, files_with, game_of_file, read_files, spark_schema
-from game_events.lakehouse.data.staging import REPORT_SCHEMA, StagedFile
-from game_events.lakehouse.data.table_writer import FileStage, staged_files
+from game_events.lakehouse.data.staging import StagedFile
+from game_events.lakehouse.data.table_writer import FileStage
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.progress import Progress
 from game_events.lakehouse.tables import UNIFIED, game_of_gold
@@ -56,16 +57,12 @@ def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False
     state = pipeline.progress.read(bronze_key)
     target = state.floor(Layer.GOLD)
     table = pipeline.lakehouse.table(UNIFIED)
-    unread: dict[str, str] = {}
-    for attempt in range(GAME_ATTEMPTS):
-        try:
-            unread = _refresh(pipeline, state, report, full=full)
-            break
-        except ConflictError:
-            if attempt == GAME_ATTEMPTS - 1:
-                report.add_failed(Layer.UNIFIED, table, "rival runs won; run again")
-                return
-    crash_points.reach("unified_committed")
+    try:
+        unread = _refresh(pipeline, state, report, full=full)
+    except ConflictError:
+        report.add_failed(Layer.UNIFIED, table, "rival runs won; run again")
+        return
+    failpoints.reach("unified_committed")
     behind = state.failed_in(Layer.GOLD)
     if not behind:
         # A floor that is gone took its failures with it: then everything is looked at again.
@@ -84,6 +81,7 @@ def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False
     report.add_seconds(Layer.UNIFIED, time.monotonic() - began)
 
 
+@retry_on_conflict(GAME_ATTEMPTS)
 def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bool) -> dict[str, str]:
     """Make the commit, if anything changed.
 
@@ -106,7 +104,7 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
     kept = handle if handle is not None and not full and files_with(handle) else None
     schema = _columns(changed.values(), kept, entity)
     files = _stage(pipeline, changed, kept, schema)
-    crash_points.reach("unified_staged")
+    failpoints.reach("unified_staged")
     # Rows of unchanged games are carried over: no rival's commit may come between, whatever games it changed.
     commits = handle.transaction_version(Txn.COMMITS) if handle is not None else None
     definition = definition_for(handle, aggregate)
@@ -157,7 +155,7 @@ def _stage(pipeline: Pipeline, changed: dict[str, DeltaTable], kept: DeltaTable 
             old = old.join(names, entity, "left_anti")
         rows = rows.unionByName(old)
     with crashes_explained(f" over rows for {table.name}"):
-        return staged_files(rows.coalesce(2).mapInArrow(FileStage(table, schema), REPORT_SCHEMA).collect())
+        return FileStage(table, schema).write(rows.coalesce(2))
 
 
 def _changed(

@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 
 from game_events.errors import ConflictError
 from game_events.lakehouse.commits.commit import paths
-from game_events.lakehouse.commits.restores import waits_for_a_look
+from game_events.lakehouse.commits.restores import unchecked_restore
 from game_events.lakehouse.maintenance.compaction import LOOP_GOAL, Goal, join_files, small_files
 from game_events.lakehouse.maintenance.unreferenced_files import ReplacedFiles
 from game_events.lakehouse.retention import Retention, is_derived
@@ -83,7 +83,7 @@ class Upkeep:
         done = TableMaintenance(table.name)
         try:
             handle = table.open()
-            done.skipped = waits_for_a_look(table, handle) if handle is not None else None
+            done.skipped = unchecked_restore(table, handle) if handle is not None else None
             if handle is not None and not done.skipped:
                 if self.retention.apply(name, handle):
                     handle = table.open() or handle

@@ -14,9 +14,9 @@ from deltalake import DeltaTable
 
 from game_events.errors import ConfigurationError, ConflictError
 from game_events.extending import PLAYER_AGG
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import paths
-from game_events.lakehouse.commits.restores import waits_for_a_look
+from game_events.lakehouse.commits.restores import unchecked_restore
 from game_events.lakehouse.maintenance.compaction import FULL_GOAL, small_files
 from game_events.lakehouse.maintenance.unreferenced_files import Orphans, ReplacedFiles, delete_orphans, orphans
 from game_events.lakehouse.retention import is_derived
@@ -94,7 +94,7 @@ def _work(pipeline: Pipeline, table: Table, done: TableMaintenance) -> None:
     if handle is None:
         return
     _refuse_partitioned(table, handle)
-    done.skipped = waits_for_a_look(table, handle)
+    done.skipped = unchecked_restore(table, handle)
     if done.skipped:
         return
     if pipeline.retention.apply(table.key, handle):
@@ -108,7 +108,7 @@ def _work(pipeline: Pipeline, table: Table, done: TableMaintenance) -> None:
     # Writers make checkpoints as they go; a table that is seldom written has entries that none stands for.
     if known.entries > LOG_ENTRIES:
         handle.create_checkpoint()
-        crash_points.reach("checkpoint_written", table.name)
+        failpoints.reach("checkpoint_written", table.name)
     handle.cleanup_metadata()
 
 
@@ -124,7 +124,7 @@ def _count(pipeline: Pipeline, table: Table, done: TableMaintenance) -> None:
     if handle is None:
         return
     _refuse_partitioned(table, handle)
-    done.skipped = waits_for_a_look(table, handle)
+    done.skipped = unchecked_restore(table, handle)
     if done.skipped:
         return
     groups = [] if is_derived(table.key) else small_files(table, handle, FULL_GOAL)

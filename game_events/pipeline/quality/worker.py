@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -27,19 +25,6 @@ from game_events.lakehouse.tables import Table
 from game_events.pipeline.quality.expressions import APART, BITS, DROP, FATE, HELD_BACK, KEEP, READMIT, REJECT
 from game_events.pipeline.reporting.tables import RuleCounts
 from game_events.rules import Rule
-
-
-def counts_to_json(counts: dict[str, RuleCounts]) -> str:
-    """Game -> counts, for the way back through Spark."""
-    return json.dumps({game: vars(found) for game, found in counts.items()})
-
-
-def counts_from_json(text: str) -> dict[str, RuleCounts]:
-    """The inverse of `counts_to_json`."""
-    found = {game: RuleCounts(**body) for game, body in json.loads(text).items()}
-    for counts in found.values():
-        counts.violated, counts.reasons = Counter(counts.violated), Counter(counts.reasons)
-    return found
 
 
 @dataclass(frozen=True)

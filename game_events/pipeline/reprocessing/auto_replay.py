@@ -14,12 +14,12 @@ from game_events.decoding.core.reasons import Reason
 from game_events.decoding.core.wire_format import SchemaId
 from game_events.errors import ConflictError, TransientError
 from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.restore_check import refuse_restored
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.event_columns import QUARANTINE_COLUMNS, SCHEMA_COLUMNS
 from game_events.lakehouse.layers import Layer
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.quarantine.lost import refuse_restored_quarantine
 from game_events.pipeline.quarantine.replay_marks import note_replay
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing.replay import ReplaySelection, replay
@@ -62,7 +62,7 @@ def _note_left(pipeline: Pipeline, known: frozenset[SchemaId], expected: int) ->
     quarantine, bronze = pipeline.quarantine.open(), pipeline.bronze.open()
     if not expected or quarantine is None or bronze is None:
         return
-    refuse_restored_quarantine(pipeline, quarantine)
+    quarantine = refuse_restored(pipeline.quarantine, quarantine)
     ids, _ = _due(pipeline, quarantine, str(bronze.metadata().id))
     left = {i: ids[i] for i in known if ids[i]}
     if sum(left.values()) != expected:

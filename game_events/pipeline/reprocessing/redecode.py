@@ -16,20 +16,20 @@ from pyspark.sql import DataFrame
 from game_events.decoding.batch_decoder import DecodePlan, TypeKey
 from game_events.decoding.core.reasons import Reason
 from game_events.errors import ConflictError, DataError
-from game_events.lakehouse import failpoints as crash_points
-from game_events.lakehouse.commits.commit import Commit, commit, evolve
+from game_events.lakehouse import failpoints
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.evolution import evolve
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_files, row_count, spark_schema
 from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.event_columns import FIRST_MESSAGE, OWN_COLUMNS, bronze_schema, column_map, schema_ids, travelling
 from game_events.lakehouse.layers import Layer
-from game_events.pipeline.bronze.decode_job import run_decode_job
+from game_events.pipeline.bronze.decode_job import StageResult, run_decode_job
 from game_events.pipeline.bronze.stored_worker import StoredTask
-from game_events.pipeline.bronze.worker_result import StageResult
 from game_events.pipeline.column_comments import documented
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure.commits import erase_from_quarantine
-from game_events.pipeline.quarantine.lost import refuse_lost_quarantine
+from game_events.pipeline.quarantine.intact import intact_tables
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import BronzeResult
 from game_events.pipeline.state.commit_info import ERASED_BY_BATCH
@@ -64,14 +64,13 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
 
     Raises:
         ConflictError: a run committed to bronze meanwhile: nothing has changed, run it again.
-        DataError: quarantine was restored or deleted, or the rows written are not all: nothing has changed.
+        DataError: bronze or quarantine was restored, quarantine was deleted, or rows are missing: nothing has changed.
         TransientError: a schema is neither archived nor can the registry be asked.
     """
     began = time.monotonic()
-    handle = pipeline.bronze.open()
+    handle, _ = intact_tables(pipeline, report) or (None, None)
     if handle is None or not row_count(handle):
         return Redecoded()
-    refuse_lost_quarantine(pipeline, handle, report)
     before = {f.name for f in handle.schema().fields}
     handle = evolve(pipeline.bronze, handle, OWN_COLUMNS)
     batch = int(handle.transaction_version(Txn.BATCH) or 0)
@@ -79,15 +78,10 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
     pipeline.on_progress(f"redecode: {row_count(handle):,} rows of bronze")
 
     whom = suppression(pipeline, handle)
-
-    def task(plan: DecodePlan) -> StoredTask:
-        return StoredTask(pipeline.bronze, plan, None, keep_raw=True, keep_undecodable=True, suppression=whom)
-
+    job = StoredTask(pipeline.bronze, None, DecodePlan(), None, keep_raw=True, keep_undecodable=True, suppression=whom)
     with crashes_explained(f" while it decoded {pipeline.bronze.name} anew"):
-        staged = run_decode_job(
-            pipeline, column_map(handle), _types_of(rows), lambda: rows.select(travelling(rows.columns)), task
-        )
-    crash_points.reach("redecode_staged")
+        staged = run_decode_job(pipeline, job, rows.select(travelling(rows.columns)), column_map(handle), _types_of(rows))
+    failpoints.reach("redecode_staged")
     written = sum(f.rows for f in staged.bronze)
     if written + staged.suppressed != row_count(handle):
         discard(pipeline.bronze, staged.bronze)
@@ -117,7 +111,7 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
         raise ConflictError(
             f"{error}. Nothing was changed: run `game-events redecode` again while no run is under way"
         ) from None
-    crash_points.reach("redecode_committed")
+    failpoints.reach("redecode_committed")
     report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, batch, known_columns=before)
     report.add_seconds(Layer.BRONZE, time.monotonic() - began)
     kept = Counter({NO_RAW_VALUE if why == Reason.TOMBSTONE else why: n for why, n in staged.reasons.items()})

@@ -28,8 +28,10 @@ from game_events.decoding.batch_decoder import DecodePlan, TypeKey
 from game_events.decoding.core.reasons import NO_RECORD, Reason
 from game_events.decoding.core.wire_format import SchemaId
 from game_events.errors import ConfigurationError, ConflictError
-from game_events.lakehouse import failpoints as crash_points
-from game_events.lakehouse.commits.commit import CONFLICT_ATTEMPTS, Commit, commit, evolve
+from game_events.lakehouse import failpoints
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.evolution import evolve
+from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_files, spark_schema
 from game_events.lakehouse.event_columns import (
@@ -43,16 +45,14 @@ from game_events.lakehouse.event_columns import (
     travelling,
 )
 from game_events.lakehouse.layers import Layer
-from game_events.pipeline.bronze.decode_job import run_decode_job
+from game_events.pipeline.bronze.decode_job import StageResult, run_decode_job
 from game_events.pipeline.bronze.load import archive_schemas
-from game_events.pipeline.bronze.restored import mend_restored_bronze
 from game_events.pipeline.bronze.stored_worker import StoredTask
-from game_events.pipeline.bronze.worker_result import StageResult
 from game_events.pipeline.column_comments import documented
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure.commits import erase_from_quarantine
 from game_events.pipeline.quarantine.full_refresh import finish_reset, is_finished
-from game_events.pipeline.quarantine.lost import refuse_lost_quarantine
+from game_events.pipeline.quarantine.intact import intact_tables
 from game_events.pipeline.quarantine.replay_marks import is_noted, note_replay
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import BronzeResult
@@ -150,19 +150,13 @@ def replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) ->
         TransientError: the registry cannot be asked about a schema that is not archived.
     """
     began = time.monotonic()
-    result = Replayed()
-    for attempt in range(CONFLICT_ATTEMPTS):
-        try:
-            result = _replay(pipeline, report, selection)
-            break
-        except ConflictError:
-            if attempt == CONFLICT_ATTEMPTS - 1:
-                raise
+    result = _replay(pipeline, report, selection)
     report.add(BronzeResult(replayed=result.rows))
     report.add_seconds("replay", time.monotonic() - began)
     return result
 
 
+@retry_on_conflict()
 def _replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) -> Replayed:
     tables = _settled_tables(pipeline, report)
     if tables is None:
@@ -172,7 +166,7 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) -
     batch = int(bronze.transaction_version(Txn.BATCH) or 0) + 1
     pipeline.on_progress("replay: rows of quarantine are tried again")
     staged = _stage(pipeline, bronze, quarantine, selection, batch, report)
-    crash_points.reach("replay_staged")
+    failpoints.reach("replay_staged")
     # Now that they decode it is known whose they are: they are in no table any more.
     report.add(BronzeResult(suppressed=erase_from_quarantine(pipeline, staged.suppressed_records)))
     if not staged.bronze:
@@ -197,7 +191,7 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) -
         },
     )
     landed = commit(plan)
-    crash_points.reach("replay_committed")
+    failpoints.reach("replay_committed")
     known = {f.name for f in bronze.schema().fields}
     report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, batch, known_columns=known)
     report.add(
@@ -208,7 +202,7 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) -
         )
     )
     note_replay(pipeline)
-    crash_points.reach("replay_noted")
+    failpoints.reach("replay_noted")
     log.info("replayed_rows=%d batch=%d left=%s", landed.rows, batch, dict(staged.reasons))
     return Replayed(landed.rows, staged.reasons)
 
@@ -220,15 +214,11 @@ def _stage(
     held = read_files(pipeline.spark, quarantine.file_uris(), spark_schema(quarantine.schema()))
     waiting = held.where(selection.condition(str(bronze.metadata().id)))
     rows = _not_in_bronze(pipeline, bronze, waiting, report).select(travelling(OWN_COLUMNS.names))
-    whom = suppression(pipeline, bronze)
-
-    def task(plan: DecodePlan) -> StoredTask:
-        keep_raw = pipeline.settings.keep_raw == "all"
-        return StoredTask(pipeline.bronze, plan, batch, keep_raw, keep_undecodable=False, suppression=whom)
-
+    keep_raw, whom = pipeline.settings.keep_raw == "all", suppression(pipeline, bronze)
+    job = StoredTask(pipeline.bronze, None, DecodePlan(), batch, keep_raw, keep_undecodable=False, suppression=whom)
     wanted: set[TypeKey] = {(i, FIRST_MESSAGE) for i in selection.schema_ids}
     with crashes_explained(f" over rows of {pipeline.quarantine.name}"):
-        return run_decode_job(pipeline, column_map(bronze), wanted, lambda: rows, task)
+        return run_decode_job(pipeline, job, rows, column_map(bronze), wanted)
 
 
 def _not_in_bronze(pipeline: Pipeline, bronze: DeltaTable, waiting: DataFrame, report: RunReport) -> DataFrame:
@@ -268,8 +258,7 @@ def _settled_tables(pipeline: Pipeline, report: RunReport) -> tuple[DeltaTable, 
     """
     finish_reset(pipeline, report)
     note_replay(pipeline)
-    bronze = mend_restored_bronze(pipeline, report)
-    quarantine = refuse_lost_quarantine(pipeline, bronze, report) if bronze is not None else None
+    bronze, quarantine = intact_tables(pipeline, report) or (None, None)
     if bronze is None or quarantine is None:
         return None
     if not is_finished(bronze, quarantine):

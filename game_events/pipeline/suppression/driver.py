@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from deltalake import DeltaTable
 
-from game_events.config.settings import MIN_ERASURE_KEY_CHARS, Settings
+from game_events.config.groups.tables import MIN_ERASURE_KEY_CHARS
+from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.commits.generations import erasures
 from game_events.lakehouse.commits.transactions import Txn

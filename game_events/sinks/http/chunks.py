@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 
-from game_events.lakehouse.data.staging import StagedWriter, report
+from game_events.lakehouse.data.staging import StagedWriter
+from game_events.lakehouse.data.table_writer import StagedFiles
+from game_events.lakehouse.data.worker_job import WorkerJob
 from game_events.lakehouse.tables import Table
 from game_events.sinks.http.tables import outbox_schema
 
@@ -50,8 +53,8 @@ class ChunkOrigin:
 
 
 @dataclass(frozen=True)
-class CutChunks:
-    """For `mapInArrow`; picklable.
+class CutChunks(WorkerJob[StagedFiles]):
+    """Writes chunks of rows (`ROWS`) to files of the outbox; picklable.
 
     Attributes:
         table: the outbox.
@@ -61,6 +64,7 @@ class CutChunks:
         origins: group -> where it comes from.
     """
 
+    result: ClassVar[type] = StagedFiles
     table: Table
     person: str
     slice: int
@@ -68,13 +72,13 @@ class CutChunks:
     bytes_per_call: int
     origins: Mapping[str, ChunkOrigin] = field(repr=False)
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Consumes rows of `ROWS`, yields the files (`REPORT_SCHEMA`)."""
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> StagedFiles:
+        """Write a task's chunks."""
         context = TaskContext.get()
         writer = StagedWriter(self.table, outbox_schema(self.person), group_rows=GROUP_ROWS)
         for rows in self.cut((pa.Table.from_batches([b]) for b in batches), context.partitionId() if context else 0):
             writer.write(rows)
-        yield report(("file", f.to_json()) for f in writer.close())
+        return StagedFiles(writer.close())
 
     def cut(self, parts: Iterable[pa.Table], task: int) -> Iterator[pa.Table]:
         """Rows of the outbox; a chunk that a part's end cuts off goes on in the next one."""

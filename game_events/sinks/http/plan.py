@@ -13,13 +13,12 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame
 
 from game_events.errors import ConflictError
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.generations import erasures
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_arrow
-from game_events.lakehouse.data.staging import REPORT_SCHEMA, StagedFile, discard
-from game_events.lakehouse.data.table_writer import staged_files
+from game_events.lakehouse.data.staging import StagedFile, discard
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.export_result import Export
 from game_events.pipeline.reporting.report import RunReport
@@ -137,8 +136,8 @@ def _staged(
     cut = CutChunks(
         tables.outbox, tables.person, next_slice(tables, outbox), target.rows_per_call, target.bytes_per_call, origins
     )
-    files = staged_files(rows.mapInArrow(cut, REPORT_SCHEMA).collect())
-    crash_points.reach("rest_staged")
+    files = [file for found in cut.collect(rows) for file in found.files]
+    failpoints.reach("rest_staged")
     return files
 
 
@@ -151,7 +150,7 @@ def _commit(
     account: Export,
 ) -> None:
     commit_slice(tables, outbox, files, (expected, advance))
-    crash_points.reach("rest_planned")
+    failpoints.reach("rest_planned")
     account.planned_rows += sum(file.rows for file in files)
     now = tables.outbox.open()
     if now is not None:

@@ -6,7 +6,6 @@ the ledger has as delivered is not sent again. Two runs at once: the later one g
 
 from __future__ import annotations
 
-import json
 import time
 from contextlib import AbstractContextManager, nullcontext
 
@@ -15,13 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from game_events.errors import ConfigurationError, ConflictError, DataError, GameEventsError, TransientError
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit, paths
 from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.staging import REPORT_SCHEMA
-from game_events.lakehouse.data.table_writer import staged_files
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.reporting.export_result import Export, TaskAccount
+from game_events.pipeline.reporting.export_result import Export
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import RunResult
 from game_events.sinks.http.changes import OnReplaced
@@ -31,7 +28,7 @@ from game_events.sinks.http.rate_limiter import LimiterAddress, RateLimiterServe
 from game_events.sinks.http.rate_window import RateWindow
 from game_events.sinks.http.tables import DELIVERIES, ExportTables, outbox_schema
 from game_events.sinks.http.target import RestTarget
-from game_events.sinks.http.worker import FILE, LEDGER, TASK, SendChunks
+from game_events.sinks.http.worker import LEDGER, SendChunks
 
 ATTEMPTS = 5
 #: What may stop a task, the most urgent first.
@@ -94,7 +91,7 @@ class _Exporter:
             number = waiting.column("slice")[0].as_py()
             self._send(number, waiting.filter(pc.equal(waiting.column("slice"), number)))
         if outbox is not None and paths(outbox):
-            crash_points.reach("rest_settled")
+            failpoints.reach("rest_settled")
             _clear(tables)
 
     def _send(self, number: int, chunks: pa.Table) -> None:
@@ -122,9 +119,9 @@ class _Exporter:
                 pipeline.run_id,
                 limiter,
             )
-            found = pipeline.spark.range(0, tasks, 1, tasks).mapInArrow(job, REPORT_SCHEMA).collect()
-        job.note(staged_files(line for line in found if line["kind"] == FILE))
-        done = [TaskAccount(**json.loads(line["body"])) for line in found if line["kind"] == TASK]
+            found = job.collect(pipeline.spark.range(0, tasks, 1, tasks))
+        job.note([file for sent in found for file in sent.files])
+        done = [account for sent in found for account in sent.accounts]
         self._account.seconds += time.monotonic() - began
         self._account.add(done)
         stopped = [task for task in done if task.stopped is not None]

@@ -8,12 +8,11 @@ What a task has not noted when it ends, the driver notes: many tasks end at once
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +22,11 @@ import pyarrow.parquet as pq
 from pyspark import TaskContext
 
 from game_events.errors import ConflictError, GameEventsError
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.staging import StagedFile, StagedWriter, file_system, report
+from game_events.lakehouse.data.staging import StagedFile, StagedWriter, file_system
+from game_events.lakehouse.data.worker_job import WorkerJob
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.reporting.export_result import LATENCIES_TOLD, TaskAccount
 from game_events.sinks.http.delivery import Calls, ChunkOutcome, client
@@ -39,16 +39,22 @@ NOTE_EVERY_S, TASKS_FOR_IT = 2.0, 8
 #: Rows of the outbox in a task's memory.
 ROWS_AT_ONCE = 20_000
 APPEND_ATTEMPTS = 20
-#: Kinds of what a task reports.
-TASK, FILE = "task", "file"
 LEDGER = "What became of each chunk of exported rows"
 #: Chunks given up one after the other, none taken between: it is the receiver, not the rows.
 GIVEN_UP_IN_A_ROW = 5
 
 
 @dataclass(frozen=True)
-class SendChunks:
-    """For `mapInArrow`; picklable.
+class Sent:
+    """What tasks did, and files of the delivery log with what they have not committed."""
+
+    accounts: list[TaskAccount] = field(default_factory=list)
+    files: list[StagedFile] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SendChunks(WorkerJob[Sent]):
+    """Sends the chunks of tasks, of which each row is the number; picklable.
 
     Attributes:
         tables: the export's tables.
@@ -63,6 +69,7 @@ class SendChunks:
         limiter: rate limiter of the calls; None: there is no limit.
     """
 
+    result: ClassVar[type] = Sent
     tables: ExportTables
     target: RestTarget
     files: Sequence[str]
@@ -74,14 +81,17 @@ class SendChunks:
     run_id: str
     limiter: LimiterAddress | None = None
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Each row that comes is the number of a task; yields what it did (`REPORT_SCHEMA`)."""
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> Sent:
+        """Send the chunks of these tasks."""
         context = TaskContext.get()
         again = context is not None and context.attemptNumber() > 0
+        sent = Sent()
         for batch in batches:
             for task in batch.column(0).to_pylist():
                 account, files = self.run_task(task, again=again)
-                yield report(iter([(TASK, json.dumps(asdict(account))), *((FILE, file.to_json()) for file in files)]))
+                sent.accounts.append(account)
+                sent.files.extend(files)
+        return sent
 
     def run_task(self, task: int, *, again: bool = False) -> tuple[TaskAccount, list[StagedFile]]:
         """Send one task's share; `again`: an attempt before this one may have sent some of it.
@@ -193,7 +203,7 @@ class _Task:
             results, self._results = self._results, []
             self._noted = time.monotonic()
             if results:
-                crash_points.reach("rest_answered", self._number)
+                failpoints.reach("rest_answered", self._number)
                 await asyncio.to_thread(self._commit, results)
                 self._count(results)
 
@@ -202,7 +212,7 @@ class _Task:
         results, self._results = self._results, []
         if not results:
             return []
-        crash_points.reach("rest_answered", self._number)
+        failpoints.reach("rest_answered", self._number)
         files = _staged(self._job.tables.deliveries, self._heads(results))
         self._count(results)
         return files
