@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from game_events.config.settings import Settings
-from game_events.lakehouse.failpoints import CRASH_POINTS
+from game_events.lakehouse.failpoints import FAILPOINTS
 from game_events.pipeline.runs.refresh import refresh
 from game_events.producer.manifest import Manifest
 from game_events_tests.books import assert_books_balance, rows
@@ -69,15 +69,15 @@ OTHER_POINTS = (
 GUARANTEES = Path(__file__).parents[2] / "docs" / "guarantees.md"
 
 
-def test_every_crash_point_is_tried() -> None:
+def test_every_failpoint_is_tried() -> None:
     points = (*POINTS, *OTHER_POINTS, *ERASURE_POINTS, *MAINTENANCE_POINTS, *EXPORT_POINTS)
     tried = {point.partition("@")[0].partition(":")[0] for point in points}
-    assert tried == set(CRASH_POINTS)
+    assert tried == set(FAILPOINTS)
 
 
-def test_the_guarantees_have_a_paragraph_for_every_crash_point() -> None:
+def test_the_guarantees_have_a_paragraph_for_every_failpoint() -> None:
     text = GUARANTEES.read_text("utf-8")
-    assert [name for name in CRASH_POINTS if f"\n**`{name}`**" not in text] == []
+    assert [name for name in FAILPOINTS if f"\n**`{name}`**" not in text] == []
 
 
 @pytest.mark.scenario

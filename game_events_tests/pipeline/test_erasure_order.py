@@ -23,7 +23,7 @@ from game_events.lakehouse.tables import SUPPRESSED
 from game_events.pipeline.bronze import load as bronze_module
 from game_events.pipeline.bronze.decode_job import StageResult
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.erasure import passes as erasure_passes
+from game_events.pipeline.erasure import commits as erasure_passes
 from game_events.pipeline.erasure import run as erasure
 from game_events.pipeline.erasure.resume import resume
 from game_events.pipeline.reporting.report import RunReport
@@ -166,7 +166,7 @@ def test_rows_that_a_run_rejects_while_they_are_erased_are_taken_off_the_count_o
         return before(*arguments)
 
     monkeypatch.setattr(erasure_passes, "_commit_bronze", beside_a_run)
-    monkeypatch.setattr(erasure, "_gold_follows", lambda _: None)
+    monkeypatch.setattr(erasure, "_refresh_gold", lambda _: None)
     erasure.forget(pipeline, RunReport(), frozenset({"ann"}))
     handle = silver.open()
     counters = [handle.transaction_version(app) for app in (Txn.ROWS_DROPPED, Txn.ROWS_QUARANTINED)]

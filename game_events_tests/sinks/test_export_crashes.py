@@ -26,6 +26,7 @@ from game_events.sinks.http.target import RestTarget
 from game_events.sinks.http.worker import SendChunks
 from game_events_tests.guarantees.attached_driver import Driver, start_driver
 from game_events_tests.guarantees.waves import wait_all
+from game_events_tests.killing.sitecustomize import killed_at
 from game_events_tests.sinks.receiver import Receiver, receiving
 from game_events_tests.sinks.world import World, offsets_of, only_same_calls_were_repeated
 
@@ -103,7 +104,7 @@ def test_a_worker_that_is_killed_before_it_has_noted_its_answers_sends_them_agai
         (tmp_path / "job").write_bytes(pickle.dumps(job))
         ended = subprocess.run(
             [sys.executable, "-c", WORKER, str(tmp_path / "job")],
-            env=os.environ | {crash_points.VARIABLE: point},
+            env=os.environ | killed_at(point),
             capture_output=True,
             text=True,
             check=False,
