@@ -19,7 +19,7 @@ from game_events.lakehouse.tables import BRONZE, Lakehouse, Table
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.check_result import CheckResult
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reporting.result import LayerResult, RunResult
+from game_events.pipeline.reporting.result import RunResult
 
 log = logging.getLogger(__name__)
 IMPLEMENTATION = "spark.sql.catalogImplementation"
@@ -82,15 +82,13 @@ def register_tables(pipeline: Pipeline, report: RunReport) -> None:
         return
     try:
         _register(pipeline, pipeline.settings.catalog, report)
-        report.add(
-            LayerResult(checks=[CheckResult(REGISTERED, "bronze", True, f"{len(pipeline.registered):,} tables are registered")])
-        )
+        report.add_checks(CheckResult(REGISTERED, "bronze", True, f"{len(pipeline.registered):,} tables are registered"))
     except Exception as error:  # noqa: BLE001 - the rows are committed: nothing that happens here may fail the run
         why = _cause(pipeline, error)
         log.warning("catalog=%s tables_not_registered=true why=%r", pipeline.settings.catalog, why)
         summary = f"tables could not be registered in the catalog {pipeline.settings.catalog}: {why}"
         report.warn(summary)
-        report.add(LayerResult(checks=[CheckResult(REGISTERED, "bronze", False, summary)]))
+        report.add_checks(CheckResult(REGISTERED, "bronze", False, summary))
 
 
 def tables_registered(pipeline: Pipeline) -> CheckResult:

@@ -7,7 +7,7 @@ import pytest
 
 from game_events.lakehouse.commits.commit import Landed
 from game_events.lakehouse.tables import Table
-from game_events.pipeline.continuous.loop_report import LoopReport
+from game_events.pipeline.continuous.loop import LoopReport
 from game_events.pipeline.reporting.latency import Histogram, count_arrivals
 from game_events.pipeline.reporting.report import RunReport
 

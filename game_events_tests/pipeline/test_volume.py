@@ -16,7 +16,6 @@ from game_events.pipeline.checks.volume import MIN_DAYS, daily_rows, is_unusual,
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.observability.event_log import recorded
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reporting.result import LayerResult
 
 NOW = datetime(2026, 3, 20, 12, 0, tzinfo=UTC)
 
@@ -93,7 +92,7 @@ def look(pipeline):
     """The check as a run makes it: the next one compares with this one."""
     report = RunReport()
     with recorded(Pipeline(pipeline.settings, lambda: None), report, "refresh"):
-        report.add(LayerResult(checks=[schema_drift(pipeline)]))
+        report.add_checks(schema_drift(pipeline))
     return report.checks[0]
 
 

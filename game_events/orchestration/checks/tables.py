@@ -15,7 +15,6 @@ from game_events.pipeline.checks.registry import CHECKS, TableCheck
 from game_events.pipeline.observability.event_log import recorded
 from game_events.pipeline.reporting.check_result import CheckResult
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reporting.result import LayerResult
 
 
 def build_checks(keys: Keys = DEFAULT) -> list[dg.AssetChecksDefinition]:
@@ -53,7 +52,7 @@ def _asset_check(check: TableCheck, keys: Keys) -> dg.AssetChecksDefinition:
         name = f"check {check.name}"
         with errors_decide(context, pipeline.settings), recorded(pipeline, report, name, context.retry_number, lineage=False):
             found = check.run(pipeline)
-            report.add(LayerResult(checks=[found]))
+            report.add_checks(found)
         return check_result(check_evaluation(found, keys))
 
     return evaluate

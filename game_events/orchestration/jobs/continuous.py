@@ -28,8 +28,7 @@ from game_events.orchestration.resources import LakehouseResource
 from game_events.orchestration.runs.process_tag import PROCESS_TAG, this_process, worker_is_gone
 from game_events.orchestration.runs.tags import ENDED_BY_ITSELF, HANDED_OVER, ROW_CHANGING_TAG
 from game_events.pipeline.checks.registry import check_after_run
-from game_events.pipeline.continuous.loop import Loop, first_line
-from game_events.pipeline.continuous.loop_report import PAUSED, WAITING, LoopReport
+from game_events.pipeline.continuous.loop import PAUSED, WAITING, Loop, LoopReport, first_line
 from game_events.pipeline.observability.event_log import RunLog
 from game_events.pipeline.reporting.report import RunReport
 

@@ -182,13 +182,8 @@ def _record(
     schema = bronze_schema(staged.columns)
     known = {f.name for f in before.schema().fields}
     report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, batch, known_columns=known)
-    report.add(
-        BronzeResult(
-            batches=[batch],
-            schema_ids={i for i, _ in (*staged.found.types, *staged.found.undecoded)},
-            other_types=pipeline.catalog.other_types(staged.found.undecoded),
-        )
-    )
+    other_types = pipeline.catalog.other_types(staged.found.undecoded)
+    report.add_batch(batch, (*staged.found.types, *staged.found.undecoded), other_types)
     report.add_rejected(staged.found.reasons)
     report.add(BronzeResult(suppressed=staged.found.suppressed, expired=expired.expired + expired.undecodable_expired))
     holder = pipeline.settings.source_holder

@@ -207,13 +207,8 @@ def _load_slice(
     report.add_read(part.start, part.end, part.unit)
     report.add(BronzeResult(gaps=part.gaps))
     report.warn(*told(part.gaps), *(f"topic {topic} joins: all that it has is read" for topic in part.joined))
-    report.add(
-        BronzeResult(
-            batches=[batch],
-            schema_ids={i for i, _ in (*staged.types, *staged.undecoded)},
-            other_types=pipeline.catalog.other_types(staged.undecoded),
-        )
-    )
+    other_types = pipeline.catalog.other_types(staged.undecoded)
+    report.add_batch(batch, (*staged.types, *staged.undecoded), other_types)
     report.add_rejected(staged.reasons)
     report.add(BronzeResult(suppressed=staged.suppressed))
     report.arrived(staged.arrivals)

@@ -25,7 +25,6 @@ from game_events.pipeline.gold.null_values import KNOWN, keys_and_times_known
 from game_events.pipeline.metastore import REGISTERED, tables_registered
 from game_events.pipeline.reporting.check_result import CheckResult
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reporting.result import LayerResult
 
 CONSERVED = "rows_conserved"
 log = logging.getLogger(__name__)
@@ -138,10 +137,10 @@ def check_after_run(pipeline: Pipeline, report: RunReport) -> None:
         if check.in_run is None:
             continue
         try:
-            report.add(LayerResult(checks=[check.in_run(pipeline)]))
+            report.add_checks(check.in_run(pipeline))
         except (GameEventsError, DeltaError, OSError, PySparkException, Py4JJavaError) as error:
             log.warning("check=%s could_not_be_made=%r", check.name, without_secrets(str(error), pipeline.settings))
             # Spark's messages are pages of stack, and may quote data.
             by_spark = isinstance(error, PySparkException | Py4JJavaError)
             why = f"{type(error).__name__}: see the run's log" if by_spark else without_secrets(str(error), pipeline.settings)
-            report.add(LayerResult(checks=[CheckResult(check.name, check.layer, False, f"could not be made: {why}")]))
+            report.add_checks(CheckResult(check.name, check.layer, False, f"could not be made: {why}"))

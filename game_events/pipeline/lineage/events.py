@@ -42,14 +42,7 @@ _NAMES = uuid.UUID("5d5b3c55-2f3a-5d0c-9a57-6f0b7a3e9a11")
 
 @dataclass(frozen=True)
 class LineageRun:
-    """Makes the events of one run.
-
-    Attributes:
-        pipeline: the parts; its run id is the run's.
-        job: name of the job or asset.
-        began: start of the run.
-        streaming: continuous mode.
-    """
+    """Makes the events of one run: of the job or asset `job`; `streaming` in continuous mode."""
 
     pipeline: Pipeline
     job: str
@@ -78,14 +71,7 @@ class LineageRun:
         return self._whole(state, at, self._error(text))
 
     def tables(self, report: RunResult, since: datetime, at: datetime, part: str = "0") -> Iterator[RunEvent]:
-        """Start and end of each table's run.
-
-        Args:
-            report: result of this part of the run.
-            since: start of this part.
-            at: its end.
-            part: identifies the part: events of the same part have the same ids.
-        """
+        """Start (at `since`) and end (`at`) of each table's run; events of the same `part` have the same ids."""
         for entry in report.tables:
             inputs = inputs_of(self.pipeline, entry, report)
             run_id = str(uuid.uuid5(_NAMES, f"{self.run_id}/{entry.table}/{part}"))

@@ -80,13 +80,7 @@ class _BusyError(Exception):
 
 
 def severity_of(settings: Settings, check: str, *, wrong_rows: bool = False) -> Severity | None:
-    """Severity of a failed check; None: no alert.
-
-    Args:
-        settings: `alert_severity` overrides the default.
-        check: name of the check.
-        wrong_rows: a failure means that rows are wrong, missing or duplicated.
-    """
+    """Severity of a failed check by the setting `alert_severity`, or the default; None: no alert."""
     chosen = settings.alert_severity.get(check, "error" if wrong_rows else DEFAULT_SEVERITY.get(check, "none"))
     return None if chosen == "none" else chosen
 

@@ -29,12 +29,7 @@ INTERVAL_S = 60.0
 def recorded(pipeline: Pipeline, report: RunReport, job: str, attempt: int = 0, *, lineage: bool = True) -> Iterator[None]:
     """At the end of the block, also after an error: register tables, send lineage, write the report to the event log.
 
-    Args:
-        pipeline: the parts; its run id is the events'.
-        report: filled inside the block.
-        job: name of the job or asset. With run id and attempt it identifies these events.
-        attempt: 0, or number of earlier attempts under the same run id.
-        lineage: False: send no OpenLineage events.
+    Run id, `job` and `attempt` (number of earlier attempts under this run id) identify the events.
     """
     began = time.monotonic()
     sender = Lineage(pipeline, job) if lineage else None
@@ -58,17 +53,7 @@ def _facts(job: str, began: float, error: BaseException | None) -> RunFacts:
 
 
 def write_events(pipeline: Pipeline, report: RunResult, run: RunFacts, part: str = "0") -> bool:
-    """Append a run's events; a failure is logged as a warning.
-
-    Args:
-        pipeline: the parts; its run id is the events'.
-        report: result of the run.
-        run: what the result does not hold.
-        part: identifies one of several writes of a job under one run id; the same part is written once.
-
-    Returns:
-        whether the events are in the table.
-    """
+    """Append a run's events, each `part` of a run once; returns False after a failure, which is logged as a warning."""
     failpoints.reach("events_due")
     try:
         rows = event_rows(report, run, pipeline.settings)

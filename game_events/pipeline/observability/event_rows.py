@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any
 
@@ -111,7 +111,7 @@ def _gap(gap: Gap, names: Names) -> dict[str, Any]:
 def _maintenance(entry: TableMaintenance, settings: Settings) -> dict[str, Any]:
     texts = {name: without_secrets(getattr(entry, name) or "", settings) or None for name in ("skipped", "error")}
     status = FAILED if entry.error else "skipped" if entry.skipped else "done"
-    return _row("upkeep", table=entry.table, status=status, detail=entry.to_dict() | texts)
+    return _row("upkeep", table=entry.table, status=status, detail=asdict(entry) | texts)
 
 
 def _run(report: RunResult, run: RunFacts, settings: Settings) -> dict[str, Any]:

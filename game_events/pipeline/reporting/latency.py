@@ -24,12 +24,7 @@ _BOUNDS = np.geomspace(0.05, 90_000, 152)
 
 
 def count_arrivals(timestamps: pa.Array, now_s: float | None = None) -> Arrivals:
-    """Number of records per time of production.
-
-    Args:
-        timestamps: `_kafka_timestamp` (microseconds).
-        now_s: current time, seconds since 1970.
-    """
+    """Number of records per time of production. `timestamps`: `_kafka_timestamp`; `now_s`: seconds since 1970."""
     tenths = timestamps.cast(pa.int64(), safe=False).drop_null().to_numpy() // (1_000_000 // TENTHS)
     age = int((time.time() if now_s is None else now_s) * TENTHS) - tenths
     minute, hour = 60 * TENTHS, 3600 * TENTHS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import field, fields, replace
+from dataclasses import asdict, field, fields, is_dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 Merge = Callable[[Any, Any], Any]
@@ -63,8 +63,8 @@ def merged_values(first: object, second: object) -> dict[str, Any]:
 
 def plain(value: Any) -> Any:  # noqa: ANN401 - JSON
     """The value for `--json`; None: the key is left out."""
-    if hasattr(value, "to_dict"):
-        return value.to_dict()
+    if is_dataclass(value) and not isinstance(value, type):
+        return value.to_dict() if hasattr(value, "to_dict") else asdict(value)
     return dict(value) if isinstance(value, Mapping) else value
 
 
@@ -86,16 +86,11 @@ def merged(
     asset: tuple[str, str, Callable[[Any], Any]] | None = None,
     printed: str | None = None,
 ) -> Any:  # noqa: ANN401 - a field of the type that the class declares
-    """A field of a result.
+    """A field of a result, with its merge function and the factory of its default.
 
-    Args:
-        merge_values: merges two values.
-        factory: makes the default.
-        json: value -> value in `--json`; a result of None leaves the key out. None: the field is not in `--json`.
-        name: key in `--json`, if it is not the field's name.
-        event: rows of the event log.
-        asset: layer, key and value -> value in the metadata of that layer's materialization in Dagster, unless it is empty.
-        printed: what the value means: a line at the end of `game-events run`, unless it is empty.
+    `json`: value -> value in `--json` (a result of None leaves the key out), under the key `name` or the field's name; `event`:
+    rows of the event log; `asset`: layer, key, and value -> value in the metadata of that layer's materialization in Dagster;
+    `printed`: meaning of the value, for a line at the end of `game-events run`. Empty values are not shown in the last three.
     """
     shown = {"json": json, "name": name, "event": event, "asset": asset, "printed": printed}
     return field(default_factory=factory, metadata={"merge": merge_values, **shown})

@@ -14,6 +14,7 @@ from game_events.decoding.core.reasons import Reason
 from game_events.lakehouse.commits.commit import Landed
 from game_events.lakehouse.layers import DOWNSTREAM
 from game_events.lakehouse.tables import Table
+from game_events.pipeline.reporting.check_result import CheckResult
 from game_events.pipeline.reporting.latency import Arrivals, Histogram
 from game_events.pipeline.reporting.merging import merged_values
 from game_events.pipeline.reporting.result import BronzeResult, LayerResult, RunResult
@@ -34,6 +35,10 @@ class RunReport(RunResult):
     def warn(self, *notices: str) -> None:
         """Add warnings for the user."""
         self.add(LayerResult(notices=notices))
+
+    def add_checks(self, *checks: CheckResult) -> None:
+        """Add results of checks."""
+        self.add(LayerResult(checks=checks))
 
     def add_seconds(self, layer: str, seconds: float) -> None:
         """Add the duration of a step."""
@@ -104,6 +109,10 @@ class RunReport(RunResult):
         notices = [f"{counts[what]:,} {text}" for what, text in warnings.items() if counts[what]]
         self.add(BronzeResult(files=Counter({"waiting": 0, **counts}), notices=notices))
         counts.clear()
+
+    def add_batch(self, batch: int, types: Iterable[tuple[int | str, object]], other_types: Mapping[str, int]) -> None:
+        """Add a batch of bronze, with the schema ids and message types of its records; `other_types` are not selected."""
+        self.add(BronzeResult(batches=[batch], schema_ids={schema_id for schema_id, _ in types}, other_types=other_types))
 
     def add_rejected(self, reasons: Mapping[str, int]) -> None:
         """Add records that were committed to quarantine."""

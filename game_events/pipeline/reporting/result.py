@@ -170,7 +170,7 @@ class RunResult(BronzeResult, SilverResult, GoldResult):
     maintenance: Mapping[str, TableMaintenance] = merged(
         by_key(merge),
         dict,
-        json=lambda tables: {name: entry.to_dict() for name, entry in sorted(tables.items())},
+        json=lambda tables: {name: asdict(entry) for name, entry in sorted(tables.items())},
         name="upkeep",
     )
     registered: Sequence[str] = merged(extend, list)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from operator import add
 from types import NoneType
 
@@ -27,10 +27,6 @@ class ArchiveResult:
     without_raw: int = 0
     batch: int = 0
 
-    def to_dict(self) -> dict[str, object]:
-        """For `--json`."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class LineageResult:
@@ -44,10 +40,6 @@ class LineageResult:
     def notice(self) -> str | None:
         """Warning for the user, if events were lost."""
         return f"{self.lost:,} OpenLineage events were not taken by the receiver: {self.why}" if self.lost else None
-
-    def to_dict(self) -> dict[str, object]:
-        """For `--json`."""
-        return asdict(self)
 
 
 @dataclass
@@ -81,7 +73,3 @@ class TableMaintenance:
     def anything(self) -> bool:
         """Whether files changed, or work was skipped or failed."""
         return bool(self.joined or self.replaced or self.orphans or self.skipped or self.error)
-
-    def to_dict(self) -> dict[str, object]:
-        """For `--json`."""
-        return asdict(self)

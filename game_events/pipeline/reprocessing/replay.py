@@ -194,13 +194,8 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) -
     failpoints.reach("replay_committed")
     known = {f.name for f in bronze.schema().fields}
     report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, batch, known_columns=known)
-    report.add(
-        BronzeResult(
-            batches=[batch],
-            schema_ids={i for i, _ in (*staged.types, *staged.undecoded)},
-            other_types=pipeline.catalog.other_types(staged.undecoded),
-        )
-    )
+    other_types = pipeline.catalog.other_types(staged.undecoded)
+    report.add_batch(batch, (*staged.types, *staged.undecoded), other_types)
     note_replay(pipeline)
     failpoints.reach("replay_noted")
     log.info("replayed_rows=%d batch=%d left=%s", landed.rows, batch, dict(staged.reasons))

@@ -26,12 +26,7 @@ SHOWN = 5
 
 
 def find_lost_tables(pipeline: Pipeline, report: RunReport) -> None:
-    """Note in `progress` the games with deleted or restored silver or gold tables.
-
-    Args:
-        pipeline: the parts.
-        report: gets a notice that names them.
-    """
+    """Note in `progress` the games with deleted or restored silver or gold tables, and warn of them."""
     bronze = pipeline.bronze.open()
     if bronze is None:
         return

@@ -82,13 +82,7 @@ Check = Callable[[], str | tuple[str, Mapping[str, object]]]
 def run_checks(
     checks: Mapping[str, Check], settings: Settings, needs: Mapping[str, Collection[str]] | None = None
 ) -> list[PreflightResult]:
-    """Make all of them, in order.
-
-    Args:
-        checks: name -> check.
-        settings: its secrets are masked in the findings.
-        needs: name -> checks that have to pass before.
-    """
+    """Make all checks in order; secrets are masked. `needs`: name -> checks that have to pass before."""
     found: list[PreflightResult] = []
     for name, check in checks.items():
         missing = [c.check for c in found if not c.ok and c.check in (needs or {}).get(name, ())]
@@ -125,12 +119,7 @@ def environment_checks(settings: Settings) -> dict[str, Check]:
 
 
 def run_plan_checks(pipeline: Pipeline, selected: Callable[[], Selection]) -> dict[str, Check]:
-    """Checks that show the work of the next run.
-
-    Args:
-        pipeline: the parts; Spark is not used.
-        selected: returns the selection, or raises an error about the options.
-    """
+    """Checks that show the work of the next run, without Spark. `selected` raises if the options are wrong."""
 
     def selection() -> str:
         found = selected()

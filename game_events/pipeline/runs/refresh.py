@@ -29,11 +29,8 @@ def refresh(
 ) -> RunReport:
     """Triggered mode: read the source up to its current end, then refresh the selected layers.
 
-    Args:
-        pipeline: the parts.
-        report: gets the result of each step, so that it is complete if a later step fails.
-        selection: layers and games.
-        ignore_intervals: refresh custom aggregates before their interval has passed, too.
+    The report gets the result of each step, so that it is complete if a later step fails. `ignore_intervals`: refresh custom
+    aggregates before their interval has passed, too.
 
     Raises:
         ConfigurationError: a full refresh of bronze is not allowed; nothing was changed.

@@ -1,23 +1,30 @@
-"""Checks of the tables' state for `doctor`: findings that need attention, but keep no run from starting."""
+"""Checks of the tables' state and of the SQL in the settings, for `doctor` and dry runs. They keep no run from starting."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql.types import StructType
 
+from game_events.config.gold_columns import measures
 from game_events.decoding.core.reasons import Reason
 from game_events.errors import DataError
 from game_events.lakehouse.commits.generations import BronzeIdentity
-from game_events.lakehouse.data.snapshot import read_arrow
+from game_events.lakehouse.data.snapshot import read_arrow, row_count
+from game_events.lakehouse.event_columns import has_decoded_columns
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.event_log import read_events
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.gold.aggregates import player_agg_columns
 from game_events.pipeline.gold.null_values import of_another_kind
+from game_events.pipeline.quality.validation import problems, refuse
 from game_events.pipeline.runs.backlog import games_waiting
 from game_events.pipeline.runs.preflight import Check, Hint, many
+from game_events.pipeline.silver.stage import SilverInput
 from game_events.sources.core.source import FILES
 from game_events.sources.factory import subjects
 
@@ -109,3 +116,53 @@ def columns(pipeline: Pipeline) -> str:
 
 def _by_reason(found: Counter[str]) -> str:
     return ", ".join(f"{why} {rows:,}" for why, rows in found.most_common())
+
+
+def check_rules(pipeline: Pipeline) -> str:
+    """Analyze each rule against the columns of its layer; without a bronze table, parse it.
+
+    Raises:
+        ConfigurationError: names each rule that cannot be evaluated, with the problem.
+    """
+    if not pipeline.rules:
+        return "no rules"
+    bronze = pipeline.bronze.open()
+    silver: StructType | None = None
+    gold: StructType | None = None
+    if bronze is not None and row_count(bronze) and has_decoded_columns(bronze):
+        source = SilverInput.of(pipeline, bronze)
+        silver, gold = source.columns, _gold(pipeline, source.columns)
+    found: dict[str, str] = {}
+    for layer, columns in (("silver", silver), ("gold", gold)):
+        found |= problems(pipeline.spark, [r for r in pipeline.rules if r.layer == layer], columns)
+    refuse(found, silver.names if silver is not None else [])
+    against = f"they fit the columns of {pipeline.bronze.name}" if silver is not None else "they parse (there are no rows yet)"
+    return f"{len(pipeline.rules)} rules: {against}"
+
+
+def check_gold_columns(pipeline: Pipeline) -> str:
+    """Analyze the expressions of the setting `gold_columns` against silver's columns.
+
+    Raises:
+        ConfigurationError: one does not fit them.
+    """
+    bronze = pipeline.bronze.open()
+    count = len(pipeline.settings.gold_columns)
+    if bronze is None or not row_count(bronze) or not has_decoded_columns(bronze):
+        return f"{count} columns; not compared with silver's: there are no rows yet"
+    player_agg_columns(pipeline.spark, pipeline.settings, SilverInput.of(pipeline, bronze).columns)
+    way = "merged with the old" if measures(pipeline.settings.gold_columns) else "recomputed where rows are new"
+    return f"{count} columns fit those of silver; {way}"
+
+
+def sql_checks(pipeline: Pipeline) -> dict[str, Callable[[], str]]:
+    """Checks of the SQL in the settings; Spark starts only if there is any."""
+    checks: dict[str, Callable[[], str]] = {"rules": lambda: check_rules(pipeline)}
+    return checks | ({"gold columns": lambda: check_gold_columns(pipeline)} if pipeline.settings.gold_columns else {})
+
+
+def _gold(pipeline: Pipeline, silver: StructType) -> StructType | None:
+    settings = pipeline.settings
+    if not {settings.key_column, *(() if settings.gold_columns else (settings.time_column,))} <= set(silver.names):
+        return None  # an error of gold itself
+    return player_agg_columns(pipeline.spark, pipeline.settings, silver)
