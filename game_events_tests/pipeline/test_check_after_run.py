@@ -33,7 +33,7 @@ def test_a_check_whose_spark_job_fails_is_noted_as_not_passed_and_fails_no_run(m
         def broken(_pipeline, error=error):
             raise error
 
-        monkeypatch.setattr(whole_checks, "CHECKS", (TableCheck(CONSERVED, "silver", "", broken, broken),))
+        monkeypatch.setattr(whole_checks, "CHECKS", (TableCheck(CONSERVED, "silver", broken, broken),))
         report = RunReport(tables=[TableReport("silver", "silver_chess_events", "/x", "chess")])
         check_after_run(SimpleNamespace(settings=Settings.model_construct()), report)
         (found,) = report.checks

@@ -24,7 +24,7 @@ from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.bronze.starting_offsets import is_gone, not_there_any_more
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure.run import forget
-from game_events.pipeline.maintenance.incremental import COMMITS, Upkeep
+from game_events.pipeline.maintenance.incremental import COMMITS, IncrementalMaintenance
 from game_events.pipeline.maintenance.run import maintain
 from game_events.pipeline.quarantine.intact import intact_tables
 from game_events.pipeline.reporting.report import RunReport
@@ -234,7 +234,7 @@ def test_maintenance_leaves_a_restored_table_alone_until_a_run_has_looked_at_it(
     maintain(pipeline, report, dry_run=dry_run)
     skipped = {entry.table for entry in report.maintenance.values() if "a run has to check it first" in (entry.skipped or "")}
     assert skipped == set(asked)
-    upkeep = Upkeep(lakehouse, pipeline.retention)
+    upkeep = IncrementalMaintenance(lakehouse, pipeline.retention)
     upkeep.note([*asked] * COMMITS)
     upkeep._budget_s = 10.0
     assert {entry.table for entry in upkeep.work() if entry.skipped} == set(asked)

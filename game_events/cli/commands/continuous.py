@@ -149,7 +149,7 @@ def _switch_off(home: str) -> None:
 
 
 def _show(output: Output, settings: Settings, result: JobResult) -> None:
-    show_run(output, result.report, settings.words)
+    show_run(output, result.report, settings.names)
     loop, latency = result.report["continuous"], result.report["latency"]
     if latency:
         rows = [(layer, times["rows"], times["p50_s"], times["p95_s"]) for layer, times in latency.items()]

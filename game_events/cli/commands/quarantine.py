@@ -94,7 +94,7 @@ def replay(reason: Reasons = None, schema_id: SchemaIds = None, as_json: Json = 
         result = run_job(settings, "replay", "replay_quarantined_rows", config)
     if result.report:
         left = result.report["left_by_reason"]
-        show_run(output, result.report, settings.words)
+        show_run(output, result.report, settings.names)
         if not result.report["replayed_rows"] and not result.report["readmitted"]:
             output.say("no row can be decoded, or satisfies the rules, that could or did not before")
         if left:

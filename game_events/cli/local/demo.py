@@ -81,7 +81,7 @@ def _use(folder: Path, state: StackState) -> Settings:
 
 
 def _waves(output: Output, settings: Settings) -> dict[str, object]:
-    words, sample = settings.words, settings.producer
+    words, sample = settings.names, settings.producer
     usual = Simulation(games=sample.entities, gamers_per_game=sample.keys_per_entity)
     output.step(
         "2. first wave",
@@ -119,7 +119,7 @@ def _wave(output: Output, settings: Settings, simulation: Simulation) -> tuple[M
 
 def _compared(output: Output, settings: Settings, truth: Manifest, appeared: list[str]) -> dict[str, object]:
     """Compare the tables with the records that were sent; the demo's result."""
-    words = settings.words
+    words = settings.names
     poison = sum(truth.poison.values())
     bronze, held = _rows(settings, BRONZE), _rows(settings, QUARANTINE)
     output.say(f"schema versions seen: {', '.join(map(str, truth.schema_ids))}; columns that appeared: {', '.join(appeared)}")
@@ -153,7 +153,7 @@ def _top(output: Output, settings: Settings) -> None:
         raise DataError(f"{table.uri} is not there")
     entity, key, first, *_ = columns = [f.name for f in handle.schema().fields]
     found = read_arrow(table, handle).sort_by([(first, "descending"), (key, "ascending"), (entity, "ascending")]).to_pylist()
-    output.table(f"top {settings.words.keys} ({table.name})", columns, [[row[c] for c in columns] for row in found[:5]])
+    output.table(f"top {settings.names.keys} ({table.name})", columns, [[row[c] for c in columns] for row in found[:5]])
 
 
 def _columns(settings: Settings, name: str) -> list[str]:

@@ -11,7 +11,7 @@ from pydantic_settings import BaseSettings
 
 from game_events.config.gold_columns import problem
 from game_events.config.groups.values import ENV_PREFIX, NameList
-from game_events.config.naming import Names, Words
+from game_events.config.naming import Names
 from game_events.config.producer import SampleData
 from game_events.rules import Rule, require_unique
 
@@ -31,10 +31,7 @@ class DomainSettings(BaseSettings):
         "`max_timestamp`",
     )
     names: Names = Field(
-        default_factory=Names, description="names of tables and assets as templates, and a prefix for all of them"
-    )
-    words: Words = Field(
-        default_factory=Words, description="display names of an entity and a key in texts; default: game, gamer"
+        default_factory=Names, description="prefix and nouns in names of tables and assets, and in texts (docs/domains.md)"
     )
     producer: SampleData = Field(
         default_factory=SampleData, description="the message and sample data of `produce` and `demo`; default: the game event"

@@ -27,7 +27,7 @@ SCHEMA = pa.schema(
     [
         pa.field("bronze_id", pa.string()),
         pa.field("layer", pa.string()),
-        pa.field("kind", pa.string()),  # floor | game | failed | unrouted | decided_anew
+        pa.field("kind", pa.string()),  # floor | game | failed | unrouted | redecided
         pa.field("game", pa.string()),
         pa.field("batch", pa.int64()),
         pa.field("detail", pa.string()),
@@ -58,7 +58,7 @@ class Progress:
         games: game -> highest bronze batch in its silver table: the games that are known.
         failed: (layer, game) -> why it failed last time.
         unrouted_batch: last batch with a valid name that was not let in; 0: there never was one.
-        decided_anew: how many of the decisions that quarantine made anew are known to be carried out in silver.
+        redecided: how many of the decisions that quarantine made anew are known to be carried out in silver.
         marks: layer -> what else is known of its floor; only of the layers of one's own aggregates.
     """
 
@@ -67,7 +67,7 @@ class Progress:
     games: dict[str, int] = field(default_factory=dict)
     failed: dict[tuple[str, str], str] = field(default_factory=dict)
     unrouted_batch: int = 0
-    decided_anew: int = 0
+    redecided: int = 0
     marks: dict[str, Mark] = field(default_factory=dict)
 
     def floor(self, layer: str) -> int:
@@ -158,7 +158,7 @@ def _state(bronze_id: str, every: list[dict[str, Any]]) -> Progress:
         games={r["game"]: r["batch"] for r in rows if r["kind"] == "game"},
         failed={(r["layer"], r["game"]): r["detail"] for r in rows if r["kind"] == "failed"},
         unrouted_batch=max((r["batch"] for r in rows if r["kind"] == "unrouted"), default=0),
-        decided_anew=max((r["batch"] for r in rows if r["kind"] == "decided_anew"), default=0),
+        redecided=max((r["batch"] for r in rows if r["kind"] == "decided_anew"), default=0),
         marks={r["layer"]: Mark(**json.loads(r["detail"])) for r in rows if r["kind"] == "floor" and r["detail"]},
     )
 
@@ -186,6 +186,6 @@ def _rows(state: Progress) -> pa.Table:
         add("failed", layer, game, None, without_quotes(why))
     if state.unrouted_batch:
         add("unrouted", Layer.SILVER, None, state.unrouted_batch)
-    if state.decided_anew:
-        add("decided_anew", Layer.SILVER, None, state.decided_anew)
+    if state.redecided:
+        add("decided_anew", Layer.SILVER, None, state.redecided)
     return pa.Table.from_pylist(rows, schema=SCHEMA)

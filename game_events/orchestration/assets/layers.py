@@ -90,7 +90,7 @@ def _bronze(sources: Sequence[dg.AssetKey], keys: Keys) -> dg.AssetsDefinition:
 
 
 def _silver(settings: Settings, keys: Keys) -> dg.AssetsDefinition:
-    words = settings.words
+    words = settings.names
     spec = dg.AssetSpec(
         keys.silver,
         deps=[keys.bronze],
@@ -109,7 +109,7 @@ def _gold(settings: Settings, keys: Keys) -> dg.AssetsDefinition:
     spec = dg.AssetSpec(
         keys.gold,
         deps=[keys.silver],
-        description=f"One table for each {settings.words.entity}. {player_agg(settings).description}. Equal to a full "
+        description=f"One table for each {settings.names.entity}. {player_agg(settings).description}. Equal to a full "
         "recompute, always.",
         group_name="gold",
         kinds={"spark", "deltalake", "gold"},
@@ -126,7 +126,7 @@ def _unified(settings: Settings, keys: Keys) -> dg.AssetsDefinition:
                 keys.unified,
                 deps=[dg.AssetDep(keys.gold, partition_mapping=dg.AllPartitionMapping())],
                 automation_condition=carry_condition(keys),
-                description=f"All {settings.words.entities}' aggregates in one table, for dashboards. A run of it that "
+                description=f"All {settings.names.entities}' aggregates in one table, for dashboards. A run of it that "
                 "automation starts brings silver and gold up to date first.",
                 group_name="gold",
                 kinds={"spark", "deltalake", "gold"},

@@ -44,7 +44,7 @@ from game_events.pipeline.reporting.result import BronzeResult
 from game_events.pipeline.state.archive_origin import archive_noted, behind_origins
 from game_events.pipeline.state.commit_info import slice_info
 from game_events.pipeline.state.offsets import identity, next_offsets
-from game_events.pipeline.suppression.driver import unfenced
+from game_events.pipeline.suppression.driver import erasure_fence
 from game_events.sources.core.source import Gap, MicroBatch, Offsets, SourceSnapshot
 from game_events.sources.files.source import FileSource
 from game_events.sources.kafka.source import KafkaSource
@@ -176,7 +176,7 @@ def _load_slice(
         staged.bronze,
         expected={p.app: handle.transaction_version(p.app) for p in (*part.end, *placed, *behind)}
         | {Txn.BATCH: batch - 1, Txn.QUARANTINE_BEGUN: begun}
-        | unfenced(handle),
+        | erasure_fence(handle),
         advance={p.app: at for p, at in (placed | part.end | behind).items()}
         | identity([*part.end, *placed, *behind])
         | epochs_noted(now, part.end)

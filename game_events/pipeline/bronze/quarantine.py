@@ -26,7 +26,7 @@ from game_events.lakehouse.tables import Table
 from game_events.pipeline.bronze.decode_job import StageResult
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.state.offsets import next_offsets
-from game_events.pipeline.suppression.driver import unfenced
+from game_events.pipeline.suppression.driver import erasure_fence
 from game_events.sources.core.source import KAFKA, MicroBatch
 
 #: (topic id, partition) -> offsets of records that quarantine holds already.
@@ -80,7 +80,7 @@ def announce(pipeline: Pipeline, bronze: DeltaTable, part: MicroBatch, staged: S
         pipeline.bronze,
         pa.schema(bronze.schema()),
         [],
-        expected=before | unfenced(bronze),
+        expected=before | erasure_fence(bronze),
         # With the batch as it is: whatever else gets a batch of its own (a replay, a full refresh) excludes this commit.
         advance={Txn.QUARANTINE_BEGUN: number, Txn.BATCH: int(before[Txn.BATCH] or 0)},
         table_id=str(bronze.metadata().id),

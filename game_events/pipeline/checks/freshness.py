@@ -49,7 +49,7 @@ class LastRecords:
 
 
 def fresh(pipeline: Pipeline) -> CheckResult:
-    """Check that bronze's last commit of records is not older than the setting `freshness_s` (0: the check is off)."""
+    """Check that bronze's last commit of records is not older than GAME_EVENTS_FRESHNESS_S (0: the check is off)."""
     allowed = pipeline.settings.freshness_s
     if not allowed:
         return CheckResult(FRESH, "bronze", True, "off: GAME_EVENTS_FRESHNESS_S is 0")

@@ -21,7 +21,9 @@ SHOWN = 5
 
 
 def offsets_lost(pipeline: Pipeline, recent: int | None = None) -> CheckResult:
-    """Check for gaps that runs skipped (`on_data_loss`): the tables are right, but records are lost.
+    """Check that no records expired, or were deleted with their topic, before they were read.
+
+    With GAME_EVENTS_ON_DATA_LOSS=record_gap runs skip them: the tables are right, but records are lost.
 
     Args:
         pipeline: the pipeline.

@@ -50,11 +50,11 @@ class _Tables:
 
 
 def gold_equals_recompute(pipeline: Pipeline, sample_games: int = SAMPLE_GAMES) -> CheckResult:
-    """Check a sample of games, chosen by a hash of the run: gold = aggregate of silver, unified = gold. One Spark job.
+    """Check that gold of a sample of games equals a recompute from silver, and the unified table equals gold.
 
-    A game with pending rows, in gold or in the unified table, is left out there.
+    One Spark job. A hash of the run chooses the games; one with pending rows is left out.
     """
-    words = pipeline.settings.words
+    words = pipeline.settings.names
     tables = _tables(pipeline, sample_games)
     if not tables.taken:
         return CheckResult(RECOMPUTED, "gold", True, f"no {words.entity} has a gold table yet", wrong_rows=True)

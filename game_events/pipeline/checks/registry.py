@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,7 +38,6 @@ class TableCheck:
     Attributes:
         name: name of the check.
         layer: layer of the asset that the check belongs to.
-        description: what it checks.
         run: the full check.
         in_run: a cheap form for the end of each run that changed a table; None: only on request.
         blocking: a failure means wrong rows, from which nothing should be computed.
@@ -45,84 +45,33 @@ class TableCheck:
 
     name: str
     layer: str
-    description: str
     run: Callable[[Pipeline], CheckResult]
     in_run: Callable[[Pipeline], CheckResult] | None = None
     blocking: bool = False
 
+    @property
+    def description(self) -> str:
+        """The first paragraph of the docstring of `run`."""
+        return " ".join((inspect.getdoc(self.run) or "").partition("\n\n")[0].split())
+
 
 def rows_conserved(pipeline: Pipeline) -> CheckResult:
-    """Check that no row is lost or duplicated between bronze and silver (`reconcile`)."""
+    """Check that bronze = silver + rejected by rules + unrouted + pending, in all and for each game."""
     found = reconcile(pipeline)
     return CheckResult(CONSERVED, "silver", found.passed, found.summary(), found.metadata(), wrong_rows=True)
 
 
 CHECKS = (
-    TableCheck(
-        CONTINUOUS,
-        "bronze",
-        "The offsets that bronze's commits read are consecutive and end at the table's next offset; "
-        "the table holds every row they committed.",
-        offsets_continuous,
-        partial(offsets_continuous, recent=RECENT_COMMITS),
-        blocking=True,
-    ),
-    TableCheck(
-        UNIQUE,
-        "bronze",
-        "No record, by topic id, partition and offset, is in bronze or quarantine twice, none in both (but replayed ones).",
-        offsets_unique,
-        blocking=True,
-    ),
-    TableCheck(
-        LOST,
-        "bronze",
-        "No records expired, or went with a deleted topic, before they were read; with GAME_EVENTS_ON_DATA_LOSS=record_gap "
-        "runs go on past them. Warns.",
-        offsets_lost,
-        partial(offsets_lost, recent=RECENT_COMMITS),
-    ),
-    TableCheck(FRESH, "bronze", "Bronze's last commit is not older than GAME_EVENTS_FRESHNESS_S allows.", fresh, fresh),
-    TableCheck(
-        DRIFT,
-        "bronze",
-        "Bronze's columns are those of the last check: shows fields that a producer added or changed the type of.",
-        schema_drift,
-        schema_drift,
-    ),
-    TableCheck(
-        REGISTERED,
-        "bronze",
-        "Every table is registered in the catalog's database that GAME_EVENTS_CATALOG names. Warns.",
-        tables_registered,
-    ),
-    TableCheck(
-        CONSERVED,
-        "silver",
-        "bronze = silver + rejected by rules + unrouted + pending, in all and for each game: no row lost or duplicated.",
-        rows_conserved,
-        rows_conserved,
-        blocking=True,
-    ),
-    TableCheck(
-        VOLUME,
-        "silver",
-        "Each game's rows of the last 24 hours are near the median of the days before; no game stopped sending.",
-        volume,
-    ),
-    TableCheck(
-        KNOWN,
-        "gold",
-        "Every game's gold has keys and times: the columns that the settings name are not NULL in all of its records. Warns.",
-        keys_and_times_known,
-    ),
-    TableCheck(
-        RECOMPUTED,
-        "gold",
-        "Gold of a sample of games equals a recompute from their silver tables, and the unified table equals gold.",
-        gold_equals_recompute,
-        blocking=True,
-    ),
+    TableCheck(CONTINUOUS, "bronze", offsets_continuous, partial(offsets_continuous, recent=RECENT_COMMITS), blocking=True),
+    TableCheck(UNIQUE, "bronze", offsets_unique, blocking=True),
+    TableCheck(LOST, "bronze", offsets_lost, partial(offsets_lost, recent=RECENT_COMMITS)),
+    TableCheck(FRESH, "bronze", fresh, fresh),
+    TableCheck(DRIFT, "bronze", schema_drift, schema_drift),
+    TableCheck(REGISTERED, "bronze", tables_registered),
+    TableCheck(CONSERVED, "silver", rows_conserved, rows_conserved, blocking=True),
+    TableCheck(VOLUME, "silver", volume),
+    TableCheck(KNOWN, "gold", keys_and_times_known),
+    TableCheck(RECOMPUTED, "gold", gold_equals_recompute, blocking=True),
 )
 
 

@@ -24,7 +24,7 @@ SHOWN = 20
 
 
 def schema_drift(pipeline: Pipeline) -> CheckResult:
-    """Compare bronze's columns with those of the version in the last result of this check."""
+    """Check that bronze's columns are those of the last check: shows fields that a producer added or changed the type of."""
     handle = pipeline.bronze.open()
     if handle is None:
         return CheckResult(DRIFT, "bronze", True, "there is no bronze table yet")

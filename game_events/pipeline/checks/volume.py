@@ -49,7 +49,7 @@ class Unusual:
 
 
 def volume(pipeline: Pipeline, now: datetime | None = None) -> CheckResult:
-    """Compare each game's rows of the last 24 hours with the median of its days before.
+    """Check that each game's rows of the last 24 hours are near the median of its days before.
 
     Args:
         pipeline: the pipeline.

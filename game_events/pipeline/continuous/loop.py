@@ -26,7 +26,7 @@ from game_events.config.masking import without_secrets
 from game_events.errors import TransientError
 from game_events.lakehouse.storage.errors import storage_named
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.maintenance.incremental import Upkeep
+from game_events.pipeline.maintenance.incremental import IncrementalMaintenance
 from game_events.pipeline.reporting.latency import Histogram
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.lost_tables import find_lost_tables
@@ -160,7 +160,7 @@ class Loop:
     duration_s: float | None = None
     hand_over_s: float | None = None
     report: LoopReport = field(default_factory=LoopReport)
-    maintenance: Upkeep = field(init=False)
+    maintenance: IncrementalMaintenance = field(init=False)
     #: Latest offsets of the source when bronze had all records before them; None: not known.
     _read: Offsets | None = None
     #: Silver may have rows that gold lacks.
@@ -172,7 +172,7 @@ class Loop:
     _line_at: float = float("-inf")
 
     def __post_init__(self) -> None:
-        self.maintenance = Upkeep(self.pipeline.lakehouse, self.pipeline.retention)
+        self.maintenance = IncrementalMaintenance(self.pipeline.lakehouse, self.pipeline.retention)
 
     def run(self) -> LoopReport:
         """Cycle until stopped.

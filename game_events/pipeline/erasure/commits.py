@@ -106,7 +106,7 @@ def erase_events(state: ErasureState) -> bool:
     games = pipeline.lakehouse.games()
     opened = {silver_name(g): h for g, h in for_games(games, lambda g: pipeline.lakehouse.silver(g).open()).items()}
     tables = {name: h for name, h in {**opened, QUARANTINE: pipeline.quarantine.open()}.items() if h is not None}
-    pipeline.on_progress(f"erasure: quarantine and {len(games)} {pipeline.settings.words.entities}")
+    pipeline.on_progress(f"erasure: quarantine and {len(games)} {pipeline.settings.names.entities}")
     hits |= state.scan(tables)
     if state.result.dry_run:
         for name, found in hits.items():

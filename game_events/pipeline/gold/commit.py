@@ -56,5 +56,5 @@ def _commit(run: GoldRun, plan: GamePlan, staged: Staged) -> Commit:
         reshape=plan.full,  # all rows are new: columns may go
         info={BATCH_INFO: str(plan.batch), "run_id": run.pipeline.run_id}
         | ({"definition": aggregate.definition} if aggregate.definition else {}),
-        description=f"{run.pipeline.settings.words.entity.capitalize()} {plan.game}: {aggregate.description}"[:1_000],
+        description=f"{run.pipeline.settings.names.entity.capitalize()} {plan.game}: {aggregate.description}"[:1_000],
     )

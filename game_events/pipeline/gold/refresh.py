@@ -168,7 +168,7 @@ def _pass(run: GoldRun, report: RunReport, games: Collection[str]) -> PassResult
         return PassResult(failed)
     replaced = {game for game, plan in plans.items() if plan.full and plan.gold is not None}
     _note_replaced(run, replaced)
-    run.pipeline.on_progress(f"{run.aggregate.asset}: {len(plans)} {run.pipeline.settings.words.entities}")
+    run.pipeline.on_progress(f"{run.aggregate.asset}: {len(plans)} {run.pipeline.settings.names.entities}")
     try:
         staged = execute(run, plans, known)
     except ExtensionError as error:

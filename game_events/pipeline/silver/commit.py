@@ -112,7 +112,7 @@ def _decide(
         if gone:
             report.warn(
                 f"{gone:,} rejected rows of {pipeline.quarantine.name} are of records that {pipeline.bronze.name} does not "
-                f"have, or not of that {pipeline.settings.words.entity}: they are history"
+                f"have, or not of that {pipeline.settings.names.entity}: they are history"
             )
         if rows or rewritten.paths:
             landed = replace(outcome.landed, rows=rows)
@@ -150,7 +150,7 @@ def _commit_plan(source: SilverInput, decisions: Decisions, game: str, start: St
         before = handle.transaction_version(app) if handle is not None else None
         if rows or before is not None:
             advance[app] = rows + (0 if start.replace else before or 0)
-    word = source.pipeline.settings.words.entity
+    word = source.pipeline.settings.names.entity
     return Commit(
         source.pipeline.lakehouse.silver(game),
         source.schema,

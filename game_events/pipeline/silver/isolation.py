@@ -31,7 +31,7 @@ def stage_games(work: Staging) -> FanOutResult:
             # Names are counted first, so that each half has room for exactly those that are admitted.
             return FanOutResult(crowded=True)
         pipeline = work.source.pipeline
-        pipeline.on_progress(f"silver: {error}. It is retried for halves of the {pipeline.settings.words.entities}")
+        pipeline.on_progress(f"silver: {error}. It is retried for halves of the {pipeline.settings.names.entities}")
         rows = [(r["name"], int(r["rows"])) for r in work.names().limit(MAX_NAMES + 1).collect()]
         if len(rows) > MAX_NAMES:
             raise

@@ -4,8 +4,8 @@ Guarantee: every bronze row of an admitted game is in its silver table once, or 
 rules with the action quarantine, put it into `quarantine_events` once), through any crash and beside concurrent runs. Each
 table's `txn` holds the last bronze batch in it; a commit succeeds only if its rows were planned from that batch.
 
-The first pass stages the rows of all games above the low watermark and opens only the tables of games that have such rows. A
-game whose table is not at the low watermark, or lost a commit conflict, is staged from its own batch by the next pass.
+The first pass stages the rows of all games above the low watermark and opens only the tables of games that have such rows. If a
+table is not at the low watermark, or its commit lost a conflict, the next pass stages the game's rows from its own batch.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def refresh_silver(
 
 def _refresh(run: _Run) -> None:
     """All passes, the report of failed games, and the new progress."""
-    pipeline, state, redecided = run.pipeline, run.state, run.state.decided_anew
+    pipeline, state, redecided = run.pipeline, run.state, run.state.redecided
     if run.whole:
         result = _pass(run) if run.source.batch > state.floor(Layer.SILVER) else PassResult()
         undone, redecided = _undone_replacements(run)
@@ -170,7 +170,7 @@ def _undone_replacements(run: _Run) -> tuple[frozenset[str], int]:
     """Games decided again by quarantine that a crash has kept from being replaced, and how often it decided again at all."""
     decisions = Decisions.read(run.pipeline, run.source.bronze.key)
     undone: frozenset[str] = frozenset()
-    if decisions.redecisions != run.state.decided_anew:
+    if decisions.redecisions != run.state.redecided:
         redecided = filter(decisions.incarnation, run.state.games)
         silver = run.pipeline.lakehouse.silver
         due = _guarded(lambda game: decisions.incarnation(game) > generation(silver(game).open()))
@@ -208,7 +208,7 @@ def _progress(run: _Run, result: PassResult, owed: dict[str, str], redecided: in
     elif floor >= run.state.floor(Layer.SILVER):  # else it was lost, and the failures with it: the next run reads all rows
         floor = run.source.batch
     after = now.done(Layer.SILVER, floor, result.done, owed | result.failed)
-    after = replace(after, decided_anew=max(redecided, after.decided_anew))
+    after = replace(after, redecided=max(redecided, after.redecided))
     if result.replaced:
         # Again: a concurrent run that read the tables before these commits found nothing to do and removed the first note.
         after = after.pending_downstream(result.replaced, note(run.pipeline, REPLACED))
@@ -251,7 +251,7 @@ def _stage_from_watermark(run: _Run, decisions: Decisions) -> tuple[dict[str, St
     failpoints.reach("silver_staged")
     if unrouted[OVER_LIMIT]:
         run.report.warn(
-            f"names that are no {pipeline.settings.words.entities} yet stay in bronze, as there is no room for more: raise "
+            f"names that are no {pipeline.settings.names.entities} yet stay in bronze, as there is no room for more: raise "
             "GAME_EVENTS_MAX_GAMES and GAME_EVENTS_MAX_GAMES_EVER, or name those you want in GAME_EVENTS_GAMES"
         )
     starts: dict[str, Start] = {}
@@ -292,7 +292,7 @@ def _stage_from_tables(
             starts[game] = replace(start, decided=0) if start.redecide else start
     result = FanOutResult()
     if starts:
-        pipeline.on_progress(f"silver: {len(starts)} {pipeline.settings.words.entities} from their own progress")
+        pipeline.on_progress(f"silver: {len(starts)} {pipeline.settings.names.entities} from their own progress")
         routed = Routing(frozenset(pipeline.settings.games), frozenset(starts))
         lowest = min(start.begin for start in starts.values())
         result = stage_games(Staging(source, lowest, routed, len(starts), dict(starts), decisions))

@@ -52,7 +52,7 @@ def plan_slice(
     _report_held(pipeline, report, account, changes.held | changes.failed)
     if not changes.steps:
         return False
-    pipeline.on_progress(f"rest export: fixing rows of {len(changes.steps)} {pipeline.settings.words.entities}")
+    pipeline.on_progress(f"rest export: fixing rows of {len(changes.steps)} {pipeline.settings.names.entities}")
     origins = {step.game: step.origin for step in changes.steps}
     expected = {app: value for step in changes.steps for app, value in step.expected.items()}
     advance = {app: value for step in changes.steps for app, value in step.advance.items()}
