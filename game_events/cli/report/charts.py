@@ -1,4 +1,4 @@
-"""The charts of `game-events report`: Plotly figures without colours of their own for text and ground (the page sets those)."""
+"""The charts of `game-events report`: Plotly figures; the page sets the colours of text and background."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HEIGHT_PX = 320
 
 
 def charts(data: ReportData, words: Names) -> list[tuple[str, str, go.Figure | None]]:
-    """(title with its unit, what it says, figure or None if there is nothing to show), in the page's order."""
+    """(title with unit, description, figure or None without data), in the page's order."""
     each = f"each point: {data.bucket}"
     bars = f"each bar: {data.bucket}"
     return [

@@ -208,7 +208,7 @@ class Loop:
         return self.report.handed_over
 
     def abandon(self) -> None:
-        """Stop, and cancel the running Spark job, whose files are never committed; called from another thread."""
+        """Stop, and cancel the running Spark job; its files are never committed. Called from another thread."""
         self.stop.set()
         self.pipeline.spark.interruptTag(TAG)
 

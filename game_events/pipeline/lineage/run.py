@@ -80,7 +80,7 @@ class Lineage:
             yield
         except Exception as error:  # noqa: BLE001 - the run did its work: nothing that happens here may fail it
             why = without_secrets(str(error), self._pipeline.settings)
-            log.warning("lineage_not_told=true run_id=%s error=%s why=%r", self._pipeline.run_id, type(error).__name__, why)
+            log.warning("lineage_not_sent=true run_id=%s error=%s why=%r", self._pipeline.run_id, type(error).__name__, why)
 
     def _add(self, report: RunReport, found: LineageResult) -> None:
         found, self._result = merge(self._result, found), LineageResult()

@@ -11,7 +11,7 @@ class CheckResult:
     """Result of one check.
 
     Attributes:
-        name: the check's name; `layer` is the layer whose asset it belongs to.
+        name: the check's name; `layer`: layer of its asset.
         passed: nothing is wrong.
         summary: one sentence: the finding, and where.
         counts: numbers and short texts for display; no values of events.

@@ -17,13 +17,13 @@ class Erasure:
         dry_run: nothing was changed; `rows` are those that would be removed.
         rows: table -> rows removed; gold and unified: rows of the aggregates.
         unsearchable: rows of quarantine that do not decode, so that their data subject is unknown.
-        undecoded: rows of bronze whose message type is not selected, so that their data subject is unknown.
-        lost_ids: data subjects of a resumed erasure whose key is in no row; only undecodable bytes may be left of them.
+        undecoded: rows of bronze of a message type that is not selected, so that their data subject is unknown.
+        lost_ids: data subjects of a resumed erasure with a key that no row has; only undecodable bytes may be left of them.
         finished: every table was searched, and holds no row of them.
         vacuumed: old files were searched too.
         removed_files: table -> removed files of older versions with rows of them.
         kept_files: table -> files with rows of them that no version names, and that a run may be about to commit.
-        cleaned_logs: tables whose older log entries named one of them, and were removed.
+        cleaned_logs: tables with older log entries that named one of them, and were removed.
     """
 
     hashes: list[str] = field(default_factory=list)

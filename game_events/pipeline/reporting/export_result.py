@@ -9,7 +9,7 @@ from statistics import quantiles
 from typing import Any
 
 #: Latencies that a task reports.
-LATENCIES_TOLD = 200
+LATENCIES_REPORTED = 200
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Export:
     Attributes:
         planned_rows, planned_chunks: planned by this run.
         delivered_rows, delivered_chunks: accepted by the receiver.
-        dead_rows, dead_chunks: given up, and in the table of dead letters.
+        dead_rows, dead_chunks: given up, and in `rest_dead_letters`.
         waiting_chunks: left for the next run.
         calls: attempts; `answers`: status, or kind of failure -> attempts.
         held: game -> why nothing of it was planned.

@@ -83,11 +83,9 @@ class RunReport(RunResult):
 
     def add_rules(self, layer: str, game: str, rules: Iterable[Rule], counts: RuleCounts) -> None:
         """Add the evaluation of a layer's rules on a game's rows, once these are committed or have failed for good."""
-        for rule in rules:
-            if rule.applies_to(game):
-                violated = counts.violated[rule.name]
-                found = RuleReport(str(layer), game, rule.name, rule.action, rule.sql, counts.rows, violated)
-                self.add(LayerResult(rules={(layer, game, rule.name): found}))
+        chosen = {(str(layer), game, rule.name): rule for rule in rules if rule.applies_to(game)}
+        found = {k: RuleReport(*k, r.action, r.sql, counts.rows, counts.violated[r.name]) for k, r in chosen.items()}
+        self.add(LayerResult(rules=found))
 
     def mark_new(self, layer: str, games: Set[str]) -> None:
         """Report the tables of these games as created by this run."""

@@ -122,7 +122,7 @@ class BronzeResult(LayerResult):
         int,
         event=Event("suppressed", Layer.BRONZE, BRONZE),
         asset=(Layer.BRONZE, "suppressed_records", int),
-        printed="records of forgotten gamers are in no table",
+        printed="records of erased data subjects are in no table",
     )
     files: Counter[str] = merged(_merge_files, Counter, json=lambda files: dict(+files) or None)
 

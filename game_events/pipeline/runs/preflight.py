@@ -93,8 +93,8 @@ def run_checks(
             answer = check()
         except Exception as error:  # noqa: BLE001 - the other checks are made in any case
             known = isinstance(error, GameEventsError | OSError | DeltaError)
-            said = str(error) if known else f"{type(error).__name__}: {error}"
-            found.append(PreflightResult(name, False, mask(said, settings)))
+            text = str(error) if known else f"{type(error).__name__}: {error}"
+            found.append(PreflightResult(name, False, mask(text, settings)))
         else:
             detail, data = (answer, {}) if isinstance(answer, str) else answer
             found.append(PreflightResult(name, True, str(detail), data, look=isinstance(detail, Hint)))
@@ -125,9 +125,9 @@ def run_plan_checks(pipeline: Pipeline, selected: Callable[[], Selection]) -> di
         found = selected()
         if Layer.BRONZE in found.full and not pipeline.settings.allow_bronze_full_refresh:
             raise ConfigurationError(f"{pipeline.bronze.name} is protected from a full refresh: {ALLOW}=true allows it")
-        said = [f"brought up to date: {_said(found.update)}"]
-        said += [f"replaced: {_said(found.full)}"] if found.full else []
-        return "; ".join([*said, *found.notices])
+        parts = [f"brought up to date: {_described(found.update)}"]
+        parts += [f"replaced: {_described(found.full)}"] if found.full else []
+        return "; ".join([*parts, *found.notices])
 
     def plan() -> tuple[str, Mapping[str, object]]:
         found = backlog(pipeline)
@@ -137,7 +137,7 @@ def run_plan_checks(pipeline: Pipeline, selected: Callable[[], Selection]) -> di
     return {"selection": selection, "plan": plan}
 
 
-def _said(parts: Parts) -> str:
+def _described(parts: Parts) -> str:
     return ", ".join(layer if games is None else f"{layer} of {', '.join(sorted(games))}" for layer, games in parts.items())
 
 
@@ -145,12 +145,12 @@ def _kafka(settings: Settings) -> str:
     found = make_source(settings).snapshot()
     if settings.source_table is not None:
         return f"not used: {settings.source_table} is read, {max(found.latest.values()) - 1} batches"
-    said = []
+    parts = []
     for topic in sorted({split.topic for split in found.latest}):
         splits = [split for split in found.latest if split.topic == topic]
         records = sum(found.latest[p] - found.earliest[p] for p in splits)
-        said.append(f"topic {topic}, {many(len(splits), 'partition')}, {many(records, 'record')}")
-    return f"{settings.kafka_bootstrap_servers}: {'; '.join(said)}"
+        parts.append(f"topic {topic}, {many(len(splits), 'partition')}, {many(records, 'record')}")
+    return f"{settings.kafka_bootstrap_servers}: {'; '.join(parts)}"
 
 
 def _files(settings: Settings) -> str:
@@ -165,8 +165,8 @@ def _files(settings: Settings) -> str:
 
 def _registry(settings: Settings) -> str:
     registry = SchemaRegistry(settings)
-    said = [f"subject {subject}, {many(len(registry.version_numbers(subject)), 'version')}" for subject in subjects(settings)]
-    return f"{settings.schema_registry_url}: {'; '.join(said)}"
+    parts = [f"subject {subject}, {many(len(registry.version_numbers(subject)), 'version')}" for subject in subjects(settings)]
+    return f"{settings.schema_registry_url}: {'; '.join(parts)}"
 
 
 def _message_types(settings: Settings) -> str:
@@ -180,11 +180,11 @@ def _message_types(settings: Settings) -> str:
     known = {name for i in ids for name in catalog.names(i)}
     # Nested messages are not listed.
     missing = [n for n in settings.message_types if n not in known and not any(n.startswith(f"{k}.") for k in known)]
-    said = f"decoded are {', '.join(settings.message_types)}"
+    text = f"decoded are {', '.join(settings.message_types)}"
     if missing and known:
-        said += f"; no known schema has {', '.join(missing)}: there are {', '.join(sorted(known)[:TYPES_SHOWN])}"
-        said += f" and {len(known) - TYPES_SHOWN} more" if len(known) > TYPES_SHOWN else ""
-    return said
+        text += f"; no known schema has {', '.join(missing)}: there are {', '.join(sorted(known)[:TYPES_SHOWN])}"
+        text += f" and {len(known) - TYPES_SHOWN} more" if len(known) > TYPES_SHOWN else ""
+    return text
 
 
 def _writable(settings: Settings) -> str:
@@ -229,7 +229,7 @@ def _forgotten(settings: Settings) -> str:
     if found is None:
         return "none"
     listed, _ = found
-    said = f"{len(listed.entries):,} are kept out, recognised by the key that is set"
+    text = f"{len(listed.entries):,} are kept out, recognised by the key that is set"
     if listed.unfinished:
-        said += f"; of {len(listed.unfinished):,} the erasure is not finished: repeat `game-events forget`, or use --resume"
-    return said
+        text += f"; of {len(listed.unfinished):,} the erasure is not finished: repeat `game-events forget`, or use --resume"
+    return text

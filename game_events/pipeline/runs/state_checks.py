@@ -51,12 +51,12 @@ def last_run(pipeline: Pipeline) -> str:
     if not runs.num_rows:
         return "none is in the event log"
     run = runs.slice(0, 1).to_pylist()[0]
-    said = f"{run['name']} {run['status']} at {run['time']:%Y-%m-%d %H:%M:%S} UTC"
+    text = f"{run['name']} {run['status']} at {run['time']:%Y-%m-%d %H:%M:%S} UTC"
     if run["status"] == "succeeded":
-        return said
+        return text
     error = (json.loads(run["detail"]) if run["detail"] else {}).get("error") or {}
     why = f": {' '.join(str(error.get('text', '')).split())[:300]}" if error else ""
-    return Hint(f"{said}{why}; `game-events log --run {run['run_id'][:8]}` has all of it")
+    return Hint(f"{text}{why}; `game-events log --run {run['run_id'][:8]}` has all of it")
 
 
 def waiting(pipeline: Pipeline) -> str:
@@ -66,12 +66,12 @@ def waiting(pipeline: Pipeline) -> str:
         return "there are no tables yet"
     rows = sum(games_waiting(pipeline).values())
     failed = pipeline.progress.read(BronzeIdentity.of(bronze).key).failed
-    said = f"{many(rows, 'row')} of {pipeline.bronze.name} {'waits' if rows == 1 else 'wait'} for silver"
+    text = f"{many(rows, 'row')} of {pipeline.bronze.name} {'waits' if rows == 1 else 'wait'} for silver"
     if failed:
         games = sorted({game for layer, game in failed if layer == Layer.SILVER}) or sorted({game for _, game in failed})
         names = ", ".join(games[:NAMED]) + (" and others" if len(games) > NAMED else "")
-        said += f"; tables of {names} failed, or are to be rebuilt: {next(iter(failed.values()))}"
-    return Hint(f"{said}: `game-events run`") if rows or failed else said
+        text += f"; tables of {names} failed, or are to be rebuilt: {next(iter(failed.values()))}"
+    return Hint(f"{text}: `game-events run`") if rows or failed else text
 
 
 def quarantine(pipeline: Pipeline) -> str:
@@ -82,9 +82,9 @@ def quarantine(pipeline: Pipeline) -> str:
     rows = read_arrow(pipeline.quarantine, handle, ["reason", "replayed_batch"])
     open_ones = rows.filter(pc.is_null(rows.column("replayed_batch"))).column("reason")
     found = Counter({entry["values"]: entry["counts"] for entry in pc.value_counts(open_ones.combine_chunks()).to_pylist()})
-    said = f"{many(len(open_ones), 'row')}" + (f": {_by_reason(found)}" if found else "")
+    text = f"{many(len(open_ones), 'row')}" + (f": {_by_reason(found)}" if found else "")
     needs_schema = found.keys() & {Reason.BAD_SCHEMA, Reason.UNKNOWN_SCHEMA}
-    return Hint(f"{said}; `game-events quarantine list` says why") if needs_schema else said
+    return Hint(f"{text}; `game-events quarantine list` says why") if needs_schema else text
 
 
 def schemas(pipeline: Pipeline) -> str:
@@ -99,8 +99,8 @@ def schemas(pipeline: Pipeline) -> str:
         except DataError as error:
             bad.append(" ".join(str(error).split()))
     if not bad:
-        said = f"{many(len(ids), 'schema')} {'compiles' if len(ids) == 1 else 'compile'}"
-        return f"{said}; {many(left_out, 'message type')} of very large ones not looked at" if left_out else said
+        text = f"{many(len(ids), 'schema')} {'compiles' if len(ids) == 1 else 'compile'}"
+        return f"{text}; {many(left_out, 'message type')} of very large ones not looked at" if left_out else text
     return Hint(f"{len(bad)} of {len(ids)} cannot be used, their records are quarantined: {'; '.join(bad[:NAMED])}")
 
 
