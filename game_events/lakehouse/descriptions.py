@@ -1,16 +1,16 @@
-"""Comments of columns, and whose a table is: in the metadata of its columns, where Spark, Unity and other readers look.
+"""Column comments, owners and tags of a table, in the metadata of its columns, where Spark, Unity and other readers read them.
 
-A column's comment is the key `comment` of its metadata (Delta protocol, "Column Metadata"; what `DESCRIBE TABLE` shows). Owners
-and tags stand in the metadata of the first column, as the table's format does: delta-rs takes no table properties but Delta's.
+A column's comment is the key `comment` of its metadata (Delta protocol, "Column Metadata"; shown by `DESCRIBE TABLE`). Owners
+and tags are in the metadata of the first column, as the table's format is: delta-rs takes no table properties but Delta's.
 
-Guarantee: nothing here decides over rows. What cannot be written is a line in the log, and the commit of the rows goes on.
+Guarantee: rows do not depend on them. What cannot be written is logged, and the rows are committed.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import pyarrow as pa
 from deltalake import DeltaTable, Field
@@ -26,44 +26,45 @@ COMMENT = "comment"
 #: The schema id that a comment is of: an older schema's comment never takes the place of a newer one's.
 COMMENT_OF = "game_events.comment_of"
 OWNERS, TAGS = "game_events.owners", "game_events.tags"
-#: What describes and decides nothing.
+#: Keys that only describe.
 DESCRIBING = frozenset({COMMENT, COMMENT_OF, OWNERS, TAGS})
 #: Characters of all comments of one table: each commit that changes its columns repeats them.
 MAX_TABLE_CHARS = 200_000
 
 
+def metadata_of(item: pa.Field) -> dict[str, str]:
+    """Metadata of a column as text."""
+    return {key.decode(): value.decode() for key, value in (item.metadata or {}).items()}
+
+
 def with_comments(schema: pa.Schema, comments: Mapping[str, tuple[str, int]]) -> pa.Schema:
-    """A schema whose columns have these comments: column -> (comment, schema id that it is of)."""
+    """A schema with comments: column -> (comment, schema id that it is of)."""
     fields, room = [], MAX_TABLE_CHARS
     for item in schema:
         text, of = comments.get(item.name, ("", 0))
         room -= len(text)
         new = {COMMENT: text, COMMENT_OF: str(of)} if text and room >= 0 else {}
-        fields.append(item.with_metadata((item.metadata or {}) | new) if new else item)
+        fields.append(item.with_metadata(metadata_of(item) | new) if new else item)
     return pa.schema(fields, metadata=schema.metadata)
 
 
 def described(table: Table, schema: pa.Schema) -> pa.Schema:
-    """A table's schema with all that is known of its columns: comments it has, else those of this project; owners and tags."""
+    """A table's schema with comments (its own, else those of this project), owners and tags."""
     own = own_comments(table.key, table.person)
     fields = []
     for index, item in enumerate(schema):
         # Owners and tags of the table that the columns come from are not this one's.
-        metadata = {k: v for k, v in (item.metadata or {}).items() if k.decode() not in (OWNERS, TAGS)}
-        if COMMENT.encode() not in metadata and item.name in own:
-            metadata[COMMENT.encode()] = own[item.name].encode()
-        if index == 0:
-            metadata |= {k.encode(): v.encode() for k, v in _labels(table).items()}
-        fields.append(item.with_metadata(metadata))
+        metadata = {key: value for key, value in metadata_of(item).items() if key not in (OWNERS, TAGS)}
+        if item.name in own:
+            metadata.setdefault(COMMENT, own[item.name])
+        fields.append(item.with_metadata(metadata | (_labels(table) if index == 0 else {})))
     return pa.schema(fields, metadata=schema.metadata)
 
 
-def undescribed(schema: pa.Schema, known: frozenset[str]) -> pa.Schema:
-    """A schema whose known columns say nothing that only describes: what new columns say comes with them."""
+def undescribed(schema: pa.Schema, known: Collection[str]) -> pa.Schema:
+    """A schema without descriptions of known columns; new columns keep their own."""
     fields = [
-        item.with_metadata({k: v for k, v in (item.metadata or {}).items() if k.decode() not in DESCRIBING})
-        if item.name in known
-        else item
+        item.with_metadata({k: v for k, v in metadata_of(item).items() if k not in DESCRIBING}) if item.name in known else item
         for item in schema
     ]
     return pa.schema(fields, metadata=schema.metadata)
@@ -71,31 +72,31 @@ def undescribed(schema: pa.Schema, known: frozenset[str]) -> pa.Schema:
 
 def comments_of(schema: pa.Schema) -> dict[str, str]:
     """Column -> comment, of those that have one."""
-    return {f.name: (f.metadata or {})[COMMENT.encode()].decode() for f in schema if COMMENT.encode() in (f.metadata or {})}
+    return {f.name: metadata[COMMENT] for f in schema if COMMENT in (metadata := metadata_of(f))}
 
 
 def owners_of(handle: DeltaTable) -> list[str]:
-    """Who owns a table, as it says itself."""
+    """A table's owners."""
     fields = handle.schema().fields
     return list(json.loads(str(fields[0].metadata.get(OWNERS, "[]")))) if fields else []
 
 
 def tags_of(handle: DeltaTable) -> dict[str, str]:
-    """A table's tags, as it says itself."""
+    """A table's tags."""
     fields = handle.schema().fields
     return dict(json.loads(str(fields[0].metadata.get(TAGS, "{}")))) if fields else {}
 
 
 def describe(table: Table, handle: DeltaTable, wanted: pa.Schema, description: str | None = None) -> DeltaTable:
-    """Bring what describes a table up to date: nothing where nothing changed, one commit for what is new.
+    """Update a table's descriptions: one commit for all new ones, and one for each changed comment.
 
-    A changed comment is a commit of its own: delta-rs merges new keys of metadata, and refuses other values of old ones.
+    Delta-rs merges new keys of metadata, and refuses other values of old ones.
 
     Args:
         table: the table.
         handle: its newest version.
         wanted: its columns, from `described`.
-        description: what its own description becomes, if that is another one.
+        description: the table's new description; None: it stays.
 
     Returns:
         a handle on the newest version.
@@ -112,20 +113,20 @@ def describe(table: Table, handle: DeltaTable, wanted: pa.Schema, description: s
             handle.alter.set_column_metadata(column, values)
         if about is not None:
             handle.alter.set_table_description(about)
-    except (DeltaError, OSError) as error:  # a rival's commit among others: the next commit of rows looks again
+    except (DeltaError, OSError) as error:  # e.g. a concurrent commit: the next commit of rows tries again
         log.info("table=%s comments_not_written=true cause=%s", table.name, type(error).__name__)
     return table.open() or handle
 
 
 def _differences(held: Mapping[str, Field], wanted: pa.Schema) -> tuple[list[Field], dict[str, dict[str, str]]]:
-    """Columns with keys that they lack, and keys whose values change."""
+    """Columns with keys that they lack, and keys with other values."""
     new: list[Field] = []
     changed: dict[str, dict[str, str]] = {}
     for item in wanted:
         have = held.get(item.name)
         if have is None:
             continue
-        wants = {k.decode(): v.decode() for k, v in (item.metadata or {}).items() if k.decode() in DESCRIBING}
+        wants = {key: value for key, value in metadata_of(item).items() if key in DESCRIBING}
         known = {key: str(value) for key, value in have.metadata.items()}
         if COMMENT in wants and COMMENT in known:
             newer = COMMENT_OF in wants and int(wants[COMMENT_OF]) > int(known.get(COMMENT_OF, -1))
@@ -141,7 +142,7 @@ def _differences(held: Mapping[str, Field], wanted: pa.Schema) -> tuple[list[Fie
 
 
 def _labels(table: Table) -> dict[str, str]:
-    """What the settings say of a table's owners and tags; what they do not say stays as the table has it."""
+    """Owners and tags in the settings; what they lack stays as the table has it."""
     found = {}
     if table.owners:
         found[OWNERS] = json.dumps(list(table.owners))

@@ -72,7 +72,7 @@ _HEADERS_SQL = "array<struct<key:string,value:binary>>"
 #: Bronze's columns that silver leaves out: they are in bronze, under the same coordinates, and in quarantine.
 BRONZE_ONLY = ("_raw_value", "_kafka_key", HEADERS, "_kafka_topic_id")
 
-#: What tells one stored row from all others.
+#: Key of a stored row.
 RECORD = ("_kafka_topic_id", "_kafka_partition", "_kafka_offset", "_batch")
 
 #: A frame's default path: planned for before any record is seen.
@@ -95,7 +95,7 @@ def travelling(names: Iterable[str], headers: str = HEADERS) -> list[Column]:
 
 
 def no_headers() -> Column:
-    """The empty list that stands for no headers on the way."""
+    """The empty list that means no headers between Spark and the workers."""
     return F.array().cast(_HEADERS_SQL)
 
 

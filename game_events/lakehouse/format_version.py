@@ -1,6 +1,6 @@
 """The version of the tables' own format, kept in each table: newer code reads older tables, older code refuses newer ones.
 
-It stands in the metadata of a table's first column, as delta-rs takes no table properties but Delta's own.
+It is in the metadata of a table's first column, as delta-rs takes no table properties but Delta's own.
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ from deltalake import DeltaTable
 
 from game_events.errors import ConfigurationError
 
-#: Goes up when tables are written in a way that the code before would misread.
+#: Increased when tables are written in a way that earlier code would misread.
 FORMAT = 1
 KEY = "game_events.format"
 
 
 def marked(schema: pa.Schema) -> pa.Schema:
-    """A schema whose table will say which format it has."""
+    """A schema with the format in its metadata."""
     first = schema.field(0)
     return schema.set(0, first.with_metadata((first.metadata or {}) | {KEY: str(FORMAT)}))
 
 
 def format_of(handle: DeltaTable) -> int:
-    """A table's format; tables that say nothing are of the first one."""
+    """A table's format; tables without the key have the first one."""
     fields = handle.schema().fields
     return int(fields[0].metadata.get(KEY, 1)) if fields else 1
 
 
 def refuse_newer(handle: DeltaTable) -> None:
-    """Keep this code from a table that it would misread.
+    """Refuse a table that this code would misread.
 
     Raises:
         ConfigurationError: the table's format is newer than this code.

@@ -1,4 +1,4 @@
-"""Whose tables they are: owners and tags of each layer, from the settings."""
+"""Owners and tags of each layer's tables, from the settings."""
 
 from __future__ import annotations
 

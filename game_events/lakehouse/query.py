@@ -152,7 +152,7 @@ class TablesSql:
         if handle is None or (self._as_of is not None and not _travel(table, handle, self._as_of)):
             return
         schema = pa.schema(handle.schema())
-        # In a schema of its own, where nobody lists it among the tables.
+        # In another schema, so that it is not listed among the tables.
         empty, view = f"_columns.{_name(name)}", _name(name)
         self._connection.register("_empty", schema.empty_table())
         self._connection.execute(f"CREATE TABLE {empty} AS FROM _empty")
@@ -178,7 +178,7 @@ def _travel(table: Table, handle: DeltaTable, then: datetime) -> bool:
     Raises:
         ConfigurationError: the log does not reach back so far.
     """
-    # The commits' own times, as `history` shows them; delta-rs goes by the log files', which are written a little later.
+    # The commits' own times, as `history` shows them; delta-rs takes those of the log's files, which are a little later.
     history, moment = handle.history(), (then - EPOCH) // timedelta(milliseconds=1)
     reached = [int(commit["version"]) for commit in history if int(commit.get("timestamp", 0)) <= moment]
     if not reached:

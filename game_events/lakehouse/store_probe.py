@@ -1,6 +1,6 @@
-"""Whether an object store keeps the one promise that every commit relies on: of two who make the same object, one fails.
+"""Probe of the object store's conditional put, on which every commit relies: of two writers of one object, one fails.
 
-Older S3-compatible stores take a conditional put and ignore the condition: the last rival wins, silently, and rows are lost.
+Older S3-compatible stores ignore the condition: the last writer silently wins, and rows are lost.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from game_events.lakehouse.storage.errors import explain, store_errors_named
 from game_events.lakehouse.storage.options import is_remote
 from game_events.lakehouse.tables import Lakehouse
 
-#: Each looks for the table before it makes it, so all have to look before the first has made it.
-RIVALS = 8
+#: Each checks for the table before it creates it, so all have to check before the first has created it.
+WRITERS = 8
 _SCHEMA = Schema.from_arrow(pa.schema([("probe", pa.int64())]))
 
 
 def refuse_unsafe_store(lakehouse: Lakehouse) -> str:
-    """Let some rivals make one table, by the same code that makes every table; local folders are not looked at.
+    """Let several writers create one table, by the code that creates every table; local folders are not probed.
 
     Returns:
-        what was found, in words.
+        the result, in words.
 
     Raises:
-        ConfigurationError: two of them believe that they made it; or the store refuses us.
+        ConfigurationError: more than one of them succeeded, or the store refuses access.
         TransientError: the store does not answer.
     """
     if not is_remote(lakehouse.root):
         return "a folder"
     name = f"_probe-{uuid.uuid4()}"
-    together = threading.Barrier(RIVALS)
+    together = threading.Barrier(WRITERS)
     try:
-        with ThreadPoolExecutor(RIVALS) as pool:
-            won = sum(pool.map(lambda _: _makes(lakehouse, name, together), range(RIVALS)))
+        with ThreadPoolExecutor(WRITERS) as pool:
+            won = sum(pool.map(lambda _: _makes(lakehouse, name, together), range(WRITERS)))
     finally:
         with store_errors_named(lakehouse.root):
             pafs.PyFileSystem(DeltaStorageHandler(lakehouse.root, lakehouse.options)).delete_dir(name)
     if won != 1:
         raise ConfigurationError(
-            f"object store {lakehouse.root}: {won} of {RIVALS} rivals made the same table: it ignores the condition of a "
+            f"object store {lakehouse.root}: {won} of {WRITERS} writers created the same table: it ignores the condition of a "
             "conditional put (If-None-Match), so two runs would overwrite each other's commits. Update the store, or use "
             "another"
         )
@@ -57,7 +57,7 @@ def refuse_unsafe_store(lakehouse: Lakehouse) -> str:
 
 def _makes(lakehouse: Lakehouse, name: str, together: threading.Barrier) -> bool:
     together.wait()
-    # Without it a rival that lost would be tried again, as the table's version 1.
+    # With retries a writer that lost would commit the table's version 1.
     once = CommitProperties(max_commit_retries=0)
     uri, options = lakehouse.table(name).uri, lakehouse.options
     try:

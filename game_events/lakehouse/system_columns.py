@@ -32,7 +32,7 @@ _EVERYWHERE = {
     "_file_path": "File that the record was read from; NULL: from Kafka",
     "_file_position": "Place of the record in its file, from 0",
 }
-#: What `rest_outbox`, `rest_deliveries` and `rest_dead_letters` say of a chunk.
+#: Columns of a chunk in `rest_outbox`, `rest_deliveries` and `rest_dead_letters`.
 _CHUNK = {
     "slice": "Number of the commit to rest_outbox that fixed the chunk",
     "chunk": "Number of the chunk in its slice",
@@ -63,7 +63,7 @@ _BY_TABLE = {
         "replayed_table": "Table that took the row after all; NULL: none has",
         "replayed_batch": "Batch of bronze_events in which it did; with no table: as of which bronze lacks that row",
         "replayed_at": "When that was noted (UTC)",
-        "game": "Game whose silver table the row was kept out of",
+        "game": "Game of the silver table that the row was kept out of",
     },
     SCHEMAS: {
         "registry": "Address of the registry that the text is from",
@@ -104,7 +104,7 @@ _BY_TABLE = {
     },
     SUPPRESSED: {
         "hash": "Keyed hash of an id: rows with that id are kept out",
-        "key_check": "Tells which key made the hash",
+        "key_check": "Identifies the key of the hash",
         "listed_at": "When it was listed (UTC)",
         "finished_at": "When every table was free of its rows (UTC)",
         "run_id": "Run that listed it",

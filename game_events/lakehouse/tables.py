@@ -1,7 +1,6 @@
-"""Keys and places of the tables, and opening them.
+"""Tables of the lakehouse: keys, names, locations, and opening them.
 
-A table's key is what code knows it by; its name, which people and folders see, is made from it by the templates of the setting
-`names`. By default the two are the same.
+Code uses a table's key; users and folders have its name, which differs by the setting `names` (`config/naming.py`).
 """
 
 from __future__ import annotations
@@ -80,12 +79,12 @@ def layer_of(name: str) -> Layer:
 
 
 def is_person(column: str, person: str | None) -> bool:
-    """Whether a column says whom a row is about: it has that name, or is one of its doubles of another kind."""
+    """Whether a column identifies the data subject: by its name, or as its double of another type."""
     return person is not None and is_of_any_kind(column, person)
 
 
 def has_persons(handle: DeltaTable, person: str | None) -> bool:
-    """Whether a table has a column that says whom a row is about."""
+    """Whether a table has a column that identifies the data subject."""
     return any(is_person(f.name, person) for f in handle.schema().fields)
 
 
@@ -96,14 +95,14 @@ def is_game(name: object) -> bool:
 
 @dataclass(frozen=True)
 class Table:
-    """One Delta table: where it is, not what is in it.
+    """Location of a Delta table, existing or not.
 
     Attributes:
         name, uri, options: where it is.
-        key: what code knows it by, whatever it is called; its name, if none is given.
-        person: name of the columns that say whom a row is about: no value of theirs may stand in the table's log, which
-            outlives the rows. So does `{person}__{type}`, where it came with another kind.
-        owners, tags: what the settings say of it.
+        key: its name with the default settings; `name`, if none is given.
+        person: column of the data subject's key (or `{person}__{type}`, with another type): none of its values may be in the
+            table's log, which outlives the rows.
+        owners, tags: from the settings.
     """
 
     name: str
@@ -124,7 +123,7 @@ class Table:
         return None if "://" in self.uri else Path(self.uri)
 
     def exists(self) -> bool:
-        """Whether it has a log, readable or not: data files alone, which a crash has left, are no table.
+        """Whether it has a log, readable or not: data files alone, left by a crash, are no table.
 
         Raises:
             ConfigurationError, TransientError: as `open` does.
@@ -136,8 +135,8 @@ class Table:
         """A handle on the newest version, or None if there is no such table.
 
         Raises:
-            DataError: its log cannot be read, or it was given a feature that this project's readers do not honour.
-            ConfigurationError: a newer version of this project has written it, or the object store refuses us.
+            DataError: its log cannot be read, or it has a feature that this project's readers do not support.
+            ConfigurationError: a newer version of this project has written it, or the object store refuses access.
             TransientError: the object store does not answer.
         """
         if self.local_path is not None and not (self.local_path / "_delta_log").is_dir():
@@ -176,10 +175,10 @@ class Lakehouse:
 
         Args:
             root: path or URI.
-            options: what the object store needs.
+            options: of the object store.
             person: as for `Table`.
-            called: the names.
-            labels: whose tables they are.
+            called: names of the tables.
+            labels: owners and tags.
 
         Raises:
             ConfigurationError: the root is an existing file.
@@ -200,7 +199,7 @@ class Lakehouse:
 
     @classmethod
     def of(cls, settings: Settings) -> Lakehouse:
-        """The lakehouse of the settings, with what its object store needs.
+        """The lakehouse of the settings, with the options of its object store.
 
         Raises:
             ConfigurationError: the root is an existing file, or an object store that is not safe to write to.
@@ -226,15 +225,13 @@ class Lakehouse:
         return self.table(gold_name(game, aggregate))
 
     def games(self) -> list[str]:
-        """Games that have a silver table, sorted as `names` are; whether a name may be a game is not asked."""
+        """Games with a silver table, sorted by the table's name; names are not validated."""
         return [game for game in map(game_of_silver, self.names()) if game is not None]
 
     def names(self) -> list[str]:
-        """Keys of the Delta tables below the root, sorted by name; one listing, nothing is opened.
+        """Keys of the Delta tables below the root, sorted by name (`Names.keys_of`); one listing, nothing is opened.
 
-        Tables of pipelines with another prefix are not among them, nor what is called as one of this pipeline's is not.
-
-        In an object store a table whose first commit has not landed yet may be among them: opened, it is None.
+        In an object store they may include a table before its first commit: opened, it is None.
         """
         if "://" not in self.root:
             root = Path(self.root)
@@ -246,7 +243,7 @@ class Lakehouse:
 
 
 def no_table(lakehouse: Lakehouse, name: str, known: Iterable[str]) -> ConfigurationError:
-    """What to raise for a name that no table has; the message has those that are like it."""
+    """The error for a name without a table; it suggests similar names."""
     if lakehouse.key(name.lower()) in OWN_TABLES:
         return ConfigurationError(f"there is no table {name!r} yet: nothing was ever put into it (`game-events tables`)")
     near = difflib.get_close_matches(name.lower(), list(known), n=3, cutoff=0.4)

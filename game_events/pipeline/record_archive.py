@@ -6,18 +6,16 @@ each commit has the last archived bronze batch, and succeeds only if it is uncha
 
 from __future__ import annotations
 
+import re
 import time
-from pathlib import Path
 
 import pyarrow as pa
 from deltalake import DeltaTable, Schema
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
 
 from game_events.decoding.core.reasons import NO_RECORD
 from game_events.decoding.core.registry_schema import RegistrySchema
-from game_events.decoding.core.wire_format import SchemaId
 from game_events.errors import ConfigurationError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit
@@ -45,12 +43,7 @@ _READ_COLUMNS = (*STORED_AS.values(), *SCHEMA_COLUMNS)
 
 
 def archive(pipeline: Pipeline, report: RunReport, to: str) -> None:
-    """Add the new records of bronze and quarantine; reads the new rows twice, writes them once.
-
-    Args:
-        pipeline: the parts.
-        report: gets the result.
-        to: folder, or prefix of an object store; created if it does not exist.
+    """Add the new records of bronze and quarantine to a folder or prefix of an object store; reads new rows twice, writes once.
 
     Raises:
         ConfigurationError: bronze keeps no raw values; or the place has something else, or the archive of another bronze.
@@ -73,61 +66,54 @@ def _archive(pipeline: Pipeline, report: RunReport, to: str) -> ArchiveResult:
     if tables is None:
         return ArchiveResult(place.root)
     bronze, quarantine = tables
-    held, app = _open(table), _app(bronze)
+    app = Txn.ARCHIVE.of(BronzeIdentity.of(bronze).key)
+    held = _open(table, app)
     batch = int(bronze.transaction_version(Txn.BATCH) or 0)
     since = held.transaction_version(app) if held is not None else None
-    if held is not None and since is None:
-        raise ConfigurationError(
-            f"{place.root} is the archive of another bronze_events, or of what it was before a full refresh or a restore: "
-            "records would be in it twice. Archive to another folder"
-        )
     if quarantine is None and since == batch:
         return ArchiveResult(place.root, batch=batch)
     rows, without_raw = _records(pipeline, bronze, quarantine, held, int(since or 0))
     pipeline.on_progress(f"archive: batches {int(since or 0) + 1} to {batch} of {pipeline.bronze.name}")
-    schema = marked_records(_schemas(pipeline, schema_ids(rows)))
+    known = SchemaArchive(pipeline.lakehouse).read()
+    schema = marked_records([known.get(i) or RegistrySchema(i, UNKNOWN, "") for i in schema_ids(rows)])
     new = selection(bronze, "_batch", int(since or 0)).rows
     records = rows.select(*_as_records()).coalesce(max(1, -(-new // TASK_RECORDS)))
     files = FileStage(table, schema, "headers").write(records)
     failpoints.reach("archive_staged")
     if not files and since == batch:
         return ArchiveResult(place.root, batch=batch)
-    landed = commit(
-        Commit(
-            table,
-            schema,
-            files,
-            expected={app: since},
-            advance={app: batch},
-            table_id=str(held.metadata().id) if held is not None else None,
-            info={"archive_of": pipeline.bronze.name, "run_id": pipeline.run_id},
-            description="Raw records of bronze_events and quarantine_events, each once, as Kafka had them",
-        )
+    plan = Commit(
+        table,
+        schema,
+        files,
+        expected={app: since},
+        advance={app: batch},
+        table_id=str(held.metadata().id) if held is not None else None,
+        info={"archive_of": pipeline.bronze.name, "run_id": pipeline.run_id},
+        description="Raw records of bronze_events and quarantine_events, each once, as Kafka had them",
     )
+    landed = commit(plan)
     return ArchiveResult(place.root, landed.rows, landed.files, landed.bytes, without_raw, batch)
 
 
-def _app(bronze: DeltaTable) -> str:
-    """Name of the archive's `txn` with the last archived batch of these contents of bronze."""
-    return Txn.ARCHIVE.of(BronzeIdentity.of(bronze).key)
-
-
-def _open(table: Table) -> DeltaTable | None:
-    """The archive; None if there is none; ConfigurationError if there is something else."""
+def _open(table: Table, app: str) -> DeltaTable | None:
+    """The archive of the bronze of `app`; None if there is none; ConfigurationError if there is something else."""
     held = table.open()
     if held is None:
         folder = table.local_path
-        if folder is not None and folder.is_dir() and any(_others(folder)):
+        # An archive that crashed before its first commit has left such files.
+        ours = re.compile(r"part-.*\.parquet")
+        if folder is not None and folder.is_dir() and not all(ours.fullmatch(file.name) for file in folder.iterdir()):
             raise ConfigurationError(f"{table.uri} is not empty, and no archive: name a folder of its own")
         return None
     if [f.name for f in held.schema().fields] != RECORDS.names:
         raise ConfigurationError(f"{table.uri} is a table, and no archive: name a folder of its own")
+    if held.transaction_version(app) is None:
+        raise ConfigurationError(
+            f"{table.uri} is the archive of another bronze_events, or of what it was before a full refresh or a restore: "
+            "records would be in it twice. Archive to another folder"
+        )
     return held
-
-
-def _others(folder: Path) -> list[Path]:
-    """Files of a folder, without those of an archive that crashed before its first commit."""
-    return [f for f in folder.iterdir() if not (f.name.startswith("part-") and f.name.endswith(".parquet"))]
 
 
 def _records(
@@ -147,7 +133,8 @@ def _records(
     held = held.where(~at_or_behind(_ahead(bronze, held))).select(*_READ_COLUMNS)
     if archived is not None:
         # By coordinates: batches do not order them, as a micro-batch's rows may be in quarantine long before it is in bronze.
-        there = read_files(pipeline.spark, archived.file_uris(), _coordinates()).select(
+        columns = spark_schema(Schema.from_arrow(pa.schema([RECORDS.field(n) for n in ("topic_id", "partition", "offset")])))
+        there = read_files(pipeline.spark, archived.file_uris(), columns).select(
             F.col("topic_id").alias("_kafka_topic_id"),
             F.col("partition").alias("_kafka_partition"),
             F.col("offset").alias("_kafka_offset"),
@@ -173,19 +160,9 @@ def _ahead(bronze: DeltaTable, held: DataFrame) -> Offsets:
     return found
 
 
-def _coordinates() -> StructType:
-    return spark_schema(Schema.from_arrow(pa.schema([RECORDS.field(n) for n in ("topic_id", "partition", "offset")])))
-
-
 def _as_records() -> list[Column]:
     columns = []
     for name in RECORDS.names:
         column = F.col(STORED_AS[name])
         columns.append((F.coalesce(column, no_headers()) if name == "headers" else column).alias(name))
     return columns
-
-
-def _schemas(pipeline: Pipeline, ids: list[SchemaId]) -> list[RegistrySchema]:
-    """The schemas of these ids from the schema archive; ids that it lacks get the type `UNKNOWN` and an empty text."""
-    known = SchemaArchive(pipeline.lakehouse).read()
-    return [known.get(i) or RegistrySchema(i, UNKNOWN, "") for i in ids]

@@ -164,7 +164,7 @@ def test_a_run_that_has_lasted_long_enough_is_followed_by_another_in_the_same_pr
     runs = runs_of(tmp_path)
     assert len(runs) >= 2
     assert {run.status for run in runs} == {DagsterRunStatus.SUCCESS}
-    assert f"run {runs[-1].run_id} has lasted CONTINUOUS_RUN_H; a new one goes on" in " ".join(said.out.split())
+    assert f"run {runs[-1].run_id} has lasted CONTINUOUS_RUN_H; a new one continues" in " ".join(said.out.split())
     books.assert_books_balance(quick, sent)
 
 

@@ -20,7 +20,7 @@ from game_events.pipeline.fanout.job import FanOut, FanOutResult, stage
 from game_events.pipeline.gold.execute import GAME, Staged
 from game_events.pipeline.gold.plan import GamePlan, GoldRun
 from game_events.pipeline.quality.decisions import Decisions, Rewritten
-from game_events.pipeline.quality.expressions import DROP, FATE, HELD_BACK, KEEP, READMIT, REJECT, RuleColumns
+from game_events.pipeline.quality.expressions import DISPOSITION, DROP, HELD_BACK, KEEP, READMIT, REJECT, RuleColumns
 from game_events.pipeline.silver.stage import SilverInput, Staging, Start, _split
 from game_events.rules import Rule
 from game_events_tests.guarantees.arrow_bronze import write
@@ -63,7 +63,7 @@ def stage_games(work: Staging) -> FanOutResult:
     if not judged:
         return FanOutResult()
     mask = [pa.field(name, pa.int64()) for name in source.rules.names]
-    schema = pa.schema([*pa.schema(source.handle.schema()), *mask, pa.field(FATE, pa.int32())])
+    schema = pa.schema([*pa.schema(source.handle.schema()), *mask, pa.field(DISPOSITION, pa.int32())])
     table = pa.Table.from_pylist(judged, schema=schema)
     task = FanOut(source.pipeline.lakehouse, "silver", "game_name", source.schema, work.routing, split=split)
     return stage(Rows(table.to_batches(max_chunksize=5)), task, len(judged), work.games, salt="_kafka_offset")  # type: ignore[arg-type]
@@ -89,7 +89,7 @@ def note(source: SilverInput, decisions: Decisions, starts: Mapping[str, Start])
     for row in read_arrow(source.pipeline.bronze, source.handle).to_pylist():
         if row["game_name"] in starts:
             place = (row["_kafka_partition"], row["_kafka_offset"], row["game_name"])
-            fates[place] = _judged(source.rules.rules, row, replace(starts[row["game_name"]], decided=0), held)[FATE]
+            fates[place] = _judged(source.rules.rules, row, replace(starts[row["game_name"]], decided=0), held)[DISPOSITION]
     rows, rewritten = [], set()
     for path in paths(decisions.handle):
         of_file = pq.read_table(f"{decisions.table.uri}/{path}").to_pylist()
@@ -116,7 +116,7 @@ def _judged(rules: tuple[Rule, ...], row: dict[str, Any], start: Start, held: se
         fate = DROP
     else:
         fate = READMIT if is_held else KEEP
-    return {"_violated_0": sum(1 << bit for bit in broken), FATE: fate}
+    return {"_violated_0": sum(1 << bit for bit in broken), DISPOSITION: fate}
 
 
 def execute(
@@ -142,7 +142,7 @@ def execute(
         rows += players.values()
     table = pa.Table.from_pylist(rows, schema=pa.schema([(GAME, pa.string()), *AGGREGATE]))
     task = FanOut(run.pipeline.lakehouse, Layer.GOLD, GAME, AGGREGATE, aggregate=run.aggregate.name)
-    result = stage(Rows(table), task, 1, 1) if rows else FanOutResult()  # type: ignore[arg-type]
+    result = stage(Rows(table.to_batches(max_chunksize=5)), task, 1, 1) if rows else FanOutResult()  # type: ignore[arg-type]
     return Staged(result, AGGREGATE, RuleColumns.of((), "gold", GAME))
 
 

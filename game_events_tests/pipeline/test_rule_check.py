@@ -72,9 +72,9 @@ def test_conditions_over_one_row_are_rules(spark, sql):
         ("input_file_name() = text", "not about one row"),
         ("id IN (SELECT 1)", "holds a query"),
         ("EXISTS (FROM t)", "holds a query"),
-        ("at < current_timestamp()", "looks at the clock"),
-        ("at < now()", "looks at the clock"),
-        ("at < timestamp'now'", "looks at the clock"),
+        ("at < current_timestamp()", "reads the clock"),
+        ("at < now()", "reads the clock"),
+        ("at < timestamp'now'", "reads the clock"),
     ],
 )
 def test_whatever_else_spark_would_compute_is_refused_with_the_reason(spark, sql, why):

@@ -61,7 +61,7 @@ def test_it_is_told_which_message_types_of_a_very_large_schema_are_not_looked_at
     many = HEAD + "} " + " ".join(f"message M{n} {{}}" for n in range(1_500))
     monkeypatch.setitem(TEXTS, 3, many)
     assert history.left_out(newest, history.version(3)) == (
-        "only 1,000 message types of a schema are looked at; left out of version 3: 501"
+        "only 1,000 message types of a schema are compared; left out of version 3: 501"
     )
 
 

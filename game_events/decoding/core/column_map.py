@@ -141,12 +141,11 @@ class ColumnMap:
         names: dict[str, str] = {}
         owners: dict[str, str] = {}
         for column, kind, metadata in columns:
-            stored = metadata.get(METADATA_KEY)
-            if stored is None:
-                continue
-            types[column] = kind
-            for key, name in json.loads(str(stored)).items():
-                names[key], owners[key] = name, column
+            if (stored := metadata.get(METADATA_KEY)) is not None:
+                types[column] = kind
+                share = json.loads(str(stored))
+                names |= share
+                owners |= dict.fromkeys(share, column)
         return cls(types, names, owners)
 
 
@@ -344,13 +343,10 @@ class _Level:
         if isinstance(item.id, int):
             candidates += [f"{wanted}__{item.id}", f"{wanted}__{simple}_{item.id}"]
         for candidate in candidates:
-            lower = candidate.lower()
-            if lower in self._kept:
-                continue
-            if lower not in self._in_use and lower not in self._barred:
-                return candidate
-            if lower not in self._barred and self._kinds[self._in_use[lower]] == item.kind:
-                return self._in_use[lower]
+            lower, spelled = candidate.lower(), self.spelled(candidate)
+            free = lower not in self._kept and lower not in self._barred
+            if free and self._kinds.get(spelled, item.kind) == item.kind:
+                return spelled
         return self._numbered(candidates[-1])
 
     def _numbered(self, name: str) -> str:

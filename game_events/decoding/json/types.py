@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from functools import reduce
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -31,11 +32,14 @@ _SCALARS = {
     "date": pa.date32(),
     "text": pa.string(),
 }
+_CHOICES = ("oneOf", "anyOf")
 _FORMATS = {"date-time": "timestamp", "date": "date"}
 _PYTHON = {bool: "boolean", int: "integer", float: "number", str: "string", dict: "object", list: "array", type(None): "null"}
 _TYPES = frozenset(_PYTHON.values())
 #: Keyword -> type of a schema without `type`, `const` and `enum`; the first one counts.
 _IMPLIED = {"properties": "object", "items": "array", "prefixItems": "array"}
+
+T = TypeVar("T", list[Any], dict[str, Any])
 
 
 @dataclass(frozen=True)
@@ -110,16 +114,15 @@ class _Types:
         if self._count > MAX_COLUMNS:
             raise DataError(f"schema id {self._schema.schema_id} has more than {MAX_COLUMNS} columns")
         parts = self._expand(places)
-        if len(above) >= MAX_DEPTH or any(p.node is False for p in parts):
+        if parts is None or len(above) >= MAX_DEPTH:
             return TEXT
         # Detects recursion; schemas that only refer to others do not count.
-        key = tuple(sorted(id(p.node) for p in parts if _types_of(p.node) is not None or {"oneOf", "anyOf"} & p.node.keys()))
+        key = tuple(sorted(id(p.node) for p in parts if _types_of(p.node) is not None or p.node.keys() & set(_CHOICES)))
         if key and key in above:
             return TEXT
         above = (*above, key)
-        allowed = _allowed(p.node for p in parts)
-        choices = [self._choices(p, name) for p in parts for name in ("oneOf", "anyOf") if name in p.node]
-        match allowed:
+        choices = self._choices(parts)
+        match _allowed(parts):
             case None if choices:
                 found = self._one_of(choices, above)
             case ["object"]:
@@ -127,7 +130,7 @@ class _Types:
             case ["array"]:
                 found = self._array(parts, above)
             case ["string"]:
-                formats = {f for p in parts if isinstance(f := p.node.get("format"), str) and f in _FORMATS}
+                formats = {str(p.node.get("format")) for p in parts} & _FORMATS.keys()
                 found = JsonType(_FORMATS[formats.pop()] if len(formats) == 1 else "string")
             case [kind]:
                 found = JsonType(kind)
@@ -135,49 +138,47 @@ class _Types:
                 found = TEXT
         return found
 
-    def _expand(self, places: Iterable[SchemaNode]) -> list[SchemaNode]:
-        """The schemas with those of ``$ref`` and allOf, each once."""
+    def _expand(self, places: Iterable[SchemaNode]) -> list[SchemaNode] | None:
+        """The schemas with those of ``$ref`` and allOf, each once; None: no value is valid."""
         parts: list[SchemaNode] = []
-        seen: set[int] = set()
+        seen, impossible = set[int](), False
         waiting = deque(places)
         while waiting:
             place = waiting.popleft()
-            if id(place.node) in seen or place.node is True:
+            impossible |= place.node is False
+            if id(place.node) in seen or isinstance(place.node, bool):
                 continue
             seen.add(id(place.node))
-            if place.node is not False and not isinstance(place.node, dict):
+            if not isinstance(place.node, dict):
                 raise DataError(f"schema id {self._schema.schema_id} does not compile: {str(place.node)[:80]!r} is no schema")
             parts.append(place)
-            if place.node is False:
-                continue
-            reference = place.node.get("$ref")
-            if isinstance(reference, str):
+            if isinstance(reference := place.node.get("$ref"), str):
                 waiting.append(self._schema.follow(reference, place))
-            waiting += [inner_place(node, place) for node in _list(place.node, "allOf")]
-        return parts
+            waiting += [inner_place(node, place) for node in _get(place.node, "allOf", list)]
+        return None if impossible else parts
 
-    def _choices(self, place: SchemaNode, name: str) -> list[list[SchemaNode]]:
-        """The alternatives, except null and impossible ones."""
-        options = [self._expand([inner_place(node, place)]) for node in _list(place.node, name)]
-        possible = [parts for parts in options if not any(p.node is False for p in parts)]
-        return [parts for parts in possible if _allowed(p.node for p in parts) != []]
+    def _choices(self, parts: list[SchemaNode]) -> list[list[SchemaNode]]:
+        """The alternatives of oneOf and anyOf, except null and impossible ones."""
+        inner = [inner_place(node, p) for p in parts for name in _CHOICES for node in _get(p.node, name, list)]
+        options = [self._expand([place]) for place in inner]
+        return [option for option in options if option is not None and _allowed(option) != []]
 
-    def _one_of(self, choices: list[list[list[SchemaNode]]], above: tuple[Key, ...]) -> JsonType:
+    def _one_of(self, choices: list[list[SchemaNode]], above: tuple[Key, ...]) -> JsonType:
         """The common type of all alternatives; objects become one struct with the members of all."""
-        found = [self.of(parts, above) for options in choices for parts in options]
-        if found and all(f == found[0] for f in found):
+        found = [self.of(option, above) for option in choices]
+        if all(f == found[0] for f in found):
             return found[0]
-        return JsonType("struct", tuple(_merged(found).items())) if all(f.kind == "struct" for f in found) and found else TEXT
+        return JsonType("struct", tuple(_merged(found).items())) if all(f.kind == "struct" for f in found) else TEXT
 
-    def _object(self, parts: list[SchemaNode], choices: list[list[list[SchemaNode]]], above: tuple[Key, ...]) -> JsonType:
+    def _object(self, parts: list[SchemaNode], choices: list[list[SchemaNode]], above: tuple[Key, ...]) -> JsonType:
         members: dict[str, list[SchemaNode]] = {}
         for place in parts:
-            for name, node in _dict(place.node, "properties").items():
+            for name, node in _get(place.node, "properties", dict).items():
                 members.setdefault(name, []).append(inner_place(node, place))
         fields = {name: self.of(places, above) for name, places in members.items()}
         # Alternatives may add properties.
-        options = [o for some in choices for o in some if any("properties" in p.node for p in o)]
-        fields |= {n: t for n, t in _merged([self.of(o, above) for o in options]).items() if n not in fields}
+        added = _merged([self.of(option, above) for option in choices if any("properties" in p.node for p in option)])
+        fields |= added | fields
         if fields:
             return JsonType("struct", tuple(fields.items()))
         extra = [inner_place(p.node["additionalProperties"], p) for p in parts if p.node.get("additionalProperties")]
@@ -201,14 +202,10 @@ def _merged(structs: list[JsonType]) -> dict[str, JsonType]:
     return fields
 
 
-def _allowed(nodes: Iterable[Any]) -> list[str] | None:
+def _allowed(parts: Iterable[SchemaNode]) -> list[str] | None:
     """The types that all of these schemas allow, without null; None: any."""
-    result: set[str] | None = None
-    for node in nodes:
-        types = _types_of(node) if isinstance(node, dict) else None
-        if types is not None:
-            result = types if result is None else _both(result, types)
-    return None if result is None else sorted(result - {"null"})
+    known = [types for p in parts if (types := _types_of(p.node)) is not None]
+    return sorted(reduce(_both, known) - {"null"}) if known else None
 
 
 def _types_of(node: dict[str, Any]) -> set[str] | None:
@@ -230,11 +227,7 @@ def _both(some: set[str], others: set[str]) -> set[str]:
     return both | {"integer"} if "integer" in some | others and "number" in some | others else both
 
 
-def _list(node: dict[str, Any], key: str) -> list[Any]:
+def _get(node: dict[str, Any], key: str, kind: type[T]) -> T:
+    """A value of the expected type; of another one, an empty value."""
     found = node.get(key)
-    return found if isinstance(found, list) else []
-
-
-def _dict(node: dict[str, Any], key: str) -> dict[str, Any]:
-    found = node.get(key)
-    return found if isinstance(found, dict) else {}
+    return found if isinstance(found, kind) else kind()

@@ -33,7 +33,7 @@ def merge_shares(table: str, held: Columns, wanted: Columns) -> dict[str, str]:
         for key, name in ours.items():
             if places.get(key, (column, name)) != (column, name):
                 raise ConflictError(f"{table}: a concurrent run gave the field {key} the column {places[key][0]}, not {column}")
-            # Fields that share a column on purpose (a key whose kind or number has changed) are all in the plan's own share.
+            # Fields that share a column on purpose (a key with a new kind or number) are all in the plan's own share.
             others = [other for other in owners.get((column, name, *level_of(key)), ()) if other not in ours]
             if others and key not in places:
                 raise ConflictError(f"{table}: a concurrent run gave {column} to the field {others[0]}, not to {key}")

@@ -174,7 +174,7 @@ def _write(plan: Commit, attempt: _Attempt) -> None:
         attempt.sent = True
         handle.create_write_transaction(actions, "overwrite", schema, commit_properties=properties)
         return
-    evolved = evolve(plan.table, handle, undescribed(wanted, _names(handle)), owns_map=plan.owns_map)
+    evolved = evolve(plan.table, handle, undescribed(wanted, {f.name for f in handle.schema().fields}), owns_map=plan.owns_map)
     evolved = describe(plan.table, evolved, wanted, plan.about)
     if evolved is not handle:
         handle = evolved
@@ -201,10 +201,6 @@ def _create(plan: Commit, attempt: _Attempt, wanted: pa.Schema, properties: Comm
         storage_options=plan.table.options,
         commit_properties=properties,
     )
-
-
-def _names(handle: DeltaTable) -> frozenset[str]:
-    return frozenset(f.name for f in handle.schema().fields)
 
 
 def _is_visible(plan: Commit, attempt: _Attempt, error: Exception, *, last: bool) -> bool:

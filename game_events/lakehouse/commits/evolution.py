@@ -10,7 +10,7 @@ from game_events.decoding.core.column_map import METADATA_KEY, type_name
 from game_events.errors import ConflictError, DataError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.column_map_merge import merge_shares, refuse_other_case
-from game_events.lakehouse.descriptions import DESCRIBING
+from game_events.lakehouse.descriptions import DESCRIBING, metadata_of
 from game_events.lakehouse.tables import Table
 
 #: Attempts to evolve a schema that concurrent writers evolve, too.
@@ -36,12 +36,7 @@ def evolve(table: Table, handle: DeltaTable, wanted: pa.Schema, *, owns_map: boo
         DataError: a column of the table has another type, or a name that differs by case alone.
     """
     for _ in range(EVOLVE_ATTEMPTS):
-        other = changed_types(handle, wanted)
-        if other:
-            raise DataError(
-                f"{table.name}: the table's types are others than those of the new rows: {'; '.join(other)}. Give the columns "
-                "other names, or refresh this table fully: that gives it the new types"
-            )
+        _refuse_changed_types(table, handle, wanted)
         new, metadata = _missing(handle, wanted)
         refuse_other_case(table.name, (f.name for f in handle.schema().fields), (f.name for f in new), concurrent=owns_map)
         if owns_map:
@@ -63,6 +58,15 @@ def evolve(table: Table, handle: DeltaTable, wanted: pa.Schema, *, owns_map: boo
     raise ConflictError(f"{table.name}: its schema keeps changing: concurrent writers changed it {EVOLVE_ATTEMPTS} times")
 
 
+def _refuse_changed_types(table: Table, handle: DeltaTable, wanted: pa.Schema) -> None:
+    other = changed_types(handle, wanted)
+    if other:
+        raise DataError(
+            f"{table.name}: the table's types are others than those of the new rows: {'; '.join(other)}. Give the columns "
+            "other names, or refresh this table fully: that gives it the new types"
+        )
+
+
 def _missing(handle: DeltaTable, wanted: pa.Schema) -> tuple[list[Field], dict[str, dict[str, str]]]:
     """Columns to add (also for new nested fields), and column -> metadata to set."""
     known = {f.name: f for f in handle.schema().fields}
@@ -77,7 +81,7 @@ def _missing(handle: DeltaTable, wanted: pa.Schema) -> tuple[list[Field], dict[s
         held = known[item.name].metadata
         if _adds(arrow.field(item.name).type, item.type):
             new.append(Field(item.name, target.type, nullable=True, metadata=held))
-        extra = {k.decode(): v.decode() for k, v in (item.metadata or {}).items() if k.decode() not in DESCRIBING}
+        extra = {key: value for key, value in metadata_of(item).items() if key not in DESCRIBING}
         if any(held.get(key) != value for key, value in extra.items()):
             metadata[item.name] = extra
     return new, metadata
@@ -96,7 +100,7 @@ def _merged_map(
 
 
 def changed_types(handle: DeltaTable, wanted: pa.Schema) -> list[str]:
-    """Descriptions of the columns whose type in a table differs from the wanted one; missing columns and fields are fine."""
+    """Descriptions of the columns with another type in a table than wanted; missing columns and fields are fine."""
     held = pa.schema(handle.schema())
     return [
         f"{f.name} is {type_name(held.field(f.name).type)} in the table and {type_name(f.type)} in the rows"

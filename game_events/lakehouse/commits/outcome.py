@@ -1,7 +1,7 @@
-"""What became of a commit that raised: it landed, it is known to have failed, or nobody can say yet.
+"""Outcome of a commit that raised: it is visible, it is known to have failed, or its outcome is unknown.
 
-Each commit carries a mark of its own in its commit information. Files cannot tell: a rival or a compaction may have taken them
-out of the newest version again, and some commits have none.
+Each commit has a unique mark in its information. Its files are no proof: a concurrent commit may have removed them again, and
+some commits have none.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ def new_mark() -> str:
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether delta-rs says that somebody else's commit stands where this one was to be."""
+    """Whether delta-rs reports that another commit has taken the version."""
     return isinstance(error, CommitFailedError) or "already exists" in str(error)
 
 
 def outcome_of(
     table: Table, before: DeltaTable | None, mark: str, error: Exception, *, sent: bool
 ) -> tuple[CommitOutcome, str]:
-    """Find out what became of a commit.
+    """Determine the outcome of a commit.
 
     Args:
         table: the table.
-        before: the version it was made for; None: it was to make the table.
-        mark: the commit's own.
+        before: the version it follows; None: it was to create the table.
+        mark: the commit's mark.
         error: what was raised.
-        sent: whether the commit was handed to the storage at all.
+        sent: whether the commit was handed to the storage.
 
     Returns:
-        the outcome, and what is in the way of a better answer if it is unknown.
+        the outcome, and why it is unknown if it is.
     """
     if not sent:
         return CommitOutcome.FAILED, ""
@@ -59,14 +59,14 @@ def outcome_of(
         return CommitOutcome.UNKNOWN, str(second)
     if landed:
         return CommitOutcome.LANDED, ""
-    # A local file is there, or it is not, when the call is over. A request to an object store whose answer did not come may
-    # still be on its way, unless the answer was that the place is taken.
+    # A local file exists, or not, when the call has returned. A request to an object store without an answer may still be
+    # carried out, unless the answer was a refusal.
     if table.local_path is not None or is_refusal(error):
         return CommitOutcome.FAILED, ""
     return CommitOutcome.UNKNOWN, "the storage may still carry it out"
 
 
 def _holds(now: DeltaTable, before: int, mark: str) -> bool:
-    """Whether one of the versions behind `before` has the mark."""
+    """Whether one of the versions after `before` has the mark."""
     versions = now.version() - before
     return versions > 0 and any(entry.get(COMMIT_ID) == mark for entry in now.history(versions))

@@ -30,9 +30,9 @@ class Committed:
     """Outcomes by game.
 
     Attributes:
-        landed: visible now.
-        again: a rival was first, or the game is elsewhere than planned: plan it anew.
-        failed: why nothing was committed.
+        landed: visible commits.
+        again: games to plan again, as a concurrent writer committed first.
+        failed: game -> why nothing was committed.
     """
 
     landed: dict[str, Landed] = field(default_factory=dict)
@@ -40,11 +40,11 @@ class Committed:
     failed: dict[str, str] = field(default_factory=dict)
 
 
-def for_games(games: Iterable[str], look: Callable[[str], T]) -> dict[str, T]:
-    """Look at every game's tables, in parallel, in the order of the games."""
+def for_games(games: Iterable[str], read: Callable[[str], T]) -> dict[str, T]:
+    """Results of a function for every game, in parallel, in the order of the games."""
     names = list(games)
     with ThreadPoolExecutor(THREADS) as pool:
-        return dict(zip(names, pool.map(look, names), strict=True))
+        return dict(zip(names, pool.map(read, names), strict=True))
 
 
 def commit_games(
@@ -53,10 +53,10 @@ def commit_games(
     """Commit every game's plan.
 
     Args:
-        plans: game -> function that opens the table and makes the plan on that handle; None: to be planned anew.
+        plans: game -> function that opens the table and makes the plan on that handle; None: to be planned again.
         failpoint: reached after each commit, with the number of games committed so far.
-        settings: their secrets are masked in what is said of a failure.
-        of: put before that number where a run comes to the point more than once.
+        settings: their secrets are masked in messages.
+        of: prefix of that number, where a run reaches the point more than once.
     """
     outcome = Committed()
     done = count(1)

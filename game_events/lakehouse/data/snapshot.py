@@ -1,7 +1,7 @@
 """Reading a table's snapshot: with Arrow in the driver (small tables), or as a Spark DataFrame over exactly its files.
 
-The driver plans the files from the same Delta handle whose progress it compares, so that what is read and what is committed
-against is one version; Spark reads them as Parquet with the table's schema, columns a file lacks as NULL.
+The driver takes the files from the Delta handle that its commit is compared with, so both are one version. Spark reads them as
+Parquet with the table's schema; columns that a file lacks are NULL.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from game_events.lakehouse.data.staging import file_system
 from game_events.lakehouse.storage.errors import store_errors_named
 from game_events.lakehouse.tables import Table
 
-#: Key in the commit information of silver, gold and unified: what marks a commit as this project's own.
+#: Key in the commit information of silver, gold and unified, which marks a commit as this project's own.
 BATCH_INFO = "bronze_batch"
 
 
@@ -39,8 +39,8 @@ class FileSelection:
     Attributes:
         files: their URIs.
         rows: rows in them.
-        exact: their statistics say that every row is above the bound: nobody has to filter. A filter's bound is part of the
-            code that Spark generates, so with one each small batch would be compiled anew and run cold.
+        exact: by their statistics every row is above the bound, so no filter is needed. A filter's bound is part of the code
+            that Spark generates: with one, each small batch would be compiled again and run cold.
     """
 
     files: list[str]
@@ -49,7 +49,7 @@ class FileSelection:
 
 
 def selection(handle: DeltaTable, column: str | None = None, above: int | None = None) -> FileSelection:
-    """Files that may hold rows with ``column > above``; all files without a column."""
+    """Files that may hold rows with ``column > above``; without a column, all files."""
     actions = _actions(handle, column, above)
     root = handle.table_uri.rstrip("/")
     uris = [f"{root}/{path}" for path in actions.column("path").to_pylist()]

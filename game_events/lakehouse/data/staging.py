@@ -1,7 +1,7 @@
 """Parquet files written by Spark's workers and reported as Delta add-actions; nothing here commits.
 
-A file that was written and never committed is invisible to every reader, and is removed by maintenance (vacuum). Guarantee:
-a reported file is complete and closed; a crash leaves only unreported files.
+A file that is not committed is invisible to every reader, and maintenance removes it. Guarantee: a reported file is complete
+and closed; a crash leaves only unreported files.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class StagedFile:
         size: bytes.
         rows: number of rows.
         stats: Delta statistics, JSON.
-        game: the game whose rows it holds, for tables of games.
+        game: game of the rows, in tables of games.
     """
 
     table: str
@@ -65,7 +65,7 @@ class StagedFile:
         return AddAction(self.path, self.size, {}, self.modified_ms, not same_rows, self.stats)
 
     def to_json(self) -> str:
-        """For the way back through Spark."""
+        """JSON of the file, for a worker's report."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -99,10 +99,10 @@ class StagedWriter:
         """Nothing is created before the first row group is full.
 
         Args:
-            table: where they will belong.
+            table: the table of the files.
             schema: their columns.
-            game: whose rows they hold.
-            group_rows: rows of a row group at most: what readers of a few rows read at least.
+            game: game of the rows.
+            group_rows: maximum rows of a row group, the smallest unit that is read.
         """
         self._table, self._schema, self._game, self._group_rows = table, schema, game, group_rows
         self._buffer: list[pa.Table] = []
@@ -149,7 +149,7 @@ class StagedWriter:
         return self.files
 
     def abort(self) -> None:
-        """Forget everything that was written so far; `close` then returns no file."""
+        """Delete everything that was written; `close` then returns no file."""
         self._buffer, self._rows, self._bytes = [], 0, 0
         if self._writer is not None:
             self._finish()
@@ -171,8 +171,8 @@ class StagedWriter:
 def delta_statistics(metadata: pq.FileMetaData, person: str | None = None) -> dict[str, Any]:
     """Delta's per-file statistics from a Parquet file's own, for the first flat columns.
 
-    Columns that say whom a row is about (`person`) have no bounds: these would be values of theirs, in a log that outlives the
-    rows. Nothing reads them, and in a file of many players' events they exclude next to nothing.
+    The data subject's columns (`person`) have no bounds: these would be values in a log that outlives the rows. No reader needs
+    them, and in a file of many subjects' events they exclude next to nothing.
 
     Source: Delta Lake protocol, "Per-file Statistics".
     """
@@ -214,7 +214,7 @@ def _plain(value: object) -> str | int | bool | None:
 def discard(table: Table, files: list[StagedFile]) -> None:
     """Delete files of a commit that is KNOWN to have failed; never call it after an unknown outcome.
 
-    What cannot be deleted stays, invisible, until maintenance removes it: the error that led here is the one to be told.
+    A file that cannot be deleted stays, invisible, until maintenance removes it: the first error is the one to raise.
     """
     for file in files:
         try:
@@ -234,13 +234,13 @@ def remove_empty_folder(table: Table) -> None:
 
 
 def unseen(table: Table, files: Sequence[StagedFile]) -> list[str]:
-    """Paths of files that a worker has closed and this process does not find as they were reported, in a local folder.
+    """Paths of reported files that this process does not find, or finds with another size, in a local folder.
 
-    So it is where a cluster's machines each have a folder of that name: a commit would name files that only one of them has.
+    On a cluster each machine may have a folder of that name: a commit would name files that only one of them has.
     """
     root = table.local_path
     if root is None:
-        return []  # an object store is the same for everybody
+        return []  # an object store is the same for all machines
     return [file.path for file in files if not _has_size(root / file.path, file.size)]
 
 
@@ -251,7 +251,7 @@ def _has_size(path: Path, size: int) -> bool:
         return False
 
 
-#: What workers send back: one row for each file, or for a message (`kind`).
+#: Columns of the workers' reports: one row for each file, or for a message (`kind`).
 REPORT_SCHEMA = "kind string, body string"
 
 

@@ -1,4 +1,4 @@
-"""What Spark's workers do for a table that is not split by game: rows -> Parquet files."""
+"""Worker that writes the rows of a table that is not split by game to Parquet files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class FileStage(WorkerJob[StagedFiles]):
     """Writes rows to files of one table; picklable.
 
     Attributes:
-        headers: name of a column whose empty lists are NULL: it travelled as `bronze_stage.travelling` has it.
+        headers: column in which empty lists become NULL again (`event_columns.travelling`).
     """
 
     result: ClassVar[type] = StagedFiles

@@ -1,14 +1,14 @@
-"""What an object store's errors mean: a person has to change something, or the same call may succeed later.
+"""Errors of object stores and disks as the project's own: fatal for the configuration, or transient.
 
-delta-rs reports everything that goes wrong with a store as `OSError`, Spark as a failed job with pages of stack; what happened
-is in the words alone. Both repeat the request's address and the store's answer, never a credential.
+delta-rs raises every error of a store as `OSError`, Spark as a failed job with pages of stack: only the text has the cause.
+Both repeat the request's address and the store's answer, never a credential.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 from deltalake.exceptions import DeltaError
 from py4j.protocol import Py4JJavaError
@@ -17,7 +17,7 @@ from pyspark.errors import PySparkException
 from game_events.errors import ConfigurationError, GameEventsError, TransientError
 from game_events.lakehouse.storage.options import is_remote
 
-#: Errors under which a store's hide.
+#: Errors of delta-rs, files and Spark's jobs, which may be those of a storage.
 CARRIERS = (OSError, DeltaError, PySparkException, Py4JJavaError)
 #: Texts of a store's own errors, by delta-rs (object_store) and by Spark's S3A; others have nothing to do with a store.
 _STORE = re.compile(r"Generic \w+ error|lacked the necessary privileges|not authenticated|fs\.s3a\.|awssdk")
@@ -25,7 +25,7 @@ _REFUSED = re.compile(
     r"\b40[13] (Forbidden|Unauthorized)|lacked the necessary privileges|not authenticated|AccessDenied|InvalidAccessKeyId|"
     r"SignatureDoesNotMatch|ExpiredToken|InvalidToken|Status Code: 40[13]"
 )
-#: The last place where clients look is the machine's own address for roles, which is nobody's where there are none.
+#: The last place that clients try is the machine's own address for roles, which does not answer where there are none.
 _NO_CREDENTIALS = re.compile(r"NoAuthWithAWSException|Unable to load credentials|NoCredentials|latest/api/token|169\.254\.\d+")
 _NO_BUCKET = re.compile(r"NoSuchBucket|UnknownStoreException|ContainerNotFound")
 _AWAY = re.compile(
@@ -37,7 +37,7 @@ _ANSWER = re.compile(r"<Code>([^<]*)</Code>\s*(?:<Message>([^<]*)</Message>)?")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _LONGEST = 300
 
-#: As Linux and Rust's standard library (`os error N`) say it.
+#: Texts of Linux and Rust's standard library (`os error N`).
 FULL = ("No space left on device", "Disk quota exceeded", "os error 28", "os error 122")
 DENIED = (
     "Read-only file system",
@@ -47,13 +47,11 @@ DENIED = (
     "os error 13)",
     "os error 1)",
 )
-#: What tables' files and Spark's jobs fail with.
-RAW = (OSError, DeltaError, PySparkException, Py4JJavaError)
 _STAYS = "What was committed stays, nothing else is visible, and the next run goes on from there"
 
 
 def explain(error: BaseException, root: str) -> GameEventsError | None:
-    """The project's error for a store's, or None if it is nothing of the store.
+    """The project's error for one of an object store; None for any other.
 
     Args:
         error: what was raised.
@@ -84,7 +82,7 @@ def explain(error: BaseException, root: str) -> GameEventsError | None:
 
 
 def _words(text: str) -> str:
-    """The store's answer, or the last cause: one line."""
+    """The store's answer, or the last cause, in one line."""
     answer = _ANSWER.search(text)
     if answer:
         return ": ".join(part for part in answer.groups() if part)[:_LONGEST]
@@ -93,32 +91,15 @@ def _words(text: str) -> str:
     return (lines[-1] if lines else "no words")[:_LONGEST]
 
 
-@contextmanager
-def store_errors_named(root: str) -> Iterator[None]:
-    """A store's errors inside become the project's; all others stay what they are.
-
-    Raises:
-        ConfigurationError: the store refuses us, or there is no such bucket.
-        TransientError: it is away, or asks us to come later.
-    """
-    try:
-        yield
-    except CARRIERS as error:
-        found = explain(error, root)
-        if found is None:
-            raise
-        raise found from error
-
-
 def storage_error(error: BaseException, root: str) -> GameEventsError | None:
     """The project's error for one that storage caused; None for any other.
 
     Args:
         error: what was raised.
-        root: where the tables are.
+        root: the lakehouse's root.
 
     Returns:
-        TransientError: it is full, and may have room again. ConfigurationError: only a person can give the right to write.
+        TransientError: the storage is full. ConfigurationError: the right to write is missing.
     """
     found = explain(error, root)
     if found is not None:
@@ -138,19 +119,24 @@ def storage_error(error: BaseException, root: str) -> GameEventsError | None:
 
 
 @contextmanager
-def storage_named(root: str) -> Iterator[None]:
-    """Storage's errors inside become the project's own.
+def storage_named(root: str, named: Callable[[BaseException, str], GameEventsError | None] = storage_error) -> Iterator[None]:
+    """Convert errors of the storage below a root into the project's own; every other error is raised unchanged.
 
     Raises:
-        TransientError, ConfigurationError: as `storage_error` says; every other error as it is.
+        TransientError, ConfigurationError: as `named` returns them.
     """
     try:
         yield
-    except RAW as error:
-        known = storage_error(error, root)
+    except CARRIERS as error:
+        known = named(error, root)
         if known is None:
             raise
         raise known from error
+
+
+def store_errors_named(root: str) -> AbstractContextManager[None]:
+    """Convert errors of the object store alone (`explain`), as `storage_named` does."""
+    return storage_named(root, explain)
 
 
 def _has(text: str, words: tuple[str, ...]) -> bool:

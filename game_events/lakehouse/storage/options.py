@@ -1,6 +1,6 @@
-"""An object store as the lakehouse: what delta-rs and Spark are told about it.
+"""An object store as the lakehouse: options of delta-rs and Spark.
 
-Credentials never pass through here. delta-rs and Spark's S3A each look for them where the provider's own tools do (environment,
+Credentials are not among them. delta-rs and Spark's S3A each read them where the provider's own tools do (environment,
 profile, the machine's role), in the driver and in every worker, so they are in no plan, setting of Spark or table of ours.
 """
 
@@ -21,10 +21,10 @@ S3 = frozenset({"s3", "s3a"})
 ANY_REGION = "us-east-1"
 #: delta-rs asks again so long before it gives up; its own three minutes are longer than a run's retries want to wait.
 RETRY_TIMEOUT = "30s"
-#: Where AWS's own tools look for these settings.
+#: Environment variables of AWS's own tools.
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION")
-#: Would let two rivals write the same version of a table (delta-rs, "S3 storage backend").
+#: Would let two concurrent writers write the same version of a table (delta-rs, "S3 storage backend").
 UNSAFE_VARIABLE = "AWS_S3_ALLOW_UNSAFE_RENAME"
 #: Would have delta-rs take any certificate.
 UNVERIFIED_VARIABLES = tuple(f"{provider}_ALLOW_INVALID_CERTIFICATES" for provider in ("AWS", "AZURE", "GOOGLE"))
@@ -69,7 +69,7 @@ def delta_options(settings: Settings) -> dict[str, str]:
             f"{UNSAFE_VARIABLE} is set: with it two runs may write the same version of a table, and rows are lost. Unset it; "
             "the store has to take conditional puts (`game-events doctor` tries it)"
         )
-    # A commit is a PUT that succeeds only if there is no such object: of two rivals one wins.
+    # A commit is a PUT that succeeds only if there is no such object: of two writers one succeeds.
     options |= {"AWS_CONDITIONAL_PUT": "etag"}
     endpoint, region = endpoint_of(settings), region_of(settings)
     if endpoint is not None:

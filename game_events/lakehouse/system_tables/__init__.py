@@ -1,1 +1,1 @@
-"""The project's own small tables: progress, event log, schema archive, suppressed players."""
+"""The project's own small tables: progress, event log, schema archive, suppressed data subjects."""

@@ -1,6 +1,6 @@
-"""The table `event_log`: what every run did, one row for each fact; append-only, small, without a value of any event.
+"""The table `event_log`: what every run did, one row per fact; append-only, small, without a value of any event.
 
-Guarantee: the events of a run's part are in the table once, whoever else writes it and however often they are written.
+Guarantee: the events of a run's part are in the table once, also with concurrent writers and repeated calls.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.system_tables.system_table import SystemTable
 from game_events.lakehouse.tables import EVENT_LOG, Lakehouse
 
-#: A part is written again within minutes, or never.
+#: Maximum age of the rows that may be the same part: it is written again within minutes, or never.
 AGAIN = timedelta(hours=1)
 
 SCHEMA = pa.schema(
@@ -58,16 +58,16 @@ def append_events(lakehouse: Lakehouse, events: Sequence[EventRow], run_id: str,
     """Append a run's events in one commit.
 
     Args:
-        lakehouse: where the table is; it is made if there is none.
+        lakehouse: lakehouse of the table, which is created if it does not exist.
         events: rows of `SCHEMA`; `run_id` and `part` are filled in.
-        run_id: who writes.
-        part: which of the run's commits this is: a run has several steps, steps have attempts, a continuous run has minutes.
+        run_id: the run.
+        part: step and attempt of the run, or minute of a continuous run.
 
     Returns:
-        False: this part of this run is in the table already, nothing was written.
+        False: the part is in the table already, nothing was written.
 
     Raises:
-        ConflictError: rivals won every attempt.
+        ConflictError: concurrent writers won every attempt.
     """
     log = _event_log(lakehouse)
     handle = log.table.open()
@@ -78,7 +78,7 @@ def append_events(lakehouse: Lakehouse, events: Sequence[EventRow], run_id: str,
 
 
 def _holds(log: SystemTable, handle: DeltaTable, run_id: str, part: str, since: datetime) -> bool:
-    """Whether this part of this run is there. Only files with lately written rows can have it: the others are not read."""
+    """Whether a part of a run is in the table; only files with recent rows are read."""
     actions = pa.table(handle.get_add_actions(flatten=True))
     mine = pc.and_kleene(
         pc.less_equal(actions.column("min.run_id"), run_id), pc.greater_equal(actions.column("max.run_id"), run_id)
@@ -97,14 +97,14 @@ def read_events(
     kind: str | None = None,
     columns: Sequence[str] | None = None,
 ) -> pa.Table:
-    """Rows of `SCHEMA`, or some of its columns, unsorted; no rows if there is no such table.
+    """Rows of `SCHEMA`, or some of its columns, unsorted; none without the table.
 
     Args:
-        lakehouse: where the table is.
-        since: only rows of that time or later; files that have none are not opened.
-        newest_files: only so many files, those with the newest rows: a run is one file until maintenance joins them.
-        kind: only rows of this kind; files that by their statistics have none are not opened, and are no newest ones.
-        columns: only these are read, `time` and `kind` among them.
+        lakehouse: lakehouse of the table.
+        since: only rows of that time or later; files without any are not opened.
+        newest_files: only so many files, those with the newest rows: a run is one file until compaction.
+        kind: only rows of this kind; files without any, by their statistics, are not opened, and not counted as newest.
+        columns: only these, `time` and `kind` among them.
     """
     log = _event_log(lakehouse)
     handle = log.table.open()

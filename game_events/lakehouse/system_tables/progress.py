@@ -1,8 +1,8 @@
-"""How far each layer has come, in one small table: a hint that saves work, never the truth.
+"""The table `progress`: the low watermark of each layer, which saves work.
 
-The truth is each table's own `txn`. A floor says "everything up to this bronze batch is in this layer, except the games
-listed as failed"; a lost or old floor costs a re-read, never a row. Layers: silver, gold, unified, and `gold:{name}` for each
-aggregate of one's own.
+Each table's own `txn` decides. A low watermark (`floor`) means: everything up to this bronze batch is in the layer, but for the
+games listed as failed. A lost or old one costs reads, never a row. Layers: silver, gold, unified, and `gold:{name}` for each
+user-defined aggregate.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Mark:
-    """What else is known of a layer's floor.
+    """Metadata of a low watermark.
 
     Attributes:
-        definition: the declaration that the layer came to its floor with; under another one the floor says nothing.
-        committed_at: when a table of the layer was last committed to, in seconds since 1970.
+        definition: declaration of the aggregate; with another one the low watermark is void.
+        committed_at: time of the newest commit to a table of the layer, in seconds since 1970.
     """
 
     definition: str = ""
@@ -53,13 +53,13 @@ class Progress:
     """One state of the table.
 
     Attributes:
-        bronze_id: the bronze table it speaks of; a rebuilt bronze starts from nothing.
+        bronze_id: incarnation of bronze; another one starts from nothing.
         floors: layer -> bronze batch up to which it is complete, but for `failed`.
-        games: game -> highest bronze batch in its silver table: the games that are known.
+        games: game -> highest bronze batch in its silver table, of all known games.
         failed: (layer, game) -> why it failed last time.
-        unrouted_batch: last batch with a valid name that was not let in; 0: there never was one.
-        redecided: how many of the decisions that quarantine made anew are known to be carried out in silver.
-        marks: layer -> what else is known of its floor; only of the layers of one's own aggregates.
+        unrouted_batch: last batch with a valid name that was not admitted; 0: there was none.
+        redecided: number of quarantine's repeated decisions that silver has carried out.
+        marks: layer -> metadata of its low watermark; of user-defined aggregates.
     """
 
     bronze_id: str
@@ -75,7 +75,7 @@ class Progress:
         return self.floors.get(layer, 0)
 
     def failed_in(self, layer: str) -> set[str]:
-        """Games that the floor of a layer does not speak for."""
+        """Games that are behind the low watermark of a layer."""
         return {game for at, game in self.failed if at == layer}
 
     def done(
@@ -86,10 +86,10 @@ class Progress:
         failed: dict[str, str] | None = None,
         seen: Progress | None = None,
     ) -> Progress:
-        """This state after a layer has come to `floor`: its failures are exactly `failed`.
+        """This state with a layer complete up to `floor`, but for exactly `failed`.
 
-        Unless a rival is further: then its failures stand too, as they are of batches that this run has not seen. So does what
-        was noted since the run looked (`seen`): a rival replaces tables that this run has read before.
+        If a concurrent run is further, its failures remain, too: they are of batches that this run has not read. So do failures
+        since this run read the state (`seen`), as the concurrent run may have replaced tables after this run read them.
         """
         known = dict(self.games)
         for game, batch in (games or {}).items():
@@ -102,18 +102,18 @@ class Progress:
         return replace(self, floors=floors, games=known, failed=failures)
 
     def pending(self, layer: str, games: Iterable[str], why: str) -> Progress:
-        """This state with games that a layer has to look at whatever its floor says."""
+        """This state with games that a layer has to process again, whatever its low watermark is."""
         return replace(self, failed=self.failed | {(layer, game): why for game in games})
 
     def pending_downstream(self, games: Iterable[str], why: str) -> Progress:
-        """This state with games that everything made from silver has to look at: aggregates no longer declared too."""
+        """This state with games pending in all layers made from silver, aggregates that are not declared any more included."""
         names, state = list(games), self
         for layer in (Layer.GOLD, Layer.UNIFIED, *(at for at in self.floors if at.startswith(OWN_GOLD))):
             state = state.pending(layer, names, why)
         return state
 
     def marked(self, layer: str, mark: Mark) -> Progress:
-        """This state with a layer's mark; another definition's floor and failures are gone."""
+        """This state with a layer's metadata; low watermark and failures of another definition are removed."""
         state = self
         if self.marks.get(layer, Mark()).definition != mark.definition:
             floors = {at: batch for at, batch in self.floors.items() if at != layer}
@@ -122,7 +122,7 @@ class Progress:
 
 
 class ProgressTable:
-    """Reads and replaces the state; rivals' changes are never overwritten."""
+    """Reads and replaces the state; changes by concurrent runs are never overwritten."""
 
     def __init__(self, lakehouse: Lakehouse) -> None:
         description = "How far each layer has come: a hint that saves work; each table's own txn is the truth"
@@ -134,10 +134,10 @@ class ProgressTable:
 
     @retry_on_conflict(ATTEMPTS)
     def update(self, bronze_id: str, change: Callable[[Progress], Progress]) -> Progress:
-        """Apply a change to the newest state, again if a rival changed it meanwhile.
+        """Apply a change to the newest state, again after a conflict.
 
         Raises:
-            ConflictError: rivals won every attempt; nothing is lost, the next run does the same work again.
+            ConflictError: concurrent runs won every attempt; nothing is lost, the next run does the same work again.
         """
         handle = self._table.table.open()
         rows = self._table.read(handle).to_pylist()
@@ -164,7 +164,7 @@ def _state(bronze_id: str, every: list[dict[str, Any]]) -> Progress:
 
 
 def _is_later(held: str, bronze_id: str) -> bool:
-    """Whether the table speaks of a later content of the same bronze: of the older one nobody has to know any more."""
+    """Whether the table is of a later incarnation of the same bronze: the earlier one needs no state."""
     (table, _, later), (mine, _, earlier) = held.partition("@"), bronze_id.partition("@")
     return table == mine and int(later or 0) > int(earlier or 0)
 

@@ -1,6 +1,6 @@
-"""The table `schemas`: texts by id as the registry had them, so that rows can be decoded without it; append-only.
+"""The table `schemas`: schema texts by id, so that rows can be decoded without the registry; append-only.
 
-Guarantee: each id is there once, with one meaning, however many runs meet it at the same time and wherever they crash.
+Guarantee: each id is in the table once, with one meaning, also with concurrent runs and crashes.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class SchemaArchive:
         """Add what is not there yet, in one commit.
 
         Returns:
-            what was added; a rival that met the same ids may have added them before.
+            what was added; a concurrent run may have added the same ids before.
 
         Raises:
-            DataError: REGISTRY_CHANGED, a rival has archived another meaning of one of these ids.
-            ConflictError: rivals won every attempt.
+            DataError: REGISTRY_CHANGED, another meaning of one of these ids is archived.
+            ConflictError: concurrent runs won every attempt.
         """
         handle = self._table.table.open()
         held = self._schemas(handle)
@@ -79,10 +79,10 @@ class SchemaArchive:
 
 
 def require_same(archived: RegistrySchema | None, found: RegistrySchema, registry: str, uri: str) -> None:
-    """Compare what a registry says of an id with what it said before.
+    """Compare a registry's schema of an id with the archived one.
 
     Raises:
-        DataError: REGISTRY_CHANGED, it is another schema.
+        DataError: REGISTRY_CHANGED, they differ.
     """
     if archived is not None and found.digest != archived.digest:
         raise DataError(

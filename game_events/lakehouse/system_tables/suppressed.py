@@ -1,6 +1,6 @@
-"""The table `suppressed_entities`: whom to keep out, as keyed hashes; no id, and nothing that gives one away without the key.
+"""The table `suppressed_entities`: keyed hashes of erased data subjects; without the key, no id can be derived.
 
-Guarantee: an entry that was committed stays, whoever else writes; entries are added before anything is erased.
+Guarantee: a committed entry stays, also with concurrent writers; entries are added before anything is erased.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from game_events.lakehouse.system_tables.system_table import SystemTable
 from game_events.lakehouse.tables import SUPPRESSED, Lakehouse
 
 ATTEMPTS = 20
-#: Characters of a hash that tell one erasure from another in logs and messages.
+#: Characters of a hash in logs and messages.
 HASH_CHARS = 12
 #: Hashes that a message names.
 HASHES_SHOWN = 5
@@ -45,7 +45,7 @@ def entity_hash(key: bytes, entity: bytes) -> bytes:
 
 
 def key_check(key: bytes) -> str:
-    """Tells one key from another, without telling the key."""
+    """Fingerprint of a key, from which the key cannot be derived."""
     return hmac.digest(key, b"key check\0", hashlib.sha256).hex()[:16]
 
 
@@ -61,17 +61,17 @@ class Listed:
 
     @property
     def unfinished(self) -> frozenset[str]:
-        """Hashes of those whose rows may not be gone yet."""
+        """Hashes of subjects with an erasure that is not finished."""
         return frozenset(h for h, row in self.entries.items() if row["finished_at"] is None)
 
     @property
     def records(self) -> frozenset[Record]:
-        """Records of theirs that do not decode: only their bytes told whose they are, and the list has no id to look for."""
+        """Records that do not decode: found by their bytes, as the table has no ids to search for."""
         held = (row.get("records") or () for row in self.entries.values())
         return frozenset((r["topic_id"], r["partition"], r["offset"]) for rows in held for r in rows)  # type: ignore[attr-defined]
 
     def require_key(self, key: bytes) -> None:
-        """Keep a run with another key from letting in whom it cannot recognise.
+        """Refuse another key than that of the entries: a run with it would let suppressed subjects in.
 
         Raises:
             ConfigurationError: the entries were made with another key.
@@ -91,12 +91,12 @@ def read_suppressed(lakehouse: Lakehouse) -> Listed:
 
 
 def add_suppressed(lakehouse: Lakehouse, key: bytes, hashes: Collection[str], run_id: str) -> Listed:
-    """Put hashes on the list; returns the version before.
+    """Add hashes; returns the version before.
 
     Raises:
-        ConfigurationError: the list was made with another key.
-        ConflictError: rivals won every attempt.
-        DataError: an erasure of others is not finished: which tables it has done could not be told from what this one does.
+        ConfigurationError: the entries were made with another key.
+        ConflictError: concurrent writers won every attempt.
+        DataError: an erasure of other subjects is not finished: the tables that it has completed would be unknown.
     """
     now = datetime.now(UTC)
 
@@ -105,12 +105,12 @@ def add_suppressed(lakehouse: Lakehouse, key: bytes, hashes: Collection[str], ru
         if listed.unfinished and listed.unfinished != set(hashes):
             shown = ", ".join(sorted(h[:HASH_CHARS] for h in listed.unfinished)[:HASHES_SHOWN])
             raise DataError(
-                f"an erasure of {len(listed.unfinished):,} gamers (hashes: {shown}) is not finished, and nobody new was "
-                "forgotten: wait if it is still at work, else repeat `game-events forget` for exactly these first, or, without "
+                f"an erasure of {len(listed.unfinished):,} gamers (hashes: {shown}) is not finished, so no other was "
+                "begun: wait if it still runs, else repeat `game-events forget` for exactly these first, or, without "
                 "their ids, `game-events forget --resume`"
             )
         new = {"key_check": key_check(key), "listed_at": now, "finished_at": None, "run_id": run_id}
-        # Also of one that was finished: its rows are looked for once more.
+        # A finished one, too: its rows are searched once more.
         return dict(listed.entries) | {
             h: {**listed.entries.get(h, {"hash": h, **new}), "finished_at": None, "run_id": run_id} for h in hashes
         }
@@ -119,10 +119,10 @@ def add_suppressed(lakehouse: Lakehouse, key: bytes, hashes: Collection[str], ru
 
 
 def add_records(lakehouse: Lakehouse, hashes: Collection[str], records: Collection[Record]) -> None:
-    """Note records of these gamers that do not decode; of which of them each is, nobody needs to know.
+    """Add records of these subjects that do not decode, to the first hash: their subject is not needed.
 
     Raises:
-        ConflictError: rivals won every attempt.
+        ConflictError: concurrent writers won every attempt.
     """
     if not records:
         return
@@ -138,7 +138,7 @@ def add_records(lakehouse: Lakehouse, hashes: Collection[str], records: Collecti
 
 
 def finish_suppressed(lakehouse: Lakehouse, hashes: Collection[str]) -> None:
-    """Note that the rows of these are gone from every table."""
+    """Mark these as erased from every table."""
     now = datetime.now(UTC)
     _change(
         lakehouse, lambda listed: {h: {**row, "finished_at": now} if h in hashes else row for h, row in listed.entries.items()}
@@ -155,7 +155,7 @@ def _change(lakehouse: Lakehouse, change: Callable[[Listed], Mapping[str, Mappin
 
 
 def _table(lakehouse: Lakehouse) -> SystemTable:
-    description = "Gamers who were forgotten, as keyed hashes: what still comes of them is kept out"
+    description = "Keyed hashes of erased data subjects: later records of them are suppressed"
     return SystemTable(lakehouse.table(SUPPRESSED), SCHEMA, description)
 
 

@@ -55,10 +55,7 @@ class Staged:
 def execute(run: GoldRun, plans: Mapping[str, GamePlan], known: StructType) -> Staged:
     """Aggregate new rows, merge them with old aggregates, evaluate rules, and write the rows by game.
 
-    Args:
-        run: the refresh.
-        plans: game -> plan.
-        known: columns that are NULL where no silver table of these games has them.
+    `known`: columns that are NULL where no silver table of these games has them.
 
     Raises:
         ExtensionError: the aggregate does not fit silver's columns, its function raised, or it gives rows of other games.

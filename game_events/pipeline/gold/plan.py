@@ -40,21 +40,15 @@ class GoldRun:
 
 @dataclass(frozen=True)
 class GamePlan:
-    """The next version of one game's aggregate.
+    """The next version of one game's aggregate, from a version of silver and one of gold (None: there is none).
 
     Attributes:
-        game: the game.
-        silver: the version of the silver table that is read.
-        gold: the version of the gold table that is replaced; None: there is none.
         app: name of gold's `txn` with the last bronze batch of its silver rows.
-        taken: that batch now; None: the table has rows of other contents of silver.
-        batch: that batch after the commit.
+        taken, batch: that batch now (None: gold has rows of other contents of silver), and after the commit.
         full: all rows of silver are aggregated; else new rows, which are merged with those of `old`.
-        declared: the definition in the gold table now.
-        definition: the definition after the commit.
+        declared, definition: the definition in the gold table now, and after the commit.
         above: silver rows of later bronze batches are new.
-        new: the files of silver with new rows.
-        old: the files of gold to merge with.
+        new, old: the files of silver with new rows, and the files of gold to merge with.
     """
 
     game: str
@@ -72,13 +66,7 @@ class GamePlan:
 
 
 def plan_games(run: GoldRun, games: Collection[str], known: StructType) -> tuple[dict[str, GamePlan], dict[str, str]]:
-    """The plans of games that have to change, and failed game -> reason.
-
-    Args:
-        run: the refresh.
-        games: the games.
-        known: columns that are NULL where a silver table lacks them (`key_and_time`).
-    """
+    """The plans of games that have to change, and failed game -> reason; `known`: `key_and_time`."""
 
     def plan(game: str) -> GamePlan | GameEventsError | None:
         try:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 
 from game_events.errors import ExtensionError
@@ -18,7 +17,7 @@ from game_events.extending import GoldAggregate
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Landed
 from game_events.lakehouse.commits.generations import BronzeIdentity
-from game_events.lakehouse.commits.parallel import GAME_ATTEMPTS
+from game_events.lakehouse.commits.parallel import GAME_ATTEMPTS, Committed
 from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.progress import Mark, Progress
@@ -34,14 +33,6 @@ from game_events.pipeline.reporting.result import GoldResult
 from game_events.spark.crashed_workers import run_with_bisection
 
 
-@dataclass(frozen=True)
-class PassResult:
-    """Outcome of one pass: failed game -> reason, and games that lost a commit conflict."""
-
-    failed: dict[str, str] = field(default_factory=dict)
-    retry: frozenset[str] = frozenset()
-
-
 def refresh_gold(
     pipeline: Pipeline,
     report: RunReport,
@@ -50,14 +41,10 @@ def refresh_gold(
     full: bool = False,
     aggregate: GoldAggregate | None = None,
 ) -> None:
-    """Add silver's new rows to gold.
+    """Add silver's new rows to an aggregate (None: `player_agg`); `report` gets an entry for each game that changed or failed.
 
-    Args:
-        pipeline: the parts.
-        report: gets an entry for each game that changed or failed.
-        games: only these; None: every game that changed since the last refresh, and the low watermark moves.
-        full: recompute from all of silver.
-        aggregate: which one; None: the built-in `player_agg`.
+    `games`: only these; None: every game that changed since the last refresh, and the low watermark moves. `full`: recompute
+    from all of silver.
     """
     began = time.monotonic()
     bronze = pipeline.bronze.open()
@@ -68,8 +55,7 @@ def refresh_gold(
     state = pipeline.progress.read(key)
     if state.marks.get(layer, Mark()).definition != scope(run.aggregate):
         # Before any commit: after a crash, a run with the declaration of before must not trust its low watermark.
-        mark = Mark(scope(run.aggregate))
-        state = pipeline.progress.update(key, lambda now: now.marked(layer, mark).done(layer, 0))
+        state = pipeline.progress.update(key, lambda now: now.marked(layer, Mark(scope(run.aggregate))).done(layer, 0))
     failed = _refresh(run, report, state, games)
     for game, why in failed.items():
         table = pipeline.lakehouse.gold(game, run.aggregate.name)
@@ -94,11 +80,8 @@ def refresh_own_gold(
 ) -> None:
     """Refresh the custom aggregates that are due, each by itself; the report names those that have pending rows and wait.
 
-    Args:
-        pipeline: the parts.
-        report: gets an entry for each game that changed or failed.
-        chosen: layer -> its games (None: every game), of the aggregates to refresh; None: all of them.
-        ignore_intervals: refresh aggregates before their interval has passed, too.
+    `chosen`: layer -> games (None: every game) of the aggregates to refresh; None: all of them. `ignore_intervals`: refresh
+    aggregates before their interval has passed, too.
     """
     bronze = pipeline.bronze.open() if pipeline.extensions.aggregates else None
     if bronze is None:
@@ -153,26 +136,26 @@ def _refresh(run: GoldRun, report: RunReport, state: Progress, games: Collection
             break
         job = partial(_pass, run, report)
         results, crashed = run_with_bisection(retry, job, aggregate.asset, run.pipeline.on_progress)
-        retry = frozenset[str]().union(*(result.retry for result in results))
+        retry = set[str]().union(*(result.again for result in results))
         for result in results:
             failed |= result.failed
         failed |= crashed
     return failed | dict.fromkeys(retry, "commit conflict: every attempt lost to concurrent runs; run again")
 
 
-def _pass(run: GoldRun, report: RunReport, games: Collection[str]) -> PassResult:
+def _pass(run: GoldRun, report: RunReport, games: Collection[str]) -> Committed:
     """Plan, execute and commit some games."""
     known = key_and_time(run.pipeline)
     plans, failed = plan_games(run, games, known)
     if not plans:
-        return PassResult(failed)
+        return Committed(failed=failed)
     replaced = {game for game, plan in plans.items() if plan.full and plan.gold is not None}
     _note_replaced(run, replaced)
     run.pipeline.on_progress(f"{run.aggregate.asset}: {len(plans)} {run.pipeline.settings.names.entities}")
     try:
         staged = execute(run, plans, known)
     except ExtensionError as error:
-        return PassResult(failed | dict.fromkeys(plans, str(error)))
+        return Committed(failed=failed | dict.fromkeys(plans, str(error)))
     failpoints.reach("gold_staged", run.aggregate.name)
     _fail_by_rules(run, report, staged)
     outcome = commit_plans(run, {g: plan for g, plan in plans.items() if g not in staged.result.failed}, staged)
@@ -180,7 +163,8 @@ def _pass(run: GoldRun, report: RunReport, games: Collection[str]) -> PassResult
     _note_replaced(run, replaced & outcome.landed.keys())
     for game, landed in sorted(outcome.landed.items()):
         _report(run, report, plans[game], landed, staged)
-    return PassResult(failed | outcome.failed | staged.result.failed, frozenset(outcome.again))
+    outcome.failed |= failed | staged.result.failed
+    return outcome
 
 
 def _note_replaced(run: GoldRun, games: set[str]) -> None:

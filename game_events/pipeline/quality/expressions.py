@@ -14,7 +14,7 @@ from game_events.rules import Action, Rule, RuleLayer
 
 #: Rules of one bigint of bits; the sign stays unused.
 BITS = 62
-FATE = "_fate"
+DISPOSITION = "_disposition"
 #: Whether a row only has the results of rules, and is not written.
 APART = "_apart"
 #: Whether quarantine holds the row as rejected (NULL: it does not), and the batch up to which quarantine has decided.
@@ -83,7 +83,7 @@ class RuleColumns:
         """Whether the row violates one rule; needs the columns of `violated`."""
         return F.col(self.names[number // BITS]).bitwiseAND(F.lit(1 << number % BITS).cast("bigint")) != 0
 
-    def fate(self) -> Column:
+    def disposition(self) -> Column:
         """The disposition of a row of silver; needs the columns of `violated`, `HELD` and `DECIDED`.
 
         Up to the batch `DECIDED` a row is rejected if quarantine has it, whatever the rules are now. Later rows are decided by
@@ -99,7 +99,7 @@ class RuleColumns:
             .when(held, F.lit(READMIT))
             .otherwise(F.lit(KEEP))
             .cast("int")
-            .alias(FATE)
+            .alias(DISPOSITION)
         )
 
     def _bit(self, rule: Rule, bit: int) -> Column:

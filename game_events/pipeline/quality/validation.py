@@ -38,7 +38,7 @@ def require_valid(spark: SparkSession, rules: Iterable[Rule], columns: StructTyp
 
 def problems(spark: SparkSession, rules: Iterable[Rule], columns: StructType | None) -> dict[str, str]:
     """Rule (as `layer.name`) -> what is wrong with it. Without columns a rule has to parse, no more."""
-    found = {f"{rule.layer}.{rule.name}": _problem(spark, rule, columns) for rule in rules}
+    found = {f"{rule.layer}.{rule.name}": _refused(rule.sql) or _unsound(spark, rule.sql, columns) for rule in rules}
     return {name: problem for name, problem in found.items() if problem is not None}
 
 
@@ -50,19 +50,15 @@ def refuse(found: dict[str, str], columns: Sequence[str]) -> None:
         raise ConfigurationError("; ".join(lines) + f". {have}Change the rule (`rules` in game_events.yaml, GAME_EVENTS_RULES)")
 
 
-def _problem(spark: SparkSession, rule: Rule, columns: StructType | None) -> str | None:
-    return _refused(rule.sql) or _unsound(spark, rule.sql, columns)
-
-
 def _refused(sql: str) -> str | None:
     """The reason if a rule has a query or a clock, which Spark would evaluate; else None."""
     bare = _QUOTED.sub("''", sql)
     if _SUBQUERY.search(bare):
-        return f"{sql!r} holds a query: a rule may look at one row and nothing else"
+        return f"{sql!r} holds a query: a rule may read one row and nothing else"
     if _CLOCK.search(bare) or _CLOCK_TEXT.search(sql):
         return (
-            f"{sql!r} looks at the clock: a rule must say the same of a row whenever it is asked. Compare with "
-            "_kafka_timestamp, the time the record came"
+            f"{sql!r} reads the clock: a rule must always give the same result for a row. Compare with "
+            "_kafka_timestamp, the record's time"
         )
     return None
 

@@ -22,7 +22,7 @@ from game_events.lakehouse.event_columns import (
 )
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import Table
-from game_events.pipeline.quality.expressions import APART, BITS, DROP, FATE, HELD_BACK, KEEP, READMIT, REJECT
+from game_events.pipeline.quality.expressions import APART, BITS, DISPOSITION, DROP, HELD_BACK, KEEP, READMIT, REJECT
 from game_events.pipeline.reporting.tables import RuleCounts
 from game_events.rules import Rule
 
@@ -34,7 +34,7 @@ class RuleSplit:
     Attributes:
         rules: rule n is bit n of `masks`.
         masks: columns with the bits of violated rules.
-        has_fate: rows have a disposition (silver); else all are kept.
+        has_disposition: rows have a disposition (silver); else all are kept.
         quarantine: the table of rejected rows, with bronze's own columns; None: no rule rejects.
         run_id: the run that rejects them.
         apart: rows with `APART` have the results of rules, the others are written.
@@ -42,7 +42,7 @@ class RuleSplit:
 
     rules: tuple[Rule, ...]
     masks: tuple[str, ...]
-    has_fate: bool = False
+    has_disposition: bool = False
     quarantine: Table | None = None
     run_id: str = ""
     apart: bool = False
@@ -51,7 +51,7 @@ class RuleSplit:
     def columns(self) -> list[str]:
         """Columns of the rows besides those of the table."""
         heavy = BRONZE_ONLY if self.quarantine is not None else ()
-        return [*self.masks, *([FATE] if self.has_fate else []), *heavy, *([APART] if self.apart else [])]
+        return [*self.masks, *([DISPOSITION] if self.has_disposition else []), *heavy, *([APART] if self.apart else [])]
 
 
 class Splitter:
@@ -64,13 +64,7 @@ class Splitter:
         self._now = datetime.now(UTC)
 
     def keep(self, game: str, rows: pa.Table, more: pa.Table) -> pa.Table:
-        """Count one game's rows, write those that quarantine gets, return those that the table gets.
-
-        Args:
-            game: the game.
-            rows: columns of its table.
-            more: `RuleSplit.columns` of the same rows.
-        """
+        """Count one game's rows, write rejected ones to quarantine, return those of the table; `more`: `RuleSplit.columns`."""
         if self._task.apart:
             judged = more.column(APART)
             self._judge(game, rows.filter(judged), more.filter(judged))
@@ -88,16 +82,16 @@ class Splitter:
                 counts.violated[rule.name] += count
                 if rule.action == "fail":
                     counts.examples.setdefault(rule.name, _coordinates(rows, int(found.argmax())))
-        if not self._task.has_fate:
+        if not self._task.has_disposition:
             return rows
-        fate = more.column(FATE).to_numpy()
-        counts.dropped += int((fate == DROP).sum())
-        counts.held += int((fate == HELD_BACK).sum())
-        counts.readmitted += int((fate == READMIT).sum())
-        rejected = np.flatnonzero(fate == REJECT)
+        disposition = more.column(DISPOSITION).to_numpy()
+        counts.dropped += int((disposition == DROP).sum())
+        counts.held += int((disposition == HELD_BACK).sum())
+        counts.readmitted += int((disposition == READMIT).sum())
+        rejected = np.flatnonzero(disposition == REJECT)
         if len(rejected):
             self._reject(game, rows.take(pa.array(rejected)), more.take(pa.array(rejected)), violated[rejected])
-        kept = (fate == KEEP) | (fate == READMIT)
+        kept = (disposition == KEEP) | (disposition == READMIT)
         return rows if kept.all() else rows.filter(pa.array(kept))
 
     def _violated(self, more: pa.Table) -> npt.NDArray[np.bool_]:

@@ -43,14 +43,7 @@ NO_RAW_VALUE = "NO_RAW_VALUE"
 
 @dataclass
 class Redecoded:
-    """Result of a redecode.
-
-    Attributes:
-        rows: rows of the table.
-        kept: rows that keep their columns, by reason.
-        new_columns: columns that bronze did not have before.
-        other_types: rows without decoded columns, by message type: types that are not selected.
-    """
+    """Result: rows, those that keep their columns by reason, new columns, and rows of types that are not selected."""
 
     rows: int = 0
     kept: Counter[str] = field(default_factory=Counter)
@@ -140,7 +133,7 @@ def _erase(pipeline: Pipeline, report: RunReport, staged: StageResult) -> str:
     erase_from_quarantine(pipeline, staged.suppressed_records)
     report.add(BronzeResult(suppressed=staged.suppressed))
     report.warn(
-        f"{staged.suppressed:,} rows of forgotten gamers, who were not recognised before, are gone from bronze and "
-        "quarantine: take that over with `game-events redecode --downstream`"
+        f"{staged.suppressed:,} rows of erased data subjects, not recognised before, were erased from bronze and quarantine: "
+        "erase them from silver and gold with `game-events redecode --downstream`"
     )
     return json.dumps(Counter(batch for _, _, _, batch in staged.suppressed_records))

@@ -69,11 +69,9 @@ MAX_SCHEMA_ID = 2**32 - 1
 
 @dataclass(frozen=True)
 class ReplaySelection:
-    """Selection of rows of quarantine; empty: all with a raw value that are not in bronze, and all that rules reject.
+    """Rows of quarantine, by reasons (of undecodable rows, or names of rules) and schema ids or GUIDs.
 
-    Attributes:
-        reasons: reasons of undecodable rows, or names of rules; empty: all except records that crash workers.
-        schema_ids: schema ids (numbers) or GUIDs (texts).
+    Empty: all with a raw value that are not in bronze (except records that crash workers), and all that rules reject.
     """
 
     reasons: frozenset[str] = frozenset()

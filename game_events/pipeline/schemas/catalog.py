@@ -42,13 +42,9 @@ class SchemaCatalog(SchemaStore):
     ) -> None:
         """Reads the archive.
 
-        Args:
-            registry: gives schemas by id.
-            lakehouse: has the archive.
-            selected: full names of the message types that are decoded; empty: all of them.
-            kept: the columns that settings name (`kept_columns`).
-            max_columns: a message type that would make more columns is not decoded.
-            max_unknown_ids: unknown ids after which the registry is asked about no others in one micro-batch.
+        `selected`: full names of the message types that are decoded; empty: all. `kept`: the columns that settings name. A type
+        that would make more than `max_columns` is not decoded. After `max_unknown_ids` unknown ids in one micro-batch, the
+        registry is asked about no others.
         """
         super().__init__(registry, lakehouse)
         self._selected, self._kept = frozenset(selected), kept or {}
@@ -62,10 +58,7 @@ class SchemaCatalog(SchemaStore):
         """Ask the registry about the ids of types, the smallest first, until `room` ids are found to be unknown.
 
         Returns:
-            the types with ids that it was asked about, or that need no request; the number of unknown ids among them.
-
-        Raises:
-            TransientError: the registry does not answer.
+            the types with ids that it was asked about, or that need no request; the number of unknown ids found.
         """
         unknown, looked_at, missed = self.unknown_ids(), set(), 0
         for schema_id in sorted({i for i, _ in keys}, key=ordered):
@@ -75,16 +68,9 @@ class SchemaCatalog(SchemaStore):
         return {key for key in keys if key[0] in looked_at}, missed
 
     def plan(self, columns: ColumnMap, wanted: Iterable[TypeKey], rest: str | None = None) -> DecodePlan:
-        """A plan that decodes the selected ones of the wanted types, each with its writer's schema.
+        """A plan that decodes the selected ones of the wanted types, each with its writer's schema; raises as `compiled`.
 
-        Args:
-            columns: columns of fields so far.
-            wanted: the types.
-            rest: why all other ids are unknown, if they are.
-
-        Raises:
-            TransientError: an id is not archived, and the registry does not answer.
-            DataError: REGISTRY_CHANGED, the registry gives an archived id another schema.
+        `rest`: why all other ids are unknown, if they are.
         """
         columns = replace(columns, kept=self._kept)
         schemas: dict[SchemaId, CompiledSchema] = {}
@@ -152,14 +138,9 @@ class SchemaCatalog(SchemaStore):
         return +found
 
     def messages(self, schema_id: SchemaId, nested: Container[str] = ()) -> dict[str, tuple[Field, ...]]:
-        """Message types of a schema, by full name, with their fields: at most `MAX_TYPES`, those of `nested` first.
+        """Message types of a schema, by full name, with their fields: at most `MAX_TYPES`; DataError as `require`.
 
-        Args:
-            schema_id: the schema.
-            nested: full names of nested types that are included.
-
-        Raises:
-            DataError: as `require`.
+        `nested`: full names of nested types that are included, and come first.
         """
         compiled = self.require(schema_id)
         paths = compiled.paths(nested)

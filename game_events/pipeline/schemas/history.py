@@ -33,11 +33,7 @@ class SchemaHistory:
     kept: Mapping[str, Kept] = field(default_factory=dict)
 
     def versions(self) -> list[SubjectVersion]:
-        """All versions, oldest first.
-
-        Raises:
-            ConfigurationError: there is no such subject.
-        """
+        """All versions, oldest first; ConfigurationError if there is no such subject."""
         found = self.registry.versions(self.subject)
         if not found:
             raise ConfigurationError(
@@ -47,11 +43,7 @@ class SchemaHistory:
         return found
 
     def version(self, number: int | None) -> SubjectVersion:
-        """One version; None: the newest.
-
-        Raises:
-            ConfigurationError: there is no such version.
-        """
+        """One version (None: the newest); ConfigurationError if there is no such version."""
         versions = self.versions()
         chosen = [v for v in versions if number is None or v.version == number]
         if not chosen:
@@ -75,8 +67,8 @@ class SchemaHistory:
     def left_out(self, *versions: SubjectVersion) -> str:
         """A sentence about the message types that `fields` and `changes` leave out; empty if there are none."""
         counts = {v.version: self._catalog.left_out(v.schema_id, self.occurred()) for v in versions}
-        said = [f"version {number}: {count:,}" for number, count in counts.items() if count]
-        return f"only {MAX_TYPES:,} message types of a schema are looked at; left out of {', '.join(said)}" if said else ""
+        counted = [f"version {number}: {count:,}" for number, count in counts.items() if count]
+        return f"only {MAX_TYPES:,} message types of a schema are compared; left out of {', '.join(counted)}" if counted else ""
 
     def occurred(self) -> frozenset[str]:
         """Full names of the message types that bronze has columns of."""

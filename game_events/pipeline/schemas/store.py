@@ -35,15 +35,11 @@ IDS_S, DOWN_S = 5.0, 30.0
 
 @dataclass
 class _Known:
-    """One known id.
+    """One known id; an error is the reason why there is no compiled schema or decoder.
 
     Attributes:
         schema: its text; None: it is too long to be read.
-        archived: the archive has it.
         verified: the registry was asked, and is not asked again.
-        compiled: the compiled schema, or why it does not compile; None: not compiled yet.
-        decoders: decoders of its message types, or why there is none.
-        comments: its authors' comments, once they were read.
     """
 
     schema: RegistrySchema | None
@@ -74,10 +70,7 @@ class SchemaStore:
         self._subjects: dict[str, _Subject] = {}
 
     def expected_ids(self, subject: str) -> list[int]:
-        """Ids of a subject to plan for: those that have occurred, or all if none has.
-
-        A registered version that is never sent would take names and make columns (`run_decode_job` then reads twice).
-        """
+        """Ids of a subject to plan for: those that have occurred, or all if none has, as each planned id makes columns."""
         ids = self.ids_of(subject)
         return [i for i in ids if i in self._known and self._known[i].archived] or ids
 
@@ -152,11 +145,7 @@ class SchemaStore:
         return known
 
     def require(self, schema_id: SchemaId) -> CompiledSchema:
-        """The compiled schema.
-
-        Raises:
-            DataError: the registry has no such id, or the schema does not compile; the message has the reason.
-        """
+        """The compiled schema; DataError with the reason if the id is unknown, or the schema does not compile."""
         compiled = self.compiled(schema_id)
         if compiled is None:
             raise DataError(self.no_such_id(schema_id))
@@ -215,11 +204,7 @@ class SchemaStore:
             self._registry.offer(schemas)
 
     def archive(self, schema_ids: Iterable[SchemaId]) -> list[SchemaId]:
-        """Write the texts of these ids to the archive, before the first row that needs them is committed.
-
-        Returns:
-            the ids that it did not have before.
-        """
+        """Add the texts of these ids to the archive, before the first row that needs them is committed; return the new ids."""
         used = [self._known[i] for i in sorted(set(schema_ids), key=ordered) if i in self._known]
         new = [known for known in used if known.schema is not None and not known.archived]
         if not new:

@@ -72,12 +72,7 @@ def _new_names(work: Staging, known: set[str]) -> tuple[dict[str, int], Counter[
 
 
 def new_games(pipeline: Pipeline, above: int | None = None) -> list[str]:
-    """Valid, allowed names in bronze that are no games yet, as many as there is room for.
-
-    Args:
-        pipeline: the parts.
-        above: only rows of later bronze batches; None: above silver's low watermark.
-    """
+    """Names in bronze above a batch (None: the low watermark) that may become games, as many as there is room for."""
     handle = pipeline.bronze.open()
     if handle is None or not row_count(handle) or not has_decoded_columns(handle):
         return []

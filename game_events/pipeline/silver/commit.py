@@ -24,12 +24,12 @@ from game_events.pipeline.column_comments import message_comment
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.quality.decisions import Decisions, RejectionDecision, Rewritten, decide
-from game_events.pipeline.quality.expressions import FATE, HELD_BACK, READMIT
+from game_events.pipeline.quality.expressions import DISPOSITION, HELD_BACK, READMIT
 from game_events.pipeline.quality.worker import failed_rules
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import LayerResult, SilverResult
 from game_events.pipeline.reporting.tables import RuleCounts
-from game_events.pipeline.silver.stage import SilverInput, Start, rows_from, with_fate
+from game_events.pipeline.silver.stage import SilverInput, Start, rows_from, with_disposition
 from game_events.spark.config import null_on_error
 
 
@@ -187,8 +187,8 @@ def noted(source: SilverInput, decisions: Decisions, starts: Mapping[str, Start]
     with null_on_error(spark):
         rows = rows_from(source, read_files(spark, files_with(source.handle), spark_schema(source.handle.schema())), starts)
         rows = rows.join(held, list(COORDINATES), "left_semi")
-        judged = with_fate(source, rows, held).where(F.col(FATE).isin(HELD_BACK, READMIT))
-        judged = judged.select(*COORDINATES, F.col("_game").alias("game"), FATE)
+        judged = with_disposition(source, rows, held).where(F.col(DISPOSITION).isin(HELD_BACK, READMIT))
+        judged = judged.select(*COORDINATES, F.col("_game").alias("game"), DISPOSITION)
         tables = {g: str(s.handle.metadata().id) if s.handle else silver_name(g) for g, s in starts.items()}
         of_game = spark.createDataFrame(pa.table({"game": list(tables), "_table": list(tables.values())}))
         judged = judged.join(F.broadcast(of_game), "game")
@@ -198,7 +198,7 @@ def noted(source: SilverInput, decisions: Decisions, starts: Mapping[str, Start]
         rewritten = frozenset(path for path in paths(handle) if path.rpartition("/")[2] in names)
         old = read_files(spark, [f"{handle.table_uri.rstrip('/')}/{path}" for path in rewritten], columns)
         new = old.join(judged, [*COORDINATES, "game"], "left")
-        leaves = rejected & ~F.col(FATE).eqNullSafe(HELD_BACK)
+        leaves = rejected & ~F.col(DISPOSITION).eqNullSafe(HELD_BACK)
         now = F.current_timestamp()
         values = {"replayed_table": F.col("_table"), "replayed_batch": F.lit(source.batch), "replayed_at": now}
         new = new.withColumns({n: F.when(leaves, value).otherwise(F.col(n)) for n, value in values.items()})

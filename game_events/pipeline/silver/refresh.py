@@ -71,12 +71,8 @@ class _Run:
 class PassResult:
     """Outcome of one or more passes.
 
-    Attributes:
-        done: game -> last bronze batch in its silver table.
-        failed: game -> reason.
-        retry: games for the next pass.
-        replaced: games with all rows replaced by a pass that was planned from their tables.
-        unrouted: reason -> rows that belong to no game.
+    `done`: game -> last bronze batch in its silver table. `failed`: game -> reason. `retry`: games for the next pass.
+    `replaced`: games with all rows replaced by a later pass than the first. `unrouted`: reason -> rows that belong to no game.
     """
 
     done: dict[str, int] = field(default_factory=dict)
@@ -99,14 +95,10 @@ def refresh_silver(
     full: bool = False,
     just_loaded: bool = False,
 ) -> None:
-    """Add bronze's new rows to silver.
+    """Add bronze's new rows to silver; `report` gets an entry for each game that changed or failed.
 
-    Args:
-        pipeline: the parts.
-        report: gets an entry for each game that changed or failed.
-        games: only these; None: every game, and the low watermark moves.
-        full: replace the tables of the games by all rows that bronze has of them.
-        just_loaded: `load_bronze` has checked bronze and quarantine in this cycle.
+    `games`: only these; without them, the low watermark moves. `full`: replace their tables by all rows that bronze has of
+    them. `just_loaded`: `load_bronze` has checked bronze and quarantine in this cycle.
 
     Raises:
         DataError: bronze or quarantine was restored by hand, or quarantine was deleted: a commit to quarantine would hide that
@@ -114,9 +106,7 @@ def refresh_silver(
     """
     began = time.monotonic()
     handle = pipeline.bronze.open() if just_loaded else (intact_tables(pipeline, report) or (None, None))[0]
-    if handle is None:
-        return
-    if not has_decoded_columns(handle):
+    if handle is None or not has_decoded_columns(handle):
         return  # there is no record of a selected message type yet
     for attempt in range(GAME_ATTEMPTS):
         source = SilverInput.of(pipeline, pipeline.bronze.open() or handle if attempt else handle)
@@ -128,8 +118,8 @@ def refresh_silver(
                 raise
         except ExtensionError as error:
             # It concerns all games: silver does not move, and the run still reports bronze.
-            names, root = pipeline.settings.names, pipeline.lakehouse.root
-            report.add(LayerResult(tables=[TableReport(Layer.SILVER, names.silver_asset, root, error=str(error))]))
+            asset, root = pipeline.settings.names.silver_asset, pipeline.lakehouse.root
+            report.add(LayerResult(tables=[TableReport(Layer.SILVER, asset, root, error=str(error))]))
             break
     report.add_seconds(Layer.SILVER, time.monotonic() - began)
 
@@ -218,12 +208,7 @@ def _progress(run: _Run, result: PassResult, owed: dict[str, str], redecided: in
 
 
 def _pass(run: _Run, games: Collection[str] | None = None) -> PassResult:
-    """Stage rows of many games in one Spark job, and commit them game by game.
-
-    Args:
-        run: the input.
-        games: these, each from its own batch; None: all games, from the low watermark.
-    """
+    """Stage rows in one Spark job, commit them by game: all games from the low watermark, or these from their own batches."""
     decisions = Decisions.read(run.pipeline, run.source.bronze.key)
     if games is None:
         starts, staged, found = _stage_from_watermark(run, decisions)
@@ -314,7 +299,8 @@ def _starts(run: _Run, decisions: Decisions, games: Iterable[str], *, redecide: 
     def start(game: str) -> Start:
         handle = run.pipeline.lakehouse.silver(game).open()
         taken, decided = run.source.bronze.taken(handle), decisions.batch(game)
-        whole = run.full or decisions.incarnation(game) > generation(handle) or (handle is not None and restored(handle))
+        whole = run.full or decisions.incarnation(game) > generation(handle)
+        whole = whole or taken is None or (handle is not None and restored(handle))
         # Rows that quarantine holds from other contents of bronze are decided again, too.
         again = redecide or (decided is None and game in decisions.rejected_rows)
         begin = 0 if taken is None or whole or again else taken

@@ -24,7 +24,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout.job import TASK_ROWS, FanOut, FanOutResult, stage
 from game_events.pipeline.fanout.routing import Routing
 from game_events.pipeline.quality.decisions import Decisions
-from game_events.pipeline.quality.expressions import APART, DECIDED, FATE, HELD, KEEP, READMIT, REJECT, RuleColumns
+from game_events.pipeline.quality.expressions import APART, DECIDED, DISPOSITION, HELD, KEEP, READMIT, REJECT, RuleColumns
 from game_events.pipeline.quality.validation import require_valid
 from game_events.pipeline.quality.worker import RuleSplit
 from game_events.pipeline.silver.transformations import run_time_failure, transformed
@@ -36,14 +36,9 @@ from game_events.spark.schemas import quoted
 
 @dataclass(frozen=True)
 class SilverInput:
-    """One version of bronze, the input of silver.
+    """The input of silver: a version of bronze, the identity of its contents, and its last batch.
 
-    Attributes:
-        pipeline: the parts.
-        handle: the version of bronze.
-        bronze: identity of its contents.
-        batch: its last batch.
-        base: bronze's columns that silver has, and that rules are evaluated on.
+    `base`: bronze's columns that silver has, and that rules are evaluated on.
     """
 
     pipeline: Pipeline
@@ -214,10 +209,10 @@ def _prepared(source: SilverInput, rows: DataFrame, held: DataFrame | None, spli
     names = source.base.names
     if split is None:
         return source.transformed(rows.select(*names))[0]
-    judged = with_fate(source, rows, held)
+    judged = with_disposition(source, rows, held)
     if not split.apart:
         return judged.select(*map(F.col, names), *_more(split))
-    kept = judged.where(F.col(FATE).isin(KEEP, READMIT)) if split.has_fate else judged
+    kept = judged.where(F.col(DISPOSITION).isin(KEEP, READMIT)) if split.has_disposition else judged
     own = [F.col(name) for name in names if name.startswith("_") or name == source.pipeline.settings.entity_column]
     apart = judged.select(*own, *_more(split), F.lit(True).alias(APART))
     written = source.transformed(kept.select(*names))[0].withColumn(APART, F.lit(False))
@@ -239,7 +234,7 @@ def rows_from(source: SilverInput, rows: DataFrame, starts: Mapping[str, Start])
     )
 
 
-def with_fate(source: SilverInput, rows: DataFrame, held: DataFrame | None) -> DataFrame:
+def with_disposition(source: SilverInput, rows: DataFrame, held: DataFrame | None) -> DataFrame:
     """Rows with the rules that they violate and their disposition."""
     if held is None:
         rows = rows.withColumn(HELD, F.lit(None).cast("boolean"))
@@ -248,7 +243,7 @@ def with_fate(source: SilverInput, rows: DataFrame, held: DataFrame | None) -> D
         entity = source.pipeline.settings.entity_column
         held = held.withColumnRenamed("game", entity).withColumn(HELD, F.lit(True))
         rows = rows.join(held, [*COORDINATES, entity], "left")
-    return rows.select("*", *source.rules.violated()).select("*", source.rules.fate())
+    return rows.select("*", *source.rules.violated()).select("*", source.rules.disposition())
 
 
 def _split(source: SilverInput, *, held: bool) -> RuleSplit | None:
@@ -259,7 +254,7 @@ def _split(source: SilverInput, *, held: bool) -> RuleSplit | None:
     return RuleSplit(
         rules.rules,
         tuple(rules.names),
-        has_fate=held or rejects or rules.has("drop"),
+        has_disposition=held or rejects or rules.has("drop"),
         quarantine=source.pipeline.quarantine if rejects else None,
         run_id=source.pipeline.run_id,
         apart=bool(source.pipeline.extensions.transformations),
@@ -268,7 +263,7 @@ def _split(source: SilverInput, *, held: bool) -> RuleSplit | None:
 
 def _more(split: RuleSplit) -> list[Column]:
     """Columns of `RuleSplit`; raw values, keys and headers only for rows that go to quarantine."""
-    rejected = F.col(FATE) == REJECT
+    rejected = F.col(DISPOSITION) == REJECT
 
     def only(name: str) -> Column:
         if name == HEADERS:  # never NULL between Spark and workers: see `event_columns.travelling`

@@ -23,13 +23,7 @@ from game_events.spark.schemas import arrow_schema, quoted
 def transformed(
     rows: DataFrame, source: pa.Schema, entity: str, transformations: Sequence[SilverTransformation]
 ) -> tuple[DataFrame, pa.Schema]:
-    """Rows of bronze with all transformations applied, and their columns.
-
-    Args:
-        rows: the plan; has the columns of `source`.
-        source: silver's columns without any transformation.
-        entity: the column that names the game.
-        transformations: what to apply, in order.
+    """Rows with the columns `source`, all transformations applied in order, and their columns; `entity` names the game.
 
     Raises:
         ExtensionError: a function raised, or lost a column that the pipeline needs: names the function, its file and line.

@@ -48,21 +48,16 @@ def required_key(settings: Settings) -> bytes:
     key = erasure_key(settings)
     if key is None:
         raise ConfigurationError(
-            f"{KEY} is not set: forgotten gamers are recognised by hashes made with it. Make one (`openssl rand -hex 32`), "
+            f"{KEY} is not set: erased data subjects are recognised by hashes made with it. Make one (`openssl rand -hex 32`), "
             f"set it or {KEY}_FILE for every run on this lakehouse, and keep it for ever"
         )
     return key
 
 
 def suppression(pipeline: Pipeline, bronze: DeltaTable) -> Suppression | None:
-    """The data subjects to suppress; None if none was ever erased, which costs one request for a folder.
+    """The data subjects to suppress; None if none was ever erased, which costs one request; raises as `recognised`.
 
-    Args:
-        pipeline: the parts.
-        bronze: the version with the `erasures` that the commit compares: each addition to the list changes them.
-
-    Raises:
-        ConfigurationError, DataError: as `recognised`.
+    `bronze`: the version with the `erasures` that the commit compares: each addition to the list changes them.
     """
     found = recognised(pipeline.settings, pipeline.lakehouse, bronze)
     if found is None:
@@ -83,9 +78,9 @@ def recognised(settings: Settings, lakehouse: Lakehouse, bronze: DeltaTable | No
     if not listed.entries:
         if bronze is not None and erasures(bronze):
             raise DataError(
-                f"gamers were forgotten here, and {SUPPRESSED}, which says whom to keep out, is gone: they would all come "
-                "back. Nothing was read. Put the table back, if there is a copy; or forget each of them again (`game-events "
-                "forget`): `game-events log --kind erased` says when there were any"
+                f"data subjects were erased from this lakehouse, and {SUPPRESSED}, the list that suppresses their records, is "
+                "gone. Nothing was read. Restore the table from a copy, or erase each of them again (`game-events forget`): "
+                "`game-events log --kind erased` lists the erasures"
             )
         return None
     key = required_key(settings)

@@ -63,12 +63,7 @@ class Suppressor:
         return np.asarray(np.array([*forgotten, False])[which], dtype=bool)
 
     def undecodable(self, batch: pa.RecordBatch, topic_ids: pa.Array) -> npt.NDArray[np.bool_]:
-        """Which undecodable records belong to erased data subjects: by their Kafka key, or by the records of `Suppression`.
-
-        Args:
-            batch: raw records.
-            topic_ids: the topic id of each record.
-        """
+        """Which undecodable raw records belong to erased data subjects: by their Kafka key, or by `Suppression.records`."""
         found = self.values(batch.column("key"))
         noted = self._suppression.records
         if noted:

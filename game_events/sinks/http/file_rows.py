@@ -1,7 +1,7 @@
-"""Rows straight from files: a folder or prefix of Parquet files, or a Delta table, each file once.
+"""Exports rows of files: a folder of Parquet files, or a Delta table, each file once.
 
-A file's chunks are fixed together, and the outbox and the delivery log name the file, so its address shows whether it was sent.
-In rewritten files of a Delta table (compaction, a delete) new and old rows cannot be distinguished: it is refused.
+A file's chunks are fixed together, and the outbox and the delivery log have its address, which shows whether it was sent. In
+rewritten files of a Delta table (compaction, a delete) new and old rows cannot be distinguished: it is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from game_events.sinks.http.tables import ExportTables
 
 
 def folder_table(pipeline: Pipeline, folder: str) -> Table:
-    """A folder as the place of a table, with the lakehouse's access to its object store."""
+    """A folder as a table, with the lakehouse's access to its object store."""
     root, _, name = Lakehouse(folder).root.rpartition("/")
     return Table(name, f"{root}/{name}", pipeline.lakehouse.options)
 
@@ -59,12 +59,12 @@ def _listed(place: Table) -> list[str]:
     system, prefix = file_system(place)
     found = system.get_file_info(pafs.FileSelector(prefix.rstrip("/") or "", recursive=True))
     names = [f.path.removeprefix(prefix) for f in found if f.type == pafs.FileType.File and f.path.endswith(".parquet")]
-    # What begins so is not yet, or not, data: Spark's own rule.
+    # Names with such a prefix are no data, by Spark's rule.
     return [n for n in names if not any(part.startswith(("_", ".")) for part in n.split("/"))]
 
 
 def _exported(tables: ExportTables, outbox: DeltaTable | None, uri: str) -> set[str]:
-    """Files below an address of which chunks were made."""
+    """Files below an address that have chunks."""
     deliveries = tables.deliveries.open()
     found = [read_arrow(tables.deliveries, deliveries, ["source"])] if deliveries is not None else []
     if outbox is not None:
@@ -87,7 +87,7 @@ def file_rows(pipeline: Pipeline, files: Sequence[str]) -> DataFrame:
         columns = rows.columns
     except PySparkException as error:
         raise ConfigurationError(f"the Parquet files cannot be read together: {first_line(error)}") from None
-    # Spark names files with a scheme, and with characters escaped: here by the addresses that `files` has.
+    # Spark's file names have a scheme and escaped characters; `files` has neither.
     rows = rows.withColumn("_file_path", F.col("_metadata.file_path")).withColumn("_row", F.col("_metadata.row_index"))
     rows = rows.withColumn(
         "_file", F.regexp_replace(F.url_decode(F.regexp_replace("_file_path", r"\+", "%2B")), "^file:(//)?", "")

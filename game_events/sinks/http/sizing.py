@@ -1,7 +1,7 @@
-"""How many tasks and cores an export needs: Little's law, in both directions.
+"""Number of tasks and cores that an export needs.
 
-Calls under way at the same time = calls a second x seconds that a call takes (J. D. C. Little, 1961). Waiting needs no core, so
-cores are counted by what a call and a row cost a processor, which was measured (docs/rest-export.md).
+Concurrent calls = calls per second x seconds per call (Little's law). Waiting needs no core: cores follow from the measured
+processor time of a call and a row (docs/rest-export.md).
 """
 
 from __future__ import annotations
@@ -9,23 +9,22 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-#: Calls that one core makes in a second of processor time, and rows that it turns into JSON, cuts and reads in one; both are
-#: rounded down from what was measured, with the receiver's own share in them.
+#: Calls, and rows, per second of one core; measured with the receiver on the same machine, and rounded down.
 CALLS_PER_CORE, ROWS_PER_CORE = 2_000, 25_000
-#: A core is not to be planned beyond this share.
+#: Planned utilization of a core.
 BUSY = 0.7
 
 
 @dataclass(frozen=True)
 class Size:
-    """What an export of `rows_per_s`, with the given latency and options, needs.
+    """Needs of an export of `rows_per_s`.
 
     Attributes:
-        calls_per_s: rows a second through rows per call.
-        calls_at_once: of Little's law.
-        tasks: Spark tasks, each a slot, that have so many calls under way.
-        cores: processor cores that are busy with it.
-        one_by_one: tasks that would be needed if each made one call at a time.
+        calls_per_s: `rows_per_s` / `rows_per_call`.
+        calls_at_once: concurrent calls.
+        tasks: Spark tasks, each of which takes a slot.
+        cores: busy processor cores.
+        one_by_one: tasks that would be needed with one call at a time.
     """
 
     rows_per_s: float

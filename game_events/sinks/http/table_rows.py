@@ -1,4 +1,4 @@
-"""The new rows of silver or gold, all games in one plan, as workers cut them into chunks (`chunks.ROWS`)."""
+"""The new rows of silver or gold, all games in one Spark plan, in the columns of `chunks.ROWS`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from game_events.sinks.http.changes import Step, schema_text
 from game_events.sinks.http.chunks import ROWS
 from game_events.spark.schemas import quoted
 
-#: Up to so many rows one task plans all of them, without a shuffle.
+#: Rows up to which one task cuts all of them, without a shuffle.
 SMALL_ROWS = 250_000
 ORDER = ("_group", "_batch", "_place", "_kafka_partition", "_kafka_offset", "_person", "json")
 _GAME, _FROM, _TO = "_step_game", "_step_from", "_step_to"
@@ -33,7 +33,7 @@ _OPTIONS = {
 
 
 def new_rows(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame:
-    """Rows of `chunks.ROWS`, those of a game together and in the order of their coordinates."""
+    """Rows of `chunks.ROWS`, grouped by game and sorted by coordinates."""
     _ = pipeline.spark  # before any column is named: that needs a session
     read = _of_gold if steps[0].gold is not None else _of_silver
     groups = _same_columns(steps, lambda step: step.gold or step.silver)
@@ -45,7 +45,7 @@ def new_rows(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame:
 
 
 def shaped(rows: DataFrame, person: str, group: Column, columns: Iterable[str], **coordinates: Column) -> DataFrame:
-    """The columns that workers cut chunks from; coordinates that there are none of are NULL."""
+    """Rows in the columns of `chunks.ROWS`; missing coordinates are NULL."""
     kinds = {"_batch": "bigint", "_place": "string", "_kafka_partition": "int", "_kafka_offset": "bigint"}
     return rows.select(
         group.alias("_group"),
@@ -64,7 +64,7 @@ def _limits(spark: SparkSession, steps: Sequence[Step]) -> DataFrame:
 
 
 def _silver(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame:
-    """Rows of silver between each step's batches."""
+    """Rows of silver of each step's batches."""
     uris = [file[0] for step in steps for file in step.files]
     # Columns only once there is a session: without one PySpark cannot tell of which kind they are to be.
     rows = read_files(pipeline.spark, uris, spark_schema(steps[0].silver.schema()))
@@ -81,7 +81,7 @@ def _of_silver(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame:
 
 
 def _of_gold(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame:
-    """Gold's rows of players with new events, as gold has them now; of a game that was never exported all of them."""
+    """Gold's current rows of players with new events; of a game that was never exported all of gold."""
     entity, key = pipeline.settings.entity_column, pipeline.settings.key_column
     parts = []
     for changed in (False, True):
@@ -109,7 +109,7 @@ def _of_gold(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame:
 
 
 def _same_columns(steps: Sequence[Step], table: Callable[[Step], DeltaTable]) -> list[list[Step]]:
-    """Tables with the same columns are read together; a game's rows have its own table's columns and no others."""
+    """The steps grouped by their tables' columns, as tables with the same columns are read together."""
     groups: dict[str, list[Step]] = {}
     for step in steps:
         groups.setdefault(schema_text(table(step)), []).append(step)
@@ -117,7 +117,7 @@ def _same_columns(steps: Sequence[Step], table: Callable[[Step], DeltaTable]) ->
 
 
 def as_json(rows: DataFrame, columns: Iterable[str]) -> Column:
-    """Some columns of a row as one JSON object."""
+    """Columns of a row as a JSON object."""
     types = {f.name: f.dataType for f in rows.schema.fields}
     parts = []
     for name in columns:
@@ -127,7 +127,7 @@ def as_json(rows: DataFrame, columns: Iterable[str]) -> Column:
 
 
 def subject_key(rows: DataFrame, person: str) -> Column:
-    """Key of a row's data subject, as text: an erasure finds the row by it."""
+    """Key of a row's data subject, as text, for erasures."""
     names = [name for name in rows.columns if is_person(name, person)]
     return F.coalesce(*(F.col(quoted(name)).cast("string") for name in names), F.lit(None).cast("string"))
 

@@ -1,12 +1,11 @@
 """The export's three tables: outbox (chunks that wait), delivery log (outcome of each chunk), dead letters (given up).
 
-A chunk is what one call sends. Its rows are in `rest_outbox` as the JSON that is sent, so that whatever happens to their
-source table (compaction, a full refresh, new versions of an aggregate), each attempt sends the same bytes under the same key.
+A chunk is the content of one call. Its rows are in `rest_outbox` as JSON, so that each attempt sends the same bytes under the
+same key, even after a change of the source table (a full refresh, a new version of an aggregate).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +20,7 @@ from game_events.lakehouse.tables import REST_DEAD_LETTERS, REST_DELIVERIES, RES
 TIME = pa.timestamp("us", tz="UTC")
 DELIVERED, DEAD = "delivered", "dead"
 
-#: What a chunk is known by. A slice is what one commit has fixed; `chunk` is unique in it; `key` is the idempotency key.
+#: A slice is the chunks of one commit; `chunk` is unique in it; `key` is the idempotency key.
 CHUNK = [
     pa.field("slice", pa.int64()),
     pa.field("chunk", pa.int64()),
@@ -48,7 +47,7 @@ DELIVERIES = pa.schema(
 
 
 def _rows(person: str) -> list[pa.Field]:
-    """One row of a chunk: its number, what is sent, and what an erasure finds it by."""
+    """Columns of a chunk's row: number, JSON, and the columns by which an erasure finds it."""
     return [
         pa.field("number", pa.int32()),
         pa.field("json", pa.string()),
@@ -80,7 +79,7 @@ def dead_letters_schema(person: str) -> pa.Schema:
 
 @dataclass(frozen=True)
 class ExportTables:
-    """Where they are; picklable.
+    """The export's tables; picklable.
 
     Attributes:
         outbox, deliveries, dead_letters: the tables.
@@ -94,7 +93,7 @@ class ExportTables:
 
     @classmethod
     def of(cls, lakehouse: Lakehouse, person: str) -> ExportTables:
-        """Those of a lakehouse."""
+        """The tables of a lakehouse."""
         outbox, deliveries, dead = map(lakehouse.table, (REST_OUTBOX, REST_DELIVERIES, REST_DEAD_LETTERS))
         return cls(outbox, deliveries, dead, person)
 
@@ -106,14 +105,14 @@ class ExportTables:
         return read_arrow(self.outbox, outbox, names).group_by(names).aggregate([]).select(names)
 
     def settled(self, deliveries: DeltaTable | None, since: int, columns: list[str] | None = None) -> pa.Table:
-        """Ledger rows, or some columns of them, of slices from a number on; older ones' files are not opened."""
+        """Rows (or some columns) of the delivery log, of slices from a number on; older files are not opened."""
         if deliveries is None:
             found = DELIVERIES.empty_table()
             return found if columns is None else found.select(columns)
         return read_arrow(self.deliveries, deliveries, columns, _files_since(deliveries, since))
 
     def waiting(self, outbox: DeltaTable | None, deliveries: DeltaTable | None) -> pa.Table:
-        """Chunks that nothing has become of yet, in their order (`CHUNK`)."""
+        """Chunks without an outcome, in order (`CHUNK`)."""
         chunks = self.chunks(outbox)
         if not chunks.num_rows:
             return chunks
@@ -123,7 +122,7 @@ class ExportTables:
 
 
 def _files_since(handle: DeltaTable, number: int) -> list[str]:
-    """Paths of files that may hold rows of that slice or later ones."""
+    """Paths of files that may have rows of a slice or later ones."""
     actions = pa.table(handle.get_add_actions(flatten=True))
     if "max.slice" in actions.column_names:
         highest = actions.column("max.slice")
@@ -132,10 +131,5 @@ def _files_since(handle: DeltaTable, number: int) -> list[str]:
 
 
 def share(chunks: npt.NDArray[np.int64], task: int, tasks: int) -> npt.NDArray[np.int64]:
-    """A task's part of a slice's chunks: neighbours, and as many as any other task has (or one more)."""
+    """A task's part of a slice's chunks: consecutive ones, evenly distributed."""
     return np.array_split(chunks, tasks)[task]
-
-
-def transactions(handle: DeltaTable | None, names: Sequence[str]) -> Mapping[str, int | None]:
-    """Values of some `txn`."""
-    return {name: handle.transaction_version(name) if handle is not None else None for name in names}

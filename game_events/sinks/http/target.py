@@ -1,7 +1,7 @@
-"""Where rows are POSTed and how: made from the settings, sent to the workers inside the function they run.
+"""The receiver of an export: address, credentials and options of a call, from the settings.
 
-Guarantee: neither `repr` nor an error shows the address or a credential. They travel in the pickled function, which no plan,
-log or page of Spark shows.
+Guarantee: neither `repr` nor an error shows the address's path or a credential. Workers get them as part of the pickled
+function, which no plan, log or page of Spark shows.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class RestTarget:
     """One receiver; picklable.
 
     Attributes:
-        url: where rows are POSTed.
-        headers: of every call, credentials among them.
-        secrets: texts that no table, log or error may repeat.
-        rows_per_call, bytes_per_call, as_object: what a call holds.
-        calls: under way at the same time in one task.
-        timeout_s: of one call.
-        attempts, retry_delay_s: of a call that fails for the time being.
-        ca: certificates that the receiver's is verified with, PEM; None: the system's.
+        url: address that rows are POSTed to.
+        headers: headers of every call, with the credentials.
+        secrets: texts that are masked in tables, logs and errors.
+        rows_per_call, bytes_per_call, as_object: content of a call.
+        calls: concurrent calls of one task.
+        timeout_s: time-out of one call.
+        attempts, retry_delay_s: retries of a transient failure.
+        ca: PEM certificates of trusted authorities; None: the system's.
     """
 
     url: str = field(repr=False)
@@ -72,13 +72,13 @@ class RestTarget:
             settings.rest_timeout_s,
             settings.rest_max_attempts,
             settings.rest_retry_delay_s,
-            # The workers may be on other machines: they get what is in the file, not its name.
+            # The content, as workers may be on other machines.
             _authorities(settings.tls_ca_file),
         )
 
     @property
     def shown(self) -> str:
-        """The address as it may be shown: scheme, host and port."""
+        """The address without secrets: scheme, host and port."""
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc}"
 
@@ -88,16 +88,16 @@ class RestTarget:
         return urlunsplit((parts.scheme, parts.netloc, path, "", "")) if path else self.url
 
     def trust(self) -> ssl.SSLContext | bool:
-        """What the receiver's certificate is verified with: never nothing."""
+        """Trust in the receiver's certificate, which is always verified."""
         return True if self.ca is None else ssl.create_default_context(cadata=self.ca)
 
     def masked(self, text: str) -> str:
-        """A text without anything secret."""
+        """A text without secrets."""
         return mask_all(text, self.secrets)
 
 
 def _credentials(settings: Settings) -> tuple[dict[str, str], list[str]]:
-    """Headers of the one way to log in that is set, and what must not be repeated of it."""
+    """Headers of the configured authentication, and its secrets."""
     token, password, key = settings.rest_bearer_token, settings.rest_password, settings.rest_api_key
     ways = {
         "GAME_EVENTS_REST_BEARER_TOKEN": token is not None,
