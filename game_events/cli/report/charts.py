@@ -10,13 +10,7 @@ from game_events.cli.report.queries import OTHERS, ReportData, Rows
 from game_events.config.naming import Names
 
 #: One colour for each layer wherever it appears.
-LAYER_COLOURS = {
-    "bronze": "#b5651d",
-    "replay": "#a05a8c",
-    "silver": "#6c8ebf",
-    "gold": "#d9a300",
-    "unified": "#4c9f70",
-}
+LAYER_COLOURS = {"bronze": "#b5651d", "replay": "#a05a8c", "silver": "#6c8ebf", "gold": "#d9a300", "unified": "#4c9f70"}
 #: Distinguishable on light and dark ground, for colour-blind readers too (Okabe and Ito's set, without its black and yellow).
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#8c6bb1", "#7f8c3f")
 OTHERS_COLOUR = "#8a8f98"

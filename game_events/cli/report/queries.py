@@ -119,13 +119,7 @@ def report_data(events: pa.Table) -> ReportData:
 def bucket_of(first: datetime | None, last: datetime | None) -> str:
     """Interval of one bar, so that a chart has at most about 170."""
     seconds = (last - first).total_seconds() if first and last else 0.0
-    for name, length in (
-        ("10 seconds", 10),
-        ("1 minute", 60),
-        ("10 minutes", 600),
-        ("1 hour", 3600),
-        ("6 hours", 21600),
-    ):
+    for name, length in (("10 seconds", 10), ("1 minute", 60), ("10 minutes", 600), ("1 hour", 3600), ("6 hours", 21600)):
         if seconds <= 170 * length:
             return name
     return "1 day"

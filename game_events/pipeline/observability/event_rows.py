@@ -126,15 +126,9 @@ def _run(report: RunResult, run: RunFacts, settings: Settings) -> dict[str, Any]
         names = ", ".join(t.table for t in report.errors[:10])
         detail["error"] = {"class": "tables", "text": f"{len(report.errors)} tables failed: {names}"}
     failed = report.errors or (run.error is not None and not run.stopped)
-    return {
-        "kind": "run",
-        "name": run.job,
-        "rows": report.rows("bronze"),
-        "lag": sum(report.lag.values()) if report.lag else None,
-        "seconds": round(run.seconds, 3),
-        "status": FAILED if failed else STOPPED if run.stopped else SUCCEEDED,
-        "detail": detail,
-    }
+    status, lag = FAILED if failed else STOPPED if run.stopped else SUCCEEDED, sum(report.lag.values()) if report.lag else None
+    seconds = round(run.seconds, 3)
+    return _row("run", name=run.job, rows=report.rows("bronze"), lag=lag, seconds=seconds, status=status, detail=detail)
 
 
 def _table(entry: TableReport, report: RunResult, settings: Settings) -> dict[str, Any]:
@@ -177,16 +171,9 @@ def _new_columns(report: RunResult) -> Iterator[dict[str, Any]]:
         for column in entry.new_columns:
             base, double, kind = column.rpartition("__")
             clash = {"other_kind_of": base, "kind": kind} if double and base in types else {}
-            yield _row(
-                "schema",
-                entry.layer,
-                table=entry.table,
-                game=entry.game,
-                name=column,
-                delta_version=entry.version,
-                status="column of another kind" if clash else "new column",
-                detail={"type": types.get(column), **clash},
-            )
+            status = "column of another kind" if clash else "new column"
+            place = {"table": entry.table, "game": entry.game, "delta_version": entry.version}
+            yield _row("schema", entry.layer, name=column, status=status, detail={"type": types.get(column), **clash}, **place)
 
 
 def _json(detail: object) -> str | None:

@@ -107,14 +107,7 @@ class Export:
     def event_rows(self) -> Iterator[dict[str, Any]]:
         """Row of the event log."""
         if self.planned_chunks or self.calls or self.held:
-            status = (
-                "held" if self.held else "waiting" if self.waiting_chunks else "dead letters" if self.dead_chunks else "done"
-            )
-            yield {
-                "kind": "exported",
-                "layer": "rest",
-                "rows": self.delivered_rows,
-                "seconds": round(self.seconds, 3),
-                "status": status,
-                "detail": self.to_dict(),
-            }
+            states = {"held": self.held, "waiting": self.waiting_chunks, "dead letters": self.dead_chunks, "done": True}
+            status = next(state for state, applies in states.items() if applies)
+            counts = {"rows": self.delivered_rows, "seconds": round(self.seconds, 3)}
+            yield {"kind": "exported", "layer": "rest", "status": status, "detail": self.to_dict()} | counts
