@@ -232,7 +232,7 @@ def test_maintenance_leaves_a_restored_table_alone_until_a_run_has_looked_at_it(
     before = {name: table.open().version() for name, table in asked.items()}
     report = RunReport()
     maintain(pipeline, report, dry_run=dry_run)
-    skipped = {entry.table for entry in report.upkeep.values() if "a run has to check it first" in (entry.skipped or "")}
+    skipped = {entry.table for entry in report.maintenance.values() if "a run has to check it first" in (entry.skipped or "")}
     assert skipped == set(asked)
     upkeep = IncrementalMaintenance(lakehouse, pipeline.retention)
     upkeep.note([*asked] * COMMITS)
@@ -242,7 +242,7 @@ def test_maintenance_leaves_a_restored_table_alone_until_a_run_has_looked_at_it(
     put(pipeline.quarantine, [3])
     report = RunReport()
     maintain(pipeline, report, dry_run=dry_run)
-    assert report.upkeep[QUARANTINE].skipped is None
+    assert report.maintenance[QUARANTINE].skipped is None
 
 
 def test_games_whose_tables_are_gone_or_went_back_are_noted_and_others_are_left_alone(pipeline, make):

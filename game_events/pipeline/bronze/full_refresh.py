@@ -37,6 +37,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.full_refresh import ResetList, finish_reset, forget, is_finished, keep, not_read, sweep
 from game_events.pipeline.quarantine.replay_marks import is_noted, note_replay
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.result import BronzeResult
 from game_events.pipeline.state.archive_origin import archive_noted, ends_of_origins
 from game_events.pipeline.state.commit_info import batch_info, kept_info
 from game_events.pipeline.state.offsets import identity
@@ -93,7 +94,7 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
     sweep(pipeline)
     _record(pipeline, bronze, staged, batch, landed, expired, report)
     report.add_read(staged.start, staged.end, now.unit)
-    report.seconds[Layer.BRONZE] = report.seconds.get(Layer.BRONZE, 0.0) + time.monotonic() - began
+    report.add_seconds(Layer.BRONZE, time.monotonic() - began)
 
 
 def _stage(pipeline: Pipeline, bronze: DeltaTable, now: SourceSnapshot, batch: int, ticket: int, staged: _Staged) -> Expired:
@@ -191,16 +192,13 @@ def _record(
 ) -> None:
     schema = bronze_schema(staged.columns)
     known = {f.name for f in before.schema().fields}
-    entry = report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, batch)
-    entry.new_columns += [f.name for f in schema if f.name not in known]
-    report.batches.append(batch)
-    report.schema_ids.update(i for i, _ in (*staged.found.types, *staged.found.undecoded))
-    report.other_types += pipeline.catalog.other_types(staged.found.undecoded)
+    report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, batch, known_columns=known)
+    other_types = pipeline.catalog.other_types(staged.found.undecoded)
+    report.add_batch(batch, (*staged.found.types, *staged.found.undecoded), other_types)
     report.add_rejected(staged.found.reasons)
-    report.suppressed += staged.found.suppressed
-    report.expired = expired.expired + expired.undecodable_expired
+    report.add(BronzeResult(suppressed=staged.found.suppressed, expired=expired.expired + expired.undecodable_expired))
     holder = pipeline.settings.source_holder
     gone = "is gone from there" if pipeline.settings.source == FILES else "has expired there"
     if staged.kept:
-        report.notices.append(f"{staged.kept:,} rows of {pipeline.bronze.name} stay: of topics that are not read now")
-    report.notices.append(f"{pipeline.bronze.name} was replaced by what {holder} has; lost with it, as it {gone}: {expired}")
+        report.warn(f"{staged.kept:,} rows of {pipeline.bronze.name} stay: of topics that are not read now")
+    report.warn(f"{pipeline.bronze.name} was replaced by what {holder} has; lost with it, as it {gone}: {expired}")

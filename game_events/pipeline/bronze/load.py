@@ -42,6 +42,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.full_refresh import finish_reset
 from game_events.pipeline.quarantine.intact import intact_tables
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.result import BronzeResult
 from game_events.pipeline.state.archive_origin import after_origins, archive_noted
 from game_events.pipeline.state.commit_info import batch_info
 from game_events.pipeline.state.offsets import identity
@@ -83,11 +84,11 @@ def load_bronze(pipeline: Pipeline, report: RunReport, until: SourceSnapshot | N
             failures += 1
         elif plan.micro_batch is None or (slices is not None and len(report.batches) >= slices):
             break
-    report.lag = plan.lag
+    report.add(BronzeResult(lag=plan.lag))
     _commit_group_offsets(pipeline, plan.reached | plan.ends, report)
     if isinstance(pipeline.source, FileSource):
         report.add_files(pipeline.source.counts)
-    report.seconds[Layer.BRONZE] = report.seconds.get(Layer.BRONZE, 0.0) + time.monotonic() - began
+    report.add_seconds(Layer.BRONZE, time.monotonic() - began)
     return max([int(tables[0].transaction_version(Txn.BATCH) or 0), *report.batches])
 
 
@@ -98,11 +99,11 @@ def _create(pipeline: Pipeline, now: SourceSnapshot, report: RunReport) -> None:
     gaps: tuple[Gap, ...] = ()
     if is_gone(pipeline):
         start, gaps = all_there_is(pipeline, now), not_there_any_more(pipeline, now)
-        report.gaps += gaps
-        report.notices += [
+        report.add(BronzeResult(gaps=gaps))
+        report.warn(
             f"{pipeline.bronze.name} is gone: it is recreated from what {pipeline.settings.source_holder} has",
             *loss_messages(gaps),
-        ]
+        )
     plan = Commit(
         pipeline.bronze,
         OWN_COLUMNS,
@@ -176,8 +177,7 @@ def _commit_micro_batch(
     landed = commit(commit_plan)
     failpoints.reach("bronze_committed")
     known = {f.name for f in bronze.schema().fields}
-    entry = report.add_landed(Layer.BRONZE, pipeline.bronze, landed, commit_plan.schema, batch)
-    entry.new_columns += [f.name for f in commit_plan.schema if f.name not in known]
+    report.add_landed(Layer.BRONZE, pipeline.bronze, landed, commit_plan.schema, batch, known_columns=known)
     _report(pipeline, part, staged, batch, report)
 
 
@@ -218,20 +218,19 @@ def _bronze_commit(
 
 def _report(pipeline: Pipeline, part: MicroBatch, staged: StageResult, batch: int, report: RunReport) -> None:
     report.add_read(part.start, part.end, part.unit)
-    report.gaps += part.gaps
-    report.notices += [*loss_messages(part.gaps), *(f"topic {topic} joins: all that it has is read" for topic in part.joined)]
-    report.batches.append(batch)
-    report.schema_ids.update(i for i, _ in (*staged.types, *staged.undecoded))
-    report.other_types += pipeline.catalog.other_types(staged.undecoded)
+    report.add(BronzeResult(gaps=part.gaps))
+    report.warn(*loss_messages(part.gaps), *(f"topic {topic} joins: all that it has is read" for topic in part.joined))
+    other_types = pipeline.catalog.other_types(staged.undecoded)
+    report.add_batch(batch, (*staged.types, *staged.undecoded), other_types)
     report.add_rejected(staged.reasons)
-    report.suppressed += staged.suppressed
+    report.add(BronzeResult(suppressed=staged.suppressed))
     report.arrived(staged.arrivals)
 
 
 def archive_schemas(pipeline: Pipeline, report: RunReport, types: Iterable[TypeKey]) -> None:
     """Keep the texts of the schemas that occurred, and note those that are new."""
-    for schema_id in pipeline.catalog.archive(i for i, _ in types):
-        report.new_schemas[schema_id] = pipeline.catalog.version_of(schema_id)
+    new = pipeline.catalog.archive(i for i, _ in types)
+    report.add(BronzeResult(new_schemas={schema_id: pipeline.catalog.version_of(schema_id) for schema_id in new}))
 
 
 def _commit_group_offsets(pipeline: Pipeline, offsets: Offsets, report: RunReport) -> None:
@@ -245,4 +244,4 @@ def _commit_group_offsets(pipeline: Pipeline, offsets: Offsets, report: RunRepor
     try:
         source.commit_group_offsets(group, offsets)
     except GameEventsError as error:
-        report.notices.append(f"offsets of consumer group {group} were not committed: {error}")
+        report.warn(f"offsets of consumer group {group} were not committed: {error}")

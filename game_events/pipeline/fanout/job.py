@@ -26,7 +26,7 @@ from game_events.lakehouse.storage.errors import explain
 from game_events.lakehouse.tables import Lakehouse, Table
 from game_events.pipeline.fanout.routing import Routing
 from game_events.pipeline.quality.worker import RuleSplit, Splitter
-from game_events.pipeline.reporting.report import RuleCounts
+from game_events.pipeline.reporting.tables import RuleCounts
 
 #: Rows and bytes sorted at a time: large enough that a game's part is more than a handful of rows.
 SORT_ROWS = 262_144
