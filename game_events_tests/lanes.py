@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
-from game_events.sources.core.source import Offsets, SourceSnapshot, Split
+from deltalake import DeltaTable
+
+from game_events.config.settings import Settings
+from game_events.pipeline.bronze.offset_plan import OffsetPlan
+from game_events.sources.core.source import MicroBatch, Offsets, SourceSnapshot, Split
 
 T = TypeVar("T")
 
@@ -23,3 +28,12 @@ def seen(topic: str, topic_id: str, earliest: Mapping[int, int], latest: Mapping
 def by_partition(positions: Mapping[Split, T]) -> dict[int, T]:
     """Back again."""
     return {lane.partition: at for lane, at in positions.items()}
+
+
+def next_micro_batch(
+    settings: Settings, bronze: DeltaTable, now: SourceSnapshot, until: Offsets, most: int
+) -> MicroBatch | None:
+    """What bronze would read next of a source that is not asked again."""
+    source = SimpleNamespace(batch_limit=lambda _: most, snapshot=lambda: now)
+    pipeline: Any = SimpleNamespace(settings=settings, source=source, files_gone=lambda _: ())
+    return OffsetPlan.of(pipeline, bronze, now, until).micro_batch

@@ -22,6 +22,7 @@ _CHANGING = re.compile(
 #: Without an order of rows, unless the whole expression is such a call: then rows are ordered by time.
 _UNORDERED = re.compile(r"\b(first|last|first_value|last_value)\s*\(", re.IGNORECASE)
 _QUERY = re.compile(r"\bselect\b|;|--|/\*", re.IGNORECASE)
+_BRACKETS = re.compile(r"\([^()\[\]{}]*\)|\[[^()\[\]{}]*\]|\{[^()\[\]{}]*\}")
 _BY_TIME = {"first": "min_by", "last": "max_by"}
 #: Orders rows of the same time, so that `first` and `last` are deterministic.
 _PLACE = "_kafka_topic, _kafka_partition, _kafka_offset"
@@ -41,7 +42,7 @@ def problem(columns: Mapping[str, str], taken: tuple[str, ...]) -> str | None:
         if lower.count(name.casefold()) > 1:
             return f"{name!r} is used twice, or is the key's or the entity's column"
         bare = _without_texts(sql)
-        if not _balanced(bare) or re.search(r"['\"`]", bare) or not re.search(r"\w\s*\(", bare):
+        if _outside(sql) is None or re.search(r"['\"`]", bare) or not re.search(r"\w\s*\(", bare):
             return f"{name}: {sql!r} is no aggregate: write it like max(temperature)"
         if _QUERY.search(bare):
             return f"{name}: {sql!r} holds a query or a comment: it must be one expression"
@@ -91,28 +92,16 @@ def _measure(sql: str) -> Measure | None:
 def _whole_call(sql: str) -> tuple[str, str] | None:
     """(lower-case function, text in its brackets), if the whole expression is one call with one argument."""
     found = _CALL.fullmatch(sql)
-    if found is None or not _balanced(_without_texts(found[2])) or _splits(_without_texts(found[2])):
-        return None
-    return found[1].lower(), found[2]
+    inside = _outside(found[2]) if found is not None else None
+    return None if found is None or inside is None or "," in inside else (found[1].lower(), found[2])
 
 
-def _splits(inner: str) -> bool:
-    """Whether it has several arguments."""
-    depth = 0
-    for char in inner:
-        depth += (char in "([{") - (char in ")]}")
-        if char == "," and depth == 0:
-            return True
-    return False
-
-
-def _balanced(text: str) -> bool:
-    depth = 0
-    for char in text:
-        depth += (char == "(") - (char == ")")
-        if depth < 0:
-            return False
-    return depth == 0
+def _outside(sql: str) -> str | None:
+    """The SQL outside of brackets and quotes; None: brackets do not match."""
+    bare = _without_texts(sql)
+    while (shorter := _BRACKETS.sub("", bare)) != bare:
+        bare = shorter
+    return None if re.search(r"[()\[\]{}]", bare) else bare
 
 
 def _without_texts(sql: str) -> str:

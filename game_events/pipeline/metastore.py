@@ -18,6 +18,7 @@ from game_events.lakehouse.tables import BRONZE, Lakehouse, Table
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.check_result import CheckResult
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.result import RunResult
 
 log = logging.getLogger(__name__)
 IMPLEMENTATION = "spark.sql.catalogImplementation"
@@ -77,13 +78,13 @@ def register_tables(pipeline: Pipeline, report: RunReport) -> None:
         return
     try:
         _register(pipeline, pipeline.settings.catalog, report)
-        report.checks.append(CheckResult(REGISTERED, "bronze", True, f"{len(pipeline.registered):,} tables are registered"))
+        report.add_checks(CheckResult(REGISTERED, "bronze", True, f"{len(pipeline.registered):,} tables are registered"))
     except Exception as error:  # noqa: BLE001 - the rows are committed: no error here may fail the run
         why = _cause(pipeline, error)
         log.warning("catalog=%s tables_not_registered=true why=%r", pipeline.settings.catalog, why)
         summary = f"tables could not be registered in the catalog {pipeline.settings.catalog}: {why}"
-        report.notices.append(summary)
-        report.checks.append(CheckResult(REGISTERED, "bronze", False, summary))
+        report.warn(summary)
+        report.add_checks(CheckResult(REGISTERED, "bronze", False, summary))
 
 
 def tables_registered(pipeline: Pipeline) -> CheckResult:
@@ -110,7 +111,7 @@ def _register(pipeline: Pipeline, database: str, report: RunReport) -> None:
     for name in sorted(there.keys() - pipeline.registered):
         catalog.add(there[name])
         pipeline.registered.add(name)
-        report.registered.append(name)
+        report.add(RunResult(registered=[name]))
 
 
 def _tables(lakehouse: Lakehouse) -> dict[str, Table]:

@@ -31,8 +31,9 @@ from game_events.pipeline.bronze.staging import TASK_RECORDS
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.full_refresh import since as at_or_behind
 from game_events.pipeline.quarantine.intact import intact_tables
-from game_events.pipeline.reporting.archive_result import Archived
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.result import RunResult
+from game_events.pipeline.reporting.steps import ArchiveResult
 from game_events.pipeline.state.offsets import next_offsets
 from game_events.sources.core.source import FILES, KAFKA, Offsets, Split
 from game_events.sources.files.archive_format import RECORDS, UNKNOWN, marked_records
@@ -49,27 +50,28 @@ def archive(pipeline: Pipeline, report: RunReport, to: str) -> None:
         ConflictError: a concurrent run wrote to the archive; run it again.
     """
     began = time.monotonic()
-    report.archive = _archive(pipeline, report, to)
-    report.seconds["archive"] = report.seconds.get("archive", 0.0) + time.monotonic() - began
-    if report.archive.without_raw:
-        report.notices.append(f"{report.archive.without_raw:,} rows of bronze have no raw value, and are not in the archive")
+    done = _archive(pipeline, report, to)
+    report.add(RunResult(archive=done))
+    report.add_seconds("archive", time.monotonic() - began)
+    if done.without_raw:
+        report.warn(f"{done.without_raw:,} rows of bronze have no raw value, and are not in the archive")
 
 
-def _archive(pipeline: Pipeline, report: RunReport, to: str) -> Archived:
+def _archive(pipeline: Pipeline, report: RunReport, to: str) -> ArchiveResult:
     if pipeline.settings.keep_raw != "all":
         raise ConfigurationError("bronze keeps no raw values (GAME_EVENTS_KEEP_RAW is failures): there is nothing to archive")
     place = SourceLocation.of(pipeline.settings, to)
     table = Table("archive", place.root, place.options)
     tables = intact_tables(pipeline, report)
     if tables is None:
-        return Archived(place.root)
+        return ArchiveResult(place.root)
     bronze, quarantine = tables
     app = Txn.ARCHIVE.of(BronzeIdentity.of(bronze).key)
     held = _open(table, app)
     batch = int(bronze.transaction_version(Txn.BATCH) or 0)
     since = held.transaction_version(app) if held is not None else None
     if quarantine is None and since == batch:
-        return Archived(place.root, batch=batch)
+        return ArchiveResult(place.root, batch=batch)
     rows, without_raw = _records(pipeline, bronze, quarantine, held, int(since or 0))
     pipeline.on_progress(f"archive: batches {int(since or 0) + 1} to {batch} of {pipeline.bronze.name}")
     known = SchemaArchive(pipeline.lakehouse).read()
@@ -79,7 +81,7 @@ def _archive(pipeline: Pipeline, report: RunReport, to: str) -> Archived:
     files = FileStage(table, schema, "headers").write(records)
     failpoints.reach("archive_staged")
     if not files and since == batch:
-        return Archived(place.root, batch=batch)
+        return ArchiveResult(place.root, batch=batch)
     plan = Commit(
         table,
         schema,
@@ -91,7 +93,7 @@ def _archive(pipeline: Pipeline, report: RunReport, to: str) -> Archived:
         description="Raw records of bronze_events and quarantine_events, each once, as Kafka had them",
     )
     landed = commit(plan)
-    return Archived(place.root, landed.rows, landed.files, landed.bytes, without_raw, batch)
+    return ArchiveResult(place.root, landed.rows, landed.files, landed.bytes, without_raw, batch)
 
 
 def _open(table: Table, app: str) -> DeltaTable | None:

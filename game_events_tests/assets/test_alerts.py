@@ -22,8 +22,8 @@ from game_events.orchestration.sensors.alerts import alerts
 from game_events.orchestration.sensors.kafka_lag import alert_on_lag
 from game_events.orchestration.sensors.lag_decision import Memory
 from game_events.pipeline.observability.alerts import VERSION, Alert, send
-from game_events.pipeline.observability.lag import Standing
-from game_events.pipeline.reporting.report import TableReport
+from game_events.pipeline.observability.lag import PipelineLag
+from game_events.pipeline.reporting.tables import TableReport
 from game_events_tests.assets.conftest import PROJECT
 from game_events_tests.assets.receiver import TOKEN, Receiver
 from game_events_tests.lanes import lanes, seen
@@ -298,7 +298,7 @@ def test_without_a_webhook_nothing_is_remembered_and_nothing_is_sent_later(world
 
 def lagging(records, read=0):
     at, lag = (lanes("events", "one", {0: n}) for n in (read, records - read))
-    return Standing("events", seen("events", "one", {0: 0}, {0: records}), at, lag)
+    return PipelineLag("events", seen("events", "one", {0: 0}, {0: records}), at, lag)
 
 
 def test_a_high_lag_is_told_once_and_once_more_when_it_is_gone(receiver):

@@ -27,7 +27,7 @@ from game_events.orchestration.sensors.data_alarms import Watch, data_alarms
 from game_events.pipeline.checks import freshness
 from game_events.pipeline.checks.freshness import fresh
 from game_events.pipeline.context import Pipeline, no_spark
-from game_events.pipeline.state.commit_info import slice_info
+from game_events.pipeline.state.commit_info import batch_info
 from game_events.sources.core.source import Gap, Split
 from game_events_tests.assets.receiver import Receiver
 
@@ -59,7 +59,7 @@ class World:
         made = handle is not None
         self.batch += made
         start, self.offset = self.offset, self.offset + rows
-        info = slice_info(self.batch, rows, 0, {LANE: (start, self.offset)}, gaps) | ({"run_id": run_id} if run_id else {})
+        info = batch_info(self.batch, rows, 0, {LANE: (start, self.offset)}, gaps) | ({"run_id": run_id} if run_id else {})
         before = {Txn.BATCH: self.batch - 1} if made else {}
         table_id = str(handle.metadata().id) if made else None
         commit(Commit(self.bronze, OWN_COLUMNS, [], before, {Txn.BATCH: self.batch}, table_id, info=info))
@@ -259,7 +259,7 @@ def test_rows_of_a_replay_are_nothing_that_a_producer_sent(world):
     world.commit(rows=10)
     world.later_s = 2 * DAY_S
     handle = world.bronze.open()
-    info = slice_info(2, 7)
+    info = batch_info(2, 7)
     commit(Commit(world.bronze, OWN_COLUMNS, [], {Txn.BATCH: 1}, {Txn.BATCH: 2}, str(handle.metadata().id), info=info))
     assert not fresh(Pipeline(load_settings(), no_spark)).passed
 

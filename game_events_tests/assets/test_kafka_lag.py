@@ -12,7 +12,7 @@ from game_events.config.settings import load_settings
 from game_events.orchestration.sensors.kafka_lag import kafka_lag
 from game_events.orchestration.sensors.lag_decision import Memory
 from game_events.orchestration.sensors.new_games import new_games, to_add
-from game_events.pipeline.observability.lag import look
+from game_events.pipeline.observability.lag import read_lag
 from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
 from game_events.sources.kafka.client import ensure_topic
@@ -103,7 +103,7 @@ def test_a_bronze_that_was_done_by_hand_and_carried_by_nobody_is_taken_up_by_the
     tick.remember(seen_at=0.0)
     assert len(tick().run_requests) == 1
     assert runs.refresh().success
-    assert look(environment, 5).behind == ()
+    assert read_lag(environment, 5).behind == ()
 
 
 def test_a_topic_that_was_made_anew_is_read_again_from_its_start(tick, environment):

@@ -11,7 +11,8 @@ from game_events.definitions import build_defs
 from game_events.orchestration.events.metadata import table_metadata
 from game_events.orchestration.keys import DEFAULT, Keys
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.reporting.report import RunReport, TableReport
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.tables import TableReport
 from game_events.pipeline.runs.selection import selection_of
 
 #: Beginnings of the names of assets and tables.

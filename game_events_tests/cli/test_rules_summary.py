@@ -2,7 +2,9 @@
 
 from game_events.cli.common.output import Output
 from game_events.cli.common.summary import show_run
-from game_events.pipeline.reporting.report import RuleCounts, RunReport, TableReport
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.result import LayerResult
+from game_events.pipeline.reporting.tables import RuleCounts, TableReport
 from game_events.rules import Rule
 
 RULES = (
@@ -14,7 +16,8 @@ RULES = (
 def shown(capsys, violated):
     report = RunReport()
     for game in ("uno", "chess"):
-        report.tables.append(TableReport("silver", f"silver_{game}_events", "/x", game, rows=7, quarantined=len(violated)))
+        table = TableReport("silver", f"silver_{game}_events", "/x", game, rows=7, quarantined=len(violated))
+        report.add(LayerResult(tables=[table]))
         report.add_rules("silver", game, RULES, RuleCounts(rows=10, violated=RuleCounts().violated + _counter(violated)))
     show_run(Output(as_json=False), report.to_dict())
     return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]

@@ -14,7 +14,8 @@ from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.metastore import register_tables, tables_registered
-from game_events.pipeline.reporting.report import RunReport, TableReport
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.tables import TableReport
 from game_events_tests.cluster.small_jvm import JAVA_OPTIONS
 
 SCHEMA = pa.schema([pa.field("game_name", pa.string()), pa.field("_batch", pa.int64())])
@@ -23,7 +24,6 @@ STEPS = """
 import json, sys
 from game_events.orchestration.resources import SparkResource
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.reporting.report import RunReport, TableReport
 from game_events.pipeline.metastore import register_tables, tables_registered
 from game_events.config.settings import load_settings
 

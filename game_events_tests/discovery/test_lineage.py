@@ -14,7 +14,9 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.lineage.events import LineageRun
 from game_events.pipeline.lineage.facets import inputs_of, output
 from game_events.pipeline.observability.event_log import RunLog, recorded
-from game_events.pipeline.reporting.report import RunReport, TableReport
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.result import RunResult
+from game_events.pipeline.reporting.tables import TableReport
 from game_events.sources.core.source import Split
 from game_events_tests.assets.receiver import Receiver
 from game_events_tests.discovery.openlineage_spec import check_event
@@ -77,7 +79,7 @@ def test_a_run_tells_what_each_table_was_made_of_in_events_that_the_specificatio
     pipeline = make(receiver)
     report = RunReport()
     with recorded(pipeline, report, "refresh"):
-        report.tables, report.offsets = report_of(pipeline).tables, OFFSETS
+        report.add(RunResult(tables=report_of(pipeline).tables, offsets=OFFSETS))
     for event in receiver.bodies:
         check_event(event)
     jobs = by_job(receiver.bodies)
@@ -160,7 +162,7 @@ def test_a_run_that_goes_on_tells_in_parts_and_ends_once(make, receiver):
     assert [e["eventType"] for e in jobs["continuous"]] == ["START", "RUNNING", "RUNNING", "ABORT"]
     assert jobs["continuous"][0]["job"]["facets"]["jobType"]["processingType"] == "STREAMING"
     assert len({e["run"]["runId"] for e in jobs["bronze_events"]}) == 2
-    assert run.told.lineage.sent == len(receiver.bodies)
+    assert run.extra.lineage.sent == len(receiver.bodies)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +206,7 @@ def test_a_runs_error_is_told_without_secrets(make):
 
     assert told(DataError(f"token {KEY} at http://u:p4ss@host")) == "DataError: token *** at http://***@host"
     # What others' errors quote may be a row.
-    assert told(ValueError("rummy-0007")) == "ValueError: its words are in the run's log"
+    assert told(ValueError("rummy-0007")) == "ValueError: its text is in the run's log"
 
 
 def test_labels_of_a_layer_win_over_those_for_all():

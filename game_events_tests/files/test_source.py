@@ -19,7 +19,7 @@ from game_events.pipeline.bronze.decode_job import StageResult
 from game_events.pipeline.bronze.full_refresh_guard import Expired
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.state.commit_info import bronze_commit, slice_info
+from game_events.pipeline.state.commit_info import batch_info, bronze_commit
 from game_events.pipeline.state.offsets import next_offsets
 from game_events.sources.core.source import Split
 from game_events.sources.files.location import SourceLocation
@@ -96,7 +96,7 @@ def test_the_gap_of_a_file_names_it_and_travels() -> None:
     assert (str(gap), gap.offsets) == ("file /landing/a.pb", None)
     assert str(pickle.loads(pickle.dumps(gap))) == str(gap)  # noqa: S301 - our own bytes
     lane = Split("files", "id", 0, "files")
-    note = bronze_commit(slice_info(1, 0, 0, {lane: (FILE_ROWS, 2 * FILE_ROWS)}, [gap]))
+    note = bronze_commit(batch_info(1, 0, 0, {lane: (FILE_ROWS, 2 * FILE_ROWS)}, [gap]))
     assert note is not None
     assert [(str(g), g.offsets, g.start) for g in note.gaps] == [("file number 1 of source_files", None, FILE_ROWS)]
 
@@ -107,12 +107,12 @@ def test_a_full_refresh_goes_on_behind_an_archive_that_has_grown(
     """As each slice's commit does: else a run that reads the topic would have its records twice."""
     put(landing, "a.pb", b"x")
     pipeline = Pipeline(file_settings, lambda: pytest.fail("no Spark here"))
-    bronze._open_or_create(pipeline, pipeline.source.snapshot(), RunReport())
+    bronze._create(pipeline, pipeline.source.snapshot(), RunReport())
     topic = Split("games", "5cB9Bc9QRbCeqUM/tZO+tg", 2)
     staged = StageResult([], [], set(), set(), Counter(), origins={topic: 7})
     monkeypatch.setattr(bronze_reset, "refuse_unless_allowed", lambda _pipeline: None)
     monkeypatch.setattr(bronze_reset, "count_expired", lambda *_: Expired())
-    monkeypatch.setattr(bronze_reset, "stage_slice", lambda *_: staged)
+    monkeypatch.setattr(bronze_reset, "stage_micro_batch", lambda *_: staged)
     report = RunReport()
     bronze_reset.replace_bronze(pipeline, report)
     handle = pipeline.bronze.open()

@@ -104,15 +104,17 @@ def pipeline_of(settings: Settings, reader: Reader) -> Pipeline:
 
 
 def without_services(patch: pytest.MonkeyPatch) -> None:
-    """Slices are decoded by `stage_slice` of this module, columns have no comments."""
+    """Slices are decoded by `stage_micro_batch` of this module, columns have no comments."""
     for module in (bronze, bronze_reset):
-        patch.setattr(module, "stage_slice", stage_slice)
+        patch.setattr(module, "stage_micro_batch", stage_micro_batch)
         patch.setattr(module, "documented", lambda _pipeline, schema, *_: schema)
     patch.setattr(bronze, "about_bronze", lambda *_: None)
 
 
-def stage_slice(pipeline: Pipeline, _: Any, columns: ColumnMap, part: MicroBatch, batch: int, decided: Any) -> StageResult:
-    """For `bronze.stage_slice`: files of both tables."""
+def stage_micro_batch(
+    pipeline: Pipeline, _: Any, columns: ColumnMap, part: MicroBatch, batch: int, decided: Any
+) -> StageResult:
+    """For `staging.stage_micro_batch`: files of both tables."""
     reader: Any = pipeline.source
     good, bad = [], []
     for lane, end in part.end.items():

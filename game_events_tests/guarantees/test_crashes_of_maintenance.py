@@ -15,8 +15,8 @@ from game_events.lakehouse.data.snapshot import BATCH_INFO
 from game_events.lakehouse.tables import Lakehouse, Table
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.maintenance.run import maintain
-from game_events.pipeline.reporting.maintenance_result import TableUpkeep
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.steps import TableMaintenance
 from game_events_tests.guarantees.attached_driver import start_driver
 from game_events_tests.guarantees.waves import wait_all
 from game_events_tests.lakehouse.helpers import committed_files, data_files, grow_old, plan, rows
@@ -46,11 +46,11 @@ def killed(pipeline: Pipeline, point: str, log: Path) -> None:
     assert wait_all([driver], 900) == [-signal.SIGKILL], (point, log.read_text())
 
 
-def done_by(pipeline: Pipeline) -> dict[str, TableUpkeep]:
+def done_by(pipeline: Pipeline) -> dict[str, TableMaintenance]:
     report = RunReport()
     maintain(pipeline, report)
-    assert report.success, report.upkeep
-    return report.upkeep
+    assert report.success, report.maintenance
+    return report.maintenance
 
 
 def append(table: Table, count: int) -> None:

@@ -137,7 +137,7 @@ def test_a_topic_that_was_deleted_and_made_again_stops_a_run_or_is_read_from_its
     make_anew(settings, 1)
     before = versions(settings)
     with pytest.raises(
-        DataError, match=rf"of the topic that was deleted \(id {re.escape(old)}\): everything from offset 3 on.*made again"
+        DataError, match=rf"of the topic that was deleted \(id {re.escape(old)}\): everything from offset 3 on.*recreated"
     ):
         refresh(make_pipeline(settings))
     assert versions(settings) == before

@@ -48,10 +48,10 @@ def test_files_vacuumed_and_logs_cleaned_behind_a_slow_game_cost_it_no_row(
             grow_old(make_pipeline(settings).lakehouse.table(name))
         kept = RunReport()
         maintain(make_pipeline(settings), kept)
-        assert kept.upkeep[BRONZE].joined, "no file of bronze was joined"
+        assert kept.maintenance[BRONZE].joined, "no file of bronze was joined"
     # No version that the slow games have come to can be opened any more, nor is there a file of it.
     assert log_versions(settings, BRONZE)[0] > 2
-    assert len(list(Path(settings.lakehouse, BRONZE).glob("*.parquet"))) == kept.upkeep[BRONZE].files
+    assert len(list(Path(settings.lakehouse, BRONZE).glob("*.parquet"))) == kept.maintenance[BRONZE].files
     for path in blocked:
         path.unlink()
         shutil.move(path.with_name(f"{path.name}.away"), path)

@@ -9,7 +9,8 @@ from game_events.config.settings import Settings
 from game_events.errors import TransientError
 from game_events.pipeline.checks import registry as whole_checks
 from game_events.pipeline.checks.registry import CONSERVED, TableCheck, check_after_run
-from game_events.pipeline.reporting.report import RunReport, TableReport
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.tables import TableReport
 
 
 class JobAbortedError(Py4JJavaError):

@@ -7,8 +7,8 @@ from game_events.pipeline.reporting.report import RunReport
 
 
 def test_a_check_that_could_not_be_made_shows_no_secret():
-    report = RunReport()
-    report.checks.append(CheckResult("fresh", "bronze", False, "could not be made: GET http://me:hunter22@store/x failed"))
+    check = CheckResult("fresh", "bronze", False, "could not be made: GET http://me:hunter22@store/x failed")
+    report = RunReport(checks=[check])
     rows = list(event_rows(report, RunFacts("run", 1.0, None, False), load_settings()))
     assert [r for r in rows if r["kind"] == "check"]
     assert "hunter22" not in str(rows)

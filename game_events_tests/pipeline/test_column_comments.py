@@ -63,7 +63,8 @@ def slice_of(parts, number, *ids):
             description=BRONZE_DESCRIPTION, about=about_bronze(parts, handle, plan.types) if handle is not None else None,
         )
     )  # fmt: skip
-    parts.told = parts.report.add_landed("bronze", parts.bronze, landed, schema, number)
+    parts.report.add_landed("bronze", parts.bronze, landed, schema, number)
+    (parts.told,) = parts.report.tables
     return DeltaTable(parts.bronze.uri)
 
 

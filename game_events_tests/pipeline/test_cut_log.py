@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,7 +19,7 @@ from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.bronze import load as bronze_module
 from game_events.pipeline.bronze.decode_job import StageResult
 from game_events.pipeline.bronze.load import load_bronze
-from game_events.pipeline.bronze.truncated_log import epochs_unknown, refuse_other_records
+from game_events.pipeline.bronze.truncated_log import epochs_unknown, refuse_cut_log
 from game_events.pipeline.context import Pipeline, no_spark
 from game_events.pipeline.reporting.report import RunReport
 from game_events.sources.core.source import SourceSnapshot, Split
@@ -52,7 +53,7 @@ def look(bronze, epochs, written):
         asked.extend(sorted(positions))
         return {lane: epoch for lane, epoch in written.items() if lane in positions}
 
-    refuse_other_records(bronze, now, {LANE: 10, IDLE: 10}, found)
+    refuse_cut_log(SimpleNamespace(epochs_before=found), bronze, now, {LANE: 10, IDLE: 10})
     return asked
 
 
@@ -64,7 +65,7 @@ def test_with_the_leaders_that_bronze_knows_nothing_is_asked(bronze):
 def test_a_new_leader_that_has_all_records_is_no_fault_and_one_that_wrote_the_last_record_anew_stops_the_run(bronze):
     assert look(bronze, {LANE: 5, IDLE: 7}, {LANE: 4}) == [LANE]
     assert look(bronze, {LANE: 6, IDLE: 8}, {LANE: 2}) == [LANE, IDLE], "of one of them there is no record any more"
-    said = r"t\[0\]: bronze is at 10 and has read what was written up to leader epoch 4, the record before it is of epoch 5"
+    said = r"t\[0\]: bronze is at 10 and has read up to leader epoch 4, the record before it is of epoch 5"
     with pytest.raises(DataError, match=said):
         look(bronze, {LANE: 6, IDLE: 8}, {LANE: 5, IDLE: 7})
 
@@ -122,7 +123,7 @@ class OwnBroker:
 
 @pytest.mark.scenario
 def test_a_partition_that_was_restored_from_a_copy_and_has_grown_past_bronze_stops_the_run(tmp_path, stack, monkeypatch):
-    monkeypatch.setattr(bronze_module, "stage_slice", lambda *_: StageResult([], [], set(), set(), Counter()))
+    monkeypatch.setattr(bronze_module, "stage_micro_batch", lambda *_: StageResult([], [], set(), set(), Counter()))
     broker = OwnBroker(tmp_path / "broker")
     settings = load_settings(
         kafka_bootstrap_servers=f"{HOST}:{broker.ports.kafka}",

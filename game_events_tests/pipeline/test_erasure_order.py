@@ -22,6 +22,7 @@ from game_events.lakehouse.system_tables.suppressed import add_suppressed, read_
 from game_events.lakehouse.tables import SUPPRESSED
 from game_events.pipeline.bronze import load as bronze_module
 from game_events.pipeline.bronze.decode_job import StageResult
+from game_events.pipeline.bronze.offset_plan import OffsetPlan
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure import commits as erasure_passes
 from game_events.pipeline.erasure import run as erasure
@@ -64,10 +65,11 @@ def test_a_slice_that_was_staged_before_an_erasure_commits_nothing_to_quarantine
         files = staged_file(pipeline.bronze, OWN_COLUMNS), staged_file(pipeline.quarantine, QUARANTINE_COLUMNS)
         return StageResult(*files, set(), set(), Counter())
 
-    monkeypatch.setattr(bronze_module, "stage_slice", stage)
+    monkeypatch.setattr(bronze_module, "stage_micro_batch", stage)
     now, part = seen(TOPIC, ID, {0: 0}, {0: 2}), MicroBatch(lanes(TOPIC, ID, {0: 0}), lanes(TOPIC, ID, {0: 2}))
+    plan = OffsetPlan(now, {}, now.latest, part)
     with pytest.raises(ConflictError, match="a concurrent run moved erasures from None to 1"):
-        bronze_module._load_slice(pipeline, handle, None, now, part, RunReport())
+        bronze_module._commit_micro_batch(pipeline, handle, None, plan, part, RunReport())
     assert pipeline.quarantine.open() is None
     assert not list(Path(pipeline.lakehouse.root).rglob("*.parquet"))
 

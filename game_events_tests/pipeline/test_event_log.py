@@ -6,6 +6,7 @@ import json
 import logging
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -22,8 +23,9 @@ from game_events.pipeline.observability import event_log as event_log_module
 from game_events.pipeline.observability.event_log import RunLog, recorded
 from game_events.pipeline.observability.event_rows import RunFacts, event_rows
 from game_events.pipeline.reporting.check_result import CheckResult
-from game_events.pipeline.reporting.merge import NOTICES_KEPT, report_sum
-from game_events.pipeline.reporting.report import RunReport, TableReport
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.result import COUNTER_KINDS, NOTICES_KEPT
+from game_events.pipeline.reporting.tables import TableReport
 from game_events_tests.lanes import lanes
 
 SECRETS = ("planted-registry-1", "planted-kafka-22", "planted-store-333")
@@ -54,8 +56,8 @@ def table(layer, name, game=None, rows=10, **more):
 
 
 def a_report():
-    bronze = table("bronze", "bronze_events", columns=[("a", "int64"), ("a__string", "string"), ("b", "int64")])
-    bronze.new_columns = ["a__string", "b"]
+    columns = [("a", "int64"), ("a__string", "string"), ("b", "int64")]
+    bronze = table("bronze", "bronze_events", columns=columns, new_columns=["a__string", "b"])
     return RunReport(
         tables=[
             bronze,
@@ -97,7 +99,7 @@ def test_every_kind_of_event_comes_from_the_report_and_says_what_it_says(setting
         "schema": 3,
         "check": 1,
     }
-    assert set(kinds) <= set(KINDS)
+    assert set(kinds) <= {*KINDS, *COUNTER_KINDS}
     by_kind = {r["kind"]: r for r in rows}
     assert (by_kind["other_types"]["name"], by_kind["other_types"]["rows"]) == ("shop.Heartbeat", 5)
     read = by_kind["read"]
@@ -138,7 +140,7 @@ def test_no_word_that_may_quote_a_row_is_in_any_event(settings):
     spark = PySparkException(f"[CAST_INVALID_INPUT] The value '{whom}' cannot be cast", "CAST_INVALID_INPUT", {})
     own = ExtensionError(f"silver transformation f failed while running, nothing was committed.{QUOTED}ValueError: {whom}")
     report = a_report()
-    report.tables[-1].error = str(own)
+    report.add(RunReport(tables=[replace(report.tables[-1], error=str(own))]))
     for error, says in ((spark, "run's log"), (own, "silver transformation f"), (ValueError(whom), "ValueError")):
         text = json.dumps(event_rows(report, RunFacts("refresh", 2.0, error), settings), default=str)
         assert says in text
@@ -204,8 +206,8 @@ def test_of_a_run_without_an_end_cycles_are_added_up_idle_ones_leave_nothing_and
     pipeline = make_pipeline()
     log = RunLog(pipeline, "continuous", interval_s=3600)
     log.add(RunReport())
-    first, second = a_report(), a_report()
-    second.offsets, second.lag = (lanes("game_events", "id", {0: at}) for at in ((15, 20), 0))
+    read, lag = (lanes("game_events", "id", {0: at}) for at in ((15, 20), 0))
+    first, second = a_report(), replace(a_report(), offsets=read, lag=lag)
     log.add(first)
     log.add(second)
     assert events(pipeline) == [], "not due yet"
@@ -230,17 +232,17 @@ def test_of_a_run_without_an_end_cycles_are_added_up_idle_ones_leave_nothing_and
 
 def test_a_table_that_failed_and_then_changed_is_no_failure_of_the_sum():
     good, bad = table("silver", "silver_uno_events", "uno"), table("silver", "silver_uno_events", "uno", error="locked")
-    assert report_sum([RunReport(tables=[bad]), RunReport(tables=[good])]).success
-    assert not report_sum([RunReport(tables=[good]), RunReport(tables=[bad])]).success
+    assert RunReport(tables=[bad]).merge(RunReport(tables=[good])).success
+    assert not RunReport(tables=[good]).merge(RunReport(tables=[bad])).success
 
 
 def test_a_sum_tells_each_notice_once_and_keeps_no_more_than_some():
     whole = RunReport()
     for cycle in range(3 * NOTICES_KEPT):
-        whole = report_sum([whole, RunReport(notices=["the same each time", f"cycle {cycle}"])])
+        whole = whole.merge(RunReport(notices=["the same each time", f"cycle {cycle}"]))
     assert len(whole.notices) == NOTICES_KEPT
     assert whole.notices[-1] == f"cycle {cycle}"
-    assert report_sum([RunReport(notices=["a", "b"]), RunReport(notices=["b", "a"])]).notices == ["a", "b"]
+    assert RunReport(notices=["a", "b"]).merge(RunReport(notices=["b", "a"])).notices == ["a", "b"]
 
 
 def test_a_look_at_the_last_day_opens_no_file_without_rows_of_it(tmp_path, monkeypatch):

@@ -7,9 +7,8 @@ import pytest
 
 from game_events.lakehouse.commits.commit import Landed
 from game_events.lakehouse.tables import Table
-from game_events.pipeline.continuous.loop_report import LoopReport
+from game_events.pipeline.continuous.loop import LoopReport
 from game_events.pipeline.reporting.latency import Histogram, count_arrivals
-from game_events.pipeline.reporting.merge import report_sum
 from game_events.pipeline.reporting.report import RunReport
 
 NOW = 1_700_000_000
@@ -31,8 +30,7 @@ def test_records_are_counted_by_the_tenth_of_a_second_old_ones_by_the_minute_and
 
 @pytest.mark.parametrize("odd", [-0.001, -1e9, NOW + 1e6])
 def test_a_timestamp_before_1970_or_in_the_future_is_counted_and_breaks_nothing(odd):
-    histogram = Histogram()
-    histogram.add_arrivals(count_arrivals(times(odd), NOW), NOW)
+    histogram = Histogram.of(count_arrivals(times(odd), NOW), NOW)
     assert histogram.total == 1
     assert histogram.percentile(0.5) >= 0
 
@@ -46,8 +44,7 @@ def test_percentiles_are_right_to_a_tenth_and_merged_histograms_are_those_of_all
     assert whole.percentile(0.5) == pytest.approx(5.2, rel=0.11)
     assert whole.percentile(0.95) == pytest.approx(9.7, rel=0.11)
     assert whole.percentile(1) == whole.longest_s == seconds[-1]
-    halves[0].merge(halves[1])
-    assert (halves[0].counts == whole.counts).all()
+    assert ((halves[0] + halves[1]).counts == whole.counts).all()
     assert sum(n for _, n in whole.buckets()) == whole.total == 1000
     assert Histogram().percentile(0.5) is None
 
@@ -62,7 +59,7 @@ def test_rows_wait_for_each_layer_until_it_has_them():
     later.arrived(Counter({2: 3}))
     later.visible("silver")
     later.visible("gold")
-    both = report_sum([report, later])
+    both = report.merge(later)
     assert {layer: t.total for layer, t in both.latency.items()} == {"bronze": 8, "silver": 8, "gold": 8}
     assert both.waiting == {"unified": Counter({1: 5, 2: 3})}
 

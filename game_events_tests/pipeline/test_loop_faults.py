@@ -16,6 +16,7 @@ from game_events.lakehouse.retention import Retention
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.continuous import loop as loop_module
 from game_events.pipeline.continuous.loop import JOB_ATTEMPTS, Loop, first_line
+from game_events.pipeline.reporting.result import BronzeResult
 from game_events.spark.crashed_workers import WorkerCrashError
 
 
@@ -173,7 +174,7 @@ def test_a_full_slice_is_followed_by_the_next_cycle_without_new_records(make_loo
 
     def one_slice(_pipeline, report, **_options):
         seen.append(1)
-        report.lag = {0: max(0, 3 - len(seen))}
+        report.add(BronzeResult(lag={0: max(0, 3 - len(seen))}))
 
     monkeypatch.setattr(loop_module, "cycle", one_slice)
     loop.pipeline.source.snapshot = lambda: SimpleNamespace(latest={0: 30})

@@ -36,7 +36,7 @@ def test_files_listed_for_a_full_refresh_count_only_if_it_never_came_about_and_a
     before = sorted(Path(table.uri).iterdir())
     report = RunReport()
     maintain(pipeline, report, dry_run=True)
-    assert report.upkeep[table.name].orphans == 1
+    assert report.maintenance[table.name].orphans == 1
     assert sorted(Path(table.uri).iterdir()) == before
     maintain(pipeline, RunReport())
     assert len(set(before) - set(Path(table.uri).iterdir())) == 2  # a list and its file

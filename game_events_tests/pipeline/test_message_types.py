@@ -12,9 +12,9 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing.redecode import redecode
 from game_events.pipeline.reprocessing.replay import ReplaySelection, replay
 from game_events.pipeline.runs.preflight import environment_checks
-from game_events.pipeline.runs.preflight_sql import sql_checks
 from game_events.pipeline.runs.refresh import refresh, refresh_downstream
 from game_events.pipeline.runs.selection import selection_of
+from game_events.pipeline.runs.state_checks import sql_checks
 from game_events_tests.books import coordinates, count, gold, rows
 from game_events_tests.decoding.helpers import compiled, frame, python_class
 from game_events_tests.guarantees.waves import versions

@@ -215,7 +215,7 @@ def test_every_nested_shape_goes_through_every_job(world, make_pipeline, tmp_pat
     refresh_downstream(make_pipeline(settings), report, full=True)
     assert report.success, report.errors
     maintain(make_pipeline(settings), report)
-    assert [u.error for u in report.upkeep.values() if u.error] == []
+    assert [u.error for u in report.maintenance.values() if u.error] == []
     run()
 
     with receiving(tmp_path / "log") as receiver:

@@ -33,8 +33,8 @@ def test_dev_and_prod_share_a_root_and_nothing_else_and_tables_may_be_renamed(ma
     upkeep = RunReport()
     maintain(make_pipeline(prod), upkeep)
     there = {folder.name for folder in Path(prod.lakehouse).iterdir()}
-    assert set(upkeep.upkeep) == {name for name in there if not name.startswith("dev_")}
-    assert {"silver_uno_events", "bronze_events", "progress"} <= set(upkeep.upkeep)
+    assert set(upkeep.maintenance) == {name for name in there if not name.startswith("dev_")}
+    assert {"silver_uno_events", "bronze_events", "progress"} <= set(upkeep.maintenance)
 
     gamer = rows(prod, "silver_uno_events", "SELECT gamer_id FROM t LIMIT 1")[0][0]
     account = RunReport()

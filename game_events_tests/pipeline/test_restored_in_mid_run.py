@@ -67,7 +67,7 @@ class World:
 
     def __init__(self, root, monkeypatch):
         self.root, self.meanwhile, self.topic = root, [], Topic()
-        monkeypatch.setattr(bronze_module, "stage_slice", self.stage)
+        monkeypatch.setattr(bronze_module, "stage_micro_batch", self.stage)
 
     def pipeline(self, **more):
         settings = load_settings(lakehouse=str(self.root), kafka_topic=TOPIC, max_records_per_batch=5, **more)

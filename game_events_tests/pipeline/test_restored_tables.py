@@ -30,7 +30,7 @@ from game_events.pipeline.quarantine.intact import intact_tables
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.lost_tables import find_lost_tables
 from game_events.pipeline.silver.refresh import refresh_silver
-from game_events.pipeline.state.commit_info import ERASED_ROWS, slice_info
+from game_events.pipeline.state.commit_info import ERASED_ROWS, batch_info
 from game_events.pipeline.state.offsets import identity, offsets_of
 from game_events.sources.core.source import Split
 from game_events_tests.lanes import by_partition, seen
@@ -68,7 +68,7 @@ def slice_(pipeline, batch, start, end, rows=1, **txns):
     """A commit of bronze, as runs make them; returns its version."""
     ranges = {Split(TOPIC, ID, p): (start.get(p, 0), to) for p, to in end.items()}
     apps = {lane.app: to for lane, (_, to) in ranges.items()} | identity(ranges) | {"batch": batch} | txns
-    return put(pipeline.bronze, [batch] * rows, apps, slice_info(batch, rows, 0, ranges))
+    return put(pipeline.bronze, [batch] * rows, apps, batch_info(batch, rows, 0, ranges))
 
 
 def checked(pipeline):
@@ -232,7 +232,7 @@ def test_maintenance_leaves_a_restored_table_alone_until_a_run_has_looked_at_it(
     before = {name: table.open().version() for name, table in asked.items()}
     report = RunReport()
     maintain(pipeline, report, dry_run=dry_run)
-    skipped = {entry.table for entry in report.upkeep.values() if "a run has to check it first" in (entry.skipped or "")}
+    skipped = {entry.table for entry in report.maintenance.values() if "a run has to check it first" in (entry.skipped or "")}
     assert skipped == set(asked)
     upkeep = IncrementalMaintenance(lakehouse, pipeline.retention)
     upkeep.note([*asked] * COMMITS)
@@ -242,7 +242,7 @@ def test_maintenance_leaves_a_restored_table_alone_until_a_run_has_looked_at_it(
     put(pipeline.quarantine, [3])
     report = RunReport()
     maintain(pipeline, report, dry_run=dry_run)
-    assert report.upkeep[QUARANTINE].skipped is None
+    assert report.maintenance[QUARANTINE].skipped is None
 
 
 def test_games_whose_tables_are_gone_or_went_back_are_noted_and_others_are_left_alone(pipeline, make):

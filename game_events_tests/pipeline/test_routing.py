@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,8 @@ from game_events.config.settings import Settings
 from game_events.lakehouse.tables import is_game
 from game_events.pipeline.checks.reconcile import GameCounts, Reconciliation
 from game_events.pipeline.fanout.routing import INVALID, NO_NAME, NOT_ALLOWED, Routing, admit
-from game_events.pipeline.reporting.report import RunReport, TableReport
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.tables import TableReport
 
 HOSTILE = [None, "", "unified", "../../etc", "Rummy", "🎲", "a" * 300, "a/b", "a\n", 7, b"uno"]
 
@@ -104,16 +106,15 @@ def test_whatever_is_routed_is_a_name_for_a_table(name):
 
 
 def report():
-    made = RunReport(lag={0: 3, 1: 4}, batches=[7], schema_ids={12, 3}, seconds={"bronze": 1.23456})
-    made.tables = [
+    tables = [
         TableReport("bronze", "bronze_events", "/l/bronze_events", rows=10, version=4, batch=7, new=True),
         TableReport("silver", "silver_uno_events", "/l/silver_uno_events", "uno", rows=6),
         TableReport("silver", "silver_rummy_events", "/l/silver_rummy_events", "rummy", rows=99, error="disk full"),
         TableReport("gold", "gold_uno_player_agg", "/l/gold_uno_player_agg", "uno", rows=2),
     ]
-    made.rejected.update({"MALFORMED": 2})
-    made.unrouted.update({INVALID: 1})
-    return made
+    counts = {"rejected": Counter(MALFORMED=2), "unrouted": Counter({INVALID: 1})}
+    lag = {0: 3, 1: 4}
+    return RunReport(lag=lag, batches=[7], schema_ids={12, 3}, seconds={"bronze": 1.23456}, tables=tables, **counts)
 
 
 def test_a_table_that_failed_counts_no_rows_and_makes_the_run_fail():

@@ -5,27 +5,33 @@ from __future__ import annotations
 import json
 from collections import Counter
 
+import pyarrow as pa
+
 from game_events.config.settings import load_settings
+from game_events.lakehouse.commits.commit import Landed
+from game_events.lakehouse.tables import Table
+from game_events.orchestration.events.metadata import table_metadata
 from game_events.pipeline.observability.event_rows import RunFacts, event_rows
-from game_events.pipeline.reporting.merge import report_sum
-from game_events.pipeline.reporting.report import RuleCounts, RunReport, TableReport
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.result import BronzeResult
+from game_events.pipeline.reporting.tables import RuleCounts, TableReport
 from game_events.rules import Rule
 
 RULES = (Rule(name="a", sql="x > 0"), Rule(name="b", sql="y > 0", action="drop", games=("uno",)))
 
 
 def report(rows, **violated):
-    made = RunReport(readmitted=1)
-    made.tables.append(TableReport("silver", "silver_uno_events", "/x", "uno", rows=rows))
-    for game, entry in (("uno", made.tables[0]), ("chess", None)):
-        counts = RuleCounts(rows=rows, violated=Counter(violated), dropped=2, held=1, reasons=Counter(a=2))
-        made.add_rules("silver", game, RULES, counts, entry)
+    counts = RuleCounts(rows=rows, violated=Counter(violated), dropped=2, held=1, reasons=Counter(a=2))
+    made, table = RunReport(readmitted=1), Table("silver_uno_events", "/x")
+    made.add_landed("silver", table, Landed(table.name, 1, "id", rows, 1, rows, 1), pa.schema([]), 1, "uno", counts=counts)
+    for game in ("uno", "chess"):
+        made.add_rules("silver", game, RULES, counts)
     return made
 
 
 def test_the_cycles_of_a_run_add_up_and_stay_what_they_were():
     first, second = report(10, a=1), report(5, a=2, b=1)
-    whole = report_sum([first, second])
+    whole = first.merge(second)
     assert {key[1:]: (r.rows, r.violated) for key, r in whole.rules.items()} == {
         ("uno", "a"): (15, 3),
         ("uno", "b"): (15, 1),
@@ -49,3 +55,22 @@ def test_programs_get_each_rule_once_with_the_games_that_violate_it():
         {"layer": "silver", "rule": "a", "action": "warn", "rows": 20, "violated": 0, "violated_by_game": {}},
         {"layer": "silver", "rule": "b", "action": "drop", "rows": 10, "violated": 4, "violated_by_game": {"uno": 4}},
     ]
+
+
+def test_a_counter_is_in_the_json_the_event_log_and_the_metadata_of_its_table():
+    made = RunReport(tables=[TableReport("bronze", "bronze_events", "/x")])
+    made.add(BronzeResult(suppressed=2))
+    made.add(BronzeResult(suppressed=1, expired=4))
+    assert (made.to_dict()["suppressed"], made.to_dict()["expired"]) == (3, 4)
+    rows = {r["kind"]: r for r in event_rows(made, RunFacts("refresh", 1.0), load_settings())}
+    assert (rows["suppressed"]["rows"], rows["expired"]["rows"], rows["expired"]["table"]) == (3, 4, "bronze_events")
+    metadata = table_metadata(made.tables[0], made)
+    assert (metadata["suppressed_records"], metadata["expired_rows_lost"]) == (3, 4)
+    assert "suppressed_records" not in table_metadata(TableReport("silver", "silver_uno_events", "/x", "uno"), made)
+
+
+def test_files_that_wait_are_those_of_the_last_poll_and_the_others_are_added_up():
+    made = RunReport()
+    for counts in ({"taken": 1, "waiting": 2}, {"taken": 3, "waiting": 0}):
+        made.add_files(Counter(counts))
+    assert made.to_dict()["files"] == {"taken": 4}

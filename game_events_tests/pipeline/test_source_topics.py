@@ -16,13 +16,13 @@ from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.event_columns import OWN_COLUMNS, QUARANTINE_COLUMNS
 from game_events.lakehouse.tables import BRONZE, Lakehouse
-from game_events.pipeline.bronze.data_loss import next_slice
 from game_events.pipeline.bronze.quarantine import decided_on
 from game_events.pipeline.bronze.topic_changes import changes
-from game_events.pipeline.state.commit_info import bronze_commit, slice_info
+from game_events.pipeline.state.commit_info import batch_info, bronze_commit
 from game_events.pipeline.state.offsets import identity, next_offsets
 from game_events.sources.core.source import TABLE, Gap, MicroBatch, SourceSnapshot, Split
 from game_events.sources.delta_table import TableSource
+from game_events_tests.lanes import next_micro_batch
 
 ONE, TWO = "5cB9Bc9QRbCeqUM/tZO+tg", "AAAAAAAAAAAAAAAAAAAAAQ"
 A, B, C = Split("t.a", ONE, 0), Split("t.b", TWO, 0), Split("t.c", ONE, 0)
@@ -42,12 +42,12 @@ def add(bronze, batch, ranges, gaps=(), known=()):
     handle = bronze.open()
     advance = {lane.app: end for lane, (_, end) in ranges.items()} | identity([*ranges, *known]) | {"batch": batch}
     table_id = str(handle.metadata().id) if handle is not None else None
-    info = slice_info(batch, 0, 0, ranges, gaps, 0, known)
+    info = batch_info(batch, 0, 0, ranges, gaps, 0, known)
     commit(Commit(bronze, pa.schema(OWN_COLUMNS), [], {}, advance, table_id, info=info))
 
 
 def plan(table, earliest, latest, settings=BY_PATTERN):
-    return next_slice(settings, table.open(), SourceSnapshot(earliest, latest), latest, 1_000)
+    return next_micro_batch(settings, table.open(), SourceSnapshot(earliest, latest), latest, 1_000)
 
 
 def test_a_topic_that_joins_starts_with_what_it_has_and_gets_a_place_even_if_it_is_empty(table):
@@ -96,7 +96,7 @@ names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=
 def test_a_note_comes_back_whatever_a_topic_or_an_address_holds(ranges):
     ids = {name: str(uuid.uuid4()) for name, _ in ranges}
     made = {Split(name, ids[name], number, TABLE): at for (name, number), at in ranges.items()}
-    note = bronze_commit(slice_info(1, 2, 0, made, (), 0, [A]))
+    note = bronze_commit(batch_info(1, 2, 0, made, (), 0, [A]))
     assert (note.offsets, note.known["t.a"]) == (made, A)
 
 
@@ -159,14 +159,14 @@ def test_a_table_whose_rows_were_replaced_is_another_one_and_stops_the_run(their
     (lane,) = now.latest
     assert (now.earliest, now.latest) == ({lane: 1}, {lane: 4})
     add(ours, 1, {lane: (1, 4)})
-    assert next_slice(settings, ours.open(), now, now.latest, 10) is None
+    assert next_micro_batch(settings, ours.open(), now, now.latest, 10) is None
     grow(theirs, 4, 1, **{Txn.INCARNATION: 4})
     changed = TableSource(settings).snapshot()
     assert TableSource(settings).changed(MicroBatch({lane: 1}, {lane: 4}))
     with pytest.raises(DataError, match="has other rows than those"):
-        next_slice(settings, ours.open(), changed, changed.latest, 10)
+        next_micro_batch(settings, ours.open(), changed, changed.latest, 10)
     with pytest.raises(ConfigurationError, match="one bronze has one source"):
-        next_slice(settings, ours.open(), SourceSnapshot({A: 0}, {A: 1}), {A: 1}, 10)
+        next_micro_batch(settings, ours.open(), SourceSnapshot({A: 0}, {A: 1}), {A: 1}, 10)
 
 
 @pytest.mark.parametrize(("address", "says"), [("/nowhere/bronze_events", "no Delta table"), ("{ours}", "own bronze")])

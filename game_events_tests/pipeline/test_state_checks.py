@@ -69,7 +69,7 @@ def test_a_failed_run_rows_that_wait_and_bad_schemas_are_to_be_looked_at(pipelin
         ),
         "waiting": (
             True,
-            "2 rows of bronze_events wait for silver; tables of go failed, or are to be made anew: a worker crashed: "
+            "2 rows of bronze_events wait for silver; tables of go failed, or are to be rebuilt: a worker crashed: "
             "`game-events run`",
         ),
         "quarantine": (True, "3 rows: BAD_SCHEMA 2, TOMBSTONE 1; `game-events quarantine list` says why"),

@@ -7,7 +7,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
 
-from game_events.pipeline.state.commit_info import bronze_commit, slice_info
+from game_events.pipeline.state.commit_info import batch_info, bronze_commit
 from game_events.pipeline.state.offsets import identity, offsets_of, topic_id_read
 from game_events.sources.core.source import Gap, Split
 from game_events_tests.lanes import by_partition, lanes
@@ -29,7 +29,7 @@ class Handle:
 def test_an_id_of_any_bits_comes_back_from_two_transactions(topic_id):
     assert topic_id_read(Handle(identity([Split("games", topic_id, 0)])), "games") == topic_id
     gaps = (Gap("games.a-b_c", topic_id, 3, 5, 9), Gap("games.a-b_c", topic_id, 4, 0, None))
-    note = bronze_commit(slice_info(1, 2, 0, {Split("games.a-b_c", topic_id, 3): (9, 11)}, gaps))
+    note = bronze_commit(batch_info(1, 2, 0, {Split("games.a-b_c", topic_id, 3): (9, 11)}, gaps))
     assert (note.gaps, note.offsets) == (gaps, {Split("games.a-b_c", topic_id, 3): (9, 11)})
 
 

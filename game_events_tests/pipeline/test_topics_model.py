@@ -59,7 +59,7 @@ class World:
     def __init__(self, root, monkeypatch, seed):
         self.root, self.broker, self.random = root, Broker(), random.Random(seed)  # noqa: S311 - not a secret
         self.meanwhile, self.dies_at = [], None
-        monkeypatch.setattr(bronze_module, "stage_slice", self.stage)
+        monkeypatch.setattr(bronze_module, "stage_micro_batch", self.stage)
         monkeypatch.setattr(failpoints, "handler", self.reach)
         self.broker.make("t.a", 2)
 

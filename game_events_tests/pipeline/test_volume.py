@@ -92,7 +92,7 @@ def look(pipeline):
     """The check as a run makes it: the next one compares with this one."""
     report = RunReport()
     with recorded(Pipeline(pipeline.settings, lambda: None), report, "refresh"):
-        report.checks.append(schema_drift(pipeline))
+        report.add_checks(schema_drift(pipeline))
     return report.checks[0]
 
 

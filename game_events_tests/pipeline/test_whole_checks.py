@@ -26,7 +26,7 @@ from game_events.pipeline.checks.registry import check_after_run
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing.redecode import redecode
 from game_events.pipeline.runs.refresh import refresh
-from game_events.pipeline.state.commit_info import slice_info
+from game_events.pipeline.state.commit_info import batch_info
 from game_events_tests.guarantees.waves import power_cut_at, send
 from game_events_tests.registry_proxy import registry_proxy
 
@@ -235,7 +235,7 @@ def commit_slice(pipeline, skipped, records=10, rows=0):
     handle, lane = pipeline.bronze.open(), min(pipeline.source.snapshot().latest)
     batch = handle.transaction_version(Txn.BATCH)
     start = handle.transaction_version(lane.app) + skipped
-    info = slice_info(batch + 1, rows, 0, {lane: (start, start + records)})
+    info = batch_info(batch + 1, rows, 0, {lane: (start, start + records)})
     advance = {Txn.BATCH: batch + 1, lane.app: start + records}
     plan = Commit(pipeline.bronze, pa.schema([]), [], {}, advance, str(handle.metadata().id), info=info)
     commit(plan)

@@ -13,7 +13,7 @@ from game_events.lakehouse.tables import BRONZE, QUARANTINE
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.checks.gaps import offsets_lost
 from game_events.pipeline.checks.offsets import offsets_continuous, offsets_unique
-from game_events.pipeline.observability.lag import look
+from game_events.pipeline.observability.lag import read_lag
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.backlog import backlog
 from game_events.pipeline.runs.refresh import refresh
@@ -90,7 +90,7 @@ def test_topics_with_subjects_and_messages_of_their_own_share_one_bronze_and_joi
     expire(other, {0: 1})
     put_matches(other)
     pattern = named(kafka_topic_pattern=rf"{one.kafka_topic[:-1]}[ab]")
-    assert look(pattern, 15).total_lag == sum(backlog(make_pipeline(pattern)).records.values()) == 3
+    assert read_lag(pattern, 15).total_lag == sum(backlog(make_pipeline(pattern)).records.values()) == 3
     report = refresh(make_pipeline(pattern))
     assert report.success
     assert (report.gaps, report.notices) == ([], [f"topic {other.kafka_topic} joins: all that it has is read"])
@@ -120,7 +120,7 @@ def test_topics_with_subjects_and_messages_of_their_own_share_one_bronze_and_joi
         load(make_pipeline(both))
     with pytest.raises(DataError, match=rf"{other.kafka_topic}\[0\] of the topic that was deleted.*from offset 10 on"):
         load(make_pipeline(pattern))
-    assert not look(pattern, 15).made, "the sensor asks for the run that says so"
+    assert not read_lag(pattern, 15).made, "the sensor asks for the run that says so"
     going_on = pattern.model_copy(update={"on_data_loss": "record_gap"})
     assert [str(gap.topic) for gap in load(make_pipeline(going_on)).gaps] == [other.kafka_topic]
     assert load(make_pipeline(pattern)).gaps == [], "once"

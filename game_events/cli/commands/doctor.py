@@ -8,8 +8,7 @@ from game_events.config.settings import load_settings
 from game_events.orchestration.resources import SparkResource
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.runs.preflight import environment_checks, run_checks
-from game_events.pipeline.runs.preflight_sql import sql_checks
-from game_events.pipeline.runs.state_checks import state_checks
+from game_events.pipeline.runs.state_checks import sql_checks, state_checks
 
 
 def doctor(as_json: Json = False) -> None:

@@ -16,9 +16,11 @@ from game_events.errors import ConfigurationError
 from game_events.lakehouse.duckdb_connection import query
 from game_events.lakehouse.system_tables.event_log import KINDS, read_events
 from game_events.lakehouse.tables import EVENT_LOG, Lakehouse
+from game_events.pipeline.reporting.result import COUNTER_KINDS
 
 #: Longer details are cut in the lines for people; `--json` has all of it.
 SHOWN_CHARS = 100
+_KINDS = (*KINDS, *COUNTER_KINDS)
 _CHOSEN = """
 SELECT * FROM events
 WHERE ($run IS NULL OR starts_with(run_id, $run)) AND ($kind IS NULL OR kind = $kind)
@@ -29,7 +31,7 @@ ORDER BY time DESC, run_id, part, kind, layer, "table", name LIMIT $limit
 
 def log(
     run: Annotated[str | None, typer.Option("--run", help="Only this run: its id, or how it begins.")] = None,
-    kind: Annotated[str | None, typer.Option(help=f"Only events of this kind: {', '.join(KINDS)}.")] = None,
+    kind: Annotated[str | None, typer.Option(help=f"Only events of this kind: {', '.join(_KINDS)}.")] = None,
     game: Annotated[str | None, typer.Option(help="Only events of this game.")] = None,
     table: Annotated[str | None, typer.Option(help="Only events of this table.")] = None,
     since: Annotated[str | None, typer.Option(help="Only events since then: 30m, 12h, 1d, 2w, or a date.")] = None,
@@ -38,8 +40,8 @@ def log(
 ) -> None:
     """What the runs did, newest first: tables, offsets, rejections, checks, schema changes, who ran them."""
     output = Output(as_json=as_json)
-    if kind is not None and kind not in KINDS:
-        raise ConfigurationError(f"--kind: there is no {kind!r}; there are {', '.join(KINDS)}")
+    if kind is not None and kind not in _KINDS:
+        raise ConfigurationError(f"--kind: there is no {kind!r}; there are {', '.join(_KINDS)}")
     lakehouse = Lakehouse.of(load_settings())
     events = read_events(lakehouse, since_of(since))
     found = query(events, _CHOSEN, run=run, kind=kind, game=game, table=table, limit=limit)

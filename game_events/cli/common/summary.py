@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from game_events.cli.common.output import Output
 from game_events.config.naming import Names
 from game_events.lakehouse.layers import REPORTED, Layer
+from game_events.pipeline.reporting.result import RunResult
 
 #: What they are called without the setting.
 USUAL = Names()
 #: More games than this are summed up in one line.
 GAMES_SHOWN = 20
-#: Counts that are seldom there, and what they mean.
-_SINGLE = {
-    "suppressed": "records of forgotten gamers are in no table",
-    "replayed": "rows of quarantine are in bronze now",
-    "readmitted": "rows of quarantine satisfy the rules and are in silver now",
-}
 
 
 def show_run(output: Output, report: dict[str, Any], words: Names = USUAL) -> None:
@@ -46,17 +42,21 @@ def show_run(output: Output, report: dict[str, Any], words: Names = USUAL) -> No
             shown.append((f"{len(rest)} more", sum(s for _, s, _ in rest), sum(g for _, _, g in rest)))
         keys = "players" if words.keys == USUAL.keys else words.keys
         output.table(f"by {words.entity}", (words.entity, "silver rows added", f"{keys} in gold"), shown)
-    for what in ("rejected", "other_types", "unrouted"):
-        if report[what]:
-            output.say(f"{what.replace('_', ' ')}: " + ", ".join(f"{why} {n:,}" for why, n in sorted(report[what].items())))
+    show_counters(output, report)
     if report["rules"]:
         show_rules(output, report, words)
-    for what, means in _SINGLE.items():
-        if report[what]:
-            output.say(f"{what}: {report[what]:,} {means}")
     output.say(f"lag: {report['lag']:,} records; schema ids seen: {', '.join(map(str, report['schema_ids'])) or '-'}")
     for error in report["errors"]:
         output.say(f"FAILED {error['table']}: {error['error']}")
+
+
+def show_counters(output: Output, report: dict[str, Any]) -> None:
+    """Counters that are printed unless they are 0: those by name, then the others with their meaning."""
+    printed = {f.name: f.metadata["printed"] for f in fields(RunResult) if f.metadata["printed"] is not None and report[f.name]}
+    for name, meaning in sorted(printed.items(), key=lambda item: item[1] != ""):
+        value, title = report[name], name.replace("_", " ")
+        counts = ", ".join(f"{why} {n:,}" for why, n in sorted(value.items())) if not meaning else f"{value:,} {meaning}"
+        output.say(f"{title}: {counts}")
 
 
 def show_files(output: Output, report: dict[str, Any]) -> None:

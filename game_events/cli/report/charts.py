@@ -1,4 +1,4 @@
-"""The charts of `game-events report`: Plotly figures without colours of their own for text and ground (the page sets those)."""
+"""The charts of `game-events report`: Plotly figures; the page sets the colours of text and background."""
 
 from __future__ import annotations
 
@@ -10,13 +10,7 @@ from game_events.cli.report.queries import OTHERS, ReportData, Rows
 from game_events.config.naming import Names
 
 #: One colour for each layer wherever it appears.
-LAYER_COLOURS = {
-    "bronze": "#b5651d",
-    "replay": "#a05a8c",
-    "silver": "#6c8ebf",
-    "gold": "#d9a300",
-    "unified": "#4c9f70",
-}
+LAYER_COLOURS = {"bronze": "#b5651d", "replay": "#a05a8c", "silver": "#6c8ebf", "gold": "#d9a300", "unified": "#4c9f70"}
 #: Distinguishable on light and dark ground, for colour-blind readers too (Okabe and Ito's set, without its black and yellow).
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#8c6bb1", "#7f8c3f")
 OTHERS_COLOUR = "#8a8f98"
@@ -24,7 +18,7 @@ HEIGHT_PX = 320
 
 
 def charts(data: ReportData, words: Names) -> list[tuple[str, str, go.Figure | None]]:
-    """(title with its unit, what it says, figure or None if there is nothing to show), in the page's order."""
+    """(title with unit, description, figure or None without data), in the page's order."""
     each = f"each point: {data.bucket}"
     bars = f"each bar: {data.bucket}"
     return [

@@ -15,14 +15,7 @@ from game_events.config.naming import Names
 
 
 def page(data: ReportData, root: str, made: datetime, words: Names) -> str:
-    """The whole file.
-
-    Args:
-        data: rows of the event log.
-        root: address of the lakehouse.
-        made: now.
-        words: display names of an entity.
-    """
+    """The HTML file; `root`: address of the lakehouse, `made`: current time, `words`: display names of an entity."""
     html = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined)
     html.filters |= {"shown": _shown, "minute": lambda time: f"{time:%Y-%m-%d %H:%M}"}
     options = {"include_plotlyjs": False, "full_html": False, "config": {"displayModeBar": False, "responsive": True}}

@@ -1,4 +1,4 @@
-"""What `game-events report` shows, as rows: SQL over the event log and nothing else."""
+"""Data of `game-events report`: SQL over the event log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 from game_events.lakehouse.duckdb_connection import query
 
 Rows = list[dict[str, Any]]
-#: Games with a line of their own; the others are one line: thirty colours cannot be distinguished.
+#: Games with an own line; the others are one line, as more colours cannot be distinguished.
 GAMES_SHOWN = 8
 OTHERS = "others"
 TABLES_SHOWN, ERRORS_SHOWN = 200, 20
@@ -26,7 +26,6 @@ SELECT count(*) FILTER (kind = 'run' AND name NOT LIKE 'check %') AS runs,
   min(time) AS first, max(time) AS last, count(DISTINCT game) AS games
 FROM events
 """
-#: Points of a chart that shows each run: more are joined.
 _RUNS = """
 SELECT time_bucket($bucket::INTERVAL, time) AS begins, layer, sum(rows)::BIGINT AS rows, sum(seconds) AS seconds,
   CASE WHEN sum(seconds) > 0 THEN sum(rows) / sum(seconds) END AS rate
@@ -82,8 +81,8 @@ class ReportData:
     """Everything on the page.
 
     Attributes:
-        head: the numbers at the top.
-        bucket: what a point or bar of a chart covers.
+        head: figures at the top.
+        bucket: interval of a point or bar.
     """
 
     head: dict[str, Any]
@@ -99,7 +98,7 @@ class ReportData:
 
 
 def report_data(events: pa.Table) -> ReportData:
-    """Ask the event log; of no events an empty report."""
+    """Query the event log; without events the report is empty."""
     head = query(events, _HEAD)[0]
     bucket = bucket_of(head["first"], head["last"])
     top = {"games": GAMES_SHOWN, "others": OTHERS}
@@ -118,15 +117,9 @@ def report_data(events: pa.Table) -> ReportData:
 
 
 def bucket_of(first: datetime | None, last: datetime | None) -> str:
-    """What one bar covers, so that a chart has at most some 170 of them."""
+    """Interval of one bar, so that a chart has at most about 170."""
     seconds = (last - first).total_seconds() if first and last else 0.0
-    for name, length in (
-        ("10 seconds", 10),
-        ("1 minute", 60),
-        ("10 minutes", 600),
-        ("1 hour", 3600),
-        ("6 hours", 21600),
-    ):
+    for name, length in (("10 seconds", 10), ("1 minute", 60), ("10 minutes", 600), ("1 hour", 3600), ("6 hours", 21600)):
         if seconds <= 170 * length:
             return name
     return "1 day"

@@ -40,26 +40,8 @@ SCHEMA = schema_of(
     detail=(pa.string(), "More, as JSON"),
 )
 
-#: kind -> what such a row says (docs/observability.md has the columns of each).
-KINDS = {
-    "run": "a run began, ended, and how; who started it with which settings",
-    "layer": "rows and seconds of one layer",
-    "read": "offsets read from the topic, and what was left",
-    "table": "a table changed, or could not be changed",
-    "rejected": "records that came to quarantine, by reason or rule",
-    "other_types": "records of message types that are not selected, which are in bronze undecoded, by type",
-    "unrouted": "rows of bronze that belong to no game, by why",
-    "replayed": "rows that came from quarantine to bronze, or to silver",
-    "gap": "offsets of a partition that were gone before they were read",
-    "expired": "rows that a full refresh of bronze has lost, as Kafka does not have their records any more",
-    "suppressed": "records that are in no table, as their gamers were forgotten",
-    "erased": "rows of forgotten gamers that went from a table",
-    "exported": "rows that were sent to an HTTP receiver, calls, dead letters",
-    "schema": "a column or a schema that was not there before",
-    "rule": "rows of a game that violated a rule, its action, the rows it looked at",
-    "check": "result of a check",
-    "upkeep": "files of a table that maintenance joined or deleted, and those that wait for it",
-}
+#: Kinds of rows besides counters, whose fields name their own (docs/observability.md describes all of them).
+KINDS = ("run", "layer", "read", "table", "gap", "erased", "exported", "schema", "rule", "check", "upkeep")
 
 EventRow = Mapping[str, Any]
 

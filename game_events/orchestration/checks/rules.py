@@ -10,7 +10,8 @@ from game_events.orchestration.keys import DEFAULT, Keys
 from game_events.orchestration.resources import LakehouseResource
 from game_events.pipeline.checks.rule_audit import audit_rules
 from game_events.pipeline.context import Pipeline, no_spark
-from game_events.pipeline.reporting.report import RuleReport, RunReport
+from game_events.pipeline.reporting.result import RunResult
+from game_events.pipeline.reporting.tables import RuleReport
 from game_events.rules import Rule
 
 #: Games that a check's metadata names, those with most violations first.
@@ -46,13 +47,13 @@ def build_rule_checks(rules: Iterable[Rule], keys: Keys = DEFAULT) -> list[dg.As
     @dg.multi_asset_check(name="rules", specs=specs, can_subset=True)
     def rules_hold(context: dg.AssetCheckExecutionContext, lakehouse: LakehouseResource) -> Iterable[dg.AssetCheckResult]:
         chosen = [by_name[(key.asset_key, key.name)] for key in context.selected_asset_check_keys]
-        report = RunReport(rules=audit_rules(lakehouse.pipeline(context.run.run_id), chosen))
+        report = RunResult(rules=audit_rules(lakehouse.pipeline(context.run.run_id), chosen))
         yield from map(check_result, rule_evaluations(report, keys))
 
     return [rules_hold]
 
 
-def rule_evaluations(report: RunReport, keys: Keys = DEFAULT) -> Iterator[dg.AssetCheckEvaluation]:
+def rule_evaluations(report: RunResult, keys: Keys = DEFAULT) -> Iterator[dg.AssetCheckEvaluation]:
     """A check result for each rule in the report, over all games."""
     by_rule: dict[tuple[str, str], list[RuleReport]] = {}
     for entry in report.rules.values():

@@ -52,7 +52,7 @@ def _asset_check(check: TableCheck, keys: Keys) -> dg.AssetChecksDefinition:
         name = f"check {check.name}"
         with errors_decide(context, pipeline.settings), recorded(pipeline, report, name, context.retry_number, lineage=False):
             found = check.run(pipeline)
-            report.checks.append(found)
+            report.add_checks(found)
         return check_result(check_evaluation(found, keys))
 
     return evaluate

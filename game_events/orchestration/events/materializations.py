@@ -8,12 +8,13 @@ import dagster as dg
 
 from game_events.orchestration.events.metadata import table_metadata
 from game_events.orchestration.keys import DEFAULT, REPORT, Keys
-from game_events.pipeline.reporting.report import RunReport, TableReport
+from game_events.pipeline.reporting.result import RunResult
+from game_events.pipeline.reporting.tables import TableReport
 
 AssetEvent = dg.MaterializeResult[None] | dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation
 
 
-def add_games(instance: dg.DagsterInstance, report: RunReport, keys: Keys = DEFAULT) -> list[str]:
+def add_games(instance: dg.DagsterInstance, report: RunResult, keys: Keys = DEFAULT) -> list[str]:
     """Make partitions of the report's games that are none yet; returns the new ones."""
     games = sorted({t.game for t in report.tables if t.game and t.error is None})
     known = set(instance.get_dynamic_partitions(str(keys.partitions.name))) if games else set()
@@ -24,7 +25,7 @@ def add_games(instance: dg.DagsterInstance, report: RunReport, keys: Keys = DEFA
 
 
 def report_events(
-    context: dg.OpExecutionContext | dg.AssetExecutionContext, report: RunReport, keys: Keys = DEFAULT
+    context: dg.OpExecutionContext | dg.AssetExecutionContext, report: RunResult, keys: Keys = DEFAULT
 ) -> Iterator[dg.AssetMaterialization | dg.AssetObservation]:
     """What a whole run did, for the assets and partitions that changed and no others.
 
@@ -46,7 +47,7 @@ def report_events(
 
 
 def partition_events(
-    context: dg.AssetExecutionContext, report: RunReport, key: dg.AssetKey, layer: str, keys: Keys = DEFAULT
+    context: dg.AssetExecutionContext, report: RunResult, key: dg.AssetKey, layer: str, keys: Keys = DEFAULT
 ) -> Iterator[AssetEvent]:
     """Each requested game's own event, with metadata if it changed; a failed game has none and fails the run at the end.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import dagster as dg
@@ -10,10 +11,11 @@ import dagster as dg
 from game_events.decoding.core.wire_format import ordered
 from game_events.orchestration.keys import DEFAULT, LAYER_KEYS, Keys
 from game_events.pipeline.reporting.latency import Histogram
-from game_events.pipeline.reporting.report import RunReport, TableReport
+from game_events.pipeline.reporting.result import RunResult
+from game_events.pipeline.reporting.tables import TableReport
 
 
-def table_metadata(entry: TableReport, report: RunReport, keys: Keys = DEFAULT) -> dict[str, Any]:
+def table_metadata(entry: TableReport, report: RunResult, keys: Keys = DEFAULT) -> dict[str, Any]:
     """Metadata of one table's materialization: Dagster's standard keys, then this pipeline's own."""
     metadata: dict[str, Any] = {
         "dagster/row_count": entry.table_rows,
@@ -36,17 +38,13 @@ def table_metadata(entry: TableReport, report: RunReport, keys: Keys = DEFAULT) 
             metadata |= {"rows_dropped": entry.dropped, "rows_quarantined": entry.quarantined}
     if entry.layer == "bronze":
         metadata |= read_metadata(report)
-        if report.other_types:
-            metadata["other_types"] = dict(report.other_types)
-        if report.suppressed:
-            metadata["suppressed_records"] = report.suppressed
-        if report.gaps:
-            metadata["offsets_lost"] = "; ".join(str(gap) for gap in report.gaps)
-        if report.expired:
-            metadata["expired_rows_lost"] = report.expired
     if entry.layer == "quarantine":
         metadata["reasons"] = dict(report.rejected)
         metadata["rejected_rows"] = sum(report.rejected.values())
+    for f in fields(report):
+        asset, value = f.metadata["asset"], getattr(report, f.name)
+        if asset is not None and asset[0] == entry.layer and value:
+            metadata[asset[1]] = asset[2](value)
     if entry.layer in report.seconds:
         seconds = report.seconds[entry.layer]
         metadata["layer_seconds"] = round(seconds, 3)
@@ -54,7 +52,7 @@ def table_metadata(entry: TableReport, report: RunReport, keys: Keys = DEFAULT) 
     return {key: value for key, value in metadata.items() if value is not None}
 
 
-def read_metadata(report: RunReport) -> Mapping[str, Any]:
+def read_metadata(report: RunResult) -> Mapping[str, Any]:
     """What was read from Kafka."""
     offsets = [
         dg.TableRecord({"topic": p.topic, "partition": p.partition, "from": start, "to": end, "lag": report.lag.get(p, 0)})

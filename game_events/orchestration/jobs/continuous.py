@@ -28,10 +28,8 @@ from game_events.orchestration.resources import LakehouseResource
 from game_events.orchestration.runs.process_tag import PROCESS_TAG, this_process, worker_is_gone
 from game_events.orchestration.runs.tags import ENDED_BY_ITSELF, HANDED_OVER, ROW_CHANGING_TAG
 from game_events.pipeline.checks.registry import check_after_run
-from game_events.pipeline.continuous.loop import Loop, first_line
-from game_events.pipeline.continuous.loop_report import PAUSED, WAITING, LoopReport
+from game_events.pipeline.continuous.loop import PAUSED, WAITING, Loop, LoopReport, first_line
 from game_events.pipeline.observability.event_log import RunLog
-from game_events.pipeline.reporting.merge import report_sum
 from game_events.pipeline.reporting.report import RunReport
 
 log = logging.getLogger(__name__)
@@ -162,7 +160,7 @@ def run_continuously(
             run_log.add(RunReport(checks=loop.report.total.checks))
         if ended:
             run_log.close(worker.error or interrupted)
-            loop.report.total = report_sum([loop.report.total, run_log.told])
+            loop.report.total.add(run_log.extra)
     yield from _due_events(context, throttle, keys, everything=True)
     context.log.info(f"continuous: {loop.report.summary()}")
     if not ended:

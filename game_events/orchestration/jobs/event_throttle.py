@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from game_events.lakehouse.tables import BRONZE
-from game_events.pipeline.reporting.merge import report_sum
-from game_events.pipeline.reporting.report import RunReport, TableReport
+from game_events.pipeline.reporting.result import RunResult
+from game_events.pipeline.reporting.tables import TableReport
 
 #: Seconds between two events of one table.
 EVENT_S = 60.0
@@ -27,15 +27,15 @@ class EventThrottle:
         """Takes the clock."""
         self._clock = clock
         self._lock = threading.Lock()
-        self._pending = RunReport()
+        self._pending = RunResult()
         self._reported_at: dict[str, float] = {}
 
-    def add(self, report: RunReport) -> None:
+    def add(self, report: RunResult) -> None:
         """Note a cycle."""
         with self._lock:
-            self._pending = report_sum([self._pending, report])
+            self._pending = self._pending.merge(report)
 
-    def due(self, *, everything: bool = False) -> RunReport | None:
+    def due(self, *, everything: bool = False) -> RunResult | None:
         """What is due now (or everything) as one report; None if there is nothing.
 
         What belongs to no single table (offsets, reasons, latencies) is in the report that has bronze's event.
@@ -48,19 +48,19 @@ class EventThrottle:
             if not due:
                 return None
             names = {t.table for t in due}
-            report, rest = self._pending, RunReport(tables=[t for t in self._pending.tables if t.table not in names])
+            due, rest = [[t for t in waiting if (t.table in names) == now_due] for now_due in (True, False)]
+            report, left = self._pending, RunResult()
             if not any(_group(t) == BRONZE for t in due):
                 # What belongs to no single table waits for bronze's event.
-                report, rest = RunReport(seconds=dict(report.seconds)), replace(report, tables=rest.tables)
-            report.tables = due
-            self._pending = rest
+                report, left = RunResult(seconds=report.seconds), report
+            self._pending = replace(left, tables=rest)
             self._reported_at |= {_group(t): now for t in due}
-            return report
+            return replace(report, tables=due)
 
-    def give_back(self, report: RunReport) -> None:
+    def give_back(self, report: RunResult) -> None:
         """Take back what was handed out and could not be reported."""
         with self._lock:
-            self._pending = report_sum([report, self._pending])
+            self._pending = report.merge(self._pending)
 
     def _last_event(self, entry: TableReport) -> float:
         return self._reported_at.get(_group(entry), float("-inf"))

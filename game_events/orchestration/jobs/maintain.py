@@ -11,8 +11,8 @@ from game_events.orchestration.resources import LakehouseResource
 from game_events.orchestration.runs.errors import errors_decide
 from game_events.pipeline.maintenance.run import maintain as maintain_tables
 from game_events.pipeline.observability.event_log import recorded
-from game_events.pipeline.reporting.maintenance_result import TableUpkeep
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.steps import TableMaintenance
 
 OP = "look_after_tables"
 
@@ -40,7 +40,7 @@ def look_after_tables(
     pipeline, report = lakehouse.pipeline(context.run_id), RunReport()
     with errors_decide(context, pipeline.settings), recorded(pipeline, report, "maintain", context.retry_number):
         maintain_tables(pipeline, report, config.tables, dry_run=config.dry_run)
-    tables = report.upkeep.values()
+    tables = report.maintenance.values()
     failed = [entry for entry in tables if entry.error]
     metadata: dict[str, Any] = {
         REPORT: dg.MetadataValue.json(report.to_dict()),
@@ -54,7 +54,7 @@ def look_after_tables(
     yield dg.Output(None, metadata=metadata)
 
 
-def _table(tables: Iterable[TableUpkeep]) -> str:
+def _table(tables: Iterable[TableMaintenance]) -> str:
     """Markdown: the tables that were changed."""
     lines = ["| table | joined | into | deleted | orphans | waiting | |", "|---|---|---|---|---|---|---|"]
     lines += [

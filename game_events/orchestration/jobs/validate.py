@@ -8,8 +8,8 @@ from game_events.orchestration.jobs.config import RunConfig, job_of
 from game_events.orchestration.resources import LakehouseResource
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.runs.preflight import PreflightResult, environment_checks, run_checks, run_plan_checks
-from game_events.pipeline.runs.preflight_sql import sql_checks
 from game_events.pipeline.runs.selection import selection_of
+from game_events.pipeline.runs.state_checks import sql_checks
 
 
 def validation(

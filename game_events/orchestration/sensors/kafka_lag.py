@@ -16,7 +16,7 @@ from game_events.orchestration.runs.tags import REASON, unused_run_key
 from game_events.orchestration.sensors.lag_decision import EVENT_EVERY_S, Memory, decide
 from game_events.orchestration.sensors.masked import masked
 from game_events.pipeline.observability.alerts import Alert, send
-from game_events.pipeline.observability.lag import Standing, digest, look
+from game_events.pipeline.observability.lag import PipelineLag, digest, read_lag
 from game_events.sources.core.source import Split
 
 #: Longest wait for one answer of the broker; a tick asks three times, and Dagster ends it after 60 s.
@@ -33,7 +33,7 @@ def writer_of_bronze(instance: DagsterInstance, keys: Keys = DEFAULT) -> Dagster
     return None
 
 
-def lag_event(settings: Settings, lag: Standing, memory: Memory, now: float) -> tuple[list[dg.AssetObservation], Memory]:
+def lag_event(settings: Settings, lag: PipelineLag, memory: Memory, now: float) -> tuple[list[dg.AssetObservation], Memory]:
     """Offsets and lag as an event of each topic's asset, if they changed and the last one is not just now."""
     offsets = digest([sorted(lag.seen.latest.items()), sorted(lag.next.items())])
     if offsets == memory.reported or (lag.total_lag and now < memory.reported_at + EVENT_EVERY_S):
@@ -45,7 +45,7 @@ def lag_event(settings: Settings, lag: Standing, memory: Memory, now: float) -> 
     return events, memory.model_copy(update={"reported": offsets, "reported_at": now})
 
 
-def _event(lag: Standing, key: dg.AssetKey, partitions: Sequence[Split]) -> dg.AssetObservation:
+def _event(lag: PipelineLag, key: dg.AssetKey, partitions: Sequence[Split]) -> dg.AssetObservation:
     """With a pattern one event is about several topics."""
     rows = [
         dg.TableRecord(
@@ -87,7 +87,7 @@ def kafka_lag(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipR
     now = time.time()
     try:
         settings = load_settings()
-        lag = look(settings, TIMEOUT_S)
+        lag = read_lag(settings, TIMEOUT_S)
     except (GameEventsError, DeltaError, OSError) as error:
         return dg.SkipReason(str(error))
     events, memory = lag_event(settings, lag, memory, now)
@@ -105,7 +105,7 @@ def kafka_lag(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipR
     return dg.SensorResult(run_requests=[request], asset_events=events, cursor=cursor)
 
 
-def alert_on_lag(settings: Settings, lag: Standing, memory: Memory) -> Memory:
+def alert_on_lag(settings: Settings, lag: PipelineLag, memory: Memory) -> Memory:
     """Send one alert when the lag reaches `alert_lag_records`, and one when it has fallen below half of that.
 
     Returns:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from game_events.orchestration.sensors.cursor import Cursor
-from game_events.pipeline.observability.lag import Standing
+from game_events.pipeline.observability.lag import PipelineLag
 
 #: Seconds before a run without progress is retried, doubled each time, and the longest ones.
 FIRST_WAIT_S = 30.0
@@ -56,9 +56,9 @@ def wait_s(attempts: int) -> float:
     return min(FIRST_WAIT_S * 2.0 ** min(attempts - 1, 20), LONGEST_WAIT_S) if attempts else 0.0
 
 
-def decide(lag: Standing, memory: Memory, now: float) -> LagDecision:
+def decide(lag: PipelineLag, memory: Memory, now: float) -> LagDecision:
     """A run if there is something to do, unless the last runs for it made no progress and the wait is not over."""
-    position = lag.position
+    position = lag.progress_digest
     if position != memory.seen:
         memory = memory.model_copy(update={"seen": position, "seen_at": now})
     why = reason(lag)
@@ -75,7 +75,7 @@ def decide(lag: Standing, memory: Memory, now: float) -> LagDecision:
     return LagDecision(why, key, memory.model_copy(update={"asked": position, "attempts": attempts + 1, "asked_at": now}))
 
 
-def reason(lag: Standing) -> str | None:
+def reason(lag: PipelineLag) -> str | None:
     """What there is to do, in words."""
     if lag.ahead:
         return f"{', '.join(map(str, lag.ahead))} end before what bronze has read"

@@ -51,6 +51,14 @@ class StageResult:
     origins: Offsets = field(default_factory=dict)
     undecoded: Counter[TypeKey] = field(default_factory=Counter)
 
+    @classmethod
+    def sum(cls, results: Iterable[StageResult]) -> StageResult:
+        """The results of all workers together."""
+        total = cls()
+        for result in results:
+            total.add(result)
+        return total
+
     def add(self, other: StageResult) -> None:
         """Add what another worker, or the workers of another micro-batch, returned."""
         self.bronze += other.bronze
@@ -90,11 +98,10 @@ class DecodeJob(WorkerJob[StageResult]):
 def run_decode_job(
     pipeline: Pipeline, job: DecodeJob, rows: DataFrame, columns: ColumnMap, wanted: Iterable[TypeKey]
 ) -> StageResult:
-    """Run rows through the workers, again with the types that occurred and that the plan did not know.
+    """Run rows through the workers, again if types occurred that the plan did not know: only the driver asks the registry.
 
-    Only the driver asks the registry, so workers report such types instead of decoding them. Files of earlier attempts are
-    deleted. So are files of a plan with types that did not occur and whose fields took names or made columns: a commit gives
-    the table the columns of what occurred, and its files must have the same.
+    Files of earlier attempts are deleted; so are files of a plan with types that did not occur and that changed columns, as the
+    commit gives the table the columns of the types that occurred.
 
     Args:
         pipeline: the parts.
@@ -111,9 +118,7 @@ def run_decode_job(
     room, rest = catalog.max_unknown_ids, None
     while True:
         job = replace(job, plan=catalog.plan(columns, planned, rest))
-        staged = StageResult()
-        for found in job.collect(rows):
-            staged.add(found)
+        staged = StageResult.sum(job.collect(rows))
         catalog.offer(staged.schemas)
         new = staged.unknown - planned
         if not new and _same_columns(job.plan.columns, catalog.message_columns(columns, staged.types)):
@@ -125,7 +130,7 @@ def run_decode_job(
         room -= missed
         if asked < new:
             log.warning("schema_ids_not_asked=%d limit=%d", len(new - asked), catalog.max_unknown_ids)
-            rest = f"the registry was not asked: more than {catalog.max_unknown_ids:,} ids that it does not know in one slice"
+            rest = f"the registry was not asked: it does not know more than {catalog.max_unknown_ids:,} ids of one micro-batch"
             rest += " (GAME_EVENTS_MAX_UNKNOWN_IDS)"
         planned = planned | asked if new else {*staged.types, *staged.undecoded}
         catalog.met |= asked

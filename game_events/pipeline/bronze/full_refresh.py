@@ -1,9 +1,9 @@
-"""Full refresh of bronze: all that the source still has is read and decoded anew, and replaces what bronze holds.
+"""Full refresh of bronze: everything that the source still has is read and decoded again, and replaces bronze's rows.
 
-Guarantee: readers see the old bronze or the new, nothing between; a crash before the one commit changes nothing, one behind it
-is finished by the next run. The table's id stays and batch numbers go on, `generation` says from which on these are other rows.
-Records that the source has lost are lost by it: it is refused until a setting allows it. Rows of topics that the settings do
-not name just now, or that an archive does not have, stay: their progress stays, too, so nothing would read them again.
+Guarantee: readers see the old bronze or the new, nothing between; a crash before the one commit changes nothing, after it the
+next run finishes. The table's id stays and batch numbers continue; the `txn` `generation` is the first batch of the new rows.
+Records that the source has lost are lost: a full refresh is refused until a setting allows it. Rows of topics that the settings
+do not name at the moment, or that an archive does not have, stay: their offsets stay, too, so no run would read them again.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ from game_events.lakehouse.layers import Layer
 from game_events.pipeline.bronze.decode_job import StageResult
 from game_events.pipeline.bronze.full_refresh_guard import Expired, count_expired, refuse_unless_allowed, source_to_read
 from game_events.pipeline.bronze.load import archive_schemas
-from game_events.pipeline.bronze.staging import stage_slice
+from game_events.pipeline.bronze.staging import stage_micro_batch
 from game_events.pipeline.bronze.truncated_log import epochs_noted, epochs_unknown
 from game_events.pipeline.column_comments import documented
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.full_refresh import ResetList, finish_reset, forget, is_finished, keep, not_read, sweep
 from game_events.pipeline.quarantine.replay_marks import is_noted, note_replay
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.result import BronzeResult
 from game_events.pipeline.state.archive_origin import archive_noted, ends_of_origins
-from game_events.pipeline.state.commit_info import kept_info, slice_info
+from game_events.pipeline.state.commit_info import batch_info, kept_info
 from game_events.pipeline.state.offsets import identity
 from game_events.sources.core.micro_batch import plan_micro_batch
 from game_events.sources.core.source import FILES, Offsets, SourceSnapshot
@@ -46,7 +47,7 @@ from game_events.sources.core.source import FILES, Offsets, SourceSnapshot
 
 @dataclass
 class _Staged:
-    """All slices together: files and counts, never rows."""
+    """All micro-batches together: files and counts, never rows."""
 
     columns: ColumnMap
     found: StageResult = field(default_factory=StageResult)
@@ -59,7 +60,7 @@ class _Staged:
 def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
     """Replace bronze, and the undecodable rows of quarantine, by what the source has now.
 
-    Slices are decoded and written one by one; then one commit takes the old files out and the new ones in.
+    Micro-batches are decoded and written one by one; then one commit removes the old files and adds the new ones.
 
     Raises:
         ConfigurationError: the setting does not allow it.
@@ -71,61 +72,72 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
     note_replay(pipeline)
     bronze, quarantine = pipeline.bronze.open(), pipeline.quarantine.open()
     if bronze is None:
-        return  # the first run reads all of the topic by itself
+        return  # the first run reads the whole topic anyway
     if quarantine is not None and not (is_noted(bronze, quarantine) and is_finished(bronze, quarantine)):
-        raise ConflictError(f"{pipeline.bronze.name}: a rival run is at work on it. Nothing was changed: run again")
+        raise ConflictError(f"{pipeline.bronze.name}: a concurrent run is at work on it. Nothing was changed: run again")
     now = source_to_read(pipeline)
-    staged = _Staged(column_map(bronze))
-    # Names the list of quarantine's files: of two full refreshes at once, each has a list of its own.
+    # All micro-batches are one batch, as they are one commit.
+    batch = int(bronze.transaction_version(Txn.BATCH) or 0) + 1
+    # Names the list of quarantine's files: each of two concurrent full refreshes has its own list.
     ticket = max(int(bronze.transaction_version(Txn.FULL_REFRESH) or 0) + 1, time.time_ns() // 1000)
+    staged = _Staged(column_map(bronze))
     try:
-        # All slices are one batch, as they are one commit.
-        batch = int(bronze.transaction_version(Txn.BATCH) or 0) + 1
-        _stage_all(pipeline, bronze, now, batch, staged)
-        expired = count_expired(pipeline, now, staged.found.origins)
-        if expired.staying:
-            refuse_restored(pipeline.bronze, bronze, "name all topics that bronze was read from in the settings")
-            _keep_others(pipeline, bronze, now, batch, staged)
-        keep(
-            pipeline.quarantine, ticket, ResetList(batch, staged.end, staged.found.quarantine, frozenset(staged.found.origins))
-        )
+        expired = _stage(pipeline, bronze, now, batch, ticket, staged)
         archive_schemas(pipeline, report, {*staged.found.types, *staged.found.undecoded})
     except Exception:
         _drop(pipeline, staged, ticket)
         raise
     failpoints.reach("reset_staged")
-    try:
-        landed = _commit(pipeline, bronze, staged, batch, ticket, now, expired.undecodable_staying)
-    except DataError:
-        _drop(pipeline, staged, ticket)
-        raise
-    except ConflictError as error:  # of any other failure the outcome may be unknown: then the files are needed
-        _drop(pipeline, staged, ticket)
-        raise ConflictError(f"{error}. Nothing was changed: run again while no other run is at work") from None
+    landed = _commit_or_drop(pipeline, bronze, staged, batch, ticket, now, expired.undecodable_staying)
     failpoints.reach("reset_committed")
     finish_reset(pipeline, report)
     sweep(pipeline)
     _record(pipeline, bronze, staged, batch, landed, expired, report)
     report.add_read(staged.start, staged.end, now.unit)
-    report.seconds[Layer.BRONZE] = report.seconds.get(Layer.BRONZE, 0.0) + time.monotonic() - began
+    report.add_seconds(Layer.BRONZE, time.monotonic() - began)
+
+
+def _stage(pipeline: Pipeline, bronze: DeltaTable, now: SourceSnapshot, batch: int, ticket: int, staged: _Staged) -> Expired:
+    """Write all files, and the list of those of quarantine."""
+    _stage_all(pipeline, bronze, now, batch, staged)
+    expired = count_expired(pipeline, now, staged.found.origins)
+    if expired.staying:
+        refuse_restored(pipeline.bronze, bronze, "name all topics that bronze was read from in the settings")
+        _keep_others(pipeline, bronze, now, batch, staged)
+    listed = ResetList(batch, staged.end, staged.found.quarantine, frozenset(staged.found.origins))
+    keep(pipeline.quarantine, ticket, listed)
+    return expired
+
+
+def _commit_or_drop(
+    pipeline: Pipeline, bronze: DeltaTable, staged: _Staged, batch: int, ticket: int, now: SourceSnapshot, undecodable_kept: int
+) -> Landed:
+    try:
+        return _commit(pipeline, bronze, staged, batch, ticket, now, undecodable_kept)
+    except DataError:
+        _drop(pipeline, staged, ticket)
+        raise
+    except ConflictError as error:  # after any other failure the outcome may be unknown: then the files are needed
+        _drop(pipeline, staged, ticket)
+        raise ConflictError(f"{error}. Nothing was changed: run again while no other run is at work") from None
 
 
 def _stage_all(pipeline: Pipeline, bronze: DeltaTable, now: SourceSnapshot, batch: int, staged: _Staged) -> None:
-    """Decode and write the whole source, slice by slice; fields keep the columns they have."""
+    """Decode and write the whole source, in micro-batches; fields keep their columns."""
     staged.start, staged.end = dict(now.earliest), dict(now.earliest)
     for subject in pipeline.source.subjects(now.latest):
         pipeline.catalog.ids_of(subject)
     while part := plan_micro_batch(now, staged.end, now.latest, pipeline.source.batch_limit(staged.end)):
         part = replace(part, gaps=(*part.gaps, *pipeline.files_gone(part)))  # counted as expired
-        pipeline.on_progress(f"bronze is read anew: {part.records:,} {pipeline.things}, {sum(part.lag.values()):,} behind them")
-        found = stage_slice(pipeline, bronze, staged.columns, part, batch, {})
+        pipeline.on_progress(f"full refresh: {part.records:,} {pipeline.things}, {sum(part.lag.values()):,} left")
+        found = stage_micro_batch(pipeline, bronze, staged.columns, part, batch, {})
         staged.found.add(found)
         staged.columns = pipeline.catalog.message_columns(staged.columns, found.types)
         staged.end |= part.end
 
 
 def _keep_others(pipeline: Pipeline, bronze: DeltaTable, now: SourceSnapshot, batch: int, staged: _Staged) -> None:
-    """Rows of what is not read just now, as rows of the new batch: those behind bronze take them again with it."""
+    """Copy rows of topics that are not read as rows of the new batch: later layers take them again with it."""
     schema = pa.schema(bronze.schema())
     others = not_read({*now.latest, *staged.found.origins})
     rows = read_files(pipeline.spark, bronze.file_uris(), spark_schema(bronze.schema())).where(others)
@@ -138,14 +150,14 @@ def _keep_others(pipeline: Pipeline, bronze: DeltaTable, now: SourceSnapshot, ba
 def _commit(
     pipeline: Pipeline, bronze: DeltaTable, staged: _Staged, batch: int, ticket: int, now: SourceSnapshot, undecodable_kept: int
 ) -> Landed:
-    # A run that reads an archive's topics goes on where that ends, also if bronze had more of them: those rows go.
+    # A run that reads an archive's topics continues at the archive's end, even if bronze had more: those rows are removed.
     to = staged.end | ends_of_origins(staged.found.origins)
-    # With rows from elsewhere: what the archive gets later may be these.
+    # With rows from elsewhere, which the archive may get later.
     archive = {Txn.ARCHIVE: 0} if staged.kept or undecodable_kept else archive_noted(bronze, pipeline.source)
     compared = (Txn.BATCH, Txn.INCARNATION, Txn.FULL_REFRESH, Txn.REPLAY, Txn.ERASURES, *(p.app for p in to))
     read = {p: (staged.start[p], end) for p, end in staged.end.items()}
     rows, undecodable = sum(f.rows for f in staged.found.bronze), sum(f.rows for f in staged.found.quarantine)
-    note = slice_info(batch, rows, undecodable, read, (), staged.found.suppressed) | kept_info(staged.kept)
+    note = batch_info(batch, rows, undecodable, read, (), staged.found.suppressed) | kept_info(staged.kept)
     return commit(
         Commit(
             pipeline.bronze,
@@ -154,7 +166,7 @@ def _commit(
             expected={app: bronze.transaction_version(app) for app in compared},
             advance={p.app: at for p, at in to.items()}
             | identity(to)
-            | epochs_unknown(lane for lane in to if lane not in staged.end)
+            | epochs_unknown(split for split in to if split not in staged.end)
             | epochs_noted(now, staged.end)
             | archive
             | {Txn.RECORDS_QUARANTINED: undecodable + undecodable_kept}
@@ -169,7 +181,7 @@ def _commit(
 
 
 def _drop(pipeline: Pipeline, staged: _Staged, ticket: int) -> None:
-    """Remove what was staged for a commit that is known not to have happened."""
+    """Delete the files of a commit that is known to have failed."""
     with suppress(OSError):
         discard(pipeline.bronze, staged.found.bronze)
         forget(pipeline.quarantine, ticket, staged.found.quarantine)
@@ -180,16 +192,13 @@ def _record(
 ) -> None:
     schema = bronze_schema(staged.columns)
     known = {f.name for f in before.schema().fields}
-    entry = report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, batch)
-    entry.new_columns += [f.name for f in schema if f.name not in known]
-    report.batches.append(batch)
-    report.schema_ids.update(i for i, _ in (*staged.found.types, *staged.found.undecoded))
-    report.other_types += pipeline.catalog.other_types(staged.found.undecoded)
+    report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, batch, known_columns=known)
+    other_types = pipeline.catalog.other_types(staged.found.undecoded)
+    report.add_batch(batch, (*staged.found.types, *staged.found.undecoded), other_types)
     report.add_rejected(staged.found.reasons)
-    report.suppressed += staged.found.suppressed
-    report.expired = expired.expired + expired.undecodable_expired
+    report.add(BronzeResult(suppressed=staged.found.suppressed, expired=expired.expired + expired.undecodable_expired))
     holder = pipeline.settings.source_holder
     gone = "is gone from there" if pipeline.settings.source == FILES else "has expired there"
     if staged.kept:
-        report.notices.append(f"{staged.kept:,} rows of {pipeline.bronze.name} stay: of topics that are not read just now")
-    report.notices.append(f"{pipeline.bronze.name} was replaced by what {holder} has; lost with it, as it {gone}: {expired}")
+        report.warn(f"{staged.kept:,} rows of {pipeline.bronze.name} stay: of topics that are not read now")
+    report.warn(f"{pipeline.bronze.name} was replaced by what {holder} has; lost with it, as it {gone}: {expired}")

@@ -1,4 +1,4 @@
-"""What protects bronze from a full refresh: it is refused until a setting allows it, with what would be lost."""
+"""Protection of bronze from a full refresh: refused, with what would be lost, until a setting allows it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from game_events.errors import ConfigurationError, TransientError
 from game_events.lakehouse.data.snapshot import read_files, row_count, spark_schema
 from game_events.lakehouse.event_columns import COORDINATES
 from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.tables import BRONZE, QUARANTINE
+from game_events.lakehouse.tables import BRONZE, QUARANTINE, Table
 from game_events.pipeline.bronze.starting_offsets import all_there_is
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.full_refresh import not_read, since
@@ -24,15 +24,13 @@ PARTITIONS_NAMED = 8
 
 @dataclass(frozen=True)
 class Expired:
-    """What a full refresh of bronze cannot bring back.
+    """Rows that a full refresh of bronze cannot bring back.
 
     Attributes:
-        rows: decoded rows that bronze holds.
-        expired: those of them whose records Kafka does not have any more.
-        undecodable: undecodable rows that quarantine holds.
-        undecodable_expired: those of them whose records Kafka does not have any more.
-        staying, undecodable_staying: rows of either of topics that are not read just now: they stay as they are.
-        bronze, quarantine: what the tables are called.
+        rows, expired: decoded rows of bronze; those of them with records that the source does not have any more.
+        undecodable, undecodable_expired: the same of the undecodable rows of quarantine.
+        staying, undecodable_staying: rows of topics that are not read now: they stay as they are.
+        bronze, quarantine: names of the tables.
     """
 
     rows: int = 0
@@ -53,10 +51,10 @@ class Expired:
 
 
 def refuse_unless_allowed(pipeline: Pipeline) -> None:
-    """Keep bronze from being replaced by mistake.
+    """Refuse a full refresh by mistake.
 
     Raises:
-        ConfigurationError: the setting does not allow it; the message names the setting and says what would be lost.
+        ConfigurationError: the setting does not allow it; the message names the setting and what would be lost.
     """
     if pipeline.settings.allow_bronze_full_refresh or pipeline.bronze.open() is None:
         return
@@ -67,7 +65,7 @@ def refuse_unless_allowed(pipeline: Pipeline) -> None:
         lost = f"The source has {_begins(now)}: {lost}"
     except TransientError as error:
         holder = pipeline.settings.source_holder
-        lost = f"What {holder} does not have any more would be lost, and {holder} does not say what that is ({error})"
+        lost = f"What {holder} does not have any more would be lost, and {holder} does not answer how much that is ({error})"
     raise ConfigurationError(
         f"{pipeline.bronze.name} is protected from a full refresh. {lost}. Nothing was changed. To replace it all the same, "
         f"set {ALLOW}=true"
@@ -80,50 +78,43 @@ def count_expired(pipeline: Pipeline, now: SourceSnapshot, origins: Offsets | No
     Args:
         pipeline: the parts.
         now: the source as it is read.
-        origins: lanes of the records of its files: lane -> end; None: they were not read yet, so of an archive nobody knows,
-            and every row that is not of a file of it counts as lost.
+        origins: splits of the records of its files: split -> end; None: they were not read yet, so the contents of an archive
+            are unknown, and every row that is not of one of its files counts as lost.
     """
-    counts: list[tuple[int, int, int]] = []
-    for table in (pipeline.bronze, pipeline.quarantine):
-        handle = table.open()
-        if handle is None or not row_count(handle):
-            counts.append((0, 0, 0))
-            continue
-        rows = read_files(pipeline.spark, handle.file_uris(), spark_schema(handle.schema()))
-        if table is pipeline.quarantine:
-            rows = rows.where(F.col("layer") == Layer.BRONZE)
-        stays = not_read({*now.latest, *(origins or ())})
-        if isinstance(pipeline.source, FileSource):
-            # By the file: records of an archive have Kafka's coordinates.
-            path = F.col("_file_path")
-            if pipeline.source.archive is not None and origins is None:
-                stays, elsewhere = F.lit(False), F.lit(True)
-            else:
-                elsewhere = since(origins or {})
-            (first,) = now.earliest.values()
-            gone = ~stays & F.coalesce(path.isin(pipeline.source.missing_paths(first)), elsewhere)
-        elif all(lane.kind == KAFKA for lane in now.latest):
-            gone = ~since(now.earliest) & ~stays
-        else:
-            there = pipeline.source.read(pipeline.spark, MicroBatch(now.earliest, now.latest))
-            there = there.select(
-                *(F.col(c.removeprefix("_kafka_")).alias(c) for c in COORDINATES), F.lit(False).alias("_there")
-            )
-            rows, gone = rows.join(there, list(COORDINATES), "left"), F.col("_there").isNull()
-        columns = (F.lit(1), F.when(gone, 1), F.when(stays, 1))
-        found = rows.agg(*(F.count(c).alias(n) for c, n in zip(columns, ("rows", "gone", "stays"), strict=True))).collect()[0]
-        counts.append((int(found["rows"]), int(found["gone"]), int(found["stays"])))
-    (held, expired, staying), (undecodable, undecodable_expired, undecodable_staying) = counts
-    return Expired(
-        held,
-        expired,
-        undecodable,
-        undecodable_expired,
-        staying,
-        undecodable_staying,
-        pipeline.bronze.name,
-        pipeline.quarantine.name,
+    (held, expired, staying), (undecodable, undecodable_expired, undecodable_staying) = (
+        _counts(pipeline, table, now, origins) for table in (pipeline.bronze, pipeline.quarantine)
     )
+    names = pipeline.bronze.name, pipeline.quarantine.name
+    return Expired(held, expired, undecodable, undecodable_expired, staying, undecodable_staying, *names)
+
+
+def _counts(pipeline: Pipeline, table: Table, now: SourceSnapshot, origins: Offsets | None) -> tuple[int, int, int]:
+    """Decoded or undecodable rows of a table; those that the source does not have any more; those that stay."""
+    handle = table.open()
+    if handle is None or not row_count(handle):
+        return 0, 0, 0
+    rows = read_files(pipeline.spark, handle.file_uris(), spark_schema(handle.schema()))
+    if table is pipeline.quarantine:
+        rows = rows.where(F.col("layer") == Layer.BRONZE)
+    stays = not_read({*now.latest, *(origins or ())})
+    if isinstance(pipeline.source, FileSource):
+        # By the file: records of an archive have Kafka's coordinates.
+        path = F.col("_file_path")
+        if pipeline.source.archive is not None and origins is None:
+            stays, elsewhere = F.lit(False), F.lit(True)
+        else:
+            elsewhere = since(origins or {})
+        (first,) = now.earliest.values()
+        gone = ~stays & F.coalesce(path.isin(pipeline.source.missing_paths(first)), elsewhere)
+    elif all(split.kind == KAFKA for split in now.latest):
+        gone = ~since(now.earliest) & ~stays
+    else:
+        there = pipeline.source.read(pipeline.spark, MicroBatch(now.earliest, now.latest))
+        there = there.select(*(F.col(c.removeprefix("_kafka_")).alias(c) for c in COORDINATES), F.lit(False).alias("_there"))
+        rows, gone = rows.join(there, list(COORDINATES), "left"), F.col("_there").isNull()
+    columns = (F.lit(1), F.when(gone, 1), F.when(stays, 1))
+    (found,) = rows.agg(*(F.count(c).alias(n) for c, n in zip(columns, ("rows", "gone", "stays"), strict=True))).collect()
+    return int(found["rows"]), int(found["gone"]), int(found["stays"])
 
 
 def source_to_read(pipeline: Pipeline) -> SourceSnapshot:
@@ -134,7 +125,7 @@ def source_to_read(pipeline: Pipeline) -> SourceSnapshot:
 
 
 def _begins(now: SourceSnapshot) -> str:
-    """From where on it has its lanes."""
+    """The first offset of each split, for messages."""
     if now.unit > 1:
         return f"{sum(now.latest.values()) // now.unit:,} files"
     named = [f"{p} from {'offset' if p.kind == KAFKA else 'batch'} {o:,}" for p, o in sorted(now.earliest.items())]

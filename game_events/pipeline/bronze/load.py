@@ -1,8 +1,8 @@
-"""The source -> `bronze_events` and `quarantine_events`, slice by slice, all of its topics together.
+"""The source -> `bronze_events` and `quarantine_events`, in micro-batches, all topics together.
 
-Guarantee: every record of a committed slice is in exactly one of the two tables, once, through any crash and beside any
-rival; those of forgotten gamers are in neither, and counted. Each commit carries the next position of every lane it read
-(the next offset of a partition) and lands only if these still are the slice's start.
+Guarantee: every record of a committed micro-batch is in exactly one of the two tables, once, through any crash and beside any
+concurrent run; those of erased data subjects are in neither, and counted. Each commit sets the next offset of every split that
+it read, and fails unless these offsets are still the start of its micro-batch.
 """
 
 from __future__ import annotations
@@ -30,19 +30,22 @@ from game_events.lakehouse.event_columns import (
 )
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.store_probe import refuse_unsafe_store
-from game_events.pipeline.bronze.data_loss import next_slice, told, went_meanwhile
+from game_events.pipeline.bronze.data_loss import loss_messages, went_meanwhile
+from game_events.pipeline.bronze.decode_job import StageResult
+from game_events.pipeline.bronze.offset_plan import OffsetPlan
 from game_events.pipeline.bronze.quarantine import announce, commit_undecodable, decided_on, is_under_way
-from game_events.pipeline.bronze.staging import stage_slice
+from game_events.pipeline.bronze.staging import stage_micro_batch
 from game_events.pipeline.bronze.starting_offsets import all_there_is, is_gone, not_there_any_more, starting_point
-from game_events.pipeline.bronze.truncated_log import epochs_noted, epochs_unknown, refuse_cut_log
+from game_events.pipeline.bronze.truncated_log import epochs_noted, epochs_unknown
 from game_events.pipeline.column_comments import BRONZE_DESCRIPTION, about_bronze, documented
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.full_refresh import finish_reset
 from game_events.pipeline.quarantine.intact import intact_tables
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.state.archive_origin import archive_noted, behind_origins
-from game_events.pipeline.state.commit_info import slice_info
-from game_events.pipeline.state.offsets import identity, next_offsets
+from game_events.pipeline.reporting.result import BronzeResult
+from game_events.pipeline.state.archive_origin import after_origins, archive_noted
+from game_events.pipeline.state.commit_info import batch_info
+from game_events.pipeline.state.offsets import identity
 from game_events.pipeline.suppression.driver import erasure_fence
 from game_events.sources.core.source import Gap, MicroBatch, Offsets, SourceSnapshot
 from game_events.sources.files.source import FileSource
@@ -50,12 +53,12 @@ from game_events.sources.kafka.source import KafkaSource
 
 
 def load_bronze(pipeline: Pipeline, report: RunReport, until: SourceSnapshot | None = None, slices: int | None = None) -> int:
-    """Read the source up to the offsets seen now (or given) into bronze, slice by slice.
+    """Read the source up to the offsets seen now (or given) into bronze, in micro-batches.
 
     Args:
         pipeline: the parts.
         report: gets what was read.
-        until: the source as it was seen just now; None: it is asked.
+        until: the source as of a moment ago; None: it is asked.
         slices: stop after so many commits; what is left is the report's lag.
 
     Returns:
@@ -68,48 +71,25 @@ def load_bronze(pipeline: Pipeline, report: RunReport, until: SourceSnapshot | N
     finish_reset(pipeline, report)
     for subject in pipeline.source.subjects(target.latest):
         pipeline.catalog.ids_of(subject)
-    rivals = 0
+    failures = 0
     while True:
         # Each time: a commit that is planned from a version restored meanwhile would hide the restore from all later runs.
         tables = intact_tables(pipeline, report)
         if tables is None:
             raise ConflictError(f"{pipeline.bronze.name} was removed while the run was at work")
-        handle, quarantine = tables
-        now = target if not report.batches and rivals == 0 else pipeline.source.snapshot()
-        reached = next_offsets(handle, now.latest)
-        if any(offset > now.latest[p] for p, offset in reached.items()):
-            now = pipeline.source.snapshot()  # bronze was opened later: a rival has read what came in between
-            reached = next_offsets(handle, now.latest)
-        # Of a topic that joined, or was made anew while this run reads, the ends seen before say nothing.
-        target = replace(target, latest=now.latest | {p: end for p, end in target.latest.items() if p in now.latest})
-        refuse_cut_log(pipeline, handle, now, reached)
-        part = next_slice(
-            pipeline.settings, handle, now, target.latest, pipeline.source.batch_limit(reached), pipeline.files_gone
-        )
-        if part is None:
-            report.lag = {p: max(0, now.latest[p] - o) // now.unit for p, o in reached.items()}
-            tell_group(pipeline, reached, report)
+        now = target if not report.batches and failures == 0 else pipeline.source.snapshot()
+        plan = OffsetPlan.of(pipeline, tables[0], now, target.latest)
+        target = replace(target, latest=plan.until)
+        if not _load_micro_batch(pipeline, *tables, plan, report, last_attempt=failures + 1 >= CONFLICT_ATTEMPTS):
+            failures += 1
+        elif plan.micro_batch is None or (slices is not None and len(report.batches) >= slices):
             break
-        pipeline.on_progress(f"bronze: {part.records:,} {pipeline.things}, {sum(part.lag.values()):,} behind them")
-        try:
-            _load_slice(pipeline, handle, quarantine, now, part, report)
-            if slices is not None and len(report.batches) >= slices:
-                report.lag = part.lag
-                tell_group(pipeline, reached | part.end, report)
-                break
-        except ConflictError:
-            rivals += 1
-            if rivals >= CONFLICT_ATTEMPTS:
-                raise
-        except (PySparkException, Py4JJavaError):
-            # Spark refuses to read less than it was told to: then what is left is planned anew, or refused.
-            rivals += 1
-            if rivals >= CONFLICT_ATTEMPTS or not went_meanwhile(pipeline, part):
-                raise
+    report.add(BronzeResult(lag=plan.lag))
+    _commit_group_offsets(pipeline, plan.reached | plan.ends, report)
     if isinstance(pipeline.source, FileSource):
         report.add_files(pipeline.source.counts)
-    report.seconds[Layer.BRONZE] = report.seconds.get(Layer.BRONZE, 0.0) + time.monotonic() - began
-    return max([int(handle.transaction_version(Txn.BATCH) or 0), *report.batches])
+    report.add_seconds(Layer.BRONZE, time.monotonic() - began)
+    return max([int(tables[0].transaction_version(Txn.BATCH) or 0), *report.batches])
 
 
 def _create(pipeline: Pipeline, now: SourceSnapshot, report: RunReport) -> None:
@@ -119,11 +99,11 @@ def _create(pipeline: Pipeline, now: SourceSnapshot, report: RunReport) -> None:
     gaps: tuple[Gap, ...] = ()
     if is_gone(pipeline):
         start, gaps = all_there_is(pipeline, now), not_there_any_more(pipeline, now)
-        report.gaps += gaps
-        report.notices += [
-            f"{pipeline.bronze.name} is gone: it is made again from what {pipeline.settings.source_holder} has",
-            *told(gaps),
-        ]
+        report.add(BronzeResult(gaps=gaps))
+        report.warn(
+            f"{pipeline.bronze.name} is gone: it is recreated from what {pipeline.settings.source_holder} has",
+            *loss_messages(gaps),
+        )
     plan = Commit(
         pipeline.bronze,
         OWN_COLUMNS,
@@ -131,106 +111,137 @@ def _create(pipeline: Pipeline, now: SourceSnapshot, report: RunReport) -> None:
         expected={},
         advance={p.app: at for p, at in start.items()} | identity(start) | epochs_noted(now, start) | {Txn.BATCH: 0},
         table_id=None,
-        info=slice_info(0, 0, 0, {p: (at, at) for p, at in start.items()}, gaps),
+        info=batch_info(0, 0, 0, {p: (at, at) for p, at in start.items()}, gaps),
         description=BRONZE_DESCRIPTION,
     )
     with suppress(ConflictError):  # another run created it: its starting offsets hold for this run, too
         commit(plan)
 
 
-def _load_slice(
+def _load_micro_batch(
     pipeline: Pipeline,
-    handle: DeltaTable,
+    bronze: DeltaTable,
     quarantine: DeltaTable | None,
-    now: SourceSnapshot,
+    plan: OffsetPlan,
+    report: RunReport,
+    *,
+    last_attempt: bool,
+) -> bool:
+    """Stage and commit a micro-batch; False: it has to be planned again.
+
+    Raises:
+        ConflictError: concurrent runs won the last attempt.
+    """
+    batch = plan.micro_batch
+    if batch is None:
+        return True
+    pipeline.on_progress(f"bronze: {batch.records:,} {pipeline.things}, {sum(batch.lag.values()):,} left")
+    try:
+        _commit_micro_batch(pipeline, bronze, quarantine, plan, batch, report)
+    except ConflictError:
+        if last_attempt:
+            raise
+        return False
+    except (PySparkException, Py4JJavaError):
+        # Spark refuses to read fewer records than planned: what is left is planned again, or refused.
+        if last_attempt or not went_meanwhile(pipeline, batch):
+            raise
+        return False
+    return True
+
+
+def _commit_micro_batch(
+    pipeline: Pipeline,
+    bronze: DeltaTable,
+    quarantine: DeltaTable | None,
+    plan: OffsetPlan,
     part: MicroBatch,
     report: RunReport,
 ) -> None:
-    """Stage one slice in the workers, then commit quarantine, then bronze: both as they were when restores were looked for."""
-    batch = int(handle.transaction_version(Txn.BATCH) or 0) + 1
+    """Decode a micro-batch in the workers, then commit quarantine, then bronze: from the versions that were checked."""
+    batch = int(bronze.transaction_version(Txn.BATCH) or 0) + 1
     decided = decided_on(pipeline.quarantine, quarantine, part)
-    staged = stage_slice(pipeline, handle, column_map(handle), part, batch, decided)
+    staged = stage_micro_batch(pipeline, bronze, column_map(bronze), part, batch, decided)
     failpoints.reach("bronze_staged")
-
-    seen = pipeline.catalog.message_columns(column_map(handle), staged.types)
     archive_schemas(pipeline, report, {*staged.types, *staged.undecoded})
     failpoints.reach("schemas_archived")
-    begun = handle.transaction_version(Txn.QUARANTINE_BEGUN)
-    if staged.quarantine or is_under_way(handle):
-        begun = announce(pipeline, handle, part, staged)
+    begun = bronze.transaction_version(Txn.QUARANTINE_BEGUN)
+    if staged.quarantine or is_under_way(bronze):
+        begun = announce(pipeline, bronze, part, staged)
         failpoints.reach("quarantine_announced")
         held = commit_undecodable(pipeline, quarantine, part, staged)
         if staged.quarantine:
             report.add_landed(Layer.QUARANTINE, pipeline.quarantine, held, QUARANTINE_COLUMNS, batch)
         failpoints.reach("quarantine_committed")
-    schema = documented(pipeline, bronze_schema(seen), seen, staged.types)
-    behind = behind_origins(handle, staged.origins)
-    known = {f.name for f in handle.schema().fields}
-    # Every lane has a place from the start: behind one without, nobody would look for those of a topic that is gone.
-    placeless = now.latest.keys() - next_offsets(handle, now.latest).keys() - part.end.keys()
-    placed = {p: part.reached[p] for p in placeless}
-    plan = Commit(
-        pipeline.bronze,
-        schema,
-        staged.bronze,
-        expected={p.app: handle.transaction_version(p.app) for p in (*part.end, *placed, *behind)}
-        | {Txn.BATCH: batch - 1, Txn.QUARANTINE_BEGUN: begun}
-        | erasure_fence(handle),
-        advance={p.app: at for p, at in (placed | part.end | behind).items()}
-        | identity([*part.end, *placed, *behind])
-        | epochs_noted(now, part.end)
-        | epochs_unknown(behind)
-        | archive_noted(handle, pipeline.source)
-        | {Txn.BATCH: batch, Txn.QUARANTINE_BEGUN: begun or 0, Txn.QUARANTINE_DONE: begun or 0},
-        table_id=str(handle.metadata().id),
-        seen=handle.version(),
-        owns_map=True,
-        info=slice_info(
-            batch,
-            sum(f.rows for f in staged.bronze),
-            sum(f.rows for f in staged.quarantine),
-            {p: (part.start[p], part.end[p]) for p in part.end},
-            part.gaps,
-            staged.suppressed,
-            now.latest,
-        )
-        | {"run_id": pipeline.run_id},
-        about=about_bronze(pipeline, handle, staged.types),
-    )
-    if staged.quarantine:
-        before = int(handle.transaction_version(Txn.RECORDS_QUARANTINED) or 0)
-        plan = replace(plan, advance={**plan.advance, Txn.RECORDS_QUARANTINED: before + sum(f.rows for f in staged.quarantine)})
-    landed = commit(plan)
+    commit_plan = _bronze_commit(pipeline, bronze, plan, part, staged, batch, begun)
+    landed = commit(commit_plan)
     failpoints.reach("bronze_committed")
-    entry = report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, batch)
-    entry.new_columns += [f.name for f in schema if f.name not in known]
+    known = {f.name for f in bronze.schema().fields}
+    report.add_landed(Layer.BRONZE, pipeline.bronze, landed, commit_plan.schema, batch, known_columns=known)
+    _report(pipeline, part, staged, batch, report)
+
+
+def _bronze_commit(
+    pipeline: Pipeline,
+    bronze: DeltaTable,
+    plan: OffsetPlan,
+    part: MicroBatch,
+    staged: StageResult,
+    batch: int,
+    begun: int | None,
+) -> Commit:
+    columns = pipeline.catalog.message_columns(column_map(bronze), staged.types)
+    after = after_origins(bronze, staged.origins)
+    rows, quarantined = (sum(f.rows for f in files) for files in (staged.bronze, staged.quarantine))
+    expected = {split.app: bronze.transaction_version(split.app) for split in (*plan.ends, *after)}
+    expected |= {Txn.BATCH: batch - 1, Txn.QUARANTINE_BEGUN: begun} | erasure_fence(bronze)
+    advance = plan.advance() | {split.app: at for split, at in after.items()} | identity(after) | epochs_unknown(after)
+    advance |= archive_noted(bronze, pipeline.source)
+    advance |= {Txn.BATCH: batch, Txn.QUARANTINE_BEGUN: begun or 0, Txn.QUARANTINE_DONE: begun or 0}
+    if quarantined:
+        advance[Txn.RECORDS_QUARANTINED] = int(bronze.transaction_version(Txn.RECORDS_QUARANTINED) or 0) + quarantined
+    read = {split: (part.start[split], end) for split, end in part.end.items()}
+    info = batch_info(batch, rows, quarantined, read, part.gaps, staged.suppressed, plan.now.latest)
+    return Commit(
+        pipeline.bronze,
+        documented(pipeline, bronze_schema(columns), columns, staged.types),
+        staged.bronze,
+        expected=expected,
+        advance=advance,
+        table_id=str(bronze.metadata().id),
+        seen=bronze.version(),
+        owns_map=True,
+        info=info | {"run_id": pipeline.run_id},
+        about=about_bronze(pipeline, bronze, staged.types),
+    )
+
+
+def _report(pipeline: Pipeline, part: MicroBatch, staged: StageResult, batch: int, report: RunReport) -> None:
     report.add_read(part.start, part.end, part.unit)
-    report.gaps += part.gaps
-    report.notices += [*told(part.gaps), *(f"topic {topic} joins: all that it has is read" for topic in part.joined)]
-    report.batches.append(batch)
-    report.schema_ids.update(i for i, _ in (*staged.types, *staged.undecoded))
-    report.other_types += pipeline.catalog.other_types(staged.undecoded)
+    report.add(BronzeResult(gaps=part.gaps))
+    report.warn(*loss_messages(part.gaps), *(f"topic {topic} joins: all that it has is read" for topic in part.joined))
+    other_types = pipeline.catalog.other_types(staged.undecoded)
+    report.add_batch(batch, (*staged.types, *staged.undecoded), other_types)
     report.add_rejected(staged.reasons)
-    report.suppressed += staged.suppressed
+    report.add(BronzeResult(suppressed=staged.suppressed))
     report.arrived(staged.arrivals)
 
 
 def archive_schemas(pipeline: Pipeline, report: RunReport, types: Iterable[TypeKey]) -> None:
     """Keep the texts of the schemas that occurred, and note those that are new."""
-    for schema_id in pipeline.catalog.archive(i for i, _ in types):
-        report.new_schemas[schema_id] = pipeline.catalog.version_of(schema_id)
+    new = pipeline.catalog.archive(i for i, _ in types)
+    report.add(BronzeResult(new_schemas={schema_id: pipeline.catalog.version_of(schema_id) for schema_id in new}))
 
 
-def tell_group(pipeline: Pipeline, positions: Offsets, report: RunReport) -> None:
+def _commit_group_offsets(pipeline: Pipeline, offsets: Offsets, report: RunReport) -> None:
     """Commit bronze's next offsets for the group of the setting `consumer_group`, if there is one.
 
-    After bronze's own commit: the group is behind it by a moment, never ahead. If the broker refuses, that is a notice, and the
-    run goes on.
+    After bronze's commit, so the group is never ahead of it. If the broker refuses, the run continues.
     """
     group, source = pipeline.settings.consumer_group, pipeline.source
-    if group is None or not positions or not isinstance(source, KafkaSource):
+    if group is None or not offsets or not isinstance(source, KafkaSource):
         return
     try:
-        source.commit_group_offsets(group, positions)
+        source.commit_group_offsets(group, offsets)
     except GameEventsError as error:
-        report.notices.append(f"consumer group {group} was not told where bronze stands: {error}")
+        report.warn(f"offsets of consumer group {group} were not committed: {error}")

@@ -1,9 +1,9 @@
-"""Undecodable records of a slice: their commit to quarantine, before bronze's, so that no record is ever in both tables.
+"""Undecodable records of a micro-batch: their commit to quarantine, before bronze's, so that no record is ever in both tables.
 
-Two tables have two commits, and two runs may read the same records and know different schemas. So a slice with undecodable
-records says so in bronze first (`quarantine_begun`), which makes the bronze commit of every slice that was planned before fail.
-A slice that was planned behind it, while the first is not in bronze yet, cannot know whether that is still at work: it makes an
-announcement of its own, and a commit to quarantine even without a row, and so shuts the other one out of both tables.
+Two tables have two commits, and two runs may read the same records and know different schemas. So a micro-batch with
+undecodable records is announced in bronze first (`quarantine_begun`): bronze commits that were planned before the announcement
+fail. A run that plans after it, while the announced micro-batch is not in bronze, cannot know whether the other run is still at
+work: it makes an announcement and a commit to quarantine of its own, even without a row, so both commits of the other run fail.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ Decided = Mapping[tuple[str, int], frozenset[int]]
 
 
 def decided_on(table: Table, quarantine: DeltaTable | None, part: MicroBatch) -> Decided:
-    """Records of the slice that quarantine holds already: only after a crash between its commit and bronze's.
+    """Records of the micro-batch that quarantine holds already: only after a crash between its commit and bronze's.
 
     Args:
         table: quarantine.
-        quarantine: its newest version, opened after the version of bronze that the slice is planned from.
-        part: the slice.
+        quarantine: its newest version, opened after the version of bronze that the micro-batch is planned from.
+        part: the micro-batch.
     """
     until = next_offsets(quarantine, part.end)
     ahead = [p for p in part.end if until.get(p, 0) > part.start[p]]
@@ -51,7 +51,7 @@ def decided_on(table: Table, quarantine: DeltaTable | None, part: MicroBatch) ->
         names = pa.table({"_kafka_topic_id": [p.topic_id for p in ahead], "_kafka_partition": [p.partition for p in ahead]})
         names = names.cast(pa.schema([rows.schema.field(c) for c in names.column_names]))
         rows = rows.join(names, names.column_names, join_type="left semi")
-    # A position of another kind of lane is no record's offset: then all that quarantine holds was decided.
+    # Offsets of other kinds of splits are no records' offsets: then all that quarantine holds was decided.
     first = {(p.topic_id, p.partition): part.start[p] for p in ahead if p.kind == KAFKA}
     found: dict[tuple[str, int], set[int]] = defaultdict(set)
     for topic_id, partition, offset in zip(*(rows.column(c).to_pylist() for c in COORDINATES), strict=True):
@@ -61,18 +61,18 @@ def decided_on(table: Table, quarantine: DeltaTable | None, part: MicroBatch) ->
 
 
 def is_under_way(bronze: DeltaTable) -> bool:
-    """Whether a slice was announced that did not come to bronze: it crashed, or is at work, or lost to a rival."""
+    """Whether an announced micro-batch is not in bronze: its run crashed, is at work, or lost to a concurrent run."""
     return bronze.transaction_version(Txn.QUARANTINE_BEGUN) != bronze.transaction_version(Txn.QUARANTINE_DONE)
 
 
 def announce(pipeline: Pipeline, bronze: DeltaTable, part: MicroBatch, staged: StageResult) -> int:
-    """Say in bronze that this slice is about to commit to quarantine: no slice that was planned before lands any more.
+    """Announce in bronze a commit to quarantine: micro-batches that were planned before cannot be committed any more.
 
     Returns:
-        the announcement's number, which the slice's commit to bronze compares.
+        the announcement's number, which the micro-batch's commit to bronze compares.
 
     Raises:
-        ConflictError: a rival was first, or gamers were erased since `bronze` was opened; the slice's files are deleted.
+        ConflictError: a concurrent run was first, or an erasure ran since `bronze` was opened; the files are deleted.
     """
     before = {app: bronze.transaction_version(app) for app in (Txn.BATCH, Txn.QUARANTINE_BEGUN, *(p.app for p in part.end))}
     number = int(before[Txn.QUARANTINE_BEGUN] or 0) + 1
@@ -81,7 +81,7 @@ def announce(pipeline: Pipeline, bronze: DeltaTable, part: MicroBatch, staged: S
         pa.schema(bronze.schema()),
         [],
         expected=before | erasure_fence(bronze),
-        # With the batch as it is: whatever else gets a batch of its own (a replay, a full refresh) excludes this commit.
+        # With the batch as it is: a concurrent commit with a new batch (a replay, a full refresh) excludes this one.
         advance={Txn.QUARANTINE_BEGUN: number, Txn.BATCH: int(before[Txn.BATCH] or 0)},
         table_id=str(bronze.metadata().id),
         seen=bronze.version(),
@@ -97,19 +97,19 @@ def announce(pipeline: Pipeline, bronze: DeltaTable, part: MicroBatch, staged: S
 
 
 def commit_undecodable(pipeline: Pipeline, quarantine: DeltaTable | None, part: MicroBatch, staged: StageResult) -> Landed:
-    """Quarantine's own commit, after the announcement and before bronze's; perhaps without a row.
+    """Commit to quarantine, after the announcement and before bronze's commit; perhaps without a row.
 
     Raises:
-        ConflictError: a rival's slice came to quarantine first; the files of both tables are deleted.
+        ConflictError: a concurrent run's micro-batch was first; the files of both tables are deleted.
     """
     until = next_offsets(quarantine, part.end)
-    slices = quarantine.transaction_version(Txn.MICRO_BATCHES) if quarantine is not None else None
+    count = quarantine.transaction_version(Txn.MICRO_BATCHES) if quarantine is not None else None
     plan = Commit(
         pipeline.quarantine,
         QUARANTINE_COLUMNS,
         staged.quarantine,
-        expected={p.app: until.get(p) for p in part.end} | {Txn.MICRO_BATCHES: slices},
-        advance={p.app: max(end, until.get(p, 0)) for p, end in part.end.items()} | {Txn.MICRO_BATCHES: (slices or 0) + 1},
+        expected={p.app: until.get(p) for p in part.end} | {Txn.MICRO_BATCHES: count},
+        advance={p.app: max(end, until.get(p, 0)) for p, end in part.end.items()} | {Txn.MICRO_BATCHES: (count or 0) + 1},
         table_id=str(quarantine.metadata().id) if quarantine is not None else None,
         seen=quarantine.version() if quarantine is not None else None,
         info={"run_id": pipeline.run_id},

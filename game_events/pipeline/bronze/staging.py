@@ -12,9 +12,9 @@ from game_events.decoding.core.column_map import ColumnMap
 from game_events.errors import ConflictError
 from game_events.lakehouse.event_columns import FIRST_MESSAGE, source_columns
 from game_events.pipeline.bronze.decode_job import StageResult, run_decode_job
-from game_events.pipeline.bronze.isolation import Deadly, deadly_records, marked
+from game_events.pipeline.bronze.excluded_records import WHY, Deadly, mark_excluded
+from game_events.pipeline.bronze.isolation import deadly_records
 from game_events.pipeline.bronze.quarantine import Decided
-from game_events.pipeline.bronze.record_size import WHY, cut
 from game_events.pipeline.bronze.worker import BronzeTask
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.suppression.driver import suppression
@@ -29,14 +29,14 @@ from game_events.spark.crashed_workers import WorkerCrashError, crashes_explaine
 TASK_RECORDS = 500_000
 
 
-def stage_slice(
+def stage_micro_batch(
     pipeline: Pipeline, bronze: DeltaTable, columns: ColumnMap, part: MicroBatch, batch: int, decided: Decided
 ) -> StageResult:
     """Decode a micro-batch and write its files.
 
     Args:
         pipeline: the parts.
-        bronze: the handle whose `erasures` the commit compares: the list of erased data subjects is read after it was opened.
+        bronze: the version with the `erasures` that the commit compares; the list of erased data subjects is read after it.
         columns: the column map so far.
         part: the micro-batch.
         batch: the number its rows get.
@@ -60,7 +60,7 @@ def stage_slice(
     try:
         staged = attempt.run(part)
     except WorkerCrashError as error:
-        if not isinstance(source, KafkaSource):  # only in a topic each offset is a record that can be told from the others
+        if not isinstance(source, KafkaSource):  # only in a topic each offset is one record
             raise
         staged = _isolated(attempt, part, error)
     other = source.changed(part)
@@ -102,7 +102,7 @@ class _Attempt:
         rows = source.read(self.pipeline.spark, part)
         if self.job.reading is not None:
             return rows
-        records = marked(cut(rows, self.pipeline.settings.max_record_bytes), deadly)
+        records = mark_excluded(rows, self.pipeline.settings.max_record_bytes, deadly)
         records = records.select(*source_columns(self.job.constants), *WHY)
         return records.coalesce(max(1, -(-source.records(part) // TASK_RECORDS)))
 

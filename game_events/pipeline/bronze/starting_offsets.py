@@ -1,4 +1,4 @@
-"""From where on bronze reads a source: when it is new, and when a topic joins those that it reads."""
+"""First offsets of a new bronze."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from game_events.pipeline.bronze.data_loss import refuse_unless_recorded
 from game_events.pipeline.context import Pipeline
 from game_events.sources.core.source import KAFKA, Gap, Offsets, SourceSnapshot
 
-#: Offsets that stand for a place, as Spark's Kafka source has them.
+#: Offsets with a special meaning, as in Spark's Kafka source.
 FIRST, END = -2, -1
 
 
 def starting_point(pipeline: Pipeline, now: SourceSnapshot) -> Offsets:
-    """Lane -> first position of a new bronze: of the starting time, or where `starting_offsets` says.
+    """Split -> first offset of a new bronze, by the settings `starting_timestamp` or `starting_offsets`.
 
     Raises:
-        ConfigurationError: it names a topic, a partition or an offset that there is not.
+        ConfigurationError: the setting names a topic, a partition or an offset that does not exist.
     """
     wanted = pipeline.settings.starting_offsets
     if pipeline.settings.starting_timestamp is not None or wanted == "earliest":
@@ -27,50 +27,50 @@ def starting_point(pipeline: Pipeline, now: SourceSnapshot) -> Offsets:
 
 
 def all_there_is(pipeline: Pipeline, now: SourceSnapshot) -> Offsets:
-    """Lane -> first position that there still is, of records that are not older than the starting time if there is one."""
+    """Split -> first existing offset, of records that are not older than the starting time if one is set."""
     when = pipeline.settings.starting_timestamp
     if when is None:
         return dict(now.earliest)
     found = pipeline.source.offsets_at(now.latest, when)
-    # Records may come between the two questions: a lane without one since then has its end as it was.
+    # Records may arrive between the two requests: a split without one since the starting time begins at its old end.
     return {p: min(max(found.get(p, end), now.earliest[p]), end) for p, end in now.latest.items()}
 
 
 def _named(wanted: Mapping[str, Mapping[int, int]], now: SourceSnapshot) -> Offsets:
-    """Offsets that are named one by one; partitions that are not start at their first offset, so that nothing is missed."""
+    """Offsets named one by one; other partitions start at their first offset."""
     start = dict(now.earliest)
-    lanes = {(lane.topic, lane.partition): lane for lane in now.latest}
+    splits = {(split.topic, split.partition): split for split in now.latest}
     for topic, offsets in wanted.items():
         for partition, offset in offsets.items():
-            lane = lanes.get((topic, partition))
-            if lane is None:
+            split = splits.get((topic, partition))
+            if split is None:
                 raise ConfigurationError(
                     f"GAME_EVENTS_STARTING_OFFSETS names {topic}[{partition}], which is not among what is read: "
                     f"{', '.join(map(str, sorted(now.latest)))}"
                 )
-            if offset > now.latest[lane]:
-                raise ConfigurationError(f"GAME_EVENTS_STARTING_OFFSETS: {lane} ends at {now.latest[lane]}, before {offset}")
-            start[lane] = {FIRST: now.earliest[lane], END: now.latest[lane]}.get(offset, offset)
+            if offset > now.latest[split]:
+                raise ConfigurationError(f"GAME_EVENTS_STARTING_OFFSETS: {split} ends at {now.latest[split]}, before {offset}")
+            start[split] = {FIRST: now.earliest[split], END: now.latest[split]}.get(offset, offset)
     return start
 
 
 def is_gone(pipeline: Pipeline) -> bool:
-    """Whether there was a bronze: tables that are made from it are there. One listing."""
+    """Whether bronze was deleted: tables that are made from it exist. One listing."""
     return any(name == QUARANTINE or game_of_silver(name) is not None for name in pipeline.lakehouse.names())
 
 
 def not_there_any_more(pipeline: Pipeline, now: SourceSnapshot) -> tuple[Gap, ...]:
-    """What the old bronze may have had and Kafka does not have any more.
+    """Gaps for records that a deleted bronze may have had and that have expired in Kafka.
 
-    With a starting time nobody knows what is older than it and what has expired: then there is no gap to tell of.
+    With a starting time, expired records cannot be distinguished from skipped ones, so no gap is reported.
 
     Raises:
-        DataError: there is some, and the setting does not say to go on without it.
+        DataError: there is a gap, and the setting does not allow to skip it.
     """
     if pipeline.settings.starting_timestamp is not None:
         return ()
-    first = {lane: at for lane, at in sorted(now.earliest.items()) if at and lane.kind == KAFKA}
-    gaps = tuple(Gap(lane.topic, lane.topic_id, lane.partition, 0, at) for lane, at in first.items())
+    first = {split: at for split, at in sorted(now.earliest.items()) if at and split.kind == KAFKA}
+    gaps = tuple(Gap(split.topic, split.topic_id, split.partition, 0, at) for split, at in first.items())
     if gaps:
         what = f"{pipeline.bronze.name} is gone (put the table back, if there is a copy), and so are records"
         refuse_unless_recorded(pipeline.settings, gaps, None, what)

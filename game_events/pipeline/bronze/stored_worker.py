@@ -1,4 +1,4 @@
-"""What Spark's workers do with rows whose raw value is stored: decode it, again, into bronze's columns."""
+"""Spark's workers for stored raw values: decoded again into bronze's columns."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class StoredTask(DecodeJob):
         batch: number of the batch the rows get; None: each keeps its own.
         keep_raw: whether the written rows hold their raw value; those of types that are not selected always do.
         keep_undecodable: rows that do not decode (or hold no raw value) are written as they are; else they are left out.
-        suppression: the erased data subjects, whose rows are left out and reported; None: there are none.
+        suppression: the erased data subjects; their rows are left out and reported. None: there are none.
     """
 
     batch: int | None
@@ -57,7 +57,7 @@ class StoredTask(DecodeJob):
             result.types |= decoded.types
             result.unknown |= decoded.unknown
             if result.unknown:
-                continue  # the driver plans again: go on only to find all of them
+                continue  # the driver plans again: continue only to find all of them
             for at, schema_id, columns in decoded.good:
                 if suppressor is not None and (gone := suppressor.decoded(columns)).any():
                     result.suppressed_records += _records(rows, at[gone])
@@ -65,9 +65,9 @@ class StoredTask(DecodeJob):
                 own = self._own(rows, at, schema_id, keep_raw=self.keep_raw)
                 by_name = own | {name: columns.column(name) for name in columns.column_names}
                 writer.write(arranged(by_name, schema, len(at)))
-            theirs = _undecodable(batch, suppressor) if decoded.undecoded and suppressor is not None else None
+            erased = _undecodable(batch, suppressor) if decoded.undecoded and suppressor is not None else None
             for at, key in decoded.undecoded:
-                if theirs is not None and (gone := theirs[at]).any():
+                if erased is not None and (gone := erased[at]).any():
                     result.suppressed_records += _records(rows, at[gone])
                     at = at[~gone]  # noqa: PLW2901
                 result.undecoded[key] += len(at)
@@ -100,6 +100,6 @@ def _records(rows: pa.Table, at: Rows) -> Iterator[tuple[str, int, int, int]]:
 
 
 def _undecodable(batch: pa.RecordBatch, suppressor: Suppressor) -> npt.NDArray[np.bool_]:
-    """Which of these rows are a forgotten gamer's by what is known without decoding them."""
+    """Mask of the rows of erased data subjects that are recognised without decoding."""
     record = {name: batch.column(f"_kafka_{name}") for name in ("key", "partition", "offset")}
     return suppressor.undecodable(pa.RecordBatch.from_pydict(record), pc.fill_null(batch.column("_kafka_topic_id"), ""))

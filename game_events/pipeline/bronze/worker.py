@@ -1,4 +1,4 @@
-"""What Spark's workers do for bronze: Kafka records -> decoded Parquet files, and quarantine files beside them."""
+"""Spark's workers for bronze: records -> Parquet files of bronze and of quarantine."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -41,7 +42,7 @@ class BronzeTask(DecodeJob):
         batch, run_id: of the rows.
         keep_raw: whether bronze keeps the raw values of decoded records.
         decided: (topic id, partition) -> offsets that quarantine holds already (a crash came between its commit and bronze's).
-        suppression: the erased data subjects, whose records are only counted; None: there are none.
+        suppression: the erased data subjects; their records are only counted. None: there are none.
         reading: how to read files, if rows are files instead of records.
     """
 
@@ -66,7 +67,7 @@ class BronzeTask(DecodeJob):
 
 
 class _Stage:
-    """One worker's pass over its part."""
+    """One task of a worker."""
 
     def __init__(self, task: BronzeTask) -> None:
         self._task = task
@@ -97,7 +98,7 @@ class _Stage:
         return result
 
     def _undecided(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Without the rows that quarantine has decided on in an earlier attempt."""
+        """The rows without those that quarantine holds since an earlier attempt."""
         if not self._task.decided:
             return batch
         partitions, offsets = batch.column("partition").to_numpy(), batch.column("offset").to_numpy()
@@ -109,19 +110,19 @@ class _Stage:
         return batch.filter(pa.array(keep))
 
     def _note_origins(self, batch: pa.RecordBatch) -> None:
-        """Of records from files, how far their lanes have come: those that quarantine has decided on included.
+        """Note the last offset of each split of records from files, also of those that quarantine holds already.
 
-        Those of an archive have lanes of topics, or of other files; those of plain files all have that of this lakehouse.
+        Records of an archive have splits of topics, or of other files; those of plain files have the split of this lakehouse.
         """
         if "file_path" not in batch.schema.names:
             return
         rows = pa.Table.from_batches([batch.select(["topic", "topic_id", "partition", "offset"])])
         for row in rows.group_by(["topic", "topic_id", "partition"]).aggregate([("offset", "max")]).to_pylist():
-            lane = Split(row["topic"], row["topic_id"], row["partition"])
-            self._result.origins[lane] = max(row["offset_max"] + 1, self._result.origins.get(lane, 0))
+            split = Split(row["topic"], row["topic_id"], row["partition"])
+            self._result.origins[split] = max(row["offset_max"] + 1, self._result.origins.get(split, 0))
 
     def _readable(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Without the rows that stand for what could not be read as records at all (of files); those go to quarantine."""
+        """The rows without those that are no records (damaged parts of files, excluded records); these go to quarantine."""
         if "reason" not in batch.schema.names or batch.column("reason").null_count == len(batch):
             return batch
         refused = batch.filter(batch.column("reason").is_valid())
@@ -137,43 +138,43 @@ class _Stage:
         return self._decoder.decode(rows.column("value"), rows.column("headers"))
 
     def _write(self, batch: pa.RecordBatch, decoded: DecodedBatch) -> None:
-        decoded = decoded if self._suppressor is None else self._without_forgotten(batch, decoded, self._suppressor)
+        decoded = decoded if self._suppressor is None else self._without_erased(batch, decoded, self._suppressor)
         for rows, schema_id, columns in decoded.good:
             own = self._own(batch, rows, schema_id, raw=self._task.keep_raw)
             by_name = own | {name: columns.column(name) for name in columns.column_names}
             self._good.write(arranged(by_name, self._schema, len(rows)))
         for rows, key in decoded.undecoded:
-            # Whatever the setting says: nothing else of these records is kept, and they may be decoded one day.
+            # Raw values regardless of the setting: nothing else of these records is kept, and they may be decoded one day.
             self._good.write(arranged(self._own(batch, rows, key[0], raw=True), self._schema, len(rows)))
             self._result.undecoded[key] += len(rows)
         for rejected in decoded.rejected:
             self._bad.write(self._quarantined(batch, rejected))
             self._result.reasons[rejected.reason] += len(rejected.rows)
 
-    def _without_forgotten(self, batch: pa.RecordBatch, decoded: DecodedBatch, suppressor: Suppressor) -> DecodedBatch:
-        """Rows of forgotten gamers are counted and go nowhere; of those that do not decode, key or coordinates may tell."""
+    def _without_erased(self, batch: pa.RecordBatch, decoded: DecodedBatch, suppressor: Suppressor) -> DecodedBatch:
+        """The rows without those of erased data subjects, which are counted; undecoded rows are recognised by key or offset."""
         kept = DecodedBatch()
         for rows, schema_id, columns in decoded.good:
-            gone = suppressor.decoded(columns)
-            self._result.suppressed += int(gone.sum())
-            if not gone.all():
-                kept.good.append(
-                    (rows[~gone], schema_id, columns.filter(pa.array(~gone))) if gone.any() else (rows, schema_id, columns)
-                )
-        count = len(batch)
-        without_columns = decoded.rejected or decoded.undecoded
-        theirs = suppressor.undecodable(batch, self._column(batch, "topic_id", count)) if without_columns else np.zeros(0, bool)
+            keep = self._count_erased(suppressor.decoded(columns))
+            if keep.any():
+                kept.good.append((rows[keep], schema_id, columns if keep.all() else columns.filter(pa.array(keep))))
+        if not (decoded.rejected or decoded.undecoded):
+            return kept
+        erased = suppressor.undecodable(batch, self._column(batch, "topic_id", len(batch)))
         for item in decoded.rejected:
-            gone = theirs[item.rows]
-            self._result.suppressed += int(gone.sum())
-            if not gone.all():
-                kept.rejected.append(replace(item, rows=item.rows[~gone]))
+            left = item.rows[self._count_erased(erased[item.rows])]
+            if len(left):
+                kept.rejected.append(replace(item, rows=left))
         for rows, key in decoded.undecoded:
-            gone = theirs[rows]
-            self._result.suppressed += int(gone.sum())
-            if not gone.all():
-                kept.undecoded.append((rows[~gone], key))
+            left = rows[self._count_erased(erased[rows])]
+            if len(left):
+                kept.undecoded.append((left, key))
         return kept
+
+    def _count_erased(self, erased: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Count the rows of a mask; the mask of all others."""
+        self._result.suppressed += int(erased.sum())
+        return ~erased
 
     def _own(self, batch: pa.RecordBatch, rows: Rows, schema_id: SchemaId | None, *, raw: bool) -> dict[str, pa.Array]:
         count = len(rows)
@@ -193,7 +194,7 @@ class _Stage:
         return own | {"_raw_value": taken.column("value")} if raw else own
 
     def _column(self, rows: pa.RecordBatch, name: str, count: int) -> pa.Array:
-        """A column of the source, whether it travelled with the rows or not."""
+        """A column of the source, from the rows or the constants."""
         constant = self._task.constants.get(name)
         return rows.column(name) if constant is None else pa.repeat(pa.scalar(constant), count)
 

@@ -86,10 +86,10 @@ def check_after_run(pipeline: Pipeline, report: RunReport) -> None:
         if check.in_run is None:
             continue
         try:
-            report.checks.append(check.in_run(pipeline))
+            report.add_checks(check.in_run(pipeline))
         except (GameEventsError, DeltaError, OSError, PySparkException, Py4JJavaError) as error:
             log.warning("check=%s could_not_be_made=%r", check.name, without_secrets(str(error), pipeline.settings))
             # Spark's messages are pages of stack, and may quote data.
             by_spark = isinstance(error, PySparkException | Py4JJavaError)
             why = f"{type(error).__name__}: see the run's log" if by_spark else without_secrets(str(error), pipeline.settings)
-            report.checks.append(CheckResult(check.name, check.layer, False, f"could not be made: {why}"))
+            report.add_checks(CheckResult(check.name, check.layer, False, f"could not be made: {why}"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -17,7 +18,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.aggregates import player_agg_columns
 from game_events.pipeline.quality.expressions import RuleColumns
 from game_events.pipeline.quality.validation import require_valid
-from game_events.pipeline.reporting.report import RuleReport
+from game_events.pipeline.reporting.tables import RuleReport
 from game_events.pipeline.silver.stage import SilverInput
 from game_events.rules import Rule
 from game_events.spark.config import null_on_error
@@ -94,5 +95,6 @@ def _count(
             for number, rule in enumerate(rules):
                 entry = found.get((rule.layer, row["_of"], rule.name))
                 if entry is not None:
-                    entry.rows, entry.violated = int(row["_rows"]), int(row[f"_rule_{number}"])
+                    counted = replace(entry, rows=int(row["_rows"]), violated=int(row[f"_rule_{number}"]))
+                    found[rule.layer, row["_of"], rule.name] = counted
     return found

@@ -1,8 +1,7 @@
-"""Continuous mode: the cycle of `refresh`, again and again, until somebody stops it.
+"""Continuous mode: the cycle of `refresh`, repeated until it is stopped.
 
-Guarantee: the same as of any run, since a cycle is one: every commit is compare-and-set, so a loop that is stopped, killed or
-cut off anywhere leaves whole tables, and whoever runs next goes on from them. An idle loop starts no Spark job and commits
-nothing.
+Guarantee: the same as of a triggered run. Commits are compare-and-set, so a loop that is stopped or killed leaves consistent
+tables, and the next run continues from them. An idle loop starts no Spark job and commits nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,8 +26,8 @@ from game_events.config.masking import without_secrets
 from game_events.errors import TransientError
 from game_events.lakehouse.storage.errors import storage_named
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.continuous.loop_report import IDLE, PAUSED, RUNNING, STOPPED, WAITING, LoopReport
 from game_events.pipeline.maintenance.incremental import IncrementalMaintenance
+from game_events.pipeline.reporting.latency import Histogram
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.lost_tables import find_lost_tables
 from game_events.pipeline.runs.refresh import cycle
@@ -38,31 +38,105 @@ from game_events.spark.crashed_workers import WorkerCrashError
 log = logging.getLogger(__name__)
 _progress = logging.getLogger(PROGRESS_LOGGER)
 
-#: Pauses between attempts while a broker, a registry or storage is away: doubled up to this.
+#: States of the loop.
+STARTING, RUNNING, IDLE, PAUSED, WAITING, STOPPED = "starting", "running", "idle", "paused", "waiting", "stopped"
+#: Cycles in the mean time that is shown as the latest.
+RECENT_CYCLES = 30
+#: Pauses between attempts while a broker, a registry or storage is unavailable: doubled up to the longest.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-#: A failed Spark job may be such an outage too, or a fault that no repetition cures: so many in a row end the loop.
+#: A failed Spark job may be such an outage, or a permanent fault: so many failures in a row end the loop.
 JOB_ATTEMPTS = 10
-#: An idle loop looks at all layers that often: failed games, schemas that became known, rows that others committed.
+#: Interval of a full cycle in an idle loop: failed games, new schemas, commits of other runs.
 LOOK_AROUND_S = 30.0
-#: It looks that often whether tables were deleted or restored: about a second for 2,000 of them.
+#: Interval of the search for deleted or restored tables: about a second for 2,000 tables.
 LOOK_AT_TABLES_S = 600.0
-#: Memory is sampled, and one line is logged, that often.
+#: Intervals of memory samples and of log lines.
 SAMPLE_S, LINE_S = 10.0, 60.0
-#: Spark jobs of the loop carry it, so that `abandon` ends them and no others.
+#: Tag of the loop's Spark jobs: `abandon` cancels jobs with this tag only.
 TAG = "game_events_loop"
-
-
-#: What an outage looks like where no code of this project stands between (a Spark job, a look at a table); or a fault.
+#: Errors of Spark jobs and of reading tables: an outage, or a permanent fault.
 FAULTS = (PySparkException, Py4JError, DeltaError, OSError)
-#: Spark's JVM has ended: no repetition in this process helps.
+#: Spark's JVM has ended: a retry in this process cannot succeed.
 JVM_GONE = (Py4JNetworkError, ConnectionRefusedError)
 
 MIB = 1024 * 1024
 
 
 def nothing_urgent() -> str | None:
-    """Nobody has anything that goes first."""
+    """Default of `Loop.wait_for`: never wait."""
     return None
+
+
+@dataclass
+class LoopReport:
+    """One continuous run.
+
+    Attributes:
+        total: result of all cycles.
+        state: starting, running, idle, paused (other work first), waiting (for a broker, registry or storage), stopped.
+        why: what it is paused or waiting for.
+        cycles: cycles that committed something.
+        looks: polls of the topic that found no records.
+        retries: attempts that failed and were repeated.
+        cycle_s: time of a cycle.
+        memory: MiB by part.
+        handed_over: it ended at its time limit, and another run continues.
+    """
+
+    total: RunReport = field(default_factory=RunReport)
+    state: str = STARTING
+    why: str = ""
+    cycles: int = 0
+    looks: int = 0
+    retries: int = 0
+    cycle_s: Histogram = field(default_factory=Histogram)
+    memory: dict[str, float] = field(default_factory=dict)
+    handed_over: bool = False
+    began_s: float = field(default_factory=time.time)
+    _recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_CYCLES), repr=False)
+
+    def add_cycle(self, report: RunReport, seconds: float) -> None:
+        """Add a cycle; it counts if it committed something."""
+        self.total.add(report)
+        if not report.tables:
+            return
+        self.cycles += 1
+        self.cycle_s.add(seconds)
+        self._recent.append(seconds)
+
+    @property
+    def recent_cycle_s(self) -> float | None:
+        """Mean time of the latest cycles."""
+        return sum(self._recent) / len(self._recent) if self._recent else None
+
+    def loop_dict(self) -> dict[str, object]:
+        """The loop's own figures: plain types only."""
+        cycles, recent = self.cycle_s.to_dict(), self.recent_cycle_s
+        return {
+            "state": self.state,
+            "why": self.why,
+            "seconds": round(time.time() - self.began_s, 1),
+            "cycles": self.cycles,
+            "looks": self.looks,
+            "retries": self.retries,
+            "cycle_s": {"p50": cycles["p50_s"], "p95": cycles["p95_s"], "latest": None if recent is None else round(recent, 2)},
+            "memory_mib": self.memory,
+            "handed_over": self.handed_over,
+        }
+
+    def to_dict(self) -> dict[str, object]:
+        """The result of all cycles, with the loop's own figures under `continuous`."""
+        return self.total.to_dict() | {"continuous": self.loop_dict()}
+
+    def summary(self) -> str:
+        """One line."""
+        parts = [f"{self.total.rows('bronze'):,} rows in {self.cycles:,} cycles", f"lag {sum(self.total.lag.values()):,}"]
+        for layer in ("silver", "gold"):
+            times = self.total.latency.get(layer)
+            if times is not None and times.total:
+                parts.append(f"produce to {layer} p50 {times.percentile(0.5):.1f} s, p95 {times.percentile(0.95):.1f} s")
+        state = f"{self.state}: {self.why}" if self.why else self.state
+        return f"{state}; " + ", ".join(parts)
 
 
 @dataclass
@@ -71,12 +145,12 @@ class Loop:
 
     Attributes:
         pipeline: the parts.
-        stop: the switch; the loop ends when the step under way has ended.
-        wait_for: asked before each cycle: what goes first (work that changes rows), in words, or None.
-        on_cycle: given the report of each cycle that committed something, in the loop's thread.
-        duration_s: ends by itself after so long, with gold brought up to silver.
-        hand_over_s: the same, but another run is to go on (`report.handed_over`).
-        report: what was done so far.
+        stop: ends the loop after the current step.
+        wait_for: called before each cycle: other work that goes first, as text, or None.
+        on_cycle: called in the loop's thread with the report of each cycle that committed something.
+        duration_s: time limit; gold is refreshed at the end.
+        hand_over_s: time limit after which another run continues (`report.handed_over`).
+        report: state and results so far.
     """
 
     pipeline: Pipeline
@@ -86,10 +160,10 @@ class Loop:
     duration_s: float | None = None
     hand_over_s: float | None = None
     report: LoopReport = field(default_factory=LoopReport)
-    upkeep: IncrementalMaintenance = field(init=False)
-    #: The topic's ends when bronze had everything up to them; None: it may lack something.
+    maintenance: IncrementalMaintenance = field(init=False)
+    #: Latest offsets of the source when bronze had all records before them; None: not known.
     _read: Offsets | None = None
-    #: Silver has rows that gold may lack.
+    #: Silver may have rows that gold lacks.
     _gold_owed: bool = True
     _gold_at: float = float("-inf")
     _around_at: float = float("-inf")
@@ -98,14 +172,14 @@ class Loop:
     _line_at: float = float("-inf")
 
     def __post_init__(self) -> None:
-        self.upkeep = IncrementalMaintenance(self.pipeline.lakehouse, self.pipeline.retention)
+        self.maintenance = IncrementalMaintenance(self.pipeline.lakehouse, self.pipeline.retention)
 
     def run(self) -> LoopReport:
         """Cycle until stopped.
 
         Raises:
-            ConfigurationError, DataError: only a person can help; what was committed stays.
-            PySparkException, Py4JError, DeltaError, OSError: a fault that repetition did not cure, or Spark's JVM is gone.
+            ConfigurationError, DataError: the user has to act; what was committed stays.
+            PySparkException, Py4JError, DeltaError, OSError: retries did not help, or Spark's JVM has ended.
         """
         began = time.monotonic()
         try:
@@ -127,19 +201,19 @@ class Loop:
         return self.report
 
     def _over(self, lasted_s: float) -> bool:
-        """Whether its time is over, and for whom."""
+        """Whether a time limit has passed."""
         if self.duration_s is not None and lasted_s >= self.duration_s:
             return True
         self.report.handed_over = self.hand_over_s is not None and lasted_s >= self.hand_over_s
         return self.report.handed_over
 
     def abandon(self) -> None:
-        """Stop, and end the Spark job under way; called from another thread. The job's files are never committed."""
+        """Stop, and cancel the running Spark job; its files are never committed. Called from another thread."""
         self.stop.set()
         self.pipeline.spark.interruptTag(TAG)
 
     def _turn(self) -> None:
-        """Look, and do a cycle if there is something to do."""
+        """Poll the source, and run a cycle if there is work."""
         clock = time.monotonic()
         if clock - self._sampled_at >= SAMPLE_S:
             self._sampled_at = clock
@@ -153,24 +227,24 @@ class Loop:
         gold = clock - self._gold_at >= self.pipeline.settings.gold_interval_s
         if self._read == now.latest and not around and not (gold and self._gold_owed):
             self.report.looks += 1
-            self.report.total.add_upkeep(self.upkeep.work())
+            self.report.total.add_maintenance(self.maintenance.work())
             self._set(IDLE)
             return
         self._around_at = clock if around else self._around_at
         self._cycle(now, gold=gold)
 
     def _cycle(self, now: SourceSnapshot, *, gold: bool) -> None:
-        """One cycle; what it did is noted even if it fails half-way."""
+        """Run one cycle; its results are reported even if it fails half-way."""
         clock = time.monotonic()
         if self.report.state != RUNNING:
             self._set(RUNNING)
         report = RunReport(waiting=self.report.total.waiting)
-        # Until the cycle has come to its end: it may fail behind silver's commits.
+        # Until the end of the cycle: it may fail after silver's commits.
         self._read, owed, self._gold_owed = None, self._gold_owed, True
         if gold:
             self._gold_at = clock
         try:
-            # A session that was lost with its server has a successor, which does not know of the tag.
+            # A new session, after the loss of a server, does not have the tag.
             self.pipeline.spark.addTag(TAG)
             with storage_named(self.pipeline.settings.lakehouse):
                 if clock - self._tables_at >= LOOK_AT_TABLES_S:
@@ -178,10 +252,10 @@ class Loop:
                     self._tables_at = clock
                 cycle(self.pipeline, report, until=now, slices=1, gold=gold, go_on=lambda: not self.stop.is_set())
             self._read = None if any(report.lag.values()) else now.latest
-            # An aggregate with an interval of its own may be owed long after the last record has come.
+            # An aggregate with an interval may be due long after the last record.
             self._gold_owed = bool(report.postponed) if gold else owed or bool(report.of("silver"))
-            self.upkeep.note(entry.table for entry in report.tables if entry.error is None)
-            report.add_upkeep(self.upkeep.work())
+            self.maintenance.note(entry.table for entry in report.tables if entry.error is None)
+            report.add_maintenance(self.maintenance.work())
         finally:
             self.report.add_cycle(report, time.monotonic() - clock)
             if report.tables:
@@ -199,7 +273,7 @@ class Loop:
         self.report.state, self.report.why = state, why
 
     def _retrying(self, step: Callable[[], None]) -> None:
-        """Do a step, again after growing pauses while what it needs is away."""
+        """Run a step; retry it with growing pauses during an outage."""
         Retrying(
             retry=self._again,
             wait=wait_exponential(multiplier=FIRST_PAUSE_S, max=LONGEST_PAUSE_S),
@@ -230,10 +304,7 @@ class Loop:
 
 
 def first_line(error: BaseException | None) -> str:
-    """The first line of an error that says something; a job's failure has pages of stack behind it.
-
-    Of a failed job py4j says first that a call failed ("An error occurred while calling o67.collectToPython."), then why.
-    """
+    """The first line of an error's text with the cause; of a py4j error that is the second line."""
     first, _, rest = str(error).strip().partition("\n")
     if isinstance(error, Py4JError) and rest.strip():
         first = rest.strip().removeprefix(":").strip().partition("\n")[0]
@@ -243,8 +314,8 @@ def first_line(error: BaseException | None) -> str:
 def memory_mib() -> dict[str, float]:
     """Resident MiB of `driver`, `jvm` and `workers` now.
 
-    Pages that forked workers share count once for each, so `workers` is an upper bound. With Spark Connect there is no JVM
-    below this process, and only `driver` is told.
+    Pages that forked workers share count once for each, so `workers` is an upper bound. With Spark Connect only `driver` is
+    known.
     """
     held = {"driver": psutil.Process(os.getpid()).memory_info().rss / MIB}
     for jvm in psutil.Process(os.getpid()).children():

@@ -25,7 +25,6 @@ from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.erasure.scan import EraseTask, ScannedFile, scan_files
 from game_events.pipeline.erasure.state import ErasureState
 from game_events.pipeline.erasure.subjects import RECORDS, DataSubjects, by_game_and_batch
-from game_events.pipeline.reporting.report import TableReport
 from game_events.pipeline.state.commit_info import ERASED_BY_BATCH, ERASED_ROWS
 
 
@@ -175,7 +174,7 @@ def _commit_silver(state: ErasureState, bronze: DeltaTable, games: set[str], hit
     state.touched |= outcome.landed.keys()
     for game, error in outcome.failed.items():
         table = pipeline.lakehouse.silver(game)
-        state.report.tables.append(TableReport(Layer.SILVER, table.name, table.uri, game, error=error))
+        state.report.add_failed(Layer.SILVER, table, error, game)
     if outcome.failed:
         raise ConflictError(f"{len(outcome.failed)} silver tables cannot be written; run `game-events forget` again")
 

@@ -44,6 +44,7 @@ from game_events.pipeline.quarantine.intact import intact_tables
 from game_events.pipeline.quarantine.replay_marks import note_replay
 from game_events.pipeline.reporting.erasure_result import Erasure
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.result import RunResult
 from game_events.pipeline.suppression.driver import hashes_of, required_key
 
 #: Scans of the tables, for files that concurrent writers added or rewrote.
@@ -82,7 +83,8 @@ def forget(
     settings = pipeline.settings
     key = required_key(settings)
     hashes = hashes or hashes_of(key, ids)
-    result = report.erasure = Erasure(sorted(h[:HASH_CHARS] for h in hashes), dry_run)
+    result = Erasure(sorted(h[:HASH_CHARS] for h in hashes), dry_run)
+    report.add(RunResult(erasure=result))
     state = ErasureState(pipeline, report, result, DataSubjects(settings.key_column, settings.entity_column, ids), hashes)
     if dry_run:
         read_suppressed(pipeline.lakehouse).require_key(key)
@@ -94,7 +96,7 @@ def forget(
     if not dry_run and report.success:
         finish_suppressed(pipeline.lakehouse, hashes)
         result.finished = True
-    report.seconds["erasure"] = time.monotonic() - began
+    report.add_seconds("erasure", time.monotonic() - began)
     return state.subjects
 
 

@@ -1,4 +1,4 @@
-"""Rows of many games -> one set of Parquet files for each game, in ONE Spark job.
+"""Rows of many games -> Parquet files of each game, in one Spark job.
 
 Work is O(rows): no filter per game, no job per game. A worker sorts what it has buffered by game and appends each game's part
 to that game's writer; memory is bounded by the buffer, whatever share of the rows one game has.
@@ -26,7 +26,7 @@ from game_events.lakehouse.storage.errors import explain
 from game_events.lakehouse.tables import Lakehouse, Table
 from game_events.pipeline.fanout.routing import Routing
 from game_events.pipeline.quality.worker import RuleSplit, Splitter
-from game_events.pipeline.reporting.report import RuleCounts
+from game_events.pipeline.reporting.tables import RuleCounts
 
 #: Rows and bytes sorted at a time: large enough that a game's part is more than a handful of rows.
 SORT_ROWS = 262_144
@@ -48,7 +48,7 @@ class FanOutResult:
     Attributes:
         files: game -> its files.
         refused: why -> name -> rows that belong to no game.
-        failed: game -> why its files could not be written; it has none then.
+        failed: game -> why its files could not be written; its other files must not be committed.
         rejected: game -> its files for quarantine.
         counts: game -> counts of its rows by the rules; empty without rules.
         crowded: a worker met more new names than `Routing.room`: nothing was kept.
@@ -72,8 +72,8 @@ class FanOutResult:
 
     def add(self, other: FanOutResult) -> None:
         """Add what workers return of other rows; a game that failed there has no files here either."""
-        for mine, theirs in ((self.files, other.files), (self.rejected, other.rejected)):
-            for game, files in theirs.items():
+        for mine, added in ((self.files, other.files), (self.rejected, other.rejected)):
+            for game, files in added.items():
                 mine.setdefault(game, []).extend(files)
         for why, names in other.refused.items():
             self.refused.setdefault(why, Counter()).update(names)
@@ -93,7 +93,7 @@ class FanOut(WorkerJob[FanOutResult]):
         game_column: column of the rows that names the game.
         schema: columns of the files.
         routing: which names get files.
-        split: what becomes of rows that violate rules; None: there are no rules, every row goes to its game's files.
+        split: treatment of rows that violate rules; None: there are no rules, every row is written to its game's files.
         aggregate: for gold: which of a game's tables.
     """
 
@@ -120,9 +120,9 @@ def stage(rows: DataFrame, task: FanOut, row_count: int, games: int, salt: str |
 
     Args:
         rows: the rows, `task.game_column` and all columns of `task.schema` among them.
-        task: where they go.
-        row_count: about how many there are: chooses the number of tasks.
-        games: about how many games there are: chooses whether to shuffle.
+        task: the job.
+        row_count: about how many rows there are, for the number of tasks.
+        games: about how many games there are, for the decision whether to shuffle.
         salt: column by which a game's rows are spread over several tasks; None: a game stays in one.
     """
     tasks = max(1, -(-row_count // TASK_ROWS))
@@ -151,13 +151,13 @@ def _discard(task: FanOut, result: FanOutResult) -> None:
     for game, files in result.files.items():
         discard(task.table(game), files)
         remove_empty_folder(task.table(game))
-    for files in result.rejected.values():
-        if task.split is not None and task.split.quarantine is not None:
+    if task.split is not None and task.split.quarantine is not None:
+        for files in result.rejected.values():
             discard(task.split.quarantine, files)
 
 
 class _FanOutStage:
-    """One worker's pass."""
+    """One task of a worker."""
 
     def __init__(self, task: FanOut) -> None:
         self._task = task
@@ -171,7 +171,7 @@ class _FanOutStage:
     def run(self, batches: Iterable[pa.RecordBatch]) -> FanOutResult:
         for batch in batches:
             if self._result.crowded:
-                continue  # the driver decides who comes in, and asks again
+                continue  # the driver decides which names are admitted, and runs the job again
             self._buffer.append(batch)
             self._rows += batch.num_rows
             self._bytes += buffer_bytes(batch)
@@ -184,18 +184,18 @@ class _FanOutStage:
         if self._splitter is not None:
             self._result.rejected = self._closed(self._splitter.writers)
             self._result.counts = self._splitter.counts
-            self._result.files = {game: files for game, files in self._result.files.items() if game not in self._result.failed}
         return self._result
 
     def _closed(self, writers: dict[str, StagedWriter]) -> dict[str, list[StagedFile]]:
         for game, writer in writers.items():
             self._try(game, writer.close)
-        return {game: w.files for game, w in writers.items() if w.files and game not in self._result.failed}
+        return {game: writer.files for game, writer in writers.items() if writer.files}
 
     def _try(self, game: str, write: Callable[[], object]) -> None:
-        """One game's folder that cannot be written is that game's failure; the others go on.
+        """Write for one game; an error fails that game only.
 
-        An object store that is away is away for all of them: the job ends instead of waiting once for each game.
+        Raises:
+            OSError: the object store is unavailable, for all games.
         """
         if game not in self._result.failed:
             try:
@@ -207,7 +207,7 @@ class _FanOutStage:
                 self._result.failed[game] = f"its files cannot be written: {known or error}"
 
     def _split(self) -> None:
-        """Sort the buffer by game, once, and hand each game its part."""
+        """Sort the buffer by game, once, and write each game's part."""
         if not self._rows:
             return
         rows = pa.Table.from_batches(self._buffer).combine_chunks()
@@ -236,7 +236,7 @@ class _FanOutStage:
             start, count = int(bounds[number]), int(bounds[number + 1] - bounds[number])
             of_game, part = more.slice(start, count) if more is not None else None, sorted_rows.slice(start, count)
             self._try(names[number], partial(self._write, names[number], part, size * count // rows.num_rows, of_game))
-        # A game's part is a slice: it keeps the whole sorted table alive, so that is what is counted.
+        # Each game's part keeps the whole sorted table in memory: count the table.
         self._held += size
         if self._held > BUFFER_BYTES:
             self._held = 0
@@ -244,7 +244,7 @@ class _FanOutStage:
                 self._try(game, writer.flush)
 
     def _room_is_over(self, names: Iterable[str]) -> bool:
-        """Whether there are more new names than there is room for."""
+        """Whether there are more new names than `Routing.room`."""
         routing = self._task.routing
         if routing.room is None:
             return False

@@ -1,4 +1,4 @@
-"""Which rows belong to which game, and which names may become one at all."""
+"""Routing of rows to games, and admission of new games."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from game_events.lakehouse.tables import is_game
 
 #: Why a row is in no game's table.
 INVALID, NOT_ALLOWED, OVER_LIMIT = "invalid", "not_allowed", "over_limit"
-#: Where not every message type is decoded, rows without a name are as they should be, and are told apart from bad names.
+#: Reason for rows without a name, where not every message type is decoded: no error.
 NO_NAME = "no_name"
 
 
 @dataclass(frozen=True)
 class Routing:
-    """Decides name by name; picklable.
+    """Rules for the names of games; picklable.
 
     Attributes:
         allowed: the allow list; empty: every valid name.
         only: if not None, rows of other games are skipped, neither routed nor counted.
-        unnamed: what a row without a name is refused for.
-        known: names that are games already.
-        room: so many other names may get files in one pass; None: any number.
+        unnamed: reason for rows without a name.
+        known: names of existing games.
+        room: number of new names that may get files in one pass; None: any.
     """
 
     allowed: frozenset[str] = frozenset()
@@ -40,27 +40,27 @@ class Routing:
         return NOT_ALLOWED if self.allowed and name not in self.allowed else None
 
     def counted_as(self, name: object, why: str) -> str:
-        """What its rows are counted under: invalid names together, as their number has no bound."""
+        """Name under which refused rows are counted: invalid names together, as their number has no bound."""
         return "" if why in (INVALID, NO_NAME) else str(name)
 
     def skips(self, name: object) -> bool:
-        """Whether rows of this name are somebody else's business in this pass."""
+        """Whether rows of this name are left to another pass."""
         return self.only is not None and name not in self.only
 
 
 def most_games(settings: Settings) -> int:
-    """Games that there may be at most, whatever rows a name has."""
+    """Upper bound of the number of games."""
     return max(settings.max_games, settings.max_games_ever)
 
 
 def admit(settings: Settings, known: set[str], rows_by_new_game: dict[str, int]) -> tuple[set[str], dict[str, int]]:
-    """Let new names in: the allow list always, others while there is room, past it those with enough rows, up to a last bound.
+    """Admit new names: those of the allow list always, others up to `max_games`, after that those with enough rows.
 
-    A flood of invented names with few rows each can so fill the room once, but not lock a real game out; one with many rows
-    each ends at the bound, past which only the allow list lets in.
+    So a flood of invented names with few rows each cannot keep out a real game; a flood with many rows each ends at
+    `most_games`, after which only names of the allow list are admitted.
 
     Returns:
-        the new games, and name -> rows of those that stay out.
+        the new games, and refused name -> rows.
     """
     admitted: set[str] = set()
     refused: dict[str, int] = {}

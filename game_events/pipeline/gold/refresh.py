@@ -28,7 +28,8 @@ from game_events.pipeline.gold.execute import Staged, execute
 from game_events.pipeline.gold.null_values import all_null, looked_at, null_notices
 from game_events.pipeline.gold.plan import GamePlan, GoldRun, key_and_time, plan_games
 from game_events.pipeline.quality.worker import failed_rules
-from game_events.pipeline.reporting.report import RunReport, TableReport
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.result import GoldResult
 from game_events.spark.crashed_workers import run_with_bisection
 
 
@@ -58,7 +59,7 @@ def refresh_gold(
     failed = _refresh(run, report, state, games)
     for game, why in failed.items():
         table = pipeline.lakehouse.gold(game, run.aggregate.name)
-        report.tables.append(TableReport(layer, table.name, table.uri, game, error=why))
+        report.add_failed(layer, table, why, game)
     failpoints.reach("gold_committed", run.aggregate.name)
     # Gold lacks what silver lacks: the low watermark does not cover these games.
     pending = dict.fromkeys(state.failed_in(Layer.SILVER), "waits for its silver table") | failed
@@ -67,7 +68,7 @@ def refresh_gold(
         pipeline.progress.update(key, partial(_progress_of_all, run.aggregate, state, pending, committed))
     elif failed or state.failed_in(layer) & games:
         pipeline.progress.update(key, partial(_progress_of_some, layer, state, pending, games))
-    report.seconds[layer] = report.seconds.get(layer, 0.0) + time.monotonic() - began
+    report.add_seconds(layer, time.monotonic() - began)
 
 
 def refresh_own_gold(
@@ -86,14 +87,16 @@ def refresh_own_gold(
     if bronze is None:
         return
     state = pipeline.progress.read(BronzeIdentity.of(bronze).key)
+    postponed = []
     for aggregate in pipeline.extensions.aggregates:
         if chosen is not None and aggregate.layer not in chosen:
             continue
         if ignore_intervals or due(aggregate, state):
             refresh_gold(pipeline, report, (chosen or {}).get(aggregate.layer), aggregate=aggregate)
         elif state.floor(aggregate.layer) < state.floor(Layer.SILVER) or state.failed_in(aggregate.layer):
-            report.postponed.append(aggregate.asset)
+            postponed.append(aggregate.asset)
             pipeline.on_progress(f"{aggregate.asset}: its interval of {aggregate.interval_s:g} s has not passed yet")
+    report.add(GoldResult(postponed=postponed))
 
 
 def _progress_of_all(
@@ -186,10 +189,10 @@ def _report(run: GoldRun, report: RunReport, plan: GamePlan, landed: Landed, sta
     """Add a commit to the report."""
     settings, layer, result = run.pipeline.settings, run.aggregate.layer, staged.result
     table = run.pipeline.lakehouse.gold(plan.game, run.aggregate.name)
-    entry = report.add_landed(layer, table, landed, staged.schema, plan.batch, plan.game)
-    entry.new = plan.gold is None
+    counts, new = result.counts.get(plan.game), plan.gold is None
+    report.add_landed(layer, table, landed, staged.schema, plan.batch, plan.game, new=new, counts=counts)
     if run.built_in:
         unknown = all_null(result.files.get(plan.game, []), looked_at(settings))
-        report.notices += null_notices(settings, plan.game, unknown, {f.name for f in plan.silver.schema().fields})
-    if plan.game in result.counts:
-        report.add_rules(layer, plan.game, staged.rules.rules, result.counts[plan.game], entry)
+        report.warn(*null_notices(settings, plan.game, unknown, {f.name for f in plan.silver.schema().fields}))
+    if counts is not None:
+        report.add_rules(layer, plan.game, staged.rules.rules, counts)

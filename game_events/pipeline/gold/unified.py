@@ -33,7 +33,7 @@ from game_events.lakehouse.system_tables.progress import Progress
 from game_events.lakehouse.tables import UNIFIED, game_of_gold
 from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.gold.aggregates import definition_app, definition_for, is_current, player_agg
-from game_events.pipeline.reporting.report import RunReport, TableReport
+from game_events.pipeline.reporting.report import RunReport
 from game_events.spark.crashed_workers import crashes_explained
 from game_events.spark.schemas import merged_columns
 
@@ -60,7 +60,7 @@ def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False
         unread = _refresh(pipeline, state, report, full=full)
     except ConflictError:
         why = "commit conflict: every attempt lost to concurrent runs; run again"
-        report.tables.append(TableReport(Layer.UNIFIED, table.name, table.uri, error=why))
+        report.add_failed(Layer.UNIFIED, table, why)
         return
     failpoints.reach("unified_committed")
     if not behind:
@@ -70,8 +70,8 @@ def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False
         pipeline.progress.update(key, lambda now: now.pending(Layer.UNIFIED, unread, why))
     for game in unread.keys() - behind:  # gold has reported the others
         why = f"its gold cannot be read: {unread[game]}"
-        report.tables.append(TableReport(Layer.UNIFIED, table.name, table.uri, game, error=why))
-    report.seconds[Layer.UNIFIED] = report.seconds.get(Layer.UNIFIED, 0.0) + time.monotonic() - began
+        report.add_failed(Layer.UNIFIED, table, why, game)
+    report.add_seconds(Layer.UNIFIED, time.monotonic() - began)
 
 
 def _progress(seen: Progress, unread: dict[str, str], now: Progress) -> Progress:
@@ -107,7 +107,7 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
         versions[definition_app(aggregate.name)] = definition
     batch = state.floor(Layer.GOLD)
     landed = commit(_commit_plan(pipeline, handle, schema, files, versions, batch, reshape=reshaped))
-    report.add_landed(Layer.UNIFIED, table, landed, schema, batch).new = handle is None
+    report.add_landed(Layer.UNIFIED, table, landed, schema, batch, new=handle is None)
     return unread
 
 

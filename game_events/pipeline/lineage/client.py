@@ -1,7 +1,7 @@
-"""Sending OpenLineage events to the receiver of the settings, by the project's standard client.
+"""Delivery of OpenLineage events by the standard client.
 
-Guarantee: a run is neither failed nor held up by it: sending raises nothing, and takes at most `openlineage_timeout_s` of a run
-(of one that goes on: of each part of it). What was not taken is counted and told, and not sent again.
+Guarantee: sending never raises, and takes at most `openlineage_timeout_s` per run (in continuous mode: per part). Lost events
+are counted and reported, and not sent again.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from openlineage.client.transport.http import (
 
 from game_events.config.settings import Settings
 from game_events.config.tls import UNTRUSTED
-from game_events.pipeline.reporting.lineage_result import LineageAccount
+from game_events.pipeline.reporting.steps import LineageResult
 
 log = logging.getLogger(__name__)
 #: Seconds for one event at most.
 REQUEST_S = 3.0
-#: Answers that are about one event alone: the next one may be taken.
+#: Answers that reject one event: the next one may be accepted.
 _ABOUT_THE_EVENT = frozenset({400, 413, 422})
-#: A busy receiver is asked a few times; what it says of when to come back is not waited for.
+#: A busy receiver is retried a few times, without its `Retry-After`.
 _RETRY = {
     "total": 2, "connect": 1, "read": 0, "status": 2, "backoff_factor": 0.2, "respect_retry_after_header": False,
     "status_forcelist": [429, 500, 502, 503, 504], "allowed_methods": ["POST"],
@@ -41,11 +41,7 @@ _RETRY = {
 
 @dataclass
 class Sender:
-    """The way to the receiver, for one run.
-
-    Attributes:
-        settings: whose receiver.
-    """
+    """Sends the events of one run, within its time limit."""
 
     settings: Settings
     _left_s: float = field(init=False)
@@ -54,31 +50,32 @@ class Sender:
         self._left_s = self.settings.openlineage_timeout_s
 
     def again(self) -> None:
-        """The next part of a run that goes on has the whole time."""
+        """Restart the time limit for the next part of a continuous run."""
         self._left_s = self.settings.openlineage_timeout_s
 
     def hurry(self, seconds: float) -> None:
-        """No more than so much time from now on."""
+        """Limit the time that is left."""
         self._left_s = min(self._left_s, seconds)
 
-    def send(self, events: Iterable[RunEvent]) -> LineageAccount:
-        """Send events in their order, until the time is over or the receiver is gone."""
-        part, waiting = LineageAccount(), list(events)
+    def send(self, events: Iterable[RunEvent]) -> LineageResult:
+        """Send events in order, until the time limit or until the receiver is unavailable."""
+        waiting, sent, causes = list(events), list[RunEvent](), list[str]()
         began = time.monotonic()
-        # In a thread: a receiver that answers byte by byte keeps within each time-out of the client and takes for ever.
+        # In a thread: a receiver that answers byte by byte never reaches a time-out of the client.
         worker = threading.Thread(
-            target=self._work, args=(waiting, part, began + self._left_s), name="openlineage", daemon=True
+            target=self._work, args=(waiting, sent, causes, began + self._left_s), name="openlineage", daemon=True
         )
         worker.start()
         worker.join(self._left_s)
-        sent = part.sent  # once: the thread may still be at work
-        found = LineageAccount(sent, len(waiting) - sent, part.why or ("it took too long" if sent < len(waiting) else ""))
+        taken = len(sent)  # once: the thread may still be at work
+        why = causes[0] if causes else "it took too long" if taken < len(waiting) else ""
+        found = LineageResult(taken, len(waiting) - taken, why)
         self._left_s = max(0.0, self._left_s - (time.monotonic() - began))
         if found.lost:
             log.warning("lineage_sent=%d lineage_lost=%d why=%r", found.sent, found.lost, found.why)
         return found
 
-    def _work(self, events: list[RunEvent], part: LineageAccount, until: float) -> None:
+    def _work(self, events: list[RunEvent], sent: list[RunEvent], causes: list[str], until: float) -> None:
         client: OpenLineageClient | None = None
         try:
             client = _client(self.settings)
@@ -87,13 +84,13 @@ class Sender:
                     return
                 try:
                     client.emit(event)
-                    part.sent += 1
+                    sent.append(event)
                 except requests.HTTPError as error:
-                    part.why = part.why or _cause(error)
+                    causes.append(_cause(error))
                     if error.response is None or error.response.status_code not in _ABOUT_THE_EVENT:
                         return
         except Exception as error:  # noqa: BLE001 - the run did its work: nothing that happens here may fail it
-            part.why = part.why or _cause(error)
+            causes.append(_cause(error))
         finally:
             if client is not None:
                 client.close()
@@ -112,12 +109,12 @@ def _client(settings: Settings) -> OpenLineageClient:
             ssl_context=HttpSslContextConfig(ca_cert_path=str(ca)) if ca is not None else None,
         )
     )
-    # What git says of the folder that the process happens to run in is not where the job comes from.
+    # The git repository of the working directory is not the source of the job.
     return OpenLineageClient(transport=transport, config={"facets": {"source_code_location": {"disabled": True}}})
 
 
 def _cause(error: Exception) -> str:
-    """Neither the address nor the client's words, which repeat it."""
+    """Cause without the address, which the client's own text repeats."""
     if isinstance(error, requests.HTTPError) and error.response is not None:
         return f"HTTP {error.response.status_code}"
     if UNTRUSTED in str(error):

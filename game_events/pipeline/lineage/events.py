@@ -1,7 +1,7 @@
-"""A run's report as OpenLineage run events: one run for the whole, one below it for each table that changed or failed.
+"""The result of a run as OpenLineage run events: a parent run, and a child run for each table that changed or failed.
 
-Nothing is computed here that the report does not have. The run of the whole is the run's own id; a table's job has the table's
-name, so that whatever brings a table up to date (a run, an asset by hand, the loop) is one job to who looks at lineage.
+The parent run has the run's own id. The job of a child run has the table's name, so that all ways to refresh a table (a run, an
+asset, continuous mode) are one job in lineage tools.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ from game_events.config.masking import without_secrets
 from game_events.errors import without_quotes
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.lineage.facets import inputs_of, output
-from game_events.pipeline.reporting.redaction import words_to_keep
-from game_events.pipeline.reporting.report import RunReport, TableReport
+from game_events.pipeline.reporting.redaction import safe_error_text
+from game_events.pipeline.reporting.result import RunResult
+from game_events.pipeline.reporting.tables import TableReport
 
-#: Who says it: this package, in its version.
+#: This package and its version.
 PRODUCER = f"urn:game-events:{version('game-events')}"
 set_producer(PRODUCER)
 _NAMES = uuid.UUID("5d5b3c55-2f3a-5d0c-9a57-6f0b7a3e9a11")
@@ -41,14 +42,7 @@ _NAMES = uuid.UUID("5d5b3c55-2f3a-5d0c-9a57-6f0b7a3e9a11")
 
 @dataclass(frozen=True)
 class LineageRun:
-    """One run, as others are told of it.
-
-    Attributes:
-        pipeline: the parts; its run id is the run's.
-        job: what was started.
-        began: when.
-        streaming: it goes on until somebody stops it.
-    """
+    """Makes the events of one run: of the job or asset `job`; `streaming` in continuous mode."""
 
     pipeline: Pipeline
     job: str
@@ -57,34 +51,27 @@ class LineageRun:
 
     @property
     def run_id(self) -> str:
-        """The run's id as the specification wants it: a UUID."""
+        """The run id as a UUID, which the specification requires."""
         return _as_uuid(self.pipeline.run_id)
 
     def started(self) -> RunEvent:
-        """The run began."""
+        """Event: the run started."""
         return self._whole(RunState.START, self.began, {})
 
     def running(self, at: datetime) -> RunEvent:
-        """The run goes on."""
+        """Event: the run is still running."""
         return self._whole(RunState.RUNNING, at, {})
 
-    def ended(self, at: datetime, report: RunReport, error: BaseException | None, *, stopped: bool = False) -> RunEvent:
-        """The run came to its end, failed, or was stopped."""
-        text = f"{type(error).__name__}: {words_to_keep(error)}" if error is not None and not stopped else None
+    def ended(self, at: datetime, report: RunResult, error: BaseException | None, *, stopped: bool = False) -> RunEvent:
+        """Event: the run succeeded, failed, or was cancelled."""
+        text = f"{type(error).__name__}: {safe_error_text(error)}" if error is not None and not stopped else None
         if text is None and report.errors:
             text = f"{len(report.errors)} tables failed: {', '.join(t.table for t in report.errors[:10])}"
         state = RunState.FAIL if text is not None else RunState.ABORT if stopped else RunState.COMPLETE
         return self._whole(state, at, self._error(text))
 
-    def tables(self, report: RunReport, since: datetime, at: datetime, part: str = "0") -> Iterator[RunEvent]:
-        """Beginning and end of each table's run.
-
-        Args:
-            report: what was done.
-            since: when this part of the run began.
-            at: when it ended.
-            part: tells several parts of one run apart: the same one has the same ids, however often it is told.
-        """
+    def tables(self, report: RunResult, since: datetime, at: datetime, part: str = "0") -> Iterator[RunEvent]:
+        """Start (at `since`) and end (`at`) of each table's run; events of the same `part` have the same ids."""
         for entry in report.tables:
             inputs = inputs_of(self.pipeline, entry, report)
             run_id = str(uuid.uuid5(_NAMES, f"{self.run_id}/{entry.table}/{part}"))

@@ -1,4 +1,4 @@
-"""What is known of a table, as OpenLineage facets; where datasets are, by the specification's naming conventions.
+"""Tables as OpenLineage datasets with facets, named by the specification's conventions.
 
 Source: OpenLineage 2-0-2 and its facets; "Naming Conventions" for datasets.
 """
@@ -30,10 +30,11 @@ from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import BRONZE, Lakehouse, gold_name, silver_name
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.aggregates import expressions
-from game_events.pipeline.reporting.report import RunReport, TableReport
+from game_events.pipeline.reporting.result import RunResult
+from game_events.pipeline.reporting.tables import TableReport
 from game_events.sources.core.source import FILES
 
-#: Games whose tables the unified table's column lineage names: with thousands the event would be megabytes.
+#: Most inputs in the column lineage of the unified table: with thousands of games an event would have megabytes.
 COLUMN_INPUTS = 50
 _PORT = "9092"
 
@@ -47,12 +48,12 @@ def place(uri: str) -> tuple[str, str]:
     return f"{parts.scheme}://{parts.netloc}", parts.path.strip("/")
 
 
-def source_inputs(settings: Settings, report: RunReport) -> list[InputDataset]:
-    """What was read, with its records: topics, folders of files, or another pipeline's table."""
+def source_inputs(settings: Settings, report: RunResult) -> list[InputDataset]:
+    """Inputs that were read: topics, folders of files, or another pipeline's table."""
     found = []
     for topic in report.topics:
         namespace, name = _source(settings, topic)
-        rows = sum(end - start for lane, (start, end) in report.offsets.items() if lane.topic == topic)
+        rows = sum(end - start for split, (start, end) in report.offsets.items() if split.topic == topic)
         found.append(
             InputDataset(
                 namespace,
@@ -73,12 +74,12 @@ def _source(settings: Settings, topic: str) -> tuple[str, str]:
 
 
 def table_input(lakehouse: Lakehouse, name: str) -> InputDataset:
-    """A table that others are made from."""
+    """A table as input of another one."""
     return InputDataset(*place(lakehouse.table(name).uri), facets={"storage": _storage()})
 
 
 def output(pipeline: Pipeline, entry: TableReport, inputs: list[InputDataset]) -> OutputDataset:
-    """A table that changed."""
+    """A table that changed, as output."""
     table = pipeline.lakehouse.table(pipeline.lakehouse.key(entry.table))
     namespace, name = place(table.uri)
     root = pipeline.lakehouse.root
@@ -108,8 +109,8 @@ def output(pipeline: Pipeline, entry: TableReport, inputs: list[InputDataset]) -
     return OutputDataset(namespace, name, facets=facets, outputFacets={"outputStatistics": statistics})
 
 
-def inputs_of(pipeline: Pipeline, entry: TableReport, report: RunReport) -> list[InputDataset]:
-    """What a table's new rows were made from; of the unified table the games whose gold changed in this run."""
+def inputs_of(pipeline: Pipeline, entry: TableReport, report: RunResult) -> list[InputDataset]:
+    """Inputs of a table's new rows; of the unified table: gold tables that this run changed."""
     lakehouse = pipeline.lakehouse
     if entry.layer in ("bronze", "quarantine"):
         found = source_inputs(pipeline.settings, report)
@@ -126,7 +127,7 @@ def inputs_of(pipeline: Pipeline, entry: TableReport, report: RunReport) -> list
 def _column_lineage(
     pipeline: Pipeline, entry: TableReport, inputs: list[InputDataset]
 ) -> dict[str, column_lineage_dataset.Fields]:
-    """Which columns each column is made of, where this project knows: not of the user's own transformations and aggregates."""
+    """Input columns of each column; none for custom transformations and aggregates, where they are not known."""
     settings = pipeline.settings
     whole = inputs if len(inputs) <= COLUMN_INPUTS else []
     names = [name for name, _ in entry.columns]
@@ -140,7 +141,7 @@ def _column_lineage(
         for name, sql in (settings.gold_columns or expressions(settings)).items():
             function, of = simple_call(sql) or ("", "")
             if function:
-                # Rows are counted by whom they are about.
+                # Rows are counted by their key.
                 of = key if of == "*" or of.isdigit() else of
                 known[name] = _fields(whole, of, "AGGREGATION", function.upper())
         return {name: known[name] for name in names if name in known}

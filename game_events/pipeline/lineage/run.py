@@ -1,6 +1,6 @@
-"""Telling OpenLineage of a run: that it began, what it did, how it ended; nothing if the settings name no receiver.
+"""OpenLineage events of a run: start, changed tables, end. Nothing is sent if the settings name no receiver.
 
-The client is loaded only then: it costs every process a fifth of a second.
+The client is imported only if one is configured, because the import takes a fifth of a second.
 """
 
 from __future__ import annotations
@@ -13,24 +13,26 @@ from typing import TYPE_CHECKING
 
 from game_events.config.masking import without_secrets
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.reporting.lineage_result import LineageAccount
+from game_events.pipeline.reporting.merging import merge
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.result import RunResult
+from game_events.pipeline.reporting.steps import LineageResult
 
 if TYPE_CHECKING:
     from game_events.pipeline.lineage.client import Sender
     from game_events.pipeline.lineage.events import LineageRun
 
 log = logging.getLogger(__name__)
-#: Seconds left for it where somebody waits for the run to stop.
+#: Seconds for sending after the run was cancelled.
 STOPPED_S = 2.0
 
 
 class Lineage:
-    """What a receiver is told of one run. Raises nothing."""
+    """Sends the events of one run. Never raises: failures are logged."""
 
     def __init__(self, pipeline: Pipeline, job: str, *, streaming: bool = False) -> None:
-        """Tells that the run begins."""
-        self.account = LineageAccount()
+        """Send the start of the run."""
+        self._result = LineageResult()
         self._run: LineageRun | None = None
         self._sender: Sender | None = None
         self._since = datetime.now(UTC)
@@ -44,21 +46,21 @@ class Lineage:
 
             self._run = LineageRun(pipeline, job, self._since, streaming)
             self._sender = Sender(pipeline.settings)
-            self.account.add(self._sender.send([self._run.started()]))
+            self._result = self._sender.send([self._run.started()])
 
     def part(self, report: RunReport) -> None:
-        """What a run that goes on did since the last time."""
+        """Send what a continuous run did since the last time, and add the delivery to the report."""
         if self._run is None or self._sender is None:
             return
         now = datetime.now(UTC)
         with self._never_failing():
             self._sender.again()
             events = [*self._run.tables(report, self._since, now, str(self._part)), self._run.running(now)]
-            self._tell(report, self._sender.send(events))
+            self._add(report, self._sender.send(events))
         self._since, self._part = now, self._part + 1
 
     def close(self, report: RunReport, error: BaseException | None, *, stopped: bool) -> None:
-        """What is left, and how the run ended."""
+        """Send what is left and how the run ended, and add the delivery to the report."""
         if self._run is None or self._sender is None:
             return
         now = datetime.now(UTC)
@@ -69,19 +71,17 @@ class Lineage:
                 self._sender.hurry(STOPPED_S)
             ended = self._run.ended(now, report, error, stopped=stopped)
             events = [*self._run.tables(report, self._since, now, str(self._part)), ended]
-            self._tell(report, self._sender.send(events))
+            self._add(report, self._sender.send(events))
 
     @contextmanager
     def _never_failing(self) -> Iterator[None]:
-        """What goes wrong while events are made is a line in the log."""
+        """Log errors while events are made."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - the run did its work: nothing that happens here may fail it
             why = without_secrets(str(error), self._pipeline.settings)
-            log.warning("lineage_not_told=true run_id=%s error=%s why=%r", self._pipeline.run_id, type(error).__name__, why)
+            log.warning("lineage_not_sent=true run_id=%s error=%s why=%r", self._pipeline.run_id, type(error).__name__, why)
 
-    def _tell(self, report: RunReport, found: LineageAccount) -> None:
-        self.account.add(found)
-        report.lineage, self.account = self.account, LineageAccount()
-        if report.lineage.notice is not None:
-            report.notices.append(report.lineage.notice)
+    def _add(self, report: RunReport, found: LineageResult) -> None:
+        found, self._result = merge(self._result, found), LineageResult()
+        report.add(RunResult(lineage=found, notices=[found.notice] if found.notice else []))

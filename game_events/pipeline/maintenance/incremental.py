@@ -20,7 +20,7 @@ from game_events.lakehouse.maintenance.compaction import LOOP_GOAL, Goal, join_f
 from game_events.lakehouse.maintenance.unreferenced_files import ReplacedFiles
 from game_events.lakehouse.retention import Retention, is_derived
 from game_events.lakehouse.tables import EVENT_LOG, PROGRESS, Lakehouse, Table
-from game_events.pipeline.reporting.maintenance_result import TableUpkeep
+from game_events.pipeline.reporting.steps import TableMaintenance
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class IncrementalMaintenance:
             self._commits[name] = self._commits.get(name, 0) + 1
             self._checked_at.setdefault(name, time.monotonic())
 
-    def work(self) -> list[TableUpkeep]:
+    def work(self) -> list[TableMaintenance]:
         """Maintain the tables that are due, as many as there is time for; the others remain due."""
         clock = time.monotonic()
         # Unspent time is not saved up: a loop that was idle for an hour has no backlog.
@@ -70,12 +70,12 @@ class IncrementalMaintenance:
         due = {name for name, commits in self._commits.items() if commits >= COMMITS} | late
         return sorted(due, key=lambda name: -self._commits.get(name, 0))
 
-    def _maintain(self, name: str) -> TableUpkeep:
+    def _maintain(self, name: str) -> TableMaintenance:
         table = self.lakehouse.table(name)
         self._commits.pop(name, None)
         self._checked_at[name] = time.monotonic()
         known = self._logs.setdefault(name, ReplacedFiles(table))
-        done = TableUpkeep(table.name)
+        done = TableMaintenance(table.name)
         try:
             handle = table.open()
             done.skipped = unchecked_restore(table, handle) if handle is not None else None
@@ -97,7 +97,7 @@ def groups_of(table: Table, handle: DeltaTable, goal: Goal) -> list[list[str]]:
     return [] if is_derived(table.key) else small_files(table, handle, goal)
 
 
-def join_small_files(table: Table, handle: DeltaTable, goal: Goal, done: TableUpkeep) -> DeltaTable:
+def join_small_files(table: Table, handle: DeltaTable, goal: Goal, done: TableMaintenance) -> DeltaTable:
     """Compact an append-only table; returns the newest version."""
     groups = groups_of(table, handle, goal)
     for group in groups:
@@ -108,7 +108,7 @@ def join_small_files(table: Table, handle: DeltaTable, goal: Goal, done: TableUp
     return (table.open() or handle) if groups else handle
 
 
-def delete_replaced(known: ReplacedFiles, handle: DeltaTable, older_than_s: float, done: TableUpkeep) -> None:
+def delete_replaced(known: ReplacedFiles, handle: DeltaTable, older_than_s: float, done: TableMaintenance) -> None:
     """Delete files that were removed so long ago."""
     known.read_log(handle)
     done.replaced += known.delete(older_than_s)

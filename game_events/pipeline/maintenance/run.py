@@ -23,8 +23,8 @@ from game_events.lakehouse.tables import OWN_TABLES, QUARANTINE, Table, game_of_
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.maintenance.incremental import delete_replaced, groups_of, join_small_files
 from game_events.pipeline.quarantine.full_refresh import listed_files
-from game_events.pipeline.reporting.maintenance_result import TableUpkeep
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.steps import TableMaintenance
 
 #: Tables at a time; each holds a row group in memory.
 TABLES_AT_ONCE = 4
@@ -55,13 +55,13 @@ def maintain(pipeline: Pipeline, report: RunReport, only: Collection[str] = (), 
     wanted = [name for name in names if (name in chosen.values() if only else is_ours(pipeline, name))]
     pipeline.on_progress(f"maintenance: {len(wanted)} tables")
     with ThreadPoolExecutor(TABLES_AT_ONCE) as pool:
-        report.add_upkeep(pool.map(lambda name: _maintain(pipeline, name, dry_run=dry_run), wanted))
-    report.seconds["maintenance"] = time.monotonic() - began
+        report.add_maintenance(pool.map(lambda name: _maintain(pipeline, name, dry_run=dry_run), wanted))
+    report.add_seconds("maintenance", time.monotonic() - began)
 
 
-def _maintain(pipeline: Pipeline, name: str, *, dry_run: bool) -> TableUpkeep:
+def _maintain(pipeline: Pipeline, name: str, *, dry_run: bool) -> TableMaintenance:
     table = pipeline.lakehouse.table(name)
-    done = TableUpkeep(table.name)
+    done = TableMaintenance(table.name)
     try:
         handle = table.open()
         if handle is not None:
@@ -90,7 +90,7 @@ def _refuse_partitioned(table: Table, handle: DeltaTable) -> None:
         raise ConflictError(f"{table.name} is partitioned by {', '.join(columns)}: not a table of this project")
 
 
-def _work(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableUpkeep) -> None:
+def _work(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableMaintenance) -> None:
     if pipeline.retention.apply(table.key, handle):
         handle = table.open() or handle
     handle = join_small_files(table, handle, FULL_GOAL, done)
@@ -106,7 +106,7 @@ def _work(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableUpkee
     handle.cleanup_metadata()
 
 
-def _count(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableUpkeep) -> None:
+def _count(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableMaintenance) -> None:
     """Count what `_work` would do now."""
     groups = groups_of(table, handle, FULL_GOAL)
     done.joined, done.into = sum(len(group) for group in groups), len(groups)

@@ -1,7 +1,7 @@
-"""Alerts to a webhook: what is sent (docs/alerts.md describes it field by field) and how.
+"""Alerts to a webhook (docs/alerts.md describes the fields).
 
-Guarantee: sending never raises. An alert has the same `id` however often it is sent, and holds no event, no player and no value
-of one: names of tables, games and checks, counts, and the words of this project's own errors.
+Guarantee: sending never raises. An alert keeps its `id` when it is sent again, and holds no values of events: only names of
+tables, games and checks, counts, and texts of this project's own errors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from game_events.pipeline.checks.volume import VOLUME
 
 log = logging.getLogger(__name__)
 VERSION = 1
-#: Seconds for one attempt; attempts, all of them together: the sensors that send have other work to do.
+#: Seconds for one attempt; number of attempts; seconds for all of them.
 TIMEOUT_S = 3.0
 ATTEMPTS = 3
 TOTAL_S = 10.0
@@ -32,7 +32,7 @@ TOTAL_S = 10.0
 LONGEST_ERROR = 1_000
 TOO_MANY = 429
 Severity = Literal["error", "warning"]
-#: Checks that raise an alert although no row is wrong: a producer that sends nothing makes no other check fail.
+#: Checks that raise an alert although no row is wrong: no other check fails if a producer stops.
 DEFAULT_SEVERITY: Mapping[str, Severity] = {FRESH: "error", LOST: "error", VOLUME: "warning"}
 
 
@@ -43,14 +43,14 @@ class Alert(BaseModel):
         version: of this format.
         id: the same for the same event.
         event: what happened.
-        severity: how bad it is; of `recovered`: how bad it was.
-        of: for `recovered`: which event is over.
-        time: when it was noticed (UTC).
-        summary: one line for a person.
+        severity: of `recovered`: that of the event that is over.
+        of: for `recovered`: the event that is over.
+        time: of the detection (UTC).
+        summary: one line of text.
         run_id, job, url: the run, and its page in the Dagster UI if its address is known.
         games, tables: those concerned.
         check: `asset/check`.
-        error: the error's own words.
+        error: text of the error.
         counts: rows, records, games.
     """
 
@@ -72,21 +72,15 @@ class Alert(BaseModel):
 
 
 class _RefusedError(Exception):
-    """The receiver does not want the alert: sending it again would not help."""
+    """The receiver rejects the alert: no retry."""
 
 
 class _BusyError(Exception):
-    """The receiver may take it later."""
+    """The receiver may accept the alert later."""
 
 
 def severity_of(settings: Settings, check: str, *, wrong_rows: bool = False) -> Severity | None:
-    """How bad it is when a check fails; None: nobody is told.
-
-    Args:
-        settings: `alert_severity` decides.
-        check: its name.
-        wrong_rows: its failure means that rows are wrong, missing or doubled.
-    """
+    """Severity of a failed check by the setting `alert_severity`, or the default; None: no alert."""
     chosen = settings.alert_severity.get(check, "error" if wrong_rows else DEFAULT_SEVERITY.get(check, "none"))
     return None if chosen == "none" else chosen
 
@@ -97,10 +91,10 @@ def run_url(settings: Settings, run_id: str) -> str | None:
 
 
 def send(settings: Settings, alert: Alert) -> bool:
-    """POST an alert, a few times if need be.
+    """POST an alert, with retries.
 
     Returns:
-        whether there is nothing left to do: it was taken or refused for good, or nobody wants alerts. False: try later.
+        False: try again later. True: it was accepted, or rejected for good, or alerts are off.
     """
     if settings.alert_webhook_url is None:
         return True
@@ -124,12 +118,12 @@ def send(settings: Settings, alert: Alert) -> bool:
 
 
 def _trust(settings: Settings) -> ssl.SSLContext | bool:
-    """What certificates are verified with: never nothing."""
+    """Certificates are always verified."""
     return True if settings.tls_ca_file is None else ssl.create_default_context(cafile=str(settings.tls_ca_file))
 
 
 def _cause(error: Exception) -> str:
-    """Neither the address nor the client's words, which repeat it."""
+    """Cause without the address, which the client's own text repeats."""
     if UNTRUSTED in str(error):
         return "the receiver's certificate is not trusted (GAME_EVENTS_TLS_CA_FILE names its authority's PEM file)"
     return str(error) if isinstance(error, _BusyError) else type(error).__name__
@@ -138,7 +132,7 @@ def _cause(error: Exception) -> str:
 def _post(url: str, alert: Alert, trust: ssl.SSLContext | bool) -> None:
     content = alert.model_dump_json(exclude_none=True)
     headers = {"Content-Type": "application/json", "Idempotency-Key": alert.id}
-    # The status is all that is wanted of an answer, however much there is of it.
+    # Only the status is read, however large the answer is.
     with httpx2.stream("POST", url, content=content, headers=headers, timeout=TIMEOUT_S, verify=trust) as answer:
         pass
     if answer.status_code == TOO_MANY or answer.is_server_error:

@@ -1,4 +1,4 @@
-"""How far topic and layers are apart: read from the broker and the tables' logs, without Spark."""
+"""Lag of each layer, in records and batches, from the broker and the Delta logs, without a Spark job."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from game_events.sources.factory import make_source
 
 
 @dataclass(frozen=True)
-class Standing:
-    """One moment.
+class PipelineLag:
+    """Lag at one moment.
 
     Attributes:
-        name: what is read, in words.
-        seen: the source's positions.
-        next: lane -> next position, by bronze's own progress; of a lane it never read, the first one there is.
-        lag: lane -> records that bronze has not read.
-        made: bronze exists and knows of every topic, so where it starts is settled.
-        ahead: lanes that end before bronze's next position: the topic was truncated, and a run says so.
-        batch: bronze's last batch; `floors`: layer -> batch up to which it is complete.
-        failed: games that a layer could not take, or has to look at again.
+        name: name of the source, for display.
+        seen: snapshot of the source.
+        next: split -> next offset to read; of a split that bronze never read, the earliest.
+        lag: split -> records that bronze has not read.
+        made: bronze exists and has offsets of every topic.
+        ahead: splits that end before the next offset: the topic was truncated.
+        batch: bronze's last batch; `floors`: layer -> batch up to which the layer is complete.
+        failed: games that a layer has to retry.
     """
 
     name: str
@@ -45,53 +45,53 @@ class Standing:
 
     @property
     def total_lag(self) -> int:
-        """Records that bronze has not read, all lanes together."""
+        """Records that bronze has not read, over all splits."""
         return sum(self.lag.values())
 
     @property
     def to_read(self) -> bool:
-        """Whether a run of bronze has something to do: records, a start to settle, or an error to report."""
+        """Whether a run of bronze has work: records, a new topic, or an error to report."""
         return self.total_lag > 0 or not self.made or bool(self.ahead)
 
     @property
     def behind(self) -> tuple[str, ...]:
-        """Layers that have not come as far as the one before."""
+        """Layers that lack batches of the layer before."""
         steps = [self.batch, *(self.floors.get(layer, 0) for layer in DOWNSTREAM)]
         return tuple(layer for layer, before, here in zip(DOWNSTREAM, steps, steps[1:], strict=False) if here < before)
 
     @property
-    def position(self) -> str:
-        """Digest of everything that a run changes: the same again means that the runs between got nowhere."""
-        # A table that is made, empty, moves nothing: no floor and a floor of 0 are the same.
+    def progress_digest(self) -> str:
+        """Digest of everything that a run changes: an equal one later means that the runs between made no progress."""
+        # The creation of an empty table is no progress: no floor and a floor of 0 are the same.
         floors = sorted((layer, batch) for layer, batch in self.floors.items() if batch)
         parts = [sorted(self.next.items()), self.made, self.batch, floors, self.failed]
         return digest(parts)
 
 
 def digest(parts: list[object]) -> str:
-    """Short text that differs if they do, however many topics there are."""
+    """Short hash of the parts."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
-def look(settings: Settings, timeout_s: float) -> Standing:
-    """Ask the broker (each answer within `timeout_s`) and read bronze's and the progress table's log.
+def read_lag(settings: Settings, timeout_s: float) -> PipelineLag:
+    """Query the broker (each answer within `timeout_s`), and read the logs of bronze and of the progress table.
 
     Raises:
-        GameEventsError: the broker does not answer, there is no such topic, a table cannot be read.
+        GameEventsError: the broker does not answer, the topic does not exist, or a table cannot be read.
     """
     seen, name = make_source(settings, timeout_s).snapshot(), settings.source_name
     lakehouse = Lakehouse.of(settings)
     bronze = lakehouse.table(BRONZE).open()
     if bronze is None:
-        # The first run settles where it starts: only records that are there already can wait for it.
+        # The first run decides where it starts: only records that exist already can wait for it.
         earliest = settings.starting_offsets == "earliest"
         lag = {p: (seen.latest[p] - seen.earliest[p]) // seen.unit if earliest else 0 for p in seen.latest}
-        return Standing(name, seen, seen.earliest, lag, made=earliest)
-    # A partition that bronze never read is read from its start: also one that was added, and all of a topic made anew.
+        return PipelineLag(name, seen, seen.earliest, lag, made=earliest)
+    # A partition that bronze never read is read from its start: also an added one, and all of a recreated topic.
     known = next_offsets(bronze, seen.latest)
     reached = seen.earliest | known
     state = ProgressTable(lakehouse).read(BronzeIdentity.of(bronze).key)
-    return Standing(
+    return PipelineLag(
         name,
         seen,
         reached,

@@ -23,7 +23,7 @@ from game_events.lakehouse.event_columns import (
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.quality.expressions import APART, BITS, DISPOSITION, DROP, HELD_BACK, KEEP, READMIT, REJECT
-from game_events.pipeline.reporting.report import RuleCounts
+from game_events.pipeline.reporting.tables import RuleCounts
 from game_events.rules import Rule
 
 

@@ -1,8 +1,8 @@
-"""Quarantine's part of a full refresh of bronze: its undecodable records are those that the new bronze has left out.
+"""Quarantine's part of a full refresh of bronze: its undecodable records are replaced by those of the new bronze.
 
-Two tables, so two commits, and bronze's is the decision. Before it the new files of quarantine are only listed, in a small file
-beside the table that is named by the refresh's ticket; no reader sees them. Bronze's commit carries the ticket (`txn`
-`reset`). Whoever finds a ticket in bronze that quarantine does not hold finishes the work from the list, before anything else.
+Two tables have two commits, and bronze's decides. Before it the new files of quarantine are only listed, in a small file beside
+the table that is named by the refresh's ticket; no reader sees them. Bronze's commit has the ticket (`txn` `reset`). A run that
+finds a ticket in bronze that quarantine does not have finishes the refresh from the list, before anything else.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _LIST = re.compile(r"_reset-(\d+)\.json")
 
 @dataclass(frozen=True)
 class ResetList:
-    """What quarantine gets when bronze is replaced.
+    """New content of quarantine when bronze is replaced.
 
     Attributes:
-        batch: of bronze, with which the refresh landed.
-        ends: lane -> position behind the last record of it that is decided.
+        batch: batch of bronze's commit.
+        ends: split -> offset after its last decided record.
         files: the new rows, not committed.
-        origins: lanes of the records of files, an archive's too; None: a version wrote the list that did not note them.
+        origins: splits of the records of files, an archive's too; None: the list is of a version that did not have them.
     """
 
     batch: int
@@ -62,30 +62,30 @@ class ResetList:
 
 
 def is_finished(bronze: DeltaTable, quarantine: DeltaTable) -> bool:
-    """Whether this version of quarantine knows of the last full refresh of this version of bronze."""
+    """Whether quarantine has the last full refresh of bronze, by these versions."""
     ticket = bronze.transaction_version(Txn.FULL_REFRESH)
     return ticket is None or ticket == quarantine.transaction_version(_app(bronze))
 
 
 @retry_on_conflict(ATTEMPTS)
 def finish_reset(pipeline: Pipeline, report: RunReport) -> None:
-    """Give quarantine the rows of a full refresh of bronze that has not come to it yet; looks at two logs otherwise.
+    """Commit the rows of a full refresh of bronze that quarantine does not have yet; otherwise two logs are opened.
 
     Args:
         pipeline: the parts.
         report: gets an entry for quarantine if it was changed.
 
     Raises:
-        ConflictError: rivals won every attempt; the next run goes on.
-        DataError: quarantine was restored: this commit would cover that up.
+        ConflictError: concurrent runs won every attempt; the next run continues.
+        DataError: quarantine was restored: this commit would hide that.
     """
     bronze, quarantine = pipeline.bronze.open(), pipeline.quarantine.open()
-    ticket = bronze.transaction_version(Txn.FULL_REFRESH) if bronze is not None else None
+    ticket = _txn(bronze, Txn.FULL_REFRESH)
     if bronze is None or ticket is None or (quarantine is not None and is_finished(bronze, quarantine)):
         return
     listed = _read(pipeline.quarantine, ticket)
     if quarantine is None and (listed is None or not listed.files):
-        return  # there was nothing undecodable, or somebody deleted the table: no row to bring
+        return  # nothing was undecodable, or the table was deleted: there is no row to add
     quarantine = refuse_restored(pipeline.quarantine, quarantine) if quarantine is not None else None
     try:
         landed = _finish(pipeline, bronze, quarantine, ticket, listed)
@@ -100,9 +100,9 @@ def finish_reset(pipeline: Pipeline, report: RunReport) -> None:
 
 
 def sweep(pipeline: Pipeline) -> None:
-    """Remove the lists, and the files they name, of full refreshes that can never land: bronze holds a later one's ticket.
+    """Delete the lists and files of full refreshes that were killed before their commit: bronze has a later ticket.
 
-    A refresh that was killed before its commit leaves its list behind. Those of later tickets may belong to one under way.
+    Lists with later tickets than bronze's may belong to a refresh under way.
     """
     bronze, quarantine = pipeline.bronze.open(), pipeline.quarantine.open()
     if bronze is None or quarantine is None or not is_finished(bronze, quarantine):
@@ -121,22 +121,22 @@ def _tickets(table: Table) -> list[int]:
 
 
 def keep(table: Table, ticket: int, listed: ResetList) -> None:
-    """Write the list, where a later run finds it."""
+    """Write the list."""
     system, prefix = file_system(table)
     body = {
         "batch": listed.batch,
-        "ends": [[*lane, end] for lane, end in sorted(listed.ends.items())],
+        "ends": [[*split, end] for split, end in sorted(listed.ends.items())],
         "files": [f.to_json() for f in listed.files],
         "origins": sorted(listed.origins or ()),
     }
     written = json.dumps(body).encode()
-    # With room for all of it: delta-rs's streams to object stores refuse what Arrow hands on without copying it.
+    # With a buffer for all of it: delta-rs's streams to object stores refuse what Arrow passes on without copying it.
     with system.open_output_stream(prefix + _name(ticket), buffer_size=len(written) + 1) as sink:
         sink.write(written)
 
 
 def forget(table: Table, ticket: int, files: list[StagedFile]) -> None:
-    """Remove the list and the files that it names: they are in the table under other names, or nobody wants them."""
+    """Delete the list of a finished or abandoned full refresh and its files; a committed refresh has copied them."""
     system, prefix = file_system(table)
     discard(table, files)
     try:
@@ -146,12 +146,11 @@ def forget(table: Table, ticket: int, files: list[StagedFile]) -> None:
 
 
 def listed_files(pipeline: Pipeline, older_than_s: float, *, dry_run: bool = False) -> list[str]:
-    """Names of the files that wait in a list for their full refresh; lists that a crash has left behind are removed.
+    """Names of the files in lists of full refreshes; abandoned lists are deleted with their files.
 
-    A list is left behind if bronze does not hold its ticket and it is older than `older_than_s`: that refresh never came about.
+    A list is abandoned if bronze does not have its ticket and it is older than `older_than_s` seconds.
     """
-    bronze = pipeline.bronze.open()
-    wanted = bronze.transaction_version(Txn.FULL_REFRESH) if bronze is not None else None
+    wanted = _txn(pipeline.bronze.open(), Txn.FULL_REFRESH)
     names: list[str] = []
     for ticket in _tickets(pipeline.quarantine):
         listed = _read(pipeline.quarantine, ticket)
@@ -167,29 +166,28 @@ def listed_files(pipeline: Pipeline, older_than_s: float, *, dry_run: bool = Fal
 
 
 def since(offsets: Mapping[Split, int]) -> Column:
-    """Condition on rows of bronze and quarantine: of these topics, at or behind these offsets of their partitions."""
+    """Condition on rows of bronze and quarantine: of these topics, at or after these offsets of their partitions."""
     if not offsets:
         return F.lit(False)
-    # One look-up, however many topics and partitions there are.
-    pairs = ((F.lit(f"{lane.topic_id}:{lane.partition}"), F.lit(at).cast("long")) for lane, at in sorted(offsets.items()))
+    # One map, however many topics and partitions there are.
+    pairs = ((F.lit(f"{split.topic_id}:{split.partition}"), F.lit(at).cast("long")) for split, at in sorted(offsets.items()))
     firsts = F.create_map(*(column for pair in pairs for column in pair))
     place = F.concat_ws(":", F.col("_kafka_topic_id"), F.col("_kafka_partition").cast("string"))
     return F.coalesce(F.col("_kafka_offset") >= F.try_element_at(firsts, place), F.lit(False))
 
 
-def not_read(lanes: Collection[Split]) -> Column:
-    """Condition on rows of bronze and quarantine: of a topic, or a partition of one, that is not read just now.
+def not_read(splits: Collection[Split]) -> Column:
+    """Condition on rows of bronze and quarantine that a full refresh keeps: of topics or partitions that are not read now.
 
-    A full refresh leaves them as they are. Rows of a topic of the same name and another id are not among them: that topic is
-    gone, and in its place is the one that is read. Files have no topic's place: all rows are among them but those of the lane
-    of files and of the topics' lanes that records of an archive come from. A table has all that there is.
+    Rows of a topic of the same name and another id are not kept: the topic was recreated. With files as the source all rows are
+    kept but those of the split of files and of the topics' splits in an archive. With a table as the source none is kept.
     """
-    kinds = {lane.kind for lane in lanes}
-    if not lanes or TABLE in kinds:
+    kinds = {split.kind for split in splits}
+    if not splits or TABLE in kinds:
         return F.lit(False)
-    topics, ids = sorted({lane.topic for lane in lanes}), sorted({lane.topic_id for lane in lanes})
+    topics, ids = sorted({split.topic for split in splits}), sorted({split.topic_id for split in splits})
     place = F.concat_ws(":", F.col("_kafka_topic_id"), F.col("_kafka_partition").cast("string"))
-    read = F.array(*(F.lit(f"{lane.topic_id}:{lane.partition}") for lane in sorted(lanes)))
+    read = F.array(*(F.lit(f"{split.topic_id}:{split.partition}") for split in sorted(splits)))
     if FILES in kinds:
         return ~F.array_contains(read, place)
     other_partition = F.col("_kafka_topic_id").isin(*ids) & ~F.array_contains(read, place)
@@ -199,12 +197,11 @@ def not_read(lanes: Collection[Split]) -> Column:
 def _finish(
     pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable | None, ticket: int, listed: ResetList | None
 ) -> Landed:
-    """One commit: rows of records that the refresh has decided on anew go, its own rows come, all others stay."""
-    app, seen = _app(bronze), quarantine.version() if quarantine is not None else None
-    held = quarantine.transaction_version(app) if quarantine is not None else None
-    slices = quarantine.transaction_version(Txn.MICRO_BATCHES) if quarantine is not None else None
-    # A slice that is about to commit rows was planned from the bronze that is gone: it is shut out.
-    expected, advance = {app: held, Txn.MICRO_BATCHES: slices}, {app: ticket, Txn.MICRO_BATCHES: (slices or 0) + 1}
+    """One commit: rows of records that the refresh has read are replaced by its rows, all others stay."""
+    seen = quarantine.version() if quarantine is not None else None
+    # A micro-batch that is about to commit rows was planned from the old bronze: `MICRO_BATCHES` makes its commit fail.
+    expected = {name: _txn(quarantine, name) for name in (_app(bronze), Txn.MICRO_BATCHES)}
+    advance = {_app(bronze): ticket, Txn.MICRO_BATCHES: (expected[Txn.MICRO_BATCHES] or 0) + 1}
     rewritten: frozenset[str] = frozenset()
     files: list[StagedFile] = []
     if listed is not None:
@@ -212,12 +209,9 @@ def _finish(
             quarantine = evolve(pipeline.quarantine, quarantine, QUARANTINE_COLUMNS)
             rewritten = frozenset(_may_hold(quarantine, Layer.BRONZE))
         files = _stage(pipeline, listed, rewritten) if listed.files or rewritten else []
-        for lane, end in listed.ends.items():
-            name = lane.app
-            now = quarantine.transaction_version(name) if quarantine is not None else None
-            expected[name] = now
-            # Rows behind the end stay: a rival's slice may have decided on them already.
-            advance[name] = max(end, now or 0)
+        expected |= {split.app: _txn(quarantine, split.app) for split in listed.ends}
+        # Rows after the end stay: a concurrent run may have decided on them already.
+        advance |= {split.app: max(end, expected[split.app] or 0) for split, end in listed.ends.items()}
     return commit(
         Commit(
             pipeline.quarantine,
@@ -234,10 +228,14 @@ def _finish(
     )
 
 
-def _stage(pipeline: Pipeline, listed: ResetList, rewritten: frozenset[str]) -> list[StagedFile]:
-    """The refresh's own rows, and those of the rewritten files that stay, in files of their own.
+def _txn(handle: DeltaTable | None, app: str) -> int | None:
+    return handle.transaction_version(app) if handle is not None else None
 
-    The listed files are written once more: a commit that loses to a rival deletes its files, and these must outlive that.
+
+def _stage(pipeline: Pipeline, listed: ResetList, rewritten: frozenset[str]) -> list[StagedFile]:
+    """Write the refresh's rows, and those of the rewritten files that stay, to new files.
+
+    The listed files are copied: a commit that loses to a concurrent one deletes its files, and the listed ones must remain.
     """
     columns = spark_schema(Schema.from_arrow(QUARANTINE_COLUMNS))
     root = pipeline.quarantine.uri.rstrip("/")
@@ -263,7 +261,7 @@ def _app(bronze: DeltaTable) -> str:
 
 
 def _name(ticket: int) -> str:
-    # With an underscore in front no reader of the table, and no vacuum, takes it for data.
+    # Readers and vacuum skip files with a leading underscore.
     return f"_reset-{ticket}.json"
 
 
@@ -274,18 +272,18 @@ def _read(table: Table, ticket: int) -> ResetList | None:
             body = json.loads(source.read())
     except FileNotFoundError:
         return None
-    if "apps" in body:  # of a version that knew one topic only
+    if "apps" in body:  # of a version with one topic only
         topics = {p: app.split(":")[1:3] for p, app in body["apps"].items()}
         body |= {"batch": 0, "ends": [[*topics[p], int(p), end] for p, end in body["ends"].items()]}
-    ends = {Split(*lane): int(end) for *lane, end in body["ends"]}
-    origins = frozenset(Split(*lane) for lane in body["origins"]) if "origins" in body else None
+    ends = {Split(*split): int(end) for *split, end in body["ends"]}
+    origins = frozenset(Split(*split) for split in body["origins"]) if "origins" in body else None
     return ResetList(int(body["batch"]), ends, [StagedFile.from_json(text) for text in body["files"]], origins)
 
 
 def _later(listed: ResetList) -> Column:
-    """Condition on rows of quarantine: decided on behind what the full refresh came to, or of what it has not read."""
-    if any(lane.kind != KAFKA for lane in listed.ends):
-        # A position of another kind of lane is no record's offset; bronze's batch tells as well.
+    """Condition on rows of quarantine that stay: after the end of the full refresh, or of what it has not read."""
+    if any(split.kind != KAFKA for split in listed.ends):
+        # Offsets of other kinds of splits are no records' offsets; bronze's batch decides as well.
         others = F.lit(False) if listed.origins is None else not_read({*listed.ends, *listed.origins})
         return (F.col("_batch") > listed.batch) | others
     return since(listed.ends) | not_read(listed.ends)

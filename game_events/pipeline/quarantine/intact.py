@@ -21,7 +21,7 @@ def intact_tables(pipeline: Pipeline, report: RunReport) -> tuple[DeltaTable, De
 
     Args:
         pipeline: the parts.
-        report: gets a notice, once, if the run goes on without a deleted quarantine.
+        report: gets a notice, once, if the run continues without a deleted quarantine.
 
     Returns:
         bronze and quarantine (None: there is no such table); commits that are planned from them compare their versions. None:
@@ -45,7 +45,7 @@ def intact_tables(pipeline: Pipeline, report: RunReport) -> tuple[DeltaTable, De
             f"again. Nothing was done. Put the table back; or rebuild it with bronze: run {REBUILD}; "
             f"or set {SETTING}=record_gap to go on without these records"
         )
-    report.notices.append(f"{pipeline.quarantine.name} is gone, and with it the {rows:,} records that it was given")
+    report.warn(f"{pipeline.quarantine.name} is gone, and with it the {rows:,} records that it was given")
     _note_loss(pipeline, bronze, rows)
     return pipeline.bronze.open() or bronze, None
 

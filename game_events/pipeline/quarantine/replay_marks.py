@@ -1,4 +1,4 @@
-"""What `quarantine_events` notes of a replay: when its rows came to bronze, and as which batch."""
+"""Marks of replayed rows in `quarantine_events`: when they were added to bronze, and as which batch."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from game_events.pipeline.context import Pipeline
 
 
 def is_noted(bronze: DeltaTable, quarantine: DeltaTable) -> bool:
-    """Whether this version of quarantine knows of every replay that this version of bronze holds."""
+    """Whether quarantine has the mark of bronze's last replay, by these versions."""
     batch = bronze.transaction_version(Txn.REPLAY)
     return batch is None or batch == quarantine.transaction_version(_noted_app(bronze))
 
 
 @retry_on_conflict()
 def note_replay(pipeline: Pipeline) -> None:
-    """Note the replay that bronze has and quarantine does not, if there is one: it crashed between its two commits.
+    """Mark the rows of a replay that crashed between its commits to bronze and to quarantine, if there is one.
 
     Raises:
-        ConflictError: rivals won every attempt.
-        DataError: quarantine was restored: a note would cover that up.
+        ConflictError: concurrent runs won every attempt.
+        DataError: quarantine was restored: this commit would hide that.
     """
     bronze, quarantine = pipeline.bronze.open(), pipeline.quarantine.open()
     if bronze is None or quarantine is None or is_noted(bronze, quarantine):
@@ -68,7 +68,7 @@ def _note(pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable) -> Non
 def _stage(
     pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable, batch: int
 ) -> tuple[list[StagedFile], frozenset[str]]:
-    """Files with the rows of that batch noted, and the paths of those that they stand for."""
+    """Files with the rows of that batch marked, and the paths of the files that they replace."""
     came = read_files(pipeline.spark, files_with(bronze, "_batch", batch - 1), spark_schema(bronze.schema()))
     came = came.where(F.col("_batch") == batch).select(*COORDINATES, F.lit(True).alias("_came"))
     held = read_files(pipeline.spark, quarantine.file_uris(), spark_schema(quarantine.schema())).where("layer = 'bronze'")

@@ -1,4 +1,4 @@
-"""What a check has found, for Dagster, the event log and the command line alike."""
+"""Result of a check, for Dagster, the event log and the command line."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One look at a table.
+    """Result of one check.
 
     Attributes:
-        name: the check's name; `layer` is the layer whose asset it belongs to.
+        name: the check's name; `layer`: layer of its asset.
         passed: nothing is wrong.
-        summary: one sentence: what was found, and if it is bad, where.
+        summary: one sentence: the finding, and where.
         counts: numbers and short texts for display; no values of events.
-        wrong_rows: rows are wrong, missing or doubled if it fails (severity ERROR); else it is worth a look (WARN).
-        version: Delta version of the layer's table that was looked at.
-        games: games that it failed for, if it looks at each by itself.
+        wrong_rows: a failure means that rows are wrong, missing or duplicated (severity ERROR); otherwise WARN.
+        version: Delta version of the layer's table that was checked.
+        games: failed games, if each is checked by itself.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What an erasure did: counts and beginnings of hashes, never an id."""
+"""Result of an erasure: counts and prefixes of hashes, never a data subject's key."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 
 @dataclass
 class Erasure:
-    """One `game-events forget`.
+    """Result of `game-events forget`.
 
     Attributes:
-        hashes: beginnings of the gamers' keyed hashes.
-        dry_run: nothing was changed: rows are those that would go.
-        rows: table -> rows of theirs that went; gold and unified: rows of the aggregates.
-        unsearchable: rows of quarantine that decode under nothing: nobody can say whose they are.
-        undecoded: rows of bronze whose message type is not selected, and which do not tell whose they are.
-        lost_ids: gamers of an erasure that was resumed whose id no row has: nothing but undecodable bytes may be left of them.
-        finished: every table was looked at, and holds nothing of them any more.
-        vacuumed: old files were looked at, too.
-        removed_files: table -> files of older versions that held rows of theirs, removed from the storage.
-        kept_files: table -> files with rows of theirs that no version names, so young that a run may be about to commit them.
-        cleaned_logs: tables whose older log entries named one of them, and were removed.
+        hashes: prefixes of the keyed hashes of the data subjects.
+        dry_run: nothing was changed; `rows` are those that would be removed.
+        rows: table -> rows removed; gold and unified: rows of the aggregates.
+        unsearchable: rows of quarantine that do not decode, so that their data subject is unknown.
+        undecoded: rows of bronze of a message type that is not selected, so that their data subject is unknown.
+        lost_ids: data subjects of a resumed erasure with a key that no row has; only undecodable bytes may be left of them.
+        finished: every table was searched, and holds no row of them.
+        vacuumed: old files were searched too.
+        removed_files: table -> removed files of older versions with rows of them.
+        kept_files: table -> files with rows of them that no version names, and that a run may be about to commit.
+        cleaned_logs: tables with older log entries that named one of them, and were removed.
     """
 
     hashes: list[str] = field(default_factory=list)
@@ -40,22 +40,10 @@ class Erasure:
 
     def to_dict(self) -> dict[str, object]:
         """For `--json`."""
-        return {
-            "hashes": self.hashes,
-            "dry_run": self.dry_run,
-            "rows": dict(sorted(self.rows.items())),
-            "unsearchable": self.unsearchable,
-            "undecoded": self.undecoded,
-            "lost_ids": self.lost_ids,
-            "finished": self.finished,
-            "vacuumed": self.vacuumed,
-            "removed_files": dict(sorted(self.removed_files.items())),
-            "kept_files": dict(sorted(self.kept_files.items())),
-            "cleaned_logs": self.cleaned_logs,
-        }
+        return {name: dict(sorted(v.items())) if isinstance(v, Counter) else v for name, v in vars(self).items()}
 
     def event_rows(self) -> Iterator[dict[str, Any]]:
-        """For the event log: the whole, then each table."""
+        """Rows of the event log: of the erasure, then of each table."""
         status = "dry run" if self.dry_run else "finished" if self.finished else "unfinished"
         files = {"removed_files": self.removed_files.total(), "unsearchable": self.unsearchable}
         yield {

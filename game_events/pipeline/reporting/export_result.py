@@ -1,4 +1,4 @@
-"""What an export over HTTP did: counts, never a row, an address or a credential."""
+"""Result of an export over HTTP: counts, never a row, an address or a credential."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from statistics import quantiles
 from typing import Any
 
-#: Latencies that a task tells of.
-LATENCIES_TOLD = 200
+#: Latencies that a task reports.
+LATENCIES_REPORTED = 200
 
 
 @dataclass
 class TaskAccount:
-    """What one of Spark's tasks did.
+    """Result of one Spark task.
 
     Attributes:
         began, ended: seconds since 1970.
@@ -22,8 +22,8 @@ class TaskAccount:
         calls: attempts made.
         answers: status, or kind of failure -> attempts.
         latencies: seconds of some of its answered calls.
-        stopped: why it left chunks alone, if it did.
-        kind: name of the error that this is.
+        stopped: why it stopped before its chunks were sent, if so.
+        kind: class of that error.
     """
 
     began: float = 0.0
@@ -41,12 +41,12 @@ class TaskAccount:
 
 @dataclass
 class Export:
-    """One run of the export.
+    """Result of one export run.
 
     Attributes:
-        planned_rows, planned_chunks: fixed by this run.
-        delivered_rows, delivered_chunks: taken by the receiver.
-        dead_rows, dead_chunks: given up: they are in `rest_dead_letters`.
+        planned_rows, planned_chunks: planned by this run.
+        delivered_rows, delivered_chunks: accepted by the receiver.
+        dead_rows, dead_chunks: given up, and in `rest_dead_letters`.
         waiting_chunks: left for the next run.
         calls: attempts; `answers`: status, or kind of failure -> attempts.
         held: game -> why nothing of it was planned.
@@ -72,7 +72,7 @@ class Export:
     _latencies: list[float] = field(default_factory=list, repr=False)
 
     def add(self, tasks: Sequence[TaskAccount]) -> None:
-        """Note what the tasks of one slice did."""
+        """Add the tasks of one micro-batch."""
         for task in tasks:
             self.delivered_rows += task.delivered
             self.delivered_chunks += task.delivered_calls
@@ -93,38 +93,21 @@ class Export:
 
     def to_dict(self) -> dict[str, object]:
         """For `--json`."""
-        return {
-            "planned_rows": self.planned_rows,
-            "planned_chunks": self.planned_chunks,
-            "delivered_rows": self.delivered_rows,
-            "delivered_chunks": self.delivered_chunks,
-            "dead_rows": self.dead_rows,
-            "dead_chunks": self.dead_chunks,
-            "waiting_chunks": self.waiting_chunks,
-            "calls": self.calls,
+        found = {name: value for name, value in vars(self).items() if name not in ("at_once", "latency_s", "_latencies")}
+        quantile_names = ("p50", "p95")
+        return found | {
             "answers": dict(sorted(self.answers.items())),
-            "held": self.held,
-            "tasks": self.tasks,
             "tasks_at_once": self.at_once,
             "seconds": round(self.seconds, 3),
             "rows_per_s": round(self.delivered_rows / self.seconds, 1) if self.seconds else None,
             "calls_per_s": round(self.calls / self.seconds, 1) if self.seconds else None,
-            "latency_ms": {
-                name: round(seconds * 1000, 1) for name, seconds in zip(("p50", "p95"), self.latency_s or (), strict=False)
-            },
+            "latency_ms": {n: round(s * 1000, 1) for n, s in zip(quantile_names, self.latency_s or (), strict=False)},
         }
 
     def event_rows(self) -> Iterator[dict[str, Any]]:
-        """For the event log."""
+        """Row of the event log."""
         if self.planned_chunks or self.calls or self.held:
-            status = (
-                "held" if self.held else "waiting" if self.waiting_chunks else "dead letters" if self.dead_chunks else "done"
-            )
-            yield {
-                "kind": "exported",
-                "layer": "rest",
-                "rows": self.delivered_rows,
-                "seconds": round(self.seconds, 3),
-                "status": status,
-                "detail": self.to_dict(),
-            }
+            states = {"held": self.held, "waiting": self.waiting_chunks, "dead letters": self.dead_chunks, "done": True}
+            status = next(state for state, applies in states.items() if applies)
+            counts = {"rows": self.delivered_rows, "seconds": round(self.seconds, 3)}
+            yield {"kind": "exported", "layer": "rest", "status": status, "detail": self.to_dict()} | counts

@@ -1,6 +1,6 @@
-"""How long records were on their way: from the time Kafka has for them to the commit that made them visible in a layer.
+"""Latency of records: from Kafka's timestamp to the commit that made them visible in a layer.
 
-Workers count the records of each tenth of a second while they decode them, so that no Spark job looks at the data again.
+Workers count records per tenth of a second while they decode them, so that no second Spark job is needed.
 """
 
 from __future__ import annotations
@@ -17,19 +17,14 @@ import pyarrow as pa
 #: Tenth of a second since 1970 (UTC) in which records were produced -> how many.
 Arrivals = Counter[int]
 TENTHS = 10
-#: Older records are counted by the minute, and past a day by the hour: a backlog must not make the count large.
+#: Ages from which records are counted per minute and per hour, so that a backlog does not make the count large.
 FINE_S, COARSE_S = 600, 86_400
 #: Bounds of the buckets in seconds: each 10% above the last, from 50 ms to about a day.
 _BOUNDS = np.geomspace(0.05, 90_000, 152)
 
 
 def count_arrivals(timestamps: pa.Array, now_s: float | None = None) -> Arrivals:
-    """Records by the time they were produced.
-
-    Args:
-        timestamps: `_kafka_timestamp` (microseconds).
-        now_s: seconds since 1970; decides how finely old records are counted.
-    """
+    """Number of records per time of production. `timestamps`: `_kafka_timestamp`; `now_s`: seconds since 1970."""
     tenths = timestamps.cast(pa.int64(), safe=False).drop_null().to_numpy() // (1_000_000 // TENTHS)
     age = int((time.time() if now_s is None else now_s) * TENTHS) - tenths
     minute, hour = 60 * TENTHS, 3600 * TENTHS
@@ -41,10 +36,10 @@ def count_arrivals(timestamps: pa.Array, now_s: float | None = None) -> Arrivals
 
 @dataclass
 class Histogram:
-    """Durations in buckets that grow by 10%: small, can be added up, exact to about 5%.
+    """Durations in buckets that grow by 10%: small, mergeable, exact to about 5%.
 
     Attributes:
-        counts: weight in each bucket; the last one takes everything above.
+        counts: weight of each bucket; the last one is unbounded.
         longest_s: the greatest duration.
     """
 
@@ -52,20 +47,22 @@ class Histogram:
     longest_s: float = 0.0
 
     def add(self, seconds: float, weight: int = 1) -> None:
-        """Note a duration; one below zero (clocks differ) counts as zero."""
+        """Add a duration; a negative one (clocks differ) counts as zero."""
         self.counts[int(np.searchsorted(_BOUNDS, seconds))] += weight
         self.longest_s = max(self.longest_s, seconds)
 
-    def add_arrivals(self, arrivals: Mapping[int, int], visible_s: float) -> None:
-        """Note records that became visible at a time (seconds since 1970)."""
+    @classmethod
+    def of(cls, arrivals: Mapping[int, int], visible_s: float) -> Histogram:
+        """Durations of records that became visible at a time (seconds since 1970)."""
+        made = cls()
         for tenth, rows in arrivals.items():
-            # A record came somewhere within its tenth: on average in the middle.
-            self.add(visible_s - (tenth + 0.5) / TENTHS, rows)
+            # A record was produced somewhere within its tenth: on average in the middle.
+            made.add(visible_s - (tenth + 0.5) / TENTHS, rows)
+        return made
 
-    def merge(self, other: Histogram) -> None:
-        """Add another one's durations."""
-        self.counts += other.counts
-        self.longest_s = max(self.longest_s, other.longest_s)
+    def __add__(self, other: Histogram) -> Histogram:
+        """The durations of both."""
+        return Histogram(self.counts + other.counts, max(self.longest_s, other.longest_s))
 
     @property
     def total(self) -> int:
@@ -73,7 +70,7 @@ class Histogram:
         return int(self.counts.sum())
 
     def percentile(self, share: float) -> float | None:
-        """The duration in seconds that a share (0 to 1) does not exceed; None if there is none."""
+        """Quantile in seconds (`share`: 0 to 1); None without durations."""
         if not self.total:
             return None
         at = int(np.searchsorted(self.counts.cumsum(), share * self.total))
@@ -81,7 +78,7 @@ class Histogram:
         return min(upper, max(self.longest_s, 0.0))
 
     def buckets(self) -> list[tuple[float, int]]:
-        """(Upper bound in seconds, weight) of the buckets that hold something."""
+        """(Upper bound in seconds, weight) of the non-empty buckets."""
         bounds = [*_BOUNDS.tolist(), float("inf")]
         return [(min(bounds[i], self.longest_s), int(n)) for i, n in enumerate(self.counts) if n]
 

@@ -1,4 +1,4 @@
-"""Who ran what with which settings; secrets masked."""
+"""Texts for the event log and lineage without secrets and values of events: user, settings, errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def who() -> dict[str, str]:
 
 
 def masked(settings: Settings) -> dict[str, Any]:
-    """The settings that differ from their defaults; of options for Kafka and Spark the names alone, as values may be keys."""
+    """Settings that differ from their defaults. Of options for Kafka and Spark only the names: values may be secrets."""
     defaults = {name: field.get_default(call_default_factory=True) for name, field in type(settings).model_fields.items()}
     return {name: _masked(value) for name, value in settings if value != defaults[name]}
 
@@ -43,9 +43,9 @@ def _masked(value: object) -> Any:  # noqa: ANN401 - JSON
     return mask_all(str(value), ())
 
 
-def words_to_keep(error: BaseException) -> str:
-    """What an error says, if no row can stand in it: what Spark stumbles over, it quotes, and so does anybody's own code."""
+def safe_error_text(error: BaseException) -> str:
+    """Text of an error without values of rows, which errors of Spark and of custom code may quote."""
     if isinstance(error, PySparkException):
-        return f"{error.getCondition() or 'it has no class'}: its words are in the run's log"
+        return f"{error.getCondition() or 'it has no class'}: its text is in the run's log"
     ours = isinstance(error, GameEventsError | DeltaError | OSError) or not isinstance(error, Exception)
-    return without_quotes(str(error)) if ours else "its words are in the run's log"
+    return without_quotes(str(error)) if ours else "its text is in the run's log"

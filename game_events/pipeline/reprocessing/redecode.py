@@ -32,6 +32,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure.commits import erase_from_quarantine
 from game_events.pipeline.quarantine.intact import intact_tables
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.result import BronzeResult
 from game_events.pipeline.state.commit_info import ERASED_BY_BATCH
 from game_events.pipeline.suppression.driver import erasure_fence, suppression
 from game_events.spark.crashed_workers import crashes_explained
@@ -73,11 +74,13 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
         info[ERASED_BY_BATCH] = _erase(pipeline, report, staged)
     landed, schema = _commit(pipeline, handle, staged, info)
     failpoints.reach("redecode_committed")
-    entry = report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, int(handle.transaction_version(Txn.BATCH) or 0))
-    entry.new_columns = [f.name for f in schema if f.name not in before]
-    report.seconds[Layer.BRONZE] = time.monotonic() - began
+    report.add_landed(
+        Layer.BRONZE, pipeline.bronze, landed, schema, int(handle.transaction_version(Txn.BATCH) or 0), known_columns=before
+    )
+    report.add_seconds(Layer.BRONZE, time.monotonic() - began)
     kept = Counter({NO_RAW_VALUE if why == Reason.TOMBSTONE else why: n for why, n in staged.reasons.items()})
-    return Redecoded(landed.rows, kept, entry.new_columns, pipeline.catalog.other_types(staged.undecoded))
+    new_columns = [name for name in schema.names if name not in before]
+    return Redecoded(landed.rows, kept, new_columns, pipeline.catalog.other_types(staged.undecoded))
 
 
 def _stage(pipeline: Pipeline, handle: DeltaTable) -> StageResult:
@@ -128,8 +131,8 @@ def _erase(pipeline: Pipeline, report: RunReport, staged: StageResult) -> str:
     rows there.
     """
     erase_from_quarantine(pipeline, staged.suppressed_records)
-    report.suppressed += staged.suppressed
-    report.notices.append(
+    report.add(BronzeResult(suppressed=staged.suppressed))
+    report.warn(
         f"{staged.suppressed:,} rows of erased data subjects, not recognised before, were erased from bronze and quarantine: "
         "erase them from silver and gold with `game-events redecode --downstream`"
     )

@@ -55,7 +55,8 @@ from game_events.pipeline.quarantine.full_refresh import finish_reset, is_finish
 from game_events.pipeline.quarantine.intact import intact_tables
 from game_events.pipeline.quarantine.replay_marks import is_noted, note_replay
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.state.commit_info import slice_info
+from game_events.pipeline.reporting.result import BronzeResult
+from game_events.pipeline.state.commit_info import batch_info
 from game_events.pipeline.suppression.driver import erasure_fence, suppression
 from game_events.rules import RULE_NAME
 from game_events.spark.crashed_workers import WORKER_CRASHED, crashes_explained
@@ -148,8 +149,8 @@ def replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) ->
     """
     began = time.monotonic()
     result = _replay(pipeline, report, selection)
-    report.replayed += result.rows
-    report.seconds["replay"] = report.seconds.get("replay", 0.0) + time.monotonic() - began
+    report.add(BronzeResult(replayed=result.rows))
+    report.add_seconds("replay", time.monotonic() - began)
     return result
 
 
@@ -165,7 +166,7 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) -
     staged = _stage(pipeline, bronze, quarantine, selection, batch, report)
     failpoints.reach("replay_staged")
     # Rows of erased data subjects that are recognized only now that they decode.
-    report.suppressed += erase_from_quarantine(pipeline, staged.suppressed_records)
+    report.add(BronzeResult(suppressed=erase_from_quarantine(pipeline, staged.suppressed_records)))
     if not staged.bronze:
         return Replayed(0, staged.reasons)
     rows = _commit(pipeline, report, bronze, staged, batch)
@@ -182,7 +183,7 @@ def _commit(pipeline: Pipeline, report: RunReport, bronze: DeltaTable, staged: S
     columns = pipeline.catalog.message_columns(column_map(bronze), staged.types)
     schema = documented(pipeline, bronze_schema(columns), columns, staged.types)
     last = bronze.transaction_version(Txn.REPLAY)
-    rows = slice_info(batch, sum(f.rows for f in staged.bronze))
+    rows = batch_info(batch, sum(f.rows for f in staged.bronze))
     plan = Commit(
         pipeline.bronze,
         schema,
@@ -197,11 +198,12 @@ def _commit(pipeline: Pipeline, report: RunReport, bronze: DeltaTable, staged: S
     landed = commit(plan)
     failpoints.reach("replay_committed")
     known = {f.name for f in bronze.schema().fields}
-    entry = report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, batch)
-    entry.new_columns += [f.name for f in schema if f.name not in known]
-    report.batches.append(batch)
-    report.schema_ids.update(i for i, _ in types)
-    report.other_types += pipeline.catalog.other_types(staged.undecoded)
+    report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, batch, known_columns=known)
+    report.add(
+        BronzeResult(
+            batches=[batch], schema_ids={i for i, _ in types}, other_types=pipeline.catalog.other_types(staged.undecoded)
+        )
+    )
     return landed.rows
 
 
@@ -229,7 +231,7 @@ def _not_in_bronze(pipeline: Pipeline, bronze: DeltaTable, waiting: DataFrame, r
     if not twice:
         return waiting
     here, there_too = pipeline.quarantine.name, pipeline.bronze.name
-    report.notices.append(f"{twice:,} rows of {here} are in {there_too} already: they are not added again")
+    report.warn(f"{twice:,} rows of {here} are in {there_too} already: they are not added again")
     return waiting.join(there, list(COORDINATES), "left_anti")
 
 

@@ -1,4 +1,4 @@
-"""What a run would find to do, from the tables' logs, one column of bronze and the topic's offsets; without Spark."""
+"""Pending work of the next run, from Delta logs, one column of bronze and the source's offsets; without Spark."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import files_with
 from game_events.lakehouse.data.staging import file_system
 from game_events.lakehouse.layers import Layer
-from game_events.pipeline.bronze.data_loss import next_slice
+from game_events.pipeline.bronze.offset_plan import OffsetPlan
 from game_events.pipeline.bronze.starting_offsets import starting_point
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout.routing import Routing
@@ -25,12 +25,12 @@ from game_events.sources.core.source import Offsets
 
 @dataclass(frozen=True)
 class Backlog:
-    """What is waiting.
+    """Pending work.
 
     Attributes:
-        records: lane -> positions to read, for lanes that have some.
-        games: layer -> games that it would look at.
-        rows: rows of bronze that silver has not taken.
+        records: split -> number of records to read, if any.
+        games: layer -> games to refresh.
+        rows: rows of bronze that are not in silver.
     """
 
     records: Offsets = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Backlog:
     rows: int = 0
 
     def __str__(self) -> str:
-        """For people."""
+        """One line of text."""
         parts = ", ".join(f"{p} {n:,}" for p, n in sorted(self.records.items()))
         read = f"{sum(self.records.values()):,} records to read" + (f" ({parts})" if parts else "")
         behind = "; ".join(f"{layer}: {len(games)} games behind" for layer, games in self.games.items())
@@ -46,11 +46,11 @@ class Backlog:
 
 
 def backlog(pipeline: Pipeline) -> Backlog:
-    """Look what the next run would do; nothing is written.
+    """Pending work of the next run; nothing is written.
 
     Raises:
-        ConfigurationError, TransientError: the broker cannot be asked.
-        DataError: the run would stop: records are gone that it has not read (and the setting does not let it go on).
+        ConfigurationError, TransientError: the broker is unavailable.
+        DataError: the run would stop, because unread records were deleted.
     """
     now = pipeline.look()
     bronze = pipeline.bronze.open()
@@ -58,7 +58,7 @@ def backlog(pipeline: Pipeline) -> Backlog:
         start = starting_point(pipeline, now)
         waiting = {p: (end - start[p]) // now.unit for p, end in now.latest.items() if end > start[p]}
         return Backlog(waiting, {Layer.SILVER: [], Layer.GOLD: [], Layer.UNIFIED: []})
-    part = next_slice(pipeline.settings, bronze, now, now.latest, sum(now.latest.values()) + 1)
+    part = OffsetPlan.of(pipeline, bronze, now, {}, sum(now.latest.values()) + 1).micro_batch
     state = pipeline.progress.read(BronzeIdentity.of(bronze).key)
     names = games_waiting(pipeline)
     silver = names.keys() | state.failed_in(Layer.SILVER)
@@ -74,7 +74,7 @@ def backlog(pipeline: Pipeline) -> Backlog:
 
 
 def games_waiting(pipeline: Pipeline) -> Counter[str]:
-    """Names that may be games -> their rows in the bronze batches that silver has not taken; one column is read."""
+    """Possible games -> their rows in bronze batches that silver does not have; one column is read."""
     bronze = pipeline.bronze.open()
     if bronze is None or not bronze.transaction_version(Txn.BATCH):
         return Counter()

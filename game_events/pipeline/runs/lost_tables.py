@@ -1,8 +1,7 @@
-"""Tables that are made from others and were deleted or restored since the last run: found without opening them, made whole.
+"""Detection of silver and gold tables that were deleted or restored since the last run.
 
-Costs one listing of the root and a small file of each table's log: about a second for 2,000 tables, so triggered runs look each
-time and continuous mode every ten minutes. What is found is noted in `progress`, and the layers do the rest as for a game that
-failed. A unified table is opened by every run anyway.
+Costs one listing of the root and a small file of each table's log: about a second for 2,000 tables. Triggered runs search each
+time, continuous mode every ten minutes. Their games are noted in `progress`, and retried as after a failure.
 """
 
 from __future__ import annotations
@@ -27,19 +26,14 @@ SHOWN = 5
 
 
 def find_lost_tables(pipeline: Pipeline, report: RunReport) -> None:
-    """Note in `progress` the games whose silver or gold tables are gone or went back.
-
-    Args:
-        pipeline: the parts.
-        report: gets a notice that names them.
-    """
+    """Note in `progress` the games with deleted or restored silver or gold tables, and warn of them."""
     bronze = pipeline.bronze.open()
     if bronze is None:
         return
     key = BronzeIdentity.of(bronze).key
     state = pipeline.progress.read(key)
     routing = Routing(frozenset(pipeline.settings.games))
-    # Tables of games that are kept out stay as they are, so they may be deleted, too.
+    # Tables of games that are not allowed any more are not rebuilt.
     games = sorted(game for game in state.games if routing.refusal(game) is None)
     there = set(pipeline.lakehouse.names())
     silver = _lost(games, there, {game: pipeline.lakehouse.silver(game) for game in games})
@@ -54,7 +48,7 @@ def find_lost_tables(pipeline: Pipeline, report: RunReport) -> None:
         return
     names = sorted(what for layer in found for what in layer.values())
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    report.notices.append(f"made whole again: {', '.join(names[:SHOWN])}{more}")
+    report.warn(f"made whole again: {', '.join(names[:SHOWN])}{more}")
     log.info("lost_tables=%d first=%r", len(names), names[0])
     why = note(pipeline, "its table was deleted or restored")
 
@@ -69,13 +63,13 @@ def find_lost_tables(pipeline: Pipeline, report: RunReport) -> None:
 
 
 def _made(state: Progress, layer: str, games: Iterable[str]) -> list[str]:
-    """Games whose table a layer has come to: of the others it may not have one yet, and opens whatever there is anyway."""
+    """Games with a table in this layer. Tables of pending or failed games are opened by the layer anyway."""
     floor, failed = state.floor(layer), state.failed_in(layer)
     return [game for game in games if state.games[game] <= floor and game not in failed]
 
 
 def _lost(games: Iterable[str], there: set[str], tables: dict[str, Table]) -> dict[str, str]:
-    """Game -> what became of its table, for those that are gone or went back."""
+    """Game -> name of its deleted or restored table, with what happened."""
     return {game: what for game, what in for_games(games, partial(_what, there, tables)).items() if what}
 
 
@@ -86,4 +80,4 @@ def _what(there: set[str], tables: dict[str, Table], game: str) -> str:
     try:
         return f"{table.name} (restored)" if restored_lately(table) else ""
     except (OSError, ValueError):
-        return ""  # a log that cannot be read is told of by whoever opens the table
+        return ""  # a log that cannot be read is an error of the layer that opens the table

@@ -1,6 +1,6 @@
-"""Everything a run needs, checked one by one without changing anything: `doctor`, `run --dry-run` and the job `validate`.
+"""Checks of everything that a run needs, for `doctor`, `run --dry-run` and the job `validate`. Nothing is changed.
 
-Every check is made whatever the ones before it have found, so that all that is wrong is said at once.
+All checks are made, also after a failure, so that all problems are reported at once.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class PreflightResult:
 
     Attributes:
         check: its name.
-        ok: nothing is wrong.
-        detail: what was found, or what is wrong and what to do about it.
-        data: the same for programs, where there is more to it.
-        look: nothing keeps a run from beginning, but somebody should look at it.
+        ok: a run can begin.
+        detail: finding, or problem and remedy.
+        data: details for programs.
+        look: a run can begin, but the finding needs attention.
     """
 
     check: str
@@ -65,7 +65,7 @@ class PreflightResult:
 
 
 class Hint(str):
-    """What a check has found that somebody should look at, although a run can begin."""
+    """A finding that needs attention, although a run can begin."""
 
     __slots__ = ()
 
@@ -75,20 +75,14 @@ def many(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-#: Says what it found; raises if something is wrong.
+#: Returns its finding; raises if something is wrong.
 Check = Callable[[], str | tuple[str, Mapping[str, object]]]
 
 
 def run_checks(
     checks: Mapping[str, Check], settings: Settings, needs: Mapping[str, Collection[str]] | None = None
 ) -> list[PreflightResult]:
-    """Make all of them, in order.
-
-    Args:
-        checks: name -> check.
-        settings: whose secrets no answer repeats.
-        needs: name -> checks without which it would only say the same once more.
-    """
+    """Make all checks in order; secrets are masked. `needs`: name -> checks that have to pass before."""
     found: list[PreflightResult] = []
     for name, check in checks.items():
         missing = [c.check for c in found if not c.ok and c.check in (needs or {}).get(name, ())]
@@ -97,10 +91,10 @@ def run_checks(
             continue
         try:
             answer = check()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other checks are made, and this one has failed
+        except Exception as error:  # noqa: BLE001 - the other checks are made in any case
             known = isinstance(error, GameEventsError | OSError | DeltaError)
-            said = str(error) if known else f"{type(error).__name__}: {error}"
-            found.append(PreflightResult(name, False, mask(said, settings)))
+            text = str(error) if known else f"{type(error).__name__}: {error}"
+            found.append(PreflightResult(name, False, mask(text, settings)))
         else:
             detail, data = (answer, {}) if isinstance(answer, str) else answer
             found.append(PreflightResult(name, True, str(detail), data, look=isinstance(detail, Hint)))
@@ -108,7 +102,7 @@ def run_checks(
 
 
 def environment_checks(settings: Settings) -> dict[str, Check]:
-    """What has to be there before any run."""
+    """Checks of the environment."""
     sources: dict[str, Check] = {"kafka": lambda: _kafka(settings), "schema registry": lambda: _registry(settings)}
     if settings.source == FILES:
         sources = {"files": lambda: _files(settings)}
@@ -125,20 +119,15 @@ def environment_checks(settings: Settings) -> dict[str, Check]:
 
 
 def run_plan_checks(pipeline: Pipeline, selected: Callable[[], Selection]) -> dict[str, Check]:
-    """What a run would do, with these tables and this topic.
-
-    Args:
-        pipeline: the parts; Spark is not used.
-        selected: gives the selection, or raises what is wrong with its words.
-    """
+    """Checks that show the work of the next run, without Spark. `selected` raises if the options are wrong."""
 
     def selection() -> str:
         found = selected()
         if Layer.BRONZE in found.full and not pipeline.settings.allow_bronze_full_refresh:
             raise ConfigurationError(f"{pipeline.bronze.name} is protected from a full refresh: {ALLOW}=true allows it")
-        said = [f"brought up to date: {_said(found.update)}"]
-        said += [f"replaced: {_said(found.full)}"] if found.full else []
-        return "; ".join([*said, *found.notices])
+        parts = [f"brought up to date: {_described(found.update)}"]
+        parts += [f"replaced: {_described(found.full)}"] if found.full else []
+        return "; ".join([*parts, *found.notices])
 
     def plan() -> tuple[str, Mapping[str, object]]:
         found = backlog(pipeline)
@@ -148,7 +137,7 @@ def run_plan_checks(pipeline: Pipeline, selected: Callable[[], Selection]) -> di
     return {"selection": selection, "plan": plan}
 
 
-def _said(parts: Parts) -> str:
+def _described(parts: Parts) -> str:
     return ", ".join(layer if games is None else f"{layer} of {', '.join(sorted(games))}" for layer, games in parts.items())
 
 
@@ -156,12 +145,12 @@ def _kafka(settings: Settings) -> str:
     found = make_source(settings).snapshot()
     if settings.source_table is not None:
         return f"not used: {settings.source_table} is read, {max(found.latest.values()) - 1} batches"
-    said = []
-    for topic in sorted({lane.topic for lane in found.latest}):
-        lanes = [lane for lane in found.latest if lane.topic == topic]
-        records = sum(found.latest[p] - found.earliest[p] for p in lanes)
-        said.append(f"topic {topic}, {many(len(lanes), 'partition')}, {many(records, 'record')}")
-    return f"{settings.kafka_bootstrap_servers}: {'; '.join(said)}"
+    parts = []
+    for topic in sorted({split.topic for split in found.latest}):
+        splits = [split for split in found.latest if split.topic == topic]
+        records = sum(found.latest[p] - found.earliest[p] for p in splits)
+        parts.append(f"topic {topic}, {many(len(splits), 'partition')}, {many(records, 'record')}")
+    return f"{settings.kafka_bootstrap_servers}: {'; '.join(parts)}"
 
 
 def _files(settings: Settings) -> str:
@@ -176,12 +165,12 @@ def _files(settings: Settings) -> str:
 
 def _registry(settings: Settings) -> str:
     registry = SchemaRegistry(settings)
-    said = [f"subject {subject}, {many(len(registry.version_numbers(subject)), 'version')}" for subject in subjects(settings)]
-    return f"{settings.schema_registry_url}: {'; '.join(said)}"
+    parts = [f"subject {subject}, {many(len(registry.version_numbers(subject)), 'version')}" for subject in subjects(settings)]
+    return f"{settings.schema_registry_url}: {'; '.join(parts)}"
 
 
 def _message_types(settings: Settings) -> str:
-    """A hint and no failure: with some naming strategies no subject leads to a type before its first record."""
+    """A hint, no failure: with some naming strategies a type is not known before its first record."""
     lakehouse = Lakehouse.of(settings)
     from_files = settings.source == FILES
     catalog = SchemaCatalog(SchemaRegistry(settings), lakehouse)
@@ -189,13 +178,13 @@ def _message_types(settings: Settings) -> str:
     if not from_files:
         ids |= {i for subject in subjects(settings) for i in catalog.ids_of(subject)}
     known = {name for i in ids for name in catalog.names(i)}
-    # Messages within messages are not listed.
+    # Nested messages are not listed.
     missing = [n for n in settings.message_types if n not in known and not any(n.startswith(f"{k}.") for k in known)]
-    said = f"decoded are {', '.join(settings.message_types)}"
+    text = f"decoded are {', '.join(settings.message_types)}"
     if missing and known:
-        said += f"; no known schema has {', '.join(missing)}: there are {', '.join(sorted(known)[:TYPES_SHOWN])}"
-        said += f" and {len(known) - TYPES_SHOWN} more" if len(known) > TYPES_SHOWN else ""
-    return said
+        text += f"; no known schema has {', '.join(missing)}: there are {', '.join(sorted(known)[:TYPES_SHOWN])}"
+        text += f" and {len(known) - TYPES_SHOWN} more" if len(known) > TYPES_SHOWN else ""
+    return text
 
 
 def _writable(settings: Settings) -> str:
@@ -226,7 +215,7 @@ def _tables(lakehouse: Lakehouse) -> str:
 
 
 def _no_room(settings: Settings) -> str:
-    """A hint and no failure: names that stay out are counted by each run."""
+    """A hint, no failure: each run counts the names that have no table."""
     games = len(Lakehouse.of(settings).games())
     if settings.games or games < settings.max_games:
         return ""
@@ -240,7 +229,7 @@ def _forgotten(settings: Settings) -> str:
     if found is None:
         return "none"
     listed, _ = found
-    said = f"{len(listed.entries):,} are kept out, recognised by the key that is set"
+    text = f"{len(listed.entries):,} are kept out, recognised by the key that is set"
     if listed.unfinished:
-        said += f"; of {len(listed.unfinished):,} the erasure is not finished: repeat `game-events forget`, or use --resume"
-    return said
+        text += f"; of {len(listed.unfinished):,} the erasure is not finished: repeat `game-events forget`, or use --resume"
+    return text

@@ -1,4 +1,4 @@
-"""One run over all layers, or over those selected: the function that Dagster's job, its assets and the command line call."""
+"""One run over all layers, or over selected ones, for Dagster's jobs and assets and the command line."""
 
 from __future__ import annotations
 
@@ -27,18 +27,15 @@ def refresh(
     *,
     ignore_intervals: bool = False,
 ) -> RunReport:
-    """Triggered mode: read the topic up to the offsets seen now, then bring the selected layers up to date.
+    """Triggered mode: read the source up to its current end, then refresh the selected layers.
 
-    Args:
-        pipeline: the parts.
-        report: filled as it goes, so that whoever gave it has what was done when it fails.
-        selection: what is asked for.
-        ignore_intervals: refresh aggregates of one's own whose interval has not passed yet, too.
+    The report gets the result of each step, so that it is complete if a later step fails. `ignore_intervals`: refresh custom
+    aggregates before their interval has passed, too.
 
     Raises:
-        ConfigurationError: a full refresh of bronze that is not allowed; nothing was touched.
-        GameEventsError: nothing more can be done (broker, registry, settings); what was committed stays, and the next run
-            goes on from there. A game that fails alone is in the report instead.
+        ConfigurationError: a full refresh of bronze is not allowed; nothing was changed.
+        GameEventsError: the run cannot continue (broker, registry, settings); what was committed stays, and the next run
+            continues from there. A game that fails alone is in the report instead.
     """
     report = RunReport() if report is None else report
     with storage_named(pipeline.lakehouse.root):
@@ -51,7 +48,7 @@ def refresh(
 
 
 def _selected(pipeline: Pipeline, report: RunReport, selection: Selection, *, ignore_intervals: bool) -> None:
-    report.notices += selection.notices
+    report.warn(*selection.notices)
     if Layer.BRONZE in selection.full:
         refuse_unless_allowed(pipeline)
         replace_bronze(pipeline, report)
@@ -71,17 +68,16 @@ def cycle(
     ignore_intervals: bool = False,
     go_on: Callable[[], bool] = lambda: True,
 ) -> None:
-    """What both modes repeat: slices of the topic to bronze, bronze to silver, silver to gold and the unified table.
+    """One cycle of both modes: micro-batches to bronze, bronze to silver, silver to gold and the unified table.
 
     Args:
         pipeline: the parts.
-        report: gets what was done; as it is filled step by step it is right after an error, too.
-        until: the source as it was seen just now; None: it is asked.
-        slices: so many commits of bronze at most; None: up to `until`.
+        report: gets the result of each step.
+        until: a recent snapshot of the source; None: take one.
+        slices: most commits of bronze; None: up to `until`.
         gold: False leaves gold and the unified table for later.
-        ignore_intervals: refresh aggregates of one's own whose interval has not passed yet, too.
-        go_on: asked between the steps; False ends the cycle there. Each step's commits are whole, and the next cycle, or the
-            next run, goes on from them.
+        ignore_intervals: refresh custom aggregates before their interval has passed, too.
+        go_on: called between the steps; False ends the cycle there. The next cycle or run continues from its commits.
     """
     load_bronze(pipeline, report, until, slices)
     if not go_on():
@@ -100,10 +96,10 @@ def refresh_downstream(
     just_loaded: bool = False,
     go_on: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Bring silver, gold and the unified table up to bronze; `full`: replace every game's rows by what bronze has of them.
+    """Refresh silver, gold and the unified table; `full`: replace every game's rows from bronze.
 
-    Gold follows a replaced silver table by itself, after a crash too: its progress names silver's generation. `gold` and
-    `go_on` as for `cycle`, `just_loaded` as for `refresh_silver`.
+    Gold detects a replaced silver table, after a crash too. `gold` and `go_on` as for `cycle`, `just_loaded` as for
+    `refresh_silver`.
     """
     refresh_silver(pipeline, report, full=full, just_loaded=just_loaded)
     report.visible(Layer.SILVER)
@@ -116,11 +112,11 @@ def refresh_downstream(
 
 
 def refresh_selected(pipeline: Pipeline, report: RunReport, selection: Selection, *, ignore_intervals: bool = False) -> None:
-    """The layers behind bronze, in their order: what is replaced first, then everything else that is selected."""
+    """Refresh the selected layers after bronze, in order: per layer first the full refreshes."""
     update, full = selection.update, selection.full
-    # Latencies are of records that a layer has, whatever their game.
+    # Latencies are measured only if all games are refreshed.
     whole = all(layer in update and update[layer] is None for layer in (Layer.SILVER, Layer.GOLD))
-    # A silver made from another bronze is replaced by itself.
+    # After a full refresh of bronze, silver is replaced in any case.
     if Layer.SILVER in full and not (Layer.BRONZE in full and full[Layer.SILVER] is None):
         refresh_silver(pipeline, report, full[Layer.SILVER], full=True)
     if Layer.SILVER in update:

@@ -1,8 +1,8 @@
-"""Rows that rules keep out of silver, judged again by the rules in force; and the replay of quarantine as a whole.
+"""Replay of quarantine: records that did not decode, and rows that rules rejected.
 
-Guarantee: each affected game's silver table is made anew from bronze in one commit, after one commit of quarantine that
-decides it: rows that pass now say so, rows that are rejected now are added, rows that stay are not touched. A crash between the
-two is finished by the next run. Gold follows by itself.
+Guarantee: each affected game's silver table is rebuilt from bronze in one commit, after one commit of quarantine with the
+decisions: accepted rows are marked, newly rejected rows are added, the others are not changed. A crash between the two is
+finished by the next run. Gold follows.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from game_events.pipeline.silver.refresh import refresh_silver
 
 
 def replay_and_refresh(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) -> Replayed:
-    """Try rows of quarantine again, those that do not decode and those that rules reject; then bring every layer up to date.
+    """Retry rows of quarantine, undecodable and rejected ones, then refresh every layer.
 
     Raises:
-        ConflictError: rivals won every attempt.
-        TransientError: the registry cannot be asked about a schema that is not archived.
+        ConflictError: concurrent writers won every attempt.
+        TransientError: the registry is unavailable, and a schema is not archived.
     """
     done = replay(pipeline, report, selection) if selection.undecodable else Replayed()
     games = games_kept_out_of(pipeline, selection.rules) if selection.rejected else frozenset()
@@ -38,10 +38,10 @@ def replay_and_refresh(pipeline: Pipeline, report: RunReport, selection: ReplayS
 
 
 def games_kept_out_of(pipeline: Pipeline, rules: frozenset[str]) -> frozenset[str]:
-    """Games with rows that these rules (empty: any rule) keep out of silver.
+    """Games with rows that these rules (empty: any rule) reject.
 
-    Of dropped rows only a game's number is known, not the rule: with no rule given, or one for which quarantine holds no row,
-    every game that has any is among them.
+    Dropped rows are counted per game, not per rule: without a rule, or with one that has no row in quarantine, every game with
+    dropped rows is included.
     """
     bronze = pipeline.bronze.open()
     if bronze is None:

@@ -1,6 +1,6 @@
-"""What a run is asked to do: which layers and games it brings up to date, and which it replaces.
+"""Selection of the layers and games that a run refreshes, and of those that it replaces.
 
-Words are layers, asset keys or names of tables, in any order; the run goes through the layers in their own order.
+Names are layers, asset keys or tables, in any order; the run keeps the order of the layers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ALL = "all"
 
 
 def _whole(names: Names) -> dict[str, str]:
-    """Words for a whole layer. Quarantine is written in bronze's pass."""
+    """Names of a whole layer. Quarantine is written together with bronze."""
     return {
         **{layer: layer for layer in REFRESHED},
         names.name_of(BRONZE): Layer.BRONZE,
@@ -38,13 +38,12 @@ Parts = Mapping[str, Games]
 
 @dataclass(frozen=True)
 class Selection:
-    """What a run does.
+    """Layers and games of a run.
 
     Attributes:
-        update: layer -> games that are brought up to date; layers that are not in it are left alone. Aggregates of one's
-            own are layers of their own, `gold:{name}`.
-        full: layer -> games whose tables are replaced by everything the layer before has of them.
-        notices: what a person should know about it.
+        update: layer -> games to refresh; a custom aggregate is a layer `gold:{name}`.
+        full: layer -> games with tables to replace from the layer before.
+        notices: warnings for the user.
     """
 
     update: Parts = field(default_factory=lambda: dict.fromkeys(REFRESHED))
@@ -52,24 +51,23 @@ class Selection:
     notices: tuple[str, ...] = ()
 
 
-#: What a run does that is asked for nothing special.
+#: The default.
 EVERYTHING = Selection()
 
 
 def selection_of(
     pipeline: Pipeline, select: Collection[str] = (), games: Collection[str] = (), full_refresh: Collection[str] = ()
 ) -> Selection:
-    """A selection from a user's words.
+    """A selection from the user's options.
 
     Args:
-        pipeline: the parts; only names are looked up.
-        select: what to bring up to date; empty: every layer.
+        pipeline: the parts; only names are read.
+        select: names to refresh; empty: every layer.
         games: silver and gold of these games only; empty: every game.
-        full_refresh: what to replace; `all`: every layer, bronze only if the setting allows it. It is part of the run
-            whether it is selected or not.
+        full_refresh: names to replace, selected or not; `all`: every layer, bronze only if the setting allows it.
 
     Raises:
-        ConfigurationError: a name that there is not, with those that there are.
+        ConfigurationError: an unknown name; the text lists the known ones.
     """
     names = _Names(pipeline)
     chosen = names.games(games)
@@ -79,7 +77,7 @@ def selection_of(
     bronze = {word for word, layer in _whole(pipeline.settings.names).items() if layer == Layer.BRONZE}
     if ALL in full_refresh and not bronze & set(full_refresh):
         if chosen is not None:
-            # Of these games, not of the topic and of the table over all games.
+            # Bronze and the unified table hold all games.
             full = {layer: found for layer, found in full.items() if layer not in (Layer.BRONZE, Layer.UNIFIED)}
         elif not pipeline.settings.allow_bronze_full_refresh:
             full = {layer: found for layer, found in full.items() if layer != Layer.BRONZE}
@@ -91,7 +89,7 @@ def selection_of(
 
 
 def _united(one: Parts, other: Parts) -> dict[str, Games]:
-    """Both together, in the order of the layers; aggregates of one's own come last."""
+    """Union, in the order of the layers; custom aggregates last."""
     found: dict[str, Games] = {}
     for layer in (*REFRESHED, *sorted((one.keys() | other.keys()) - set(REFRESHED))):
         parts = [p[layer] for p in (one, other) if layer in p]
@@ -101,21 +99,21 @@ def _united(one: Parts, other: Parts) -> dict[str, Games]:
 
 
 class _Names:
-    """The names that there are; looked up when they are needed, once."""
+    """The known names, read once on demand."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._known: frozenset[str] | None = None
 
     def games(self, words: Collection[str]) -> Games:
-        """Checked names of games; None if there are none."""
+        """Validated names of games; None if there are none."""
         unknown = sorted(set(words) - self._all_games()) if words else []
         if unknown:
             raise ConfigurationError(f"--games: there is no {', '.join(map(repr, unknown))}; {self._what_games()}")
         return frozenset(words) or None
 
     def parts(self, option: str, words: Collection[str], games: Games) -> dict[str, Games]:
-        """Layer -> games, of some words."""
+        """Layer -> games of some names."""
         found: dict[str, Games] = {}
         for word in words:
             for layer, of in self._meaning(option, word):
@@ -147,13 +145,13 @@ class _Names:
         )
 
     def _templates(self) -> Iterable[str]:
-        """Tables of a game, one of each kind."""
+        """Name templates of a game's tables."""
         called, game = self._pipeline.settings.names, f"{{{self._pipeline.settings.names.entity}}}"
         own = (gold_name(game, a.name) for a in self._pipeline.extensions.aggregates)
         return [called.name_of(key) for key in (silver_name(game), gold_name(game), *own)]
 
     def _all_games(self) -> frozenset[str]:
-        """Games with tables, games of the allow list, and names in bronze that have no table yet."""
+        """Games with tables, games of the allow list, and names in bronze without a table."""
         if self._known is None:
             allowed = frozenset(self._pipeline.settings.games)
             found = frozenset(self._pipeline.lakehouse.games()) | games_waiting(self._pipeline).keys() | allowed

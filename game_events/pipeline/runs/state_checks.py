@@ -1,34 +1,41 @@
-"""What `doctor` says of the tables' state: nothing that a run needs to begin, and all that somebody should look at."""
+"""Checks of the tables' state and of the SQL in the settings, for `doctor` and dry runs. They keep no run from starting."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql.types import StructType
 
+from game_events.config.gold_columns import measures
 from game_events.decoding.core.reasons import Reason
 from game_events.errors import DataError
 from game_events.lakehouse.commits.generations import BronzeIdentity
-from game_events.lakehouse.data.snapshot import read_arrow
+from game_events.lakehouse.data.snapshot import read_arrow, row_count
+from game_events.lakehouse.event_columns import has_decoded_columns
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.event_log import read_events
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.gold.aggregates import player_agg_columns
 from game_events.pipeline.gold.null_values import of_another_kind
+from game_events.pipeline.quality.validation import problems, refuse
 from game_events.pipeline.runs.backlog import games_waiting
 from game_events.pipeline.runs.preflight import Check, Hint, many
+from game_events.pipeline.silver.stage import SilverInput
 from game_events.sources.core.source import FILES
 from game_events.sources.factory import subjects
 
-#: The newest files of the event log in which the last run is looked for.
+#: Newest files of the event log that are searched for the last run.
 LOOK_BACK_FILES = 20
-#: Newest versions of a subject that are compiled, and names that a sentence has.
+#: Newest versions of a subject that are compiled; names in a text.
 VERSIONS, NAMED = 20, 5
 
 
 def state_checks(pipeline: Pipeline) -> dict[str, Check]:
-    """What came of the runs so far, and whether the subjects' schemas compile."""
+    """Checks of earlier runs and of the subjects' schemas."""
     checks: dict[str, Check] = {
         "last run": lambda: last_run(pipeline),
         "waiting": lambda: waiting(pipeline),
@@ -39,32 +46,32 @@ def state_checks(pipeline: Pipeline) -> dict[str, Check]:
 
 
 def last_run(pipeline: Pipeline) -> str:
-    """How the newest run that the event log knows ended; a hint if it failed."""
+    """Status of the newest run in the event log; a hint if it failed."""
     runs = read_events(pipeline.lakehouse, newest_files=LOOK_BACK_FILES, kind="run").sort_by([("time", "descending")])
     if not runs.num_rows:
         return "none is in the event log"
     run = runs.slice(0, 1).to_pylist()[0]
-    said = f"{run['name']} {run['status']} at {run['time']:%Y-%m-%d %H:%M:%S} UTC"
+    text = f"{run['name']} {run['status']} at {run['time']:%Y-%m-%d %H:%M:%S} UTC"
     if run["status"] == "succeeded":
-        return said
+        return text
     error = (json.loads(run["detail"]) if run["detail"] else {}).get("error") or {}
     why = f": {' '.join(str(error.get('text', '')).split())[:300]}" if error else ""
-    return Hint(f"{said}{why}; `game-events log --run {run['run_id'][:8]}` has all of it")
+    return Hint(f"{text}{why}; `game-events log --run {run['run_id'][:8]}` has all of it")
 
 
 def waiting(pipeline: Pipeline) -> str:
-    """Rows of bronze that silver has not taken, and games that failed: the next run takes them."""
+    """Rows of bronze that are not in silver, and failed games: work of the next run."""
     bronze = pipeline.bronze.open()
     if bronze is None:
         return "there are no tables yet"
     rows = sum(games_waiting(pipeline).values())
     failed = pipeline.progress.read(BronzeIdentity.of(bronze).key).failed
-    said = f"{many(rows, 'row')} of {pipeline.bronze.name} {'waits' if rows == 1 else 'wait'} for silver"
+    text = f"{many(rows, 'row')} of {pipeline.bronze.name} {'waits' if rows == 1 else 'wait'} for silver"
     if failed:
         games = sorted({game for layer, game in failed if layer == Layer.SILVER}) or sorted({game for _, game in failed})
         names = ", ".join(games[:NAMED]) + (" and others" if len(games) > NAMED else "")
-        said += f"; tables of {names} failed, or are to be made anew: {next(iter(failed.values()))}"
-    return Hint(f"{said}: `game-events run`") if rows or failed else said
+        text += f"; tables of {names} failed, or are to be rebuilt: {next(iter(failed.values()))}"
+    return Hint(f"{text}: `game-events run`") if rows or failed else text
 
 
 def quarantine(pipeline: Pipeline) -> str:
@@ -75,13 +82,13 @@ def quarantine(pipeline: Pipeline) -> str:
     rows = read_arrow(pipeline.quarantine, handle, ["reason", "replayed_batch"])
     open_ones = rows.filter(pc.is_null(rows.column("replayed_batch"))).column("reason")
     found = Counter({entry["values"]: entry["counts"] for entry in pc.value_counts(open_ones.combine_chunks()).to_pylist()})
-    said = f"{many(len(open_ones), 'row')}" + (f": {_by_reason(found)}" if found else "")
-    mended = found.keys() & {Reason.BAD_SCHEMA, Reason.UNKNOWN_SCHEMA}
-    return Hint(f"{said}; `game-events quarantine list` says why") if mended else said
+    text = f"{many(len(open_ones), 'row')}" + (f": {_by_reason(found)}" if found else "")
+    needs_schema = found.keys() & {Reason.BAD_SCHEMA, Reason.UNKNOWN_SCHEMA}
+    return Hint(f"{text}; `game-events quarantine list` says why") if needs_schema else text
 
 
 def schemas(pipeline: Pipeline) -> str:
-    """Whether the newest versions of the subjects compile: records of one that does not are quarantined."""
+    """Whether the newest versions of the subjects compile; if not, their records are quarantined."""
     bad: list[str] = []
     left_out = 0
     ids = {i for subject in subjects(pipeline.settings) for i in pipeline.catalog.ids_of(subject)[-VERSIONS:]}
@@ -92,13 +99,13 @@ def schemas(pipeline: Pipeline) -> str:
         except DataError as error:
             bad.append(" ".join(str(error).split()))
     if not bad:
-        said = f"{many(len(ids), 'schema')} {'compiles' if len(ids) == 1 else 'compile'}"
-        return f"{said}; {many(left_out, 'message type')} of very large ones not looked at" if left_out else said
+        text = f"{many(len(ids), 'schema')} {'compiles' if len(ids) == 1 else 'compile'}"
+        return f"{text}; {many(left_out, 'message type')} of very large ones not looked at" if left_out else text
     return Hint(f"{len(bad)} of {len(ids)} cannot be used, their records are quarantined: {'; '.join(bad[:NAMED])}")
 
 
 def columns(pipeline: Pipeline) -> str:
-    """Whether the columns that settings name have the kinds that they are for."""
+    """Whether the columns of the settings have suitable types."""
     bronze = pipeline.bronze.open()
     if bronze is None:
         return "there are no tables yet"
@@ -109,3 +116,53 @@ def columns(pipeline: Pipeline) -> str:
 
 def _by_reason(found: Counter[str]) -> str:
     return ", ".join(f"{why} {rows:,}" for why, rows in found.most_common())
+
+
+def check_rules(pipeline: Pipeline) -> str:
+    """Analyze each rule against the columns of its layer; without a bronze table, parse it.
+
+    Raises:
+        ConfigurationError: names each rule that cannot be evaluated, with the problem.
+    """
+    if not pipeline.rules:
+        return "no rules"
+    bronze = pipeline.bronze.open()
+    silver: StructType | None = None
+    gold: StructType | None = None
+    if bronze is not None and row_count(bronze) and has_decoded_columns(bronze):
+        source = SilverInput.of(pipeline, bronze)
+        silver, gold = source.columns, _gold(pipeline, source.columns)
+    found: dict[str, str] = {}
+    for layer, columns in (("silver", silver), ("gold", gold)):
+        found |= problems(pipeline.spark, [r for r in pipeline.rules if r.layer == layer], columns)
+    refuse(found, silver.names if silver is not None else [])
+    against = f"they fit the columns of {pipeline.bronze.name}" if silver is not None else "they parse (there are no rows yet)"
+    return f"{len(pipeline.rules)} rules: {against}"
+
+
+def check_gold_columns(pipeline: Pipeline) -> str:
+    """Analyze the expressions of the setting `gold_columns` against silver's columns.
+
+    Raises:
+        ConfigurationError: one does not fit them.
+    """
+    bronze = pipeline.bronze.open()
+    count = len(pipeline.settings.gold_columns)
+    if bronze is None or not row_count(bronze) or not has_decoded_columns(bronze):
+        return f"{count} columns; not compared with silver's: there are no rows yet"
+    player_agg_columns(pipeline.spark, pipeline.settings, SilverInput.of(pipeline, bronze).columns)
+    way = "merged with the old" if measures(pipeline.settings.gold_columns) else "recomputed where rows are new"
+    return f"{count} columns fit those of silver; {way}"
+
+
+def sql_checks(pipeline: Pipeline) -> dict[str, Callable[[], str]]:
+    """Checks of the SQL in the settings; Spark starts only if there is any."""
+    checks: dict[str, Callable[[], str]] = {"rules": lambda: check_rules(pipeline)}
+    return checks | ({"gold columns": lambda: check_gold_columns(pipeline)} if pipeline.settings.gold_columns else {})
+
+
+def _gold(pipeline: Pipeline, silver: StructType) -> StructType | None:
+    settings = pipeline.settings
+    if not {settings.key_column, *(() if settings.gold_columns else (settings.time_column,))} <= set(silver.names):
+        return None  # an error of gold itself
+    return player_agg_columns(pipeline.spark, pipeline.settings, silver)

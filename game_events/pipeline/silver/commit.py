@@ -26,7 +26,9 @@ from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.quality.decisions import Decisions, RejectionDecision, Rewritten, decide
 from game_events.pipeline.quality.expressions import DISPOSITION, HELD_BACK, READMIT
 from game_events.pipeline.quality.worker import failed_rules
-from game_events.pipeline.reporting.report import RuleCounts, RunReport
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.result import LayerResult, SilverResult
+from game_events.pipeline.reporting.tables import RuleCounts
 from game_events.pipeline.silver.stage import SilverInput, Start, rows_from, with_disposition
 from game_events.spark.config import null_on_error
 
@@ -62,9 +64,10 @@ def settle(
     plans = {g: partial(_commit_plan, source, decisions, g, s, result) for g, s in ready.items() if g not in retry}
     committed = commit_games(plans, "game_committed", source.pipeline.settings)
     for game, landed in sorted(committed.landed.items()):
-        entry = report.add_landed(Layer.SILVER, source.pipeline.lakehouse.silver(game), landed, schema, source.batch, game)
-        if game in result.counts:
-            report.add_rules(Layer.SILVER, game, rules, result.counts[game], entry)
+        counts, table = result.counts.get(game), source.pipeline.lakehouse.silver(game)
+        report.add_landed(Layer.SILVER, table, landed, schema, source.batch, game, counts=counts)
+        if counts is not None:
+            report.add_rules(Layer.SILVER, game, rules, counts)
     committed.again |= retry
     committed.failed |= failed
     return committed
@@ -102,12 +105,12 @@ def _decide(
     if outcome.landed is not None:
         reasons = [found[game].reasons for game in due if game not in outcome.moved]
         rows = sum(of_game.total() for of_game in reasons)
-        report.rejected += sum(reasons, Counter[str]())
+        report.add(LayerResult(rejected=sum(reasons, Counter[str]())))
         readmitted = sum(found[game].readmitted for game in released)
-        report.readmitted += readmitted
+        report.add(SilverResult(readmitted=readmitted))
         gone = sum(decisions.rejected_rows[game] - found[game].held for game in released) - readmitted
         if gone:
-            report.notices.append(
+            report.warn(
                 f"{gone:,} rejected rows of {pipeline.quarantine.name} are of records that {pipeline.bronze.name} does not "
                 f"have, or not of that {pipeline.settings.names.entity}: they are history"
             )

@@ -33,7 +33,9 @@ from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.fanout.routing import INVALID, NO_NAME, OVER_LIMIT, Routing, admit
 from game_events.pipeline.quality.decisions import Decisions
 from game_events.pipeline.quarantine.intact import intact_tables
-from game_events.pipeline.reporting.report import RunReport, TableReport
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.result import LayerResult, SilverResult
+from game_events.pipeline.reporting.tables import TableReport
 from game_events.pipeline.silver.admission import counted_routing, is_allowed, new_games, routing
 from game_events.pipeline.silver.commit import drop, settle
 from game_events.pipeline.silver.isolation import stage_games
@@ -117,9 +119,9 @@ def refresh_silver(
         except ExtensionError as error:
             # It concerns all games: silver does not move, and the run still reports bronze.
             asset, root = pipeline.settings.names.silver_asset, pipeline.lakehouse.root
-            report.tables.append(TableReport(Layer.SILVER, asset, root, error=str(error)))
+            report.add(LayerResult(tables=[TableReport(Layer.SILVER, asset, root, error=str(error))]))
             break
-    report.seconds[Layer.SILVER] = report.seconds.get(Layer.SILVER, 0.0) + time.monotonic() - began
+    report.add_seconds(Layer.SILVER, time.monotonic() - began)
 
 
 def _refresh(run: _Run) -> None:
@@ -138,9 +140,9 @@ def _refresh(run: _Run) -> None:
     failpoints.reach("silver_committed")
     for game, why in result.failed.items():
         table = pipeline.lakehouse.silver(game)
-        run.report.tables.append(TableReport(Layer.SILVER, table.name, table.uri, game, error=why))
+        run.report.add_failed(Layer.SILVER, table, why, game)
     pipeline.progress.update(run.source.bronze.key, partial(_progress, run, result, owed, redecided))
-    run.report.unrouted += result.unrouted
+    run.report.add(SilverResult(unrouted=result.unrouted))
 
 
 def _requested(run: _Run) -> frozenset[str]:
@@ -215,9 +217,7 @@ def _pass(run: _Run, games: Collection[str] | None = None) -> PassResult:
     if not starts:
         return found
     outcome = settle(run.source, decisions, starts, staged, run.report)
-    entries = {entry.game: entry for entry in run.report.of(Layer.SILVER)}
-    for game in outcome.landed:
-        entries[game].new = game not in run.state.games
+    run.report.mark_new(Layer.SILVER, outcome.landed.keys() - run.state.games.keys())
     # Tables that the first pass replaces are above the low watermarks of the later layers.
     replaced = frozenset(game for game in outcome.landed if starts[game].replace and games is not None)
     done = dict.fromkeys(outcome.landed, run.source.batch)
@@ -235,7 +235,7 @@ def _stage_from_watermark(run: _Run, decisions: Decisions) -> tuple[dict[str, St
     result, unrouted = _stage_admitted(work, known)
     failpoints.reach("silver_staged")
     if unrouted[OVER_LIMIT]:
-        run.report.notices.append(
+        run.report.warn(
             f"names that are no {pipeline.settings.names.entities} yet stay in bronze, as there is no room for more: raise "
             "GAME_EVENTS_MAX_GAMES and GAME_EVENTS_MAX_GAMES_EVER, or name those you want in GAME_EVENTS_GAMES"
         )

@@ -1,1 +1,1 @@
-"""What commits say of offsets and rows."""
+"""Offsets and row counts in bronze's commits."""

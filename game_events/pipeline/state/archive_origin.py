@@ -1,7 +1,7 @@
-"""Which archive bronze's records come from: records of one are never added to those that bronze has from elsewhere.
+"""Archive of bronze's records: records of an archive are never added to records from elsewhere.
 
-Kafka's coordinates tell a record, but not whether bronze has it: an archive's files are in no order of offsets. So bronze notes
-which archive its slices are of, and that is over with the first slice that is of none. A full refresh begins anew.
+An archive's files are in no order of offsets, so an offset does not show whether bronze has a record. So bronze stores which
+archive its micro-batches were read from, until the first one from elsewhere or a full refresh.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def ends_of_origins(origins: Offsets) -> Offsets:
     return {split: end for split, end in origins.items() if _TOPIC_ID.fullmatch(split.topic_id)}
 
 
-def behind_origins(bronze: DeltaTable, origins: Offsets) -> Offsets:
+def after_origins(bronze: DeltaTable, origins: Offsets) -> Offsets:
     """Split -> next offset of these topics: a run that reads them continues after what the archive and bronze have."""
     ends = ends_of_origins(origins)
     reached = next_offsets(bronze, ends)
@@ -34,22 +34,22 @@ def behind_origins(bronze: DeltaTable, origins: Offsets) -> Offsets:
 
 
 def archive_noted(bronze: DeltaTable, source: Source) -> dict[str, int]:
-    """`txn` -> value that a commit of a slice of this source adds."""
+    """`txn` -> value that the commit of a micro-batch of this source sets."""
     now = _number(source.archive) if isinstance(source, FileSource) and source.archive is not None else 0
     return {} if now == int(bronze.transaction_version(Txn.ARCHIVE) or 0) else {Txn.ARCHIVE: now}
 
 
 def refuse_twice(bronze: DeltaTable | None, quarantine: DeltaTable | None, archive: str, ends: Offsets) -> None:
-    """Stop before records of an archive come to a lakehouse that may have them already; there may be none to come.
+    """Stop before records of an archive are added to a lakehouse that may have them already.
 
     Args:
-        bronze: the table, as it is now.
-        quarantine: the same.
-        archive: which one it is.
-        ends: where bronze will stand when it has read it.
+        bronze: its newest version.
+        quarantine: its newest version.
+        archive: address of the archive.
+        ends: split -> next offset of bronze when it has read the archive.
 
     Raises:
-        ConfigurationError: it has records from elsewhere.
+        ConfigurationError: bronze has records from elsewhere.
     """
     if bronze is None:
         other = quarantine is not None

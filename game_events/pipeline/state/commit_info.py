@@ -1,6 +1,6 @@
-"""What bronze's commits say of themselves: batch, rows, and the offsets [from, to) they stand for.
+"""Information of bronze's commits: batch, rows and offsets [from, to).
 
-Notes for people and for checks. What the next run starts from are the table's transactions, never these.
+It is for people and for checks; runs start from the table's transactions, never from this.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from game_events.sources.files.offsets import FileGap
 _RANGE = re.compile(r"([^,\[\s]+)\[(\d+)\]@(\d+)\.\.(\d+)(?:, |$)")
 _GAP = re.compile(r"([^,\[\s]+)\[(\d+)\]#([^@]+)@(\d+)\.\.(\d*)(?:, |$)")
 
-#: Split -> positions [from, to).
+#: Split -> offsets [from, to).
 Ranges = Mapping[Split, tuple[int, int]]
 
-#: Key in the information of an erasure's commit: how many rows went.
+#: Key in the information of an erasure's commit: number of erased rows.
 ERASED_ROWS = "erased_rows"
 
 
 @dataclass(frozen=True)
 class BronzeCommit:
-    """One commit of bronze, as its own information has it.
+    """One commit of bronze, by its information.
 
     Attributes:
         batch: number of the batch; 0 made the table.
         rows: rows it added to bronze.
         quarantined: records of its offsets that it put into quarantine.
         offsets: what was read; None: nothing (a replay from quarantine).
-        known: topic -> a lane of it, of all topics (or the table) that the source had, whether anything was read or not.
+        known: topic -> one of its splits, of all topics (or the table) of the source, read or not.
         gaps: offsets it passed over, as they were gone before they were read.
         time_ms: milliseconds since 1970, UTC.
-        suppressed: records of its offsets that are in no table, as their gamers were forgotten.
+        suppressed: records of its offsets that are in no table, as their data subjects were erased.
         kept: those of `rows` that a full refresh has not read: of topics that were not named.
     """
 
@@ -53,38 +53,38 @@ class BronzeCommit:
     kept: int = 0
 
 
-#: Note of a commit that erased gamers: batch -> rows that went, as JSON.
+#: Key in the information of an erasure's commit: batch -> erased rows, as JSON.
 ERASED_BY_BATCH = "erased_by_batch"
 
 
-def slice_info(
+def batch_info(
     batch: int,
     rows: int,
     quarantined: int = 0,
     offsets: Ranges | None = None,
     gaps: Sequence[Gap] = (),
     suppressed: int = 0,
-    lanes: Iterable[Split] = (),
+    splits: Iterable[Split] = (),
 ) -> dict[str, str]:
-    """The note of a commit, as Delta keeps it: texts. `lanes`: all that the source has, beside those that were read."""
+    """The information of a commit, as texts; `splits`: all of the source, read or not."""
     info = {"batch": str(batch), "rows": str(rows), "quarantined": str(quarantined)}
     if suppressed:
         info["suppressed"] = str(suppressed)
     if offsets is not None:
         info["offsets"] = ", ".join(f"{_name(p.topic)}[{p.partition}]@{a}..{b}" for p, (a, b) in sorted(offsets.items()))
-        info["sources"] = json.dumps({p.topic: [p.kind, p.topic_id] for p in sorted({*lanes, *offsets})})
+        info["sources"] = json.dumps({p.topic: [p.kind, p.topic_id] for p in sorted({*splits, *offsets})})
     if gaps:
         info["gaps"] = ", ".join(f"{g.topic}[{g.partition}]#{g.topic_id}@{g.start}..{_end(g)}" for g in gaps)
     return info
 
 
 def kept_info(rows: int) -> dict[str, str]:
-    """What a full refresh adds to its note."""
+    """The part of a full refresh: rows that it kept."""
     return {"kept_rows": str(rows)} if rows else {}
 
 
 def _name(topic: str) -> str:
-    """Topics' names stand as they are; a table's address may hold what separates the entries."""
+    """A topic's name is unchanged; a table's address may hold characters that separate the entries."""
     return quote(topic, safe="/:")
 
 
@@ -93,7 +93,7 @@ def _end(gap: Gap) -> str:
 
 
 def bronze_commit(entry: Mapping[str, Any]) -> BronzeCommit | None:
-    """The note in an entry of `DeltaTable.history`; None: no commit of a batch (redecode, maintenance, somebody else's)."""
+    """The information in an entry of `DeltaTable.history`; None: no commit of a batch (redecode, maintenance)."""
     if "batch" not in entry or "rows" not in entry:
         return None
     offsets: dict[Split, tuple[int, int]] | None = None
@@ -125,7 +125,7 @@ def bronze_commit(entry: Mapping[str, Any]) -> BronzeCommit | None:
 
 
 def erased_rows(entries: Iterable[Mapping[str, Any]]) -> Counter[int]:
-    """Batch -> rows that erasures took out of bronze, by the entries of its history."""
+    """Batch -> rows that were erased from bronze, by the entries of its history."""
     found: Counter[int] = Counter()
     for entry in entries:
         found.update({int(batch): rows for batch, rows in json.loads(str(entry.get(ERASED_BY_BATCH, "{}"))).items()})

@@ -1,7 +1,4 @@
-"""Which topic bronze has read: a topic that was deleted and made again has the same name, other records, and another id.
-
-The same of a table of another pipeline.
-"""
+"""Offsets and topic ids in bronze's transactions: a recreated topic has the same name, other records, and another id."""
 
 from __future__ import annotations
 
@@ -18,14 +15,14 @@ from game_events.sources.core.source import KAFKA, Offsets, Split
 
 #: A transaction holds one 64-bit number, an id has 128 bits: two of them.
 _HALVES = ("high", "low")
-#: So many partitions in a row without progress, and those behind them have none either.
+#: After so many partitions in a row without an offset, the search for more ends.
 HOLE = 64
 
 
-def identity(lanes: Iterable[Split]) -> dict[str, int]:
-    """`txn` -> value that tell the ids of the topics, or the table, that a commit of bronze has read."""
+def identity(splits: Iterable[Split]) -> dict[str, int]:
+    """`txn` -> value that identify the topics, or the table, that a commit of bronze has read."""
     found: dict[str, int] = {}
-    for topic, topic_id, kind in {(lane.topic, lane.topic_id, lane.kind) for lane in lanes}:
+    for topic, topic_id, kind in {(split.topic, split.topic_id, split.kind) for split in splits}:
         # librdkafka writes the 16 bytes as base64 without padding, with `+` and `/`; a table's id is a UUID.
         raw = base64.b64decode(topic_id + "==", validate=True) if kind == KAFKA else uuid.UUID(topic_id).bytes
         halves = struct.unpack(">qq", raw)
@@ -34,14 +31,14 @@ def identity(lanes: Iterable[Split]) -> dict[str, int]:
 
 
 def topic_id_read(handle: DeltaTable, topic: str, kind: str = KAFKA) -> str | None:
-    """Id of the topic, or table, of that name that bronze has read last; None: none."""
+    """Id of the topic, or table, of a name that bronze has read last; None: it has read none."""
     values = [handle.transaction_version(_app(topic, kind, half)) for half in _HALVES]
     if None not in values:
         raw = struct.pack(">qq", *values)
         return base64.b64encode(raw).decode().rstrip("=") if kind == KAFKA else str(uuid.UUID(bytes=raw))
     if kind != KAFKA:
         return None
-    # A table from before the id was kept in its transactions: its commits' notes.
+    # A table from before the id was in its transactions: the information of its commits.
     for entry in handle.history():
         note = bronze_commit(entry)
         if note is not None and topic in note.known:
@@ -56,29 +53,29 @@ def offsets_of(handle: DeltaTable, topic: str, topic_id: str, known: Iterable[in
         handle: bronze.
         topic: its name.
         topic_id: its id.
-        known: partitions that it is known to have had. Those of which nothing was read may have no transaction, and others
-            behind them have one: a hole of up to `HOLE` partitions is looked past anyway.
+        known: partitions that existed. Partitions without a record may have no transaction: up to `HOLE` of them in a row
+            are skipped anyway.
     """
     found: Offsets = {}
     last = max(known, default=-1)
     partition = missing = 0
     while partition <= last or missing < HOLE:
-        lane = Split(topic, topic_id, partition)
-        offset = handle.transaction_version(lane.app)
+        split = Split(topic, topic_id, partition)
+        offset = handle.transaction_version(split.app)
         if offset is None:
             missing += 1
         else:
             missing = 0
-            found[lane] = int(offset)
+            found[split] = int(offset)
         partition += 1
     return found
 
 
-def next_offsets(handle: DeltaTable | None, lanes: Iterable[Split]) -> Offsets:
-    """Split -> next position, as a table's own progress has it; lanes it never saw are left out."""
+def next_offsets(handle: DeltaTable | None, splits: Iterable[Split]) -> Offsets:
+    """Split -> next offset, by a table's transactions; unknown splits are left out."""
     if handle is None:
         return {}
-    return {lane: int(at) for lane in lanes if (at := handle.transaction_version(lane.app)) is not None}
+    return {split: int(at) for split in splits if (at := handle.transaction_version(split.app)) is not None}
 
 
 def _app(topic: str, kind: str, half: str) -> str:

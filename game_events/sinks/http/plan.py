@@ -22,7 +22,7 @@ from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import StagedFile, discard
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.export_result import Export
-from game_events.pipeline.reporting.report import RunReport, TableReport
+from game_events.pipeline.reporting.report import RunReport
 from game_events.sinks.http.changes import OnReplaced, Step, find_changes
 from game_events.sinks.http.chunks import ChunkOrigin, CutChunks
 from game_events.sinks.http.file_rows import file_rows, folder_table, new_files
@@ -166,4 +166,4 @@ def _report_held(pipeline: Pipeline, report: RunReport, account: Export, held: M
         if game not in account.held:
             account.held[game] = why
             table = of_game(game)
-            report.tables.append(TableReport("rest", table.name, table.uri, game, error=why))
+            report.add_failed("rest", table, why, game)

@@ -21,6 +21,7 @@ from game_events.lakehouse.commits.transactions import Txn
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.export_result import Export
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.result import RunResult
 from game_events.sinks.http.changes import OnReplaced
 from game_events.sinks.http.plan import plan_files, plan_slice
 from game_events.sinks.http.preflight import preflight
@@ -54,7 +55,8 @@ def export_rows(pipeline: Pipeline, report: RunReport, on_replaced: OnReplaced |
     settings = pipeline.settings
     target = RestTarget.of(settings)
     on_replaced = on_replaced or OnReplaced(settings.rest_on_replaced)
-    account = report.export = report.export or Export()
+    account = report.export or Export()
+    report.add(RunResult(export=account))
     tables = ExportTables.of(pipeline.lakehouse, settings.key_column)
     exporter = _Exporter(pipeline, tables, target, account)
     exporter.send_all()

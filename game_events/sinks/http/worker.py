@@ -28,7 +28,7 @@ from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.staging import StagedFile, StagedWriter, file_system
 from game_events.lakehouse.data.worker_job import WorkerJob
 from game_events.lakehouse.tables import Table
-from game_events.pipeline.reporting.export_result import LATENCIES_TOLD, TaskAccount
+from game_events.pipeline.reporting.export_result import LATENCIES_REPORTED, TaskAccount
 from game_events.sinks.http.delivery import Calls, ChunkOutcome, client
 from game_events.sinks.http.rate_limiter import LimiterAddress, RateLimiter
 from game_events.sinks.http.tables import DEAD, DELIVERED, DELIVERIES, ExportTables, dead_letters_schema, outbox_schema, share
@@ -155,7 +155,7 @@ class _Task:
             calls = Calls(target, session, limiter)
             await asyncio.gather(*(self._work(calls) for _ in range(target.calls)))
             account.answers, account.calls = dict(calls.answers), calls.answers.total()
-            account.latencies = calls.latencies[:: max(1, len(calls.latencies) // LATENCIES_TOLD)]
+            account.latencies = calls.latencies[:: max(1, len(calls.latencies) // LATENCIES_REPORTED)]
             if account.stopped is None and self._error is None:
                 self._results += self._failed
             if self._error is not None or not all(result.outcome.taken for result in self._results):

@@ -1,0 +1,230 @@
+"""Results of a run: one structure that Dagster, the command line, `--json` and the event log show.
+
+The metadata of each field names how two values are merged and where the value is shown (`merging.merged`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, fields
+from operator import add, or_
+from types import NoneType
+from typing import Self
+
+from game_events.decoding.core.wire_format import ordered
+from game_events.lakehouse.layers import REPORTED, Layer
+from game_events.lakehouse.tables import BRONZE, QUARANTINE
+from game_events.pipeline.reporting.check_result import CheckResult
+from game_events.pipeline.reporting.erasure_result import Erasure
+from game_events.pipeline.reporting.export_result import Export
+from game_events.pipeline.reporting.latency import Arrivals, Histogram
+from game_events.pipeline.reporting.merging import Event, add_counts, by_key, distinct, extend, merge, merged, newest
+from game_events.pipeline.reporting.steps import ArchiveResult, LineageResult, TableMaintenance
+from game_events.pipeline.reporting.tables import RuleReport, TableReport, merge_tables, rules_dict
+from game_events.sources.core.source import Gap, Offsets, Split
+
+#: Notices that a result keeps, the newest: a continuous run may have any number.
+NOTICES_KEPT = 100
+#: Batches that a result names: the first, and the newest.
+BATCHES_KEPT = 1_000
+
+
+def _merge_batches(first: Sequence[int], second: Sequence[int]) -> Sequence[int]:
+    both = [*first, *second]
+    return both if len(both) <= BATCHES_KEPT else [both[0], *both[1 - BATCHES_KEPT :]]
+
+
+def _merge_files(first: Counter[str], second: Counter[str]) -> Counter[str]:
+    """Sums, except of the files that wait: these are as of the last poll."""
+    if not second:
+        return first
+    return Counter({k: first[k] + second[k] for k in first | second if k != "waiting"} | {"waiting": second["waiting"]})
+
+
+@dataclass(frozen=True)
+class LayerResult:
+    """What every layer reports.
+
+    Attributes:
+        tables: one entry for each table that changed, and for each that failed.
+        rejected: quarantine reason, or rule -> rows.
+        rules: (layer, game, rule) -> evaluation; each row counts once, however often it was staged.
+        seconds: layer -> seconds.
+        checks: results of the checks of this run.
+        latency: layer -> time from Kafka's timestamp of a record to its commit there.
+        waiting: layer -> bronze records that are not visible there yet, by the time they were produced. None: not known.
+        notices: warnings for the user.
+    """
+
+    tables: Sequence[TableReport] = merged(merge_tables, list, json=None)
+    rejected: Mapping[str, int] = merged(add_counts, Counter, event=Event("rejected", Layer.QUARANTINE), printed="")
+    rules: Mapping[tuple[str, str, str], RuleReport] = merged(by_key(merge), dict, json=rules_dict)
+    seconds: Mapping[str, float] = merged(
+        by_key(add), dict, json=lambda seconds: {str(layer): round(took, 3) for layer, took in seconds.items()}
+    )
+    checks: Sequence[CheckResult] = merged(
+        lambda first, second: list({check.name: check for check in (*first, *second)}.values()),
+        list,
+        json=lambda checks: {check.name: check.passed for check in checks},
+    )
+    latency: Mapping[str, Histogram] = merged(
+        by_key(add), dict, json=lambda latency: {str(layer): times.to_dict() for layer, times in latency.items()}
+    )
+    waiting: Mapping[str, Arrivals] | None = merged(newest, NoneType, json=None)
+    notices: Sequence[str] = merged(lambda first, second: distinct(first, second)[-NOTICES_KEPT:], list)
+
+
+@dataclass(frozen=True)
+class BronzeResult(LayerResult):
+    """What bronze reports.
+
+    Attributes:
+        offsets: split -> [from, to) read.
+        lag: split -> records left to read.
+        batches: bronze batches committed.
+        schema_ids: ids that occurred.
+        new_schemas: id archived for the first time -> (subject, version), where known.
+        other_types: message type that is not selected -> rows, which are in bronze undecoded.
+        replayed: rows that moved from quarantine to bronze.
+        gaps: offsets that were deleted before they were read, and that the run passed over (setting `on_data_loss`).
+        expired: rows that a full refresh of bronze has lost, as Kafka does not have their records any more.
+        suppressed: records of erased data subjects, which are in no table.
+        files: of files as the source: how many were read, have changed since, wait until they are finished.
+    """
+
+    offsets: Mapping[Split, tuple[int, int]] = merged(
+        by_key(lambda first, second: (first[0], second[1])),
+        dict,
+        json=lambda offsets: {str(p): list(read) for p, read in sorted(offsets.items())},
+    )
+    lag: Offsets = merged(lambda first, second: second or first, dict, json=lambda lag: sum(lag.values()))
+    batches: Sequence[int] = merged(_merge_batches, list)
+    schema_ids: Set[int | str] = merged(or_, set, json=lambda ids: sorted(ids, key=ordered))
+    new_schemas: Mapping[int | str, tuple[str, int] | None] = merged(or_, dict, json=None)
+    other_types: Mapping[str, int] = merged(
+        add_counts, Counter, event=Event("other_types", Layer.BRONZE), asset=(Layer.BRONZE, "other_types", dict), printed=""
+    )
+    replayed: int = merged(
+        add, int, event=Event("replayed", Layer.BRONZE, BRONZE), printed="rows of quarantine are in bronze now"
+    )
+    gaps: Sequence[Gap] = merged(
+        extend,
+        list,
+        json=lambda gaps: [{**asdict(gap), "offsets": gap.offsets} for gap in gaps],
+        asset=(Layer.BRONZE, "offsets_lost", lambda gaps: "; ".join(map(str, gaps))),
+    )
+    expired: int = merged(
+        add, int, event=Event("expired", Layer.BRONZE, BRONZE), asset=(Layer.BRONZE, "expired_rows_lost", int)
+    )
+    suppressed: int = merged(
+        add,
+        int,
+        event=Event("suppressed", Layer.BRONZE, BRONZE),
+        asset=(Layer.BRONZE, "suppressed_records", int),
+        printed="records of erased data subjects are in no table",
+    )
+    files: Counter[str] = merged(_merge_files, Counter, json=lambda files: dict(+files) or None)
+
+
+@dataclass(frozen=True)
+class SilverResult(LayerResult):
+    """What silver reports.
+
+    Attributes:
+        readmitted: rows of quarantine that pass the rules now, and are in silver.
+        unrouted: reason (invalid, not_allowed, over_limit, no_name) -> rows that belong to no game's table.
+    """
+
+    readmitted: int = merged(
+        add,
+        int,
+        event=Event("replayed", Layer.SILVER, QUARANTINE),
+        printed="rows of quarantine satisfy the rules and are in silver now",
+    )
+    unrouted: Mapping[str, int] = merged(add_counts, Counter, event=Event("unrouted", Layer.SILVER), printed="")
+
+
+@dataclass(frozen=True)
+class GoldResult(LayerResult):
+    """What gold reports.
+
+    Attributes:
+        postponed: custom aggregates that are behind silver until their interval has passed. None: gold was not refreshed.
+    """
+
+    postponed: Sequence[str] | None = merged(newest, NoneType, json=lambda names: list(names or ()))
+
+
+@dataclass(frozen=True)
+class RunResult(BronzeResult, SilverResult, GoldResult):
+    """Result of a run, or of a part of it.
+
+    Attributes:
+        maintenance: table -> result of its maintenance.
+        registered: tables that were registered in the catalog.
+        lineage: delivery of the OpenLineage events; None: no receiver is configured.
+        archive, erasure, export: result of `game-events archive`, of `forget`, of the export over HTTP.
+    """
+
+    maintenance: Mapping[str, TableMaintenance] = merged(
+        by_key(merge),
+        dict,
+        json=lambda tables: {name: asdict(entry) for name, entry in sorted(tables.items())},
+        name="upkeep",
+    )
+    registered: Sequence[str] = merged(extend, list)
+    lineage: LineageResult | None = merged(lambda a, b: merge(a, b) if a and b else a or b, NoneType)
+    archive: ArchiveResult | None = merged(newest, NoneType)
+    erasure: Erasure | None = merged(newest, NoneType)
+    export: Export | None = merged(newest, NoneType)
+
+    def merge(self, part: LayerResult) -> Self:
+        """This result and a later one as one: counts are sums; versions, lag and checks are the later ones."""
+        return merge(self, part)
+
+    def of(self, layer: str) -> list[TableReport]:
+        """Entries of a layer."""
+        return [t for t in self.tables if t.layer == layer]
+
+    def rows(self, layer: str) -> int:
+        """Rows committed to a layer."""
+        return sum(t.rows for t in self.of(layer) if t.error is None)
+
+    @property
+    def errors(self) -> list[TableReport]:
+        """Tables that failed."""
+        return [t for t in self.tables if t.error is not None]
+
+    @property
+    def success(self) -> bool:
+        """Nothing failed."""
+        return not self.errors
+
+    @property
+    def topics(self) -> list[str]:
+        """Topics that were read."""
+        return sorted({split.topic for split in self.offsets})
+
+    def to_dict(self) -> dict[str, object]:
+        """For `--json`: plain types only."""
+        games = sorted({t.game for t in self.tables if t.game})
+        layers = [*REPORTED, *sorted({t.layer for t in self.tables} - set(REPORTED))]
+        found: dict[str, object] = {
+            "success": self.success,
+            "rows": {str(layer): self.rows(layer) for layer in layers},
+            "games": {g: {t.layer: t.rows for t in self.tables if t.game == g and t.error is None} for g in games},
+            "dropped": sum(t.dropped for t in self.tables),
+            "quarantined_by_rules": sum(t.quarantined for t in self.tables),
+            "errors": [{"table": t.table, "game": t.game, "error": t.error} for t in self.errors],
+            "tables": {t.table: t.location for t in self.tables if t.error is None},
+        }
+        for f in fields(self):
+            value = f.metadata["json"](getattr(self, f.name)) if f.metadata["json"] else None
+            if value is not None:
+                found[f.metadata["name"] or f.name] = value
+        return found
+
+
+#: Kinds of the counters' rows of `event_log`.
+COUNTER_KINDS = tuple(dict.fromkeys(f.metadata["event"].kind for f in fields(RunResult) if f.metadata["event"]))

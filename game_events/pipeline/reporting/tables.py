@@ -1,0 +1,143 @@
+"""Results of single tables and of single rules."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import add
+from types import NoneType
+
+from game_events.lakehouse.layers import Layer, is_gold
+from game_events.pipeline.reporting.merging import add_counts, distinct, latest, merge, merged, merged_values
+
+
+@dataclass(frozen=True)
+class TableReport:
+    """What happened to one table.
+
+    Attributes:
+        layer: bronze, quarantine, silver, gold, unified, or `gold:{name}` for a custom aggregate.
+        table: name; `location` is its URI.
+        game: for tables of one game.
+        rows: rows committed by this run (gold and unified are replaced: all of their rows).
+        table_rows: rows of the table after it; `table_bytes`: bytes of its files.
+        version: Delta version after the commit.
+        batch: highest bronze batch in it.
+        columns: (name, type) of each column; `comments`: descriptions of columns that have one.
+        new: the table was created by this run.
+        new_columns: columns that this run added.
+        error: why NoneType was committed, if so.
+        dropped, quarantined: rows that rules rejected in this run.
+        violations: rule -> rows that violate it, of the rules that were violated; None: no rule was evaluated.
+    """
+
+    layer: str
+    table: str
+    location: str
+    game: str | None = None
+    rows: int = merged(add, int)
+    table_rows: int = merged(latest, int)
+    table_bytes: int = merged(latest, int)
+    version: int | None = merged(latest, NoneType)
+    batch: int | None = merged(latest, NoneType)
+    columns: Sequence[tuple[str, str]] = merged(latest, list)
+    comments: Mapping[str, str] = merged(latest, dict)
+    new: bool = merged(lambda first, second: first or second, bool)
+    new_columns: Sequence[str] = merged(distinct, list)
+    error: str | None = merged(latest, NoneType)
+    dropped: int = merged(add, int)
+    quarantined: int = merged(add, int)
+    violations: Counter[str] | None = merged(
+        lambda first, second: first if second is None else (first or Counter()) + second, NoneType
+    )
+
+    def __post_init__(self) -> None:
+        """Keep the layer as a plain text: Dagster's serializer does not know this project's enums."""
+        object.__setattr__(self, "layer", str(self.layer))
+
+
+def merge_tables(first: Sequence[TableReport], second: Sequence[TableReport]) -> Sequence[TableReport]:
+    """One entry for the commits of each table, after them its failures. A commit removes the earlier failures of its table."""
+    if not second:
+        return first
+    committed = {t.table for t in second if t.error is None}
+    found = {(t.table, t.game, t.error is None): t for t in first if t.error is None or t.table not in committed}
+    for table in second:
+        key = (table.table, table.game, table.error is None)
+        before = found.get(key)
+        if before is None or table.error is not None:
+            found[key] = table
+        else:
+            # Gold and the unified table are replaced: rows of two refreshes are no sum.
+            replaced = table.layer == Layer.UNIFIED or is_gold(table.layer)
+            found[key] = merge(replace(before, rows=0) if replaced else before, table)
+    return list(found.values())
+
+
+@dataclass(frozen=True)
+class RuleReport:
+    """Evaluation of one rule on one game's rows in this run.
+
+    Attributes:
+        layer, game, rule, action, sql: the rule and its table.
+        rows: rows evaluated.
+        violated: rows for which the rule is not TRUE.
+    """
+
+    layer: str
+    game: str
+    rule: str
+    action: str
+    sql: str
+    rows: int = merged(add, int)
+    violated: int = merged(add, int)
+
+
+def rules_dict(rules: Mapping[tuple[str, str, str], RuleReport]) -> list[dict[str, object]]:
+    """Each rule over all games, with the games that violate it."""
+    found: dict[tuple[str, str], list[RuleReport]] = {}
+    for entry in rules.values():
+        found.setdefault((entry.layer, entry.rule), []).append(entry)
+    return [
+        {
+            "layer": layer,
+            "rule": rule,
+            "action": entries[0].action,
+            "rows": sum(e.rows for e in entries),
+            "violated": sum(e.violated for e in entries),
+            "violated_by_game": {e.game: e.violated for e in entries if e.violated},
+        }
+        for (layer, rule), entries in sorted(found.items())
+    ]
+
+
+@dataclass
+class RuleCounts:
+    """Evaluation of a layer's rules on one game's rows, as the workers count it.
+
+    Attributes:
+        rows: rows evaluated.
+        violated: rule -> rows that violate it.
+        reasons: rule -> rows that are added to quarantine.
+        dropped, held, readmitted: rows left out; in quarantine already; accepted although quarantine has them.
+        examples: rule with the action fail -> coordinates of a row that violates it.
+    """
+
+    rows: int = merged(add, int)
+    violated: Counter[str] = merged(add_counts, Counter)
+    reasons: Counter[str] = merged(add_counts, Counter)
+    dropped: int = merged(add, int)
+    held: int = merged(add, int)
+    readmitted: int = merged(add, int)
+    examples: dict[str, str] = merged(lambda first, second: second | first, dict)
+
+    @property
+    def quarantined(self) -> int:
+        """Rows that are in quarantine instead of in the table."""
+        return self.held + sum(self.reasons.values())
+
+    def add(self, other: RuleCounts) -> None:
+        """Add another worker's counts of the same game."""
+        for name, value in merged_values(self, other).items():
+            setattr(self, name, value)
