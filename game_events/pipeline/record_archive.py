@@ -19,7 +19,7 @@ from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.errors import ConfigurationError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit
-from game_events.lakehouse.commits.generations import BronzeIdentity
+from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import files_with, read_files, row_count, selection, spark_schema
 from game_events.lakehouse.data.table_writer import FileStage

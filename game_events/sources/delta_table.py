@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError
-from game_events.lakehouse.commits.generations import generation, oldest_batch
+from game_events.lakehouse.commits.incarnations import incarnation, oldest_batch
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import files_with, read_files, selection, spark_schema
 from game_events.lakehouse.event_columns import RAW_COLUMNS, STORED_AS
@@ -124,5 +124,5 @@ class TableSource:
 
 def _content_id(handle: DeltaTable) -> str:
     """Id of the table's content: a full refresh or a restore, which change its rows, change it."""
-    table_id, now = uuid.UUID(str(handle.metadata().id)), generation(handle)
+    table_id, now = uuid.UUID(str(handle.metadata().id)), incarnation(handle)
     return str(uuid.uuid5(table_id, str(now)) if now else table_id)

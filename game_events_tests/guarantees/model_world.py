@@ -20,7 +20,7 @@ from game_events.errors import GameEventsError, TransientError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits import commit as commits
 from game_events.lakehouse.commits import parallel as game_commits
-from game_events.lakehouse.commits.generations import BronzeIdentity
+from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.commits.restores import restored
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_arrow

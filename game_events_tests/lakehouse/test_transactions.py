@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from game_events.lakehouse.commits.commit import Commit, commit
-from game_events.lakehouse.commits.generations import BronzeIdentity, silver_app
+from game_events.lakehouse.commits.incarnations import BronzeIdentity, silver_app
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.gold.aggregates import definition_app

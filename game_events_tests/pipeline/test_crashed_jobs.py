@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from game_events.lakehouse.commits.generations import BronzeIdentity
+from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.layers import OWN_GOLD, Layer
 from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.runs.refresh import refresh

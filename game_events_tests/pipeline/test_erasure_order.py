@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError, ConflictError, DataError
 from game_events.lakehouse.commits.commit import Commit, commit
-from game_events.lakehouse.commits.generations import BronzeIdentity
+from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import StagedWriter

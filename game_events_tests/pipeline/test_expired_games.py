@@ -6,7 +6,7 @@ from deltalake import DeltaTable
 
 from game_events.config.settings import load_settings
 from game_events.lakehouse.commits.commit import Commit, commit
-from game_events.lakehouse.commits.generations import BronzeIdentity
+from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.layers import Layer
 from game_events.pipeline.context import Pipeline

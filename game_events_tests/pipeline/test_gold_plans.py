@@ -8,7 +8,7 @@ from pyspark.sql.types import StructType
 
 from game_events.config.settings import load_settings
 from game_events.lakehouse.commits.commit import Commit, commit
-from game_events.lakehouse.commits.generations import BronzeIdentity, silver_app
+from game_events.lakehouse.commits.incarnations import BronzeIdentity, silver_app
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.pipeline.context import Pipeline, no_spark
 from game_events.pipeline.gold.aggregates import player_agg

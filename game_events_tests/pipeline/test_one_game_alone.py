@@ -8,7 +8,7 @@ import pytest
 from game_events.config.settings import load_settings
 from game_events.errors import TransientError
 from game_events.lakehouse.commits.commit import Commit, commit
-from game_events.lakehouse.commits.generations import BronzeIdentity
+from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import UNIFIED, Table

@@ -13,7 +13,7 @@ from game_events.config.settings import load_settings
 from game_events.errors import DataError
 from game_events.lakehouse.commits import restore_check
 from game_events.lakehouse.commits.commit import Commit, commit
-from game_events.lakehouse.commits.generations import BronzeIdentity
+from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.commits.restores import MAINTENANCE_INFO, RESTORE_CHECKED, restored_lately
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.staging import StagedWriter
@@ -100,7 +100,7 @@ def test_a_restored_bronze_is_refused_until_the_restore_is_undone(pipeline):
     handle, notices = checked(pipeline)
     assert (RESTORE_CHECKED in handle.history(1)[0], notices) == (True, []), "acknowledged: no later run reads histories for it"
     assert by_partition(offsets_of(handle, TOPIC, ID)) == {0: 12, 1: 3}
-    assert BronzeIdentity.of(handle).generation == 0
+    assert BronzeIdentity.of(handle).incarnation == 0
     assert checked(pipeline)[0].version() == handle.version()
 
 

@@ -13,7 +13,7 @@ from deltalake.exceptions import DeltaError
 
 from game_events.errors import ConflictError, DataError
 from game_events.lakehouse.commits.commit import Commit, commit
-from game_events.lakehouse.commits.generations import erasures
+from game_events.lakehouse.commits.incarnations import erasures
 from game_events.lakehouse.commits.restores import RESTORE_CHECKED, marks_of, restored_lately, version_before_restores
 from game_events.lakehouse.tables import QUARANTINE, Table
 

@@ -6,7 +6,7 @@ from deltalake.exceptions import DeltaError
 
 from game_events.config.settings import Settings, load_settings
 from game_events.errors import GameEventsError
-from game_events.lakehouse.commits.generations import BronzeIdentity
+from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.system_tables.progress import ProgressTable
 from game_events.lakehouse.tables import BRONZE, Lakehouse, is_game
 from game_events.orchestration.keys import DEFAULT, Keys

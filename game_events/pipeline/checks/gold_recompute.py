@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, DoubleType, FloatType, StructType
 
-from game_events.lakehouse.commits.generations import BronzeIdentity, silver_app
+from game_events.lakehouse.commits.incarnations import BronzeIdentity, silver_app
 from game_events.lakehouse.commits.parallel import for_games
 from game_events.lakehouse.data.snapshot import files_with, game_of_file, read_files, spark_schema
 from game_events.lakehouse.tables import UNIFIED

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from game_events.errors import first_few
 from game_events.lakehouse.commits.commit import paths
-from game_events.lakehouse.commits.generations import generation
+from game_events.lakehouse.commits.incarnations import incarnation
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_files, row_count, spark_schema
 from game_events.lakehouse.data.staging import file_system
@@ -48,7 +48,7 @@ def offsets_continuous(pipeline: Pipeline, recent: int | None = None) -> CheckRe
     history = handle.history(recent)
     erased = erased_rows(history)
     # Not of the history: commits newer than the handle, and those before a full refresh, which reads their offsets again.
-    first, newest = generation(handle), int(handle.transaction_version(Txn.BATCH) or 0)
+    first, newest = incarnation(handle), int(handle.transaction_version(Txn.BATCH) or 0)
     found = (bronze_commit(entry) for entry in history)
     commits = sorted((c for c in found if c is not None and first <= c.batch <= newest), key=lambda c: c.batch)
     faults = [*_batches(commits, newest), *_ranges(handle, commits), *_rows(handle, commits, erased)]

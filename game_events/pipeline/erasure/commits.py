@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from game_events.errors import ConflictError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit, paths
-from game_events.lakehouse.commits.generations import BronzeIdentity, erasures
+from game_events.lakehouse.commits.incarnations import BronzeIdentity, erasures
 from game_events.lakehouse.commits.parallel import commit_games, for_games
 from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn

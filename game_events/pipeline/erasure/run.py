@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from game_events.errors import ConfigurationError, ConflictError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import commit
-from game_events.lakehouse.commits.generations import BronzeIdentity, erasures, oldest_batch
+from game_events.lakehouse.commits.incarnations import BronzeIdentity, erasures, oldest_batch
 from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.event_columns import has_decoded_columns

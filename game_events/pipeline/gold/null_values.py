@@ -13,7 +13,7 @@ from pyspark.sql.types import DataType, StringType, StructField, StructType, Tim
 from game_events.config.settings import Settings
 from game_events.decoding.core.column_map import kind_of
 from game_events.decoding.core.kept_columns import Kept, is_of_any_kind, kept_columns
-from game_events.lakehouse.commits.generations import BronzeIdentity
+from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.commits.parallel import for_games
 from game_events.lakehouse.data.staging import StagedFile
 from game_events.pipeline.context import Pipeline

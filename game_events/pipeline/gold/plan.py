@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 
 from game_events.errors import DataError, GameEventsError
 from game_events.extending import PLAYER_AGG, GoldAggregate
-from game_events.lakehouse.commits.generations import BronzeIdentity, silver_app
+from game_events.lakehouse.commits.incarnations import BronzeIdentity, silver_app
 from game_events.lakehouse.commits.parallel import for_games
 from game_events.lakehouse.commits.restores import restored
 from game_events.lakehouse.data.snapshot import FileSelection, selection, spark_schema

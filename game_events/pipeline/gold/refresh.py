@@ -16,7 +16,7 @@ from game_events.errors import ExtensionError
 from game_events.extending import GoldAggregate
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Landed
-from game_events.lakehouse.commits.generations import BronzeIdentity
+from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.commits.parallel import GAME_ATTEMPTS, Committed
 from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.layers import Layer

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, field
 
 from game_events.config.settings import Settings
-from game_events.lakehouse.commits.generations import BronzeIdentity
+from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.layers import DOWNSTREAM
 from game_events.lakehouse.system_tables.progress import ProgressTable

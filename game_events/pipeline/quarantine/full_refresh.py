@@ -26,7 +26,7 @@ from game_events.errors import ConflictError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit, paths
 from game_events.lakehouse.commits.evolution import evolve
-from game_events.lakehouse.commits.generations import generation
+from game_events.lakehouse.commits.incarnations import incarnation
 from game_events.lakehouse.commits.restore_check import refuse_restored
 from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn
@@ -94,7 +94,7 @@ def finish_reset(pipeline: Pipeline, report: RunReport) -> None:
             raise ConflictError(f"{pipeline.quarantine.name}: a concurrent run deleted the files of this job") from error
         raise
     failpoints.reach("reset_finished")
-    report.add_landed(Layer.QUARANTINE, pipeline.quarantine, landed, QUARANTINE_COLUMNS, generation(bronze))
+    report.add_landed(Layer.QUARANTINE, pipeline.quarantine, landed, QUARANTINE_COLUMNS, incarnation(bronze))
     if listed is not None:
         forget(pipeline.quarantine, ticket, listed.files)
 

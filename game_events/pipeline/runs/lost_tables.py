@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable
 from functools import partial
 
-from game_events.lakehouse.commits.generations import BronzeIdentity
+from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.commits.parallel import for_games
 from game_events.lakehouse.commits.restores import restored_lately
 from game_events.lakehouse.layers import Layer

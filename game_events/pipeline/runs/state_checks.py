@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 from game_events.config.gold_columns import measures
 from game_events.decoding.core.reasons import Reason
 from game_events.errors import DataError
-from game_events.lakehouse.commits.generations import BronzeIdentity
+from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.data.snapshot import read_arrow, row_count
 from game_events.lakehouse.event_columns import has_decoded_columns
 from game_events.lakehouse.layers import Layer

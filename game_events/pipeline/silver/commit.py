@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from game_events.lakehouse.commits.commit import Commit, paths
-from game_events.lakehouse.commits.generations import BronzeIdentity, erasures, generation
+from game_events.lakehouse.commits.incarnations import BronzeIdentity, erasures, incarnation
 from game_events.lakehouse.commits.parallel import Committed, commit_games
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import BATCH_INFO, files_with, read_files, spark_schema
@@ -131,7 +131,7 @@ def drop(pipeline: Pipeline, result: FanOutResult, game: str, *, quarantine: boo
 
 def _next_incarnation(decisions: Decisions, game: str, start: Start) -> int:
     """Incarnation of a table after its rows are replaced; the one that quarantine has decided again for, if it has."""
-    decided, before = decisions.incarnation(game), generation(start.handle)
+    decided, before = decisions.incarnation(game), incarnation(start.handle)
     return max(before, decided) + 1 if start.redecide else max(before + (start.handle is not None), decided)
 
 

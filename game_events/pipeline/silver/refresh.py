@@ -21,7 +21,7 @@ from deltalake.exceptions import DeltaError
 
 from game_events.errors import ConflictError, ExtensionError, GameEventsError
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.generations import BronzeIdentity, erasures, generation
+from game_events.lakehouse.commits.incarnations import BronzeIdentity, erasures, incarnation
 from game_events.lakehouse.commits.parallel import GAME_ATTEMPTS, for_games
 from game_events.lakehouse.commits.restores import restored
 from game_events.lakehouse.data.staging import remove_empty_folder
@@ -163,7 +163,7 @@ def _undone_replacements(run: _Run) -> tuple[frozenset[str], int]:
     if decisions.redecisions != run.state.redecided:
         redecided = filter(decisions.incarnation, run.state.games)
         silver = run.pipeline.lakehouse.silver
-        due = _guarded(lambda game: decisions.incarnation(game) > generation(silver(game).open()))
+        due = _guarded(lambda game: decisions.incarnation(game) > incarnation(silver(game).open()))
         undone = frozenset(game for game, found in for_games(redecided, due).items() if found)
         _note_replaced(run, undone)
     return undone, decisions.redecisions
@@ -299,7 +299,7 @@ def _starts(run: _Run, decisions: Decisions, games: Iterable[str], *, redecide: 
     def start(game: str) -> Start:
         handle = run.pipeline.lakehouse.silver(game).open()
         taken, decided = run.source.bronze.taken(handle), decisions.batch(game)
-        whole = run.full or decisions.incarnation(game) > generation(handle)
+        whole = run.full or decisions.incarnation(game) > incarnation(handle)
         whole = whole or taken is None or (handle is not None and restored(handle))
         # Rows that quarantine holds from other contents of bronze are decided again, too.
         again = redecide or (decided is None and game in decisions.rejected_rows)
@@ -326,7 +326,7 @@ def _is_at_watermark(state: Progress, decisions: Decisions, game: str, start: St
     floor = state.floor(Layer.SILVER)
     if game in state.failed_in(Layer.SILVER) or start.redecide or start.decided > (start.taken or 0):
         return False
-    if decisions.incarnation(game) > generation(start.handle):
+    if decisions.incarnation(game) > incarnation(start.handle):
         return False
     if start.handle is None:
         return not floor or (game not in state.games and not state.unrouted_batch)

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from game_events.errors import ConfigurationError
-from game_events.lakehouse.commits.generations import BronzeIdentity
+from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import FileSelection, read_files, row_count, selection, spark_schema
 from game_events.lakehouse.event_columns import BRONZE_ONLY, COORDINATES, HEADERS, no_headers

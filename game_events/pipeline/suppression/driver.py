@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 from game_events.config.groups.tables import MIN_ERASURE_KEY_CHARS
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, DataError
-from game_events.lakehouse.commits.generations import erasures
+from game_events.lakehouse.commits.incarnations import erasures
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.system_tables.suppressed import Listed, entity_hash, read_suppressed
 from game_events.lakehouse.tables import SUPPRESSED, Lakehouse

@@ -15,7 +15,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from game_events.errors import GameEventsError
-from game_events.lakehouse.commits.generations import BronzeIdentity, erasures, generation, silver_app
+from game_events.lakehouse.commits.incarnations import BronzeIdentity, erasures, incarnation, silver_app
 from game_events.lakehouse.commits.parallel import for_games
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.tables import is_game
@@ -122,7 +122,7 @@ def _find_step(
     upto = identity.taken(silver)
     if silver is None or upto is None or (of_gold and gold is None):
         return None  # rows of another bronze: silver is replaced first
-    source, content = pipeline.lakehouse.silver(game), f"{silver.metadata().id}:{generation(silver)}"
+    source, content = pipeline.lakehouse.silver(game), f"{silver.metadata().id}:{incarnation(silver)}"
     if gold is not None:
         upto = gold.transaction_version(silver_app(silver))
         if upto is None:

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from game_events.errors import ConflictError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit
-from game_events.lakehouse.commits.generations import erasures
+from game_events.lakehouse.commits.incarnations import erasures
 from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_arrow

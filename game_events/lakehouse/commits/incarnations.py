@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from game_events.lakehouse.commits.transactions import Txn
 
 
-def generation(handle: DeltaTable | None) -> int:
+def incarnation(handle: DeltaTable | None) -> int:
     """Incarnation of a table; 0 if its rows were never replaced, or there is no table."""
     return int(handle.transaction_version(Txn.INCARNATION) or 0) if handle is not None else 0
 
@@ -24,7 +24,7 @@ def oldest_batch(bronze: DeltaTable) -> int:
     """The oldest batch in bronze: its incarnation, or less after a repaired restore, which keeps rows of older batches."""
     actions = pa.table(bronze.get_add_actions(flatten=True))
     held = pc.min(actions.column("min._batch")).as_py() if "min._batch" in actions.column_names else None
-    return generation(bronze) if held is None else min(generation(bronze), int(held))
+    return incarnation(bronze) if held is None else min(incarnation(bronze), int(held))
 
 
 def erasures(handle: DeltaTable | None) -> int:
@@ -38,7 +38,7 @@ def silver_app(silver: DeltaTable) -> str:
     Another silver table or incarnation, or an erasure, is another name: gold is rebuilt.
     """
     erased = erasures(silver)
-    return Txn.SILVER.of(silver.metadata().id, generation(silver), *([erased] if erased else []))
+    return Txn.SILVER.of(silver.metadata().id, incarnation(silver), *([erased] if erased else []))
 
 
 @dataclass(frozen=True)
@@ -47,21 +47,21 @@ class BronzeIdentity:
 
     Attributes:
         table_id: Delta's id of the table.
-        generation: first batch of the incarnation; 0: rows were never replaced.
+        incarnation: first batch of the incarnation; 0: rows were never replaced.
     """
 
     table_id: str
-    generation: int = 0
+    incarnation: int = 0
 
     @classmethod
     def of(cls, bronze: DeltaTable) -> BronzeIdentity:
         """The identity of a version of bronze."""
-        return cls(str(bronze.metadata().id), generation(bronze))
+        return cls(str(bronze.metadata().id), incarnation(bronze))
 
     @property
     def key(self) -> str:
         """Key of the incarnation in `progress` and in quarantine's decisions."""
-        return f"{self.table_id}@{self.generation}" if self.generation else self.table_id
+        return f"{self.table_id}@{self.incarnation}" if self.incarnation else self.table_id
 
     @property
     def app(self) -> str:
@@ -80,4 +80,4 @@ class BronzeIdentity:
     def taken(self, silver: DeltaTable | None) -> int | None:
         """Highest batch of this bronze in a silver table; None: it has another incarnation, or there is no table."""
         batch = silver.transaction_version(self.app) if silver is not None else None
-        return int(batch) if batch is not None and batch >= self.generation else None
+        return int(batch) if batch is not None and batch >= self.incarnation else None
