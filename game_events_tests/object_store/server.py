@@ -23,7 +23,7 @@ from typing import Any
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
-from game_events.lakehouse.store_probe import RIVALS
+from game_events.lakehouse.store_probe import WRITERS
 
 #: Only reached by who writes alone.
 RIVALS_WAIT_S = 60.0
@@ -48,7 +48,7 @@ class Store:
         self._app = DomainDispatcherApplication(create_backend_app)
         self._key = key
         self._conditional = threading.Lock()
-        self._rivals = threading.Barrier(RIVALS)
+        self._rivals = threading.Barrier(WRITERS)
         self.fail: tuple[int, int] = (0, 0)
         self.requests = 0
         self.unsafe = False
