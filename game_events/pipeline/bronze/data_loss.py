@@ -31,7 +31,7 @@ def refuse_unless_recorded(
     Raises:
         DataError: names what is lost, and the setting.
     """
-    if not gaps or settings.on_data_loss == "record_gap":
+    if settings.on_data_loss == "record_gap":
         return
     named = "; ".join(str(gap) for gap in gaps[:SHOWN]) + (f"; and {len(gaps) - SHOWN} more" if len(gaps) > SHOWN else "")
     gone = {gap.topic for gap in gaps if gap.end is None}

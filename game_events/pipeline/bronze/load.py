@@ -85,7 +85,8 @@ def load_bronze(pipeline: Pipeline, report: RunReport, until: SourceSnapshot | N
         elif plan.micro_batch is None or (slices is not None and len(report.batches) >= slices):
             break
     report.add(BronzeResult(lag=plan.lag))
-    _commit_group_offsets(pipeline, plan.reached | plan.ends, report)
+    if pipeline.settings.consumer_group is not None:
+        _commit_group_offsets(pipeline, pipeline.settings.consumer_group, plan.reached | plan.ends, report)
     if isinstance(pipeline.source, FileSource):
         report.add_files(pipeline.source.counts)
     report.add_seconds(Layer.BRONZE, time.monotonic() - began)
@@ -191,12 +192,13 @@ def _bronze_commit(
     begun: int | None,
 ) -> Commit:
     columns = pipeline.catalog.message_columns(column_map(bronze), staged.types)
-    after = after_origins(bronze, staged.origins)
+    after = after_origins(bronze, staged.origins) if staged.origins else {}
     rows, quarantined = (sum(f.rows for f in files) for files in (staged.bronze, staged.quarantine))
     expected = {split.app: bronze.transaction_version(split.app) for split in (*plan.ends, *after)}
     expected |= {Txn.BATCH: batch - 1, Txn.QUARANTINE_BEGUN: begun} | erasure_fence(bronze)
-    advance = plan.advance() | {split.app: at for split, at in after.items()} | identity(after) | epochs_unknown(after)
-    advance |= archive_noted(bronze, pipeline.source)
+    advance = plan.advance() | archive_noted(bronze, pipeline.source)
+    if after:
+        advance |= {split.app: at for split, at in after.items()} | identity(after) | epochs_unknown(after)
     advance |= {Txn.BATCH: batch, Txn.QUARANTINE_BEGUN: begun or 0, Txn.QUARANTINE_DONE: begun or 0}
     if quarantined:
         advance[Txn.RECORDS_QUARANTINED] = int(bronze.transaction_version(Txn.RECORDS_QUARANTINED) or 0) + quarantined
@@ -233,13 +235,13 @@ def archive_schemas(pipeline: Pipeline, report: RunReport, types: Iterable[TypeK
     report.add(BronzeResult(new_schemas={schema_id: pipeline.catalog.version_of(schema_id) for schema_id in new}))
 
 
-def _commit_group_offsets(pipeline: Pipeline, offsets: Offsets, report: RunReport) -> None:
-    """Commit bronze's next offsets for the group of the setting `consumer_group`, if there is one.
+def _commit_group_offsets(pipeline: Pipeline, group: str, offsets: Offsets, report: RunReport) -> None:
+    """Commit bronze's next offsets for a consumer group.
 
     After bronze's commit, so the group is never ahead of it. If the broker refuses, the run continues.
     """
-    group, source = pipeline.settings.consumer_group, pipeline.source
-    if group is None or not offsets or not isinstance(source, KafkaSource):
+    source = pipeline.source
+    if not offsets or not isinstance(source, KafkaSource):
         return
     try:
         source.commit_group_offsets(group, offsets)

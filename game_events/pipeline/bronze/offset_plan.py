@@ -68,6 +68,7 @@ class OffsetPlan:
             batch = replace(batch, start=batch.start | settled, end=batch.end | settled, gaps=gaps, joined=found.joined)
         if batch is not None:
             batch = replace(batch, gaps=(*batch.gaps, *pipeline.files_gone(batch)))
+        if batch is not None and batch.gaps:
             refuse_unless_recorded(settings, batch.gaps, now)
         return cls(now, reached, until, batch)
 

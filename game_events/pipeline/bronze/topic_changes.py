@@ -58,7 +58,8 @@ def changes(settings: Settings, handle: DeltaTable, now: SourceSnapshot, reached
     new = {topic: splits for topic, splits in _by_topic(now).items() if topic not in read}
     # Topics that are named and all there need no history: only with a pattern may a topic be deleted unnoticed.
     known = topics_known(handle) if new or settings.kafka_topic_pattern is not None else {}
-    _refuse_another_source(known, now)
+    if known:
+        _refuse_another_source(known, now)
     # An added partition is read from 0; a newly assigned one, or one of a new topic, from its first offset.
     added = now.latest.keys() - reached.keys() if settings.kafka_assign else set()
     start = {split: now.earliest[split] for split in added if _topic_of(split) in read}
@@ -91,7 +92,7 @@ def _refuse_another_source(known: Mapping[str, Split], now: SourceSnapshot) -> N
     """
     before = {(split.kind, split.topic): split.topic_id for split in known.values()}
     tables = {(split.kind, split.topic): split.topic_id for split in now.latest if split.kind == TABLE}
-    if not before or (not tables and not any(kind == TABLE for kind, _ in before)):
+    if not tables and not any(kind == TABLE for kind, _ in before):
         return
     if tables.keys() != before.keys():
         raise ConfigurationError(
