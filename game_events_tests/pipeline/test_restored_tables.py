@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from game_events.config.settings import load_settings
 from game_events.errors import DataError
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.generations import BronzeIdentity, oldest_batch
@@ -22,7 +21,6 @@ from game_events.lakehouse.tables import QUARANTINE, UNIFIED, Table
 from game_events.pipeline.bronze import restored as bronze_restored
 from game_events.pipeline.bronze.restored import mend_restored_bronze
 from game_events.pipeline.bronze.starting_offsets import is_gone, not_there_any_more
-from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure.run import forget
 from game_events.pipeline.maintenance.incremental import COMMITS, Upkeep
 from game_events.pipeline.maintenance.run import maintain
@@ -34,6 +32,7 @@ from game_events.pipeline.state.commit_info import ERASED_ROWS, slice_info
 from game_events.pipeline.state.offsets import identity, offsets_of
 from game_events.sources.core.source import Split
 from game_events_tests.lanes import by_partition, seen
+from game_events_tests.support.pipelines import without_spark
 
 ROWS = pa.schema([pa.field("_batch", pa.int64())])
 TOPIC, ID = "games", "5cB9Bc9QRbCeqUM/tZO+tg"
@@ -42,8 +41,7 @@ TOPIC, ID = "games", "5cB9Bc9QRbCeqUM/tZO+tg"
 @pytest.fixture
 def make(tmp_path):
     def pipeline(**more):
-        settings = load_settings(lakehouse=str(tmp_path / "lakehouse"), kafka_topic=TOPIC, **more)
-        return Pipeline(settings, lambda: pytest.fail("no Spark is needed"))
+        return without_spark(tmp_path / "lakehouse", kafka_topic=TOPIC, **more)
 
     return pipeline
 
