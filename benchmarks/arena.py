@@ -18,7 +18,8 @@ from pyspark.sql import SparkSession
 
 from benchmarks.figures import Measured, Step
 from benchmarks.memory import peak_of
-from game_events.config.settings import ENV_PREFIX, Settings, load_settings
+from game_events.config.groups.values import ENV_PREFIX
+from game_events.config.settings import Settings, load_settings
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.runs.refresh import refresh
 from game_events.producer.bulk import BulkSimulation

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from benchmarks.arena import Arena
 from benchmarks.figures import Figure, Target, ratio
 from game_events.pipeline.bronze.load import load_bronze
@@ -18,7 +20,7 @@ def bad_rows(arena: Arena) -> list[Figure]:
             topic = arena.topic(GAMES, bad_share=share)
             with arena.lakehouse() as root:
                 pipeline, report = arena.pipeline(topic, root), RunReport()
-                arena.timed(name, GAMES, pair, lambda p=pipeline, r=report: load_bronze(p, r))
+                arena.timed(name, GAMES, pair, partial(load_bronze, pipeline, report))
             good, bad = report.rows("bronze"), report.rows("quarantine")
             assert good + bad == arena.events, f"bronze has {good}, quarantine {bad} of {arena.events} records"
             assert bad == arena.bad_records(topic), f"quarantine has {bad} of {arena.bad_records(topic)} bad records"

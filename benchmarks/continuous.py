@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from deltalake import DeltaTable
@@ -24,8 +25,9 @@ from benchmarks.arena import Arena, settings_for
 from benchmarks.commit_watch import CommitWatch
 from benchmarks.figures import Figure, Step, Target
 from benchmarks.memory import MEASURE, tree_cpu_s, tree_handles, tree_parts_mib
-from game_events.config.settings import ENV_PREFIX, Settings
-from game_events.pipeline.bronze.load import next_offsets
+from game_events.config.groups.values import ENV_PREFIX
+from game_events.config.settings import Settings
+from game_events.pipeline.state.offsets import next_offsets
 from game_events.producer.bulk import BulkSimulation
 from game_events.producer.produce import produce_bulk
 from game_events.sources.kafka.source import KafkaSource
@@ -87,7 +89,7 @@ def continuous(arena: Arena) -> list[Figure]:
 
 
 def _figures(
-    silver: np.ndarray, gold: np.ndarray, cycles: np.ndarray, samples: Samples, report: dict[str, dict]
+    silver: np.ndarray, gold: np.ndarray, cycles: np.ndarray, samples: Samples, report: dict[str, Any]
 ) -> list[Figure]:
     inside = report["latency"]
     figures = []
@@ -104,8 +106,8 @@ def _figures(
     figures.append(Figure("time of a cycle, last third / first third", "x", [late / early]))
     figures.append(Figure("lag while events arrive", "k records", [n / 1000 for n in samples.lag]))
     figures += _thirds("memory", "GiB", [m / 1024 for m in samples.total_mib], f"{MEASURE} of driver, JVM and workers")
-    for part, mib in samples.mib.items():
-        figures += _thirds(f"memory of the {part}", "GiB", [m / 1024 for m in mib])
+    for owner, mib in samples.mib.items():
+        figures += _thirds(f"memory of the {owner}", "GiB", [m / 1024 for m in mib])
     note = f"logs included; retention {RETENTION_H} h"
     figures += _thirds("files below the lakehouse", "files", [float(n) for n in samples.files], note)
     figures += _thirds("open files and sockets", "handles", [float(n) for n in samples.handles])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 
 from benchmarks.arena import Arena
 from benchmarks.figures import Figure, Target, ratio
-from game_events.lakehouse.commits.transactions import TASK_RECORDS
 from game_events.lakehouse.event_columns import source_columns
 from game_events.pipeline.bronze.load import load_bronze
+from game_events.pipeline.bronze.staging import TASK_RECORDS
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.refresh import refresh_gold
 from game_events.pipeline.gold.unified import refresh_unified
@@ -40,12 +41,12 @@ def bronze(arena: Arena) -> list[Figure]:
             topic = arena.topic(games)
             with arena.lakehouse() as root:
                 pipeline = arena.pipeline(topic, root)
-                arena.timed(DEFAULTS, games, pair, lambda p=pipeline: _defaults_to_nothing(p))
-                arena.timed(CEILING, games, pair, lambda p=pipeline: _kafka_to_nothing(p))
+                arena.timed(DEFAULTS, games, pair, partial(_defaults_to_nothing, pipeline))
+                arena.timed(CEILING, games, pair, partial(_kafka_to_nothing, pipeline))
             with arena.lakehouse() as root:
                 pipeline = arena.pipeline(topic, root)
                 report = RunReport()
-                arena.timed(BRONZE, games, pair, lambda p=pipeline, r=report: load_bronze(p, r))
+                arena.timed(BRONZE, games, pair, partial(load_bronze, pipeline, report))
                 assert report.rows("bronze") == arena.events, f"bronze has {report.rows('bronze')} of {arena.events} rows"
     figures = []
     for games in GAMES:

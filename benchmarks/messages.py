@@ -53,7 +53,8 @@ def version_text(version: int) -> str:
 
 def compiled(texts: Iterable[str]) -> list[ProtobufSchema]:
     """A schema id for each text."""
-    return [compile_schema(RegistrySchema(FIRST_ID + i, "PROTOBUF", text)) for i, text in enumerate(texts)]
+    schemas = (compile_schema(RegistrySchema(FIRST_ID + i, "PROTOBUF", text)) for i, text in enumerate(texts))
+    return [schema for schema in schemas if isinstance(schema, ProtobufSchema)]
 
 
 def decoder_for(schemas: Iterable[ProtobufSchema]) -> BatchDecoder:
@@ -86,7 +87,7 @@ def values(schemas: list[ProtobufSchema], fields: Callable[[random.Random, int],
         count: of messages.
     """
     draw = random.Random(0)  # noqa: S311 - simulation, no secrets
-    kinds = [(schema, python_class(schema), schema.message((0,)).fields_by_name) for schema in schemas]
+    kinds = [(schema, kind := python_class(schema), kind.DESCRIPTOR.fields_by_name) for schema in schemas]
     made = []
     for number in range(count):
         schema, kind, known = kinds[number % len(kinds)]

@@ -12,12 +12,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from shutil import rmtree
+from typing import Any
 
 import psutil
 from pydantic import SecretStr
+from pyspark.sql import SparkSession
 
 from benchmarks.arena import Arena, make_spark, settings_for
 from benchmarks.figures import Figure, Step, Target
+from game_events.config.settings import Settings
 from game_events.lakehouse.tables import REST_TABLES
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
@@ -94,9 +97,9 @@ def main(folder: Path, root: Path, topics: dict[str, str]) -> None:
     """The child: silver of both topics, then every cell; prints them."""
     os.environ["GAME_EVENTS_MODE"] = "development"
     lakes = {}
-    for rows, topic in topics.items():
+    for count, topic in topics.items():
         settings = settings_for(folder, topic, root / topic)
-        lakes[int(rows)] = settings.model_copy(update={"spark_master": f"local[{TASKS}]"})
+        lakes[int(count)] = settings.model_copy(update={"spark_master": f"local[{TASKS}]"})
     session = make_spark(lakes[ROWS])
     for rows, settings in lakes.items():
         report = refresh(Pipeline(settings, lambda: session))
@@ -104,7 +107,7 @@ def main(folder: Path, root: Path, topics: dict[str, str]) -> None:
     print(json.dumps(cells(lakes, session)))
 
 
-def cells(lakes, session) -> list[dict[str, float]]:  # noqa: ANN001 - settings by rows, and a session
+def cells(lakes: dict[int, Settings], session: SparkSession) -> list[dict[str, float]]:
     """Every cell of the table."""
     with receiver(1.0) as url:  # workers that have imported everything, as a second export finds them
         _cell(
@@ -127,7 +130,7 @@ def cells(lakes, session) -> list[dict[str, float]]:  # noqa: ANN001 - settings 
     return found
 
 
-def _cell(settings, session, rows: int, rows_per_call: int, **more) -> dict[str, float]:  # noqa: ANN001, ANN003
+def _cell(settings: Settings, session: SparkSession, rows: int, rows_per_call: int, **more: Any) -> dict[str, float]:  # noqa: ANN401 - settings
     """One export of all rows, from nothing."""
     for name in REST_TABLES:
         rmtree(Path(settings.lakehouse) / name, ignore_errors=True)

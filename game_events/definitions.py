@@ -3,6 +3,7 @@
 import dagster as dg
 
 from game_events.config.extensions import extensions_of
+from game_events.config.logging import limit_library_loggers
 from game_events.config.settings import Settings, load_settings
 from game_events.orchestration.assets.http_export import build_rest
 from game_events.orchestration.assets.labels import labelled
@@ -22,6 +23,7 @@ from game_events.orchestration.sensors.continuous_mode import continuous_mode
 
 def build_defs(settings: Settings | None = None) -> dg.Definitions:
     """The definitions for some settings (default: those of the environment)."""
+    limit_library_loggers()
     settings = settings or load_settings()
     keys = Keys.of(settings)
     checks = build_checks(keys)

@@ -4,6 +4,8 @@ A message names what happened, where (``topic[partition]@offset``, ``table@versi
 pickled, as Spark's workers return them.
 """
 
+from collections.abc import Sequence
+
 
 class GameEventsError(Exception):
     """Root of every error this project raises on purpose."""
@@ -32,6 +34,12 @@ class ConflictError(TransientError):
 def first_line(error: BaseException) -> str:
     """The first line of an error's message (Spark's continue with the JVM's stack), else the name of its class."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def first_few(items: Sequence[object], number: int) -> str:
+    """The first items as text, and how many there are besides."""
+    more = [f"and {len(items) - number} more"] if len(items) > number else []
+    return "; ".join([*map(str, items[:number]), *more])
 
 
 #: Precedes text from a user-defined function or Spark, which may quote rows.

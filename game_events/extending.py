@@ -226,35 +226,42 @@ def gold_aggregate(
     """
 
     def declare(given: F) -> F:
-        where = _where(given)
-        if not re.fullmatch(NAME_PATTERN[1:-1], name):
-            raise ConfigurationError(f"{where}: {name!r} cannot name a gold aggregate: it must match {NAME_PATTERN}")
-        if mode not in ("merge", "recompute"):
-            raise ConfigurationError(f"{where}: mode={mode!r} of {name}: it must be 'merge' or 'recompute'")
-        if interval_s is not None and interval_s <= 0:
-            raise ConfigurationError(f"{where}: interval_s={interval_s!r} of {name}: it must be above 0, or None")
-        columns = _words(keys, "keys", where)
-        measures = _measures(given, name, columns, where) if mode == "merge" else {}
-        text = description if description is not None else inspect.getdoc(given) or ""
-        setattr(
-            given,
-            DECLARATION,
-            GoldAggregate(
-                name,
-                mode,
-                columns,
-                measures,
-                given if mode == "recompute" else None,
-                _games(games, where),
-                interval_s,
-                text,
-                _definition(mode, columns, measures, given),
-                where,
-            ),
-        )
+        setattr(given, DECLARATION, _gold(given, name, keys, mode, games, interval_s, description))
         return given
 
     return declare
+
+
+def _gold(
+    given: F,
+    name: str,
+    keys: Iterable[str],
+    mode: Literal["merge", "recompute"],
+    games: Iterable[str] | None,
+    interval_s: float | None,
+    description: str | None,
+) -> GoldAggregate:
+    where = _where(given)
+    if not re.fullmatch(NAME_PATTERN[1:-1], name):
+        raise ConfigurationError(f"{where}: {name!r} cannot name a gold aggregate: it must match {NAME_PATTERN}")
+    if mode not in ("merge", "recompute"):
+        raise ConfigurationError(f"{where}: mode={mode!r} of {name}: it must be 'merge' or 'recompute'")
+    if interval_s is not None and interval_s <= 0:
+        raise ConfigurationError(f"{where}: interval_s={interval_s!r} of {name}: it must be above 0, or None")
+    columns = _words(keys, "keys", where)
+    measures = _measures(given, name, columns, where) if mode == "merge" else {}
+    return GoldAggregate(
+        name,
+        mode,
+        columns,
+        measures,
+        given if mode == "recompute" else None,
+        _games(games, where),
+        interval_s,
+        description if description is not None else inspect.getdoc(given) or "",
+        _definition(mode, columns, measures, given),
+        where,
+    )
 
 
 def _where(function: Callable[..., Any]) -> str:
@@ -296,9 +303,8 @@ def _measures(function: Callable[..., Any], name: str, keys: tuple[str, ...], wh
             f"{where}: columns {', '.join(map(repr, apart))} of gold aggregate {name} count or sum DISTINCT values, which "
             "cannot be merged: each refresh would count a value again. It needs mode='recompute'"
         )
-    bad = [c for c in found if not isinstance(c, str) or not re.fullmatch(COLUMN_PATTERN[1:-1], c)]
     taken = {k.casefold() for k in keys}
-    bad += [c for c in found if isinstance(c, str) and c.casefold() in taken]
+    bad = [c for c in found if not isinstance(c, str) or not re.fullmatch(COLUMN_PATTERN[1:-1], c) or c.casefold() in taken]
     if bad or len({c.casefold() for c in found}) != len(found):
         raise ConfigurationError(
             f"{where}: columns {', '.join(map(repr, bad or found))} of gold aggregate {name}: each must match "

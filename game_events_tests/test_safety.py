@@ -28,7 +28,7 @@ from pyspark.sql import SparkSession
 
 from game_events.cli.report.page import page
 from game_events.cli.report.queries import report_data
-from game_events.config.naming import Words
+from game_events.config.naming import Names
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.commits.parallel import commit_games
@@ -263,7 +263,7 @@ def test_the_page_of_charts_escapes_whatever_stands_in_the_event_log(tmp_path):
     failed = {"status": "failed", "detail": json.dumps({"error": SCRIPT, "message": SCRIPT})}
     kinds = ("run", "layer", "table", "rejected", "unrouted", "rule", "check", "schema")
     append_events(lakehouse, [{**hostile, **failed, "kind": kind} for kind in kinds], SCRIPT, "1")
-    text = page(report_data(read_events(lakehouse)), lakehouse.root, now, Words())
+    text = page(report_data(read_events(lakehouse)), lakehouse.root, now, Names())
     assert "alert(" in text, "nothing of it is on the page: the test looks at nothing"
     assert SCRIPT not in text
 

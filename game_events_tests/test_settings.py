@@ -78,6 +78,34 @@ def test_sources_complete_each_other(folder, monkeypatch):
     assert (settings.kafka_bootstrap_servers, settings.schema_registry_url) == ("environment:1", "http://stack")
 
 
+def test_settings_of_a_group_are_one_mapping_of_the_yaml_file(folder):
+    (folder / "game_events.yaml").write_text(
+        "kafka: {topic: mine, schema_registry_url: 'http://r', on_data_loss: record_gap}\n"
+        "spark: {conf: {a: '1'}, master: 'local[3]'}\n"
+        "tables: {games: [a, b]}\n"
+        "max_games: 7\n"
+    )
+    settings = load_settings()
+    assert (settings.kafka_topics, settings.schema_registry_url, settings.on_data_loss) == (("mine",), "http://r", "record_gap")
+    assert (settings.spark_conf, settings.spark_master, settings.games) == ({"a": "1"}, "local[3]", ("a", "b"))
+    assert settings.max_games == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("kafka_topik: mine", r"game_events\.yaml: 'kafka_topik' is no setting; did you mean 'kafka_topic'\?"),
+        ("kafka: {topik: mine}", r"'topik' is no setting"),
+        ("kafka: mine", r"'kafka' is no mapping"),
+        ("spark: {kafka_topic: mine}", r"'kafka_topic' is no setting of 'spark'"),
+    ],
+)
+def test_a_name_of_the_yaml_file_that_is_no_setting_is_an_error(folder, text, message):
+    (folder / "game_events.yaml").write_text(text + "\n")
+    with pytest.raises(ConfigurationError, match=message):
+        load_settings()
+
+
 def test_another_yaml_file_may_be_named(folder, monkeypatch):
     (folder / "game_events.yaml").write_text("kafka_topic: usual\n")
     (folder / "mine.yaml").write_text("kafka_topic: mine\n")

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, cast, get_args, get_origin
 
 import typer.main
 from pydantic import BaseModel, SecretStr
@@ -78,7 +78,11 @@ def settings() -> str:
     """Every setting with its type, default and meaning, grouped by the headings in the code."""
     text = (
         "# Settings\n\nEvery setting, by its name without the prefix `GAME_EVENTS_`. Lists are comma separated and mappings "
-        "are JSON, except in `game_events.yaml`. Where settings are read from: [README](../../README.md#settings).\n"
+        "are JSON, except in `game_events.yaml`. There the settings of a group may also be one mapping, without the group's "
+        "prefix: `kafka: {topic: events, on_data_loss: record_gap}`. Groups: "
+        + ", ".join(f"`{name}`" for name in groups())
+        + ". "
+        "Where settings are read from: [README](../../README.md#settings).\n"
     )
     for title, names in sections().items():
         page = re.search(r" \((docs/)?([\w-]+\.md)\)$", title)
@@ -91,6 +95,11 @@ def settings() -> str:
             cells = (f"`{name.upper()}`", kind(field), default(field), field.description or "")
             text += "| " + " | ".join(cell(value) for value in cells) + " |\n"
     return text
+
+
+def groups() -> list[str]:
+    """Names of the groups of settings."""
+    return [vars(owner)["group"] for owner in Settings.__mro__ if "group" in vars(owner)]
 
 
 def sections() -> dict[str, list[str]]:
@@ -106,7 +115,7 @@ def sections() -> dict[str, list[str]]:
             match = _SECTION.match(line)
             if match and match["title"]:
                 names = found.setdefault(match["title"], [])
-            elif match and match["name"] in owner.__annotations__:
+            elif match and match["name"] in Settings.model_fields:
                 if names is None:
                     sys.exit(f"{owner.__module__}: `{match['name']}` is below no heading (`# --- title`)")
                 names.append(match["name"])
@@ -153,7 +162,7 @@ def commands() -> str:
     """Every command with its options, as `--help` shows them."""
     command = typer.main.get_command(app)
     with command.make_context("game-events", [], resilient_parsing=True) as context:
-        text = get_docs_for_click(obj=command, ctx=context, name="game-events", title="Commands")
+        text = get_docs_for_click(obj=command, ctx=cast(Any, context), name="game-events", title="Commands")
     # The headings that follow have the full texts of these lists of commands.
     text = re.sub(r"^\*\*Commands\*\*:\n\n(\* .*\n)+\n", "", text, flags=re.MULTILINE)
     # Texts of help are plain: outside of code, what looks like a tag is none.

@@ -29,6 +29,7 @@ from game_events.cli.common.output import indented
 from game_events.cli.local import demo, init, mock_api, produce, stack
 from game_events.cli.report import command as report
 from game_events.cli.ui import up
+from game_events.config.logging import limit_library_loggers
 from game_events.config.masking import mask, masked_traceback, settings_to_mask
 from game_events.errors import GameEventsError
 
@@ -68,6 +69,7 @@ def main() -> None:
 
     With ``--json`` the message is the result, too: the last line of stdout is a JSON object, however the command ends.
     """
+    limit_library_loggers()
     handler = logging.StreamHandler()
     # On the handler, as a logger below the root may be louder than it: the pipeline's progress has a place of its own.
     handler.setLevel(logging.WARNING)

@@ -16,7 +16,6 @@ from types import ModuleType
 
 from pyspark import cloudpickle
 
-from game_events.config.naming import AGGREGATE
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, GameEventsError
 from game_events.extending import BUILT_IN, DECLARATION, PLAYER_AGG, GoldAggregate, SilverTransformation
@@ -58,7 +57,7 @@ def extensions_of(settings: Settings) -> Extensions:
     """The extensions of the settings, with names of assets; raises as `load_extensions`, and if names clash."""
     found, names = load_extensions(settings.extensions), settings.names
     names.refuse_clashes(aggregate.name for aggregate in found.aggregates)
-    assets = {a.name: names.asset(names.own_gold_asset.replace(AGGREGATE, a.name)) for a in found.aggregates}
+    assets = {a.name: names.asset(f"gold_{a.name}") for a in found.aggregates}
     return replace(found, aggregates=tuple(replace(a, asset_name=assets[a.name]) for a in found.aggregates))
 
 

@@ -1,15 +1,50 @@
-"""Settings sources for pydantic: the local stack's addresses, and mappings that an earlier source has emptied."""
+"""Settings sources for pydantic: the settings file with its groups, the local stack's addresses, emptied mappings."""
 
 from __future__ import annotations
 
+import difflib
 import json
 from pathlib import Path
 from typing import Any
 
-from pydantic_settings import PydanticBaseSettingsSource
+from pydantic_settings import PydanticBaseSettingsSource, YamlConfigSettingsSource
+
+from game_events.errors import ConfigurationError
 
 #: The local stack's state file, below ``state_dir``.
 STACK_STATE_FILE = "stack/stack.json"
+
+
+class GroupedYamlSource(YamlConfigSettingsSource):
+    """The settings file: settings by name, or in a mapping of their group (`kafka: {topic: events}`).
+
+    Raises:
+        ConfigurationError: a name that is no setting.
+    """
+
+    def __call__(self) -> dict[str, Any]:
+        """The settings of the file, by their full names."""
+        groups = {vars(c)["group"]: set(c.__annotations__) for c in self.settings_cls.__mro__ if "group" in vars(c)}
+        found: dict[str, Any] = {}
+        for key, value in super().__call__().items():
+            if key in self.settings_cls.model_fields:
+                found[key] = value
+            elif key not in groups:
+                raise self._error(key, "is no setting", [*self.settings_cls.model_fields, *groups])
+            elif not isinstance(value, dict):
+                raise self._error(key, "is no mapping, but a group of settings", [])
+            else:
+                for name, inner in value.items():
+                    full = f"{key}_{name}" if f"{key}_{name}" in groups[key] else name
+                    if full not in groups[key]:
+                        raise self._error(name, f"is no setting of {key!r}", [*groups[key]])
+                    found[full] = inner
+        return found
+
+    def _error(self, name: object, what: str, names: list[str]) -> ConfigurationError:
+        near = difflib.get_close_matches(str(name), names, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else "."
+        return ConfigurationError(f"settings file {self.yaml_file_path}: {name!r} {what}{hint} See docs/reference/settings.md")
 
 
 class LocalStackSource(PydanticBaseSettingsSource):

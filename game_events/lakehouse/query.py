@@ -24,6 +24,7 @@ from deltalake.exceptions import DeltaError
 
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.data.staging import file_system
+from game_events.lakehouse.duckdb_connection import connect
 from game_events.lakehouse.storage.errors import store_errors_named
 from game_events.lakehouse.tables import Lakehouse, Table, no_table
 
@@ -51,10 +52,7 @@ class TablesSql:
         self._lakehouse, self._as_of = lakehouse, as_of
         self._tables = {table.name: table for table in map(lakehouse.table, lakehouse.names())}
         self._opened: set[str] = set()
-        # Names in a query are tables, never variables of this program.
-        self._connection = duckdb.connect(config={"python_enable_replacements": False})
-        self._connection.execute("SET TimeZone = 'UTC'")
-        self._connection.execute("SET enable_progress_bar = false")
+        self._connection = connect()
         if memory_bytes is not None:
             self._connection.execute(f"SET memory_limit = '{memory_bytes}B'")
         self._connection.execute("CREATE SCHEMA _columns")

@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 
-from game_events.config.naming import ENTITY, GAME_PATTERN, OWN, RESERVED_GAMES, Names, entity_of
+from game_events.config.naming import GAME_PATTERN, OWN, RESERVED_GAMES, Names
 from game_events.config.settings import Settings
 from game_events.decoding.core.kept_columns import is_of_any_kind
 from game_events.errors import ConfigurationError, DataError
@@ -57,13 +57,18 @@ def gold_name(game: str, aggregate: str = PLAYER_AGG) -> str:
 
 def game_of_silver(name: str) -> str | None:
     """The game of a silver table's key, or None for any other table."""
-    return entity_of(silver_name(ENTITY), name)
+    return _between("silver_", name, "_events")
 
 
 def game_of_gold(name: str, aggregate: str = PLAYER_AGG) -> str | None:
     """The game of an aggregate's table, or None for any other table."""
-    game = entity_of(gold_name(ENTITY, aggregate), name)
+    game = _between("gold_", name, f"_{aggregate}")
     return None if game in RESERVED_GAMES else game
+
+
+def _between(before: str, name: str, after: str) -> str | None:
+    game = name[len(before) : len(name) - len(after)]
+    return game if game and name == f"{before}{game}{after}" else None
 
 
 def layer_of(name: str) -> Layer:

@@ -13,6 +13,7 @@ import dagster as dg
 
 from game_events.config.naming import Names
 from game_events.config.settings import Settings
+from game_events.lakehouse.tables import BRONZE, QUARANTINE, UNIFIED
 
 #: Metadata key of the run's whole report.
 REPORT = "report"
@@ -37,7 +38,7 @@ class Keys:
     """What the assets of some settings are called.
 
     Attributes:
-        names: the templates.
+        names: prefix and nouns.
         catalog: the catalog's database that tables are registered in, if they are.
     """
 
@@ -52,12 +53,12 @@ class Keys:
     @property
     def bronze(self) -> dg.AssetKey:
         """`bronze_events`."""
-        return self._key(self.names.bronze)
+        return dg.AssetKey([self.names.name_of(BRONZE)])
 
     @property
     def quarantine(self) -> dg.AssetKey:
         """`quarantine_events`."""
-        return self._key(self.names.quarantine)
+        return dg.AssetKey([self.names.name_of(QUARANTINE)])
 
     @property
     def silver(self) -> dg.AssetKey:
@@ -72,7 +73,7 @@ class Keys:
     @property
     def unified(self) -> dg.AssetKey:
         """`gold_unified_player_agg`."""
-        return self._key(self.names.unified)
+        return dg.AssetKey([self.names.name_of(UNIFIED)])
 
     @property
     def rest(self) -> dg.AssetKey:
@@ -82,7 +83,7 @@ class Keys:
     @property
     def partitions(self) -> dg.DynamicPartitionsDefinition:
         """One partition for each game; grows with the data, without a list in the settings."""
-        return dg.DynamicPartitionsDefinition(name=self.names.asset(self.names.partitions))
+        return dg.DynamicPartitionsDefinition(name=self.names.asset(self.names.entities))
 
     @property
     def by_layer(self) -> dict[str, dg.AssetKey]:
@@ -100,7 +101,7 @@ class Keys:
         found = self.by_layer.get(layer)
         if found is None:
             kind, _, aggregate = layer.partition(":")
-            name = self.names.own_gold_asset.replace("{aggregate}", aggregate) if kind == "gold" else layer.replace(":", "_")
+            name = f"gold_{aggregate}" if kind == "gold" else layer.replace(":", "_")
             found = self._key(name)
         return found
 

@@ -9,6 +9,7 @@ from dagster_pyspark.resources import spark_session_from_config
 from pydantic import PrivateAttr
 from pyspark.sql import SparkSession
 
+from game_events.config.logging import limit_library_loggers
 from game_events.config.settings import load_settings
 from game_events.config.tls import unencrypted
 from game_events.orchestration.runs.dead_runs import mark_process
@@ -35,8 +36,8 @@ class SparkResource(LazyPySparkResource):
         """The session; made once for each process, on a Connect server again if it was given back."""
         if self._session is None or is_closed(self._session):
             settings = load_settings()
-            # At DEBUG it repeats every argument of every call into the JVM, Kafka's password among them.
-            logging.getLogger("py4j").setLevel(logging.INFO)
+            # Again: Dagster may have configured logging since the definitions were loaded.
+            limit_library_loggers()
             if settings.spark_remote:
                 not_ours = server_only_settings(settings)
                 if not_ours:

@@ -1,8 +1,7 @@
-"""What the schemas' authors say of bronze's columns, on their way into the table; silver's columns get it from bronze's.
+"""Column descriptions of bronze from comments in schemas; silver's columns get them from bronze's.
 
-A column has the comment of the newest schema that rows of it came with: ids of a registry grow, and an older id never takes
-the place of a newer one's comment, so producers of several versions do not fight over it. Guarantee: nothing but comments
-depends on this.
+A column has the comment of the newest schema of its rows: an older schema id never replaces the comment of a newer one, so
+producers of several versions do not alternate it. Nothing but comments depends on this.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from game_events.lakehouse.descriptions import with_comments
 from game_events.pipeline.context import Pipeline
 
 BRONZE_DESCRIPTION = "Every decodable record of the source, once, decoded by its writer's schema"
-#: What stands between a table's own description and the comment of its message type.
+#: Separates a table's own description from the comment of its message type.
 MESSAGE = ". Message: "
 _OF = re.compile(r" \(schema id (\d+)\)$")
 
@@ -41,7 +40,7 @@ def documented(pipeline: Pipeline, schema: pa.Schema, columns: ColumnMap, types:
 
 
 def about_bronze(pipeline: Pipeline, bronze: DeltaTable, types: Iterable[TypeKey]) -> str | None:
-    """Bronze's description with the comment of its newest message type; None if it has that already, or there is none."""
+    """Bronze's description with the comment of its newest message type; None if there is no newer one."""
     newest = max((i for i, _ in types if isinstance(i, int)), default=None)
     held = _OF.search(bronze.metadata().description or "")
     if newest is None or (held is not None and newest <= int(held[1])):
@@ -53,6 +52,6 @@ def about_bronze(pipeline: Pipeline, bronze: DeltaTable, types: Iterable[TypeKey
 
 
 def message_comment(bronze: DeltaTable) -> str:
-    """The comment of the message type, from bronze's description, for tables made of its rows; or nothing."""
+    """The comment of the message type in bronze's description, for derived tables; or an empty text."""
     about = _OF.sub("", bronze.metadata().description or "")
     return f"{MESSAGE}{about.partition(MESSAGE)[2]}" if MESSAGE in about else ""

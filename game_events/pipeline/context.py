@@ -1,4 +1,4 @@
-"""What every layer works with: settings, tables, the source, the schemas, and Spark when it is needed."""
+"""The parts of a pipeline: settings, tables, source, schemas, and Spark when it is needed."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ _progress = logging.getLogger(PROGRESS_LOGGER)
 
 
 def note(pipeline: Pipeline, why: str) -> str:
-    """A note for `progress` that differs from each made before: a run takes back only those that it has seen."""
+    """A unique note for `progress`: a run removes only notes that it has read."""
     return f"{why} (run {pipeline.run_id}, {time.time_ns()})"
 
 
 def no_spark() -> SparkSession:
-    """The `get_spark` of a pipeline of which nothing is asked that needs a session."""
+    """The `get_spark` of a pipeline that needs no session."""
     raise AssertionError("this is done without Spark")
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """One pipeline's parts; makes none of them before it is used.
+    """One pipeline's parts, each made at its first use.
 
     Attributes:
         settings: the settings.
         get_spark: gives the session; only the Dagster resource (or a test's fixture) makes one.
-        run_id: who works: Dagster's run id where there is one.
+        run_id: Dagster's run id where there is one.
         registered: tables that are known to be in the catalog.
-        quiet: what is under way is told at DEBUG: a loop would say the same each second.
+        quiet: progress is logged at DEBUG: a loop would log the same each second.
     """
 
     settings: Settings
@@ -60,7 +60,7 @@ class Pipeline:
     quiet: bool = False
 
     def on_progress(self, message: str) -> None:
-        """Tell what is under way."""
+        """Log a message about the current step."""
         _progress.log(logging.DEBUG if self.quiet else logging.INFO, message)
 
     @property
@@ -70,10 +70,10 @@ class Pipeline:
 
     @cached_property
     def rules(self) -> tuple[Rule, ...]:
-        """Expectations of silver's and gold's rows: those of the settings, then those of the modules named there.
+        """Rules for rows of silver and gold: those of the settings, then those of the modules named there.
 
         Raises:
-            ConfigurationError: a module's list holds something else, or a name stands twice in its layer.
+            ConfigurationError: a module's list has something else, or a layer has two rules of one name.
         """
         return all_rules(self.settings.rules, self.extensions.rules)
 
@@ -94,7 +94,7 @@ class Pipeline:
 
     @cached_property
     def source(self) -> Source:
-        """Where bronze's records come from."""
+        """The source of bronze's records."""
         if self.settings.source == FILES:
             return FileSource(
                 self.settings,
@@ -106,18 +106,18 @@ class Pipeline:
         return make_source(self.settings)
 
     def look(self) -> SourceSnapshot:
-        """The source as it is now; nothing is written."""
+        """A snapshot of the source; writes nothing."""
         source = self.source
         return source.snapshot(take_in=False) if isinstance(source, FileSource) else source.snapshot()
 
     def files_gone(self, part: MicroBatch) -> tuple[Gap, ...]:
-        """Files of a slice that are gone before they were read; nothing of another source."""
+        """Files of a micro-batch that were deleted before they were read; empty for other sources."""
         source = self.source
         return source.missing_files(part) if isinstance(source, FileSource) else ()
 
     @property
     def things(self) -> str:
-        """What a slice counts, in a word."""
+        """The unit of a micro-batch, for messages."""
         return "files" if self.settings.source == FILES else "records"
 
     def _files_read_by(self) -> str | None:
@@ -139,15 +139,15 @@ class Pipeline:
 
     @property
     def retention(self) -> Retention:
-        """How long replaced files and log entries of the tables stay."""
+        """Retention of unreferenced files and log entries."""
         return Retention(self.settings.retention_h, self.settings.derived_retention_h)
 
     @cached_property
     def extensions(self) -> Extensions:
-        """What the modules named by the setting `extensions` declare."""
+        """Declarations of the modules in the setting `extensions`."""
         return extensions_of(self.settings)
 
     @cached_property
     def progress(self) -> ProgressTable:
-        """How far each layer has come."""
+        """Progress of each layer."""
         return ProgressTable(self.lakehouse)

@@ -1,8 +1,7 @@
-"""Registering the tables in Spark's catalog (session catalog with a metastore, Unity, or another), where the settings name one.
+"""Registration of the tables in Spark's catalog (a metastore, Unity, or another) that the settings name.
 
-A catalog holds names and places, no row: a table is registered once, by `CREATE TABLE IF NOT EXISTS ... USING delta LOCATION`.
-Guarantee: a catalog that does not answer costs no row and fails no run; the run says so, and the next one registers what is
-missing.
+A table is registered once, by `CREATE TABLE IF NOT EXISTS ... USING delta LOCATION`. Guarantee: a catalog that does not answer
+costs no row and fails no run; the run reports it, and the next one registers the missing tables.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class TableCatalog:
     """One database of the session's catalog."""
 
     def __init__(self, spark: SparkSession, database: str, lakehouse: Lakehouse) -> None:
-        """Makes nothing and asks nobody."""
+        """Makes nothing, and sends no request."""
         self._spark, self._database, self._lakehouse = spark, database, lakehouse
         self._quoted = ".".join(f"`{part}`" for part in database.split("."))
 
@@ -72,17 +71,14 @@ class TableCatalog:
 
 
 def register_tables(pipeline: Pipeline, report: RunReport) -> None:
-    """Register what is not in the catalog yet: tables that this run made, and those from before it was configured.
-
-    Nothing is asked of the catalog by a run that committed to no table it does not know of.
-    """
+    """Register all tables that are not in the catalog; no request if all tables with commits of this run are known to be."""
     changed = {entry.table for entry in report.tables if entry.error is None}
     if pipeline.settings.catalog is None or not changed - pipeline.registered:
         return
     try:
         _register(pipeline, pipeline.settings.catalog, report)
         report.checks.append(CheckResult(REGISTERED, "bronze", True, f"{len(pipeline.registered):,} tables are registered"))
-    except Exception as error:  # noqa: BLE001 - the rows are committed: nothing that happens here may fail the run
+    except Exception as error:  # noqa: BLE001 - the rows are committed: no error here may fail the run
         why = _cause(pipeline, error)
         log.warning("catalog=%s tables_not_registered=true why=%r", pipeline.settings.catalog, why)
         summary = f"tables could not be registered in the catalog {pipeline.settings.catalog}: {why}"
@@ -118,25 +114,25 @@ def _register(pipeline: Pipeline, database: str, report: RunReport) -> None:
 
 
 def _tables(lakehouse: Lakehouse) -> dict[str, Table]:
-    """Name -> table, of those that are there: in an object store a folder may be one whose first commit has not landed."""
+    """Name -> table; an object store may also have folders without a first commit."""
     found = [lakehouse.table(key) for key in lakehouse.names()]
     return {t.name: t for t in found if "://" not in lakehouse.root or t.open() is not None}
 
 
 def _cause(pipeline: Pipeline, error: Exception) -> str:
-    """The first line: a catalog's errors are pages of stack."""
+    """The first line of an error: a catalog's errors are long stacks."""
     first = first_line(error) if isinstance(error, GameEventsError) else _spark_words(error)
     return without_secrets(f"{type(error).__name__}: {first[:600]}", pipeline.settings)
 
 
 def _spark_words(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    # py4j says first that a call failed, then why.
+    # The reason is not in py4j's first line.
     return next((line for line in lines if not line.startswith("An error occurred while calling")), "")
 
 
 def _local(uri: str) -> str:
-    """An address as it is compared: Spark says `file:/a`, `file:///a` or `/a`, and `s3a` for `s3`."""
+    """An address for comparison: Spark gives `file:/a`, `file:///a` or `/a`, and `s3a` for `s3`."""
     for prefix in ("file://", "file:"):
         uri = uri.removeprefix(prefix)
     return uri.replace("s3a://", "s3://", 1).rstrip("/")

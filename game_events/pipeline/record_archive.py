@@ -1,8 +1,7 @@
-"""Bronze's and quarantine's raw records -> an archive: Parquet files that the files source reads back as the records they were.
+"""Record archive: raw records of bronze and quarantine as Parquet files, which the files source reads back as they were.
 
-Guarantee: each record is in the archive once, however often it is run, wherever it crashes, and beside whatever else runs. The
-archive is a Delta table of its own (so any Parquet reader reads its files, and its log says which of them count): a commit
-carries the bronze batch that it has come to, and lands only if the archive still stands where it was planned from.
+Guarantee: each record is in the archive once, through repeated runs, crashes and concurrent runs. The archive is a Delta table:
+each commit has the last archived bronze batch, and succeeds only if it is unchanged since the commit was planned.
 """
 
 from __future__ import annotations
@@ -20,22 +19,20 @@ from game_events.decoding.core.reasons import NO_RECORD
 from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.decoding.core.wire_format import SchemaId
 from game_events.errors import ConfigurationError
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.generations import BronzeIdentity
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import files_with, read_files, row_count, selection, spark_schema
-from game_events.lakehouse.data.staging import REPORT_SCHEMA
-from game_events.lakehouse.data.table_writer import FileStage, staged_files
+from game_events.lakehouse.data.table_writer import FileStage
 from game_events.lakehouse.event_columns import COORDINATES, SCHEMA_COLUMNS, STORED_AS, no_headers, schema_ids
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.schema_archive import SchemaArchive
 from game_events.lakehouse.tables import Table
-from game_events.pipeline.bronze.load import TASK_RECORDS
-from game_events.pipeline.bronze.restored import mend_restored_bronze
+from game_events.pipeline.bronze.staging import TASK_RECORDS
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.full_refresh import since as at_or_behind
-from game_events.pipeline.quarantine.lost import refuse_lost_quarantine
+from game_events.pipeline.quarantine.intact import intact_tables
 from game_events.pipeline.reporting.archive_result import Archived
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.state.offsets import next_offsets
@@ -47,16 +44,16 @@ _READ_COLUMNS = (*STORED_AS.values(), *SCHEMA_COLUMNS)
 
 
 def archive(pipeline: Pipeline, report: RunReport, to: str) -> None:
-    """Add what came to bronze and quarantine since the archive was written last; reads the new rows twice, writes them once.
+    """Add the new records of bronze and quarantine; reads the new rows twice, writes them once.
 
     Args:
         pipeline: the parts.
-        report: gets what was done.
-        to: folder, or prefix of an object store; made if it is not there.
+        report: gets the result.
+        to: folder, or prefix of an object store; created if it does not exist.
 
     Raises:
-        ConfigurationError: bronze keeps no raw values; or the place holds something else, or the archive of another bronze.
-        ConflictError: a rival wrote to the archive; run it again.
+        ConfigurationError: bronze keeps no raw values; or the place has something else, or the archive of another bronze.
+        ConflictError: a concurrent run wrote to the archive; run it again.
     """
     began = time.monotonic()
     report.archive = _archive(pipeline, report, to)
@@ -70,10 +67,10 @@ def _archive(pipeline: Pipeline, report: RunReport, to: str) -> Archived:
         raise ConfigurationError("bronze keeps no raw values (GAME_EVENTS_KEEP_RAW is failures): there is nothing to archive")
     place = SourceLocation.of(pipeline.settings, to)
     table = Table("archive", place.root, place.options)
-    bronze = mend_restored_bronze(pipeline, report)
-    if bronze is None:
+    tables = intact_tables(pipeline, report)
+    if tables is None:
         return Archived(place.root)
-    quarantine = refuse_lost_quarantine(pipeline, bronze, report)
+    bronze, quarantine = tables
     held, app = _open(table), _app(bronze)
     batch = int(bronze.transaction_version(Txn.BATCH) or 0)
     since = held.transaction_version(app) if held is not None else None
@@ -89,8 +86,8 @@ def _archive(pipeline: Pipeline, report: RunReport, to: str) -> Archived:
     schema = marked_records(_schemas(pipeline, schema_ids(rows)))
     new = selection(bronze, "_batch", int(since or 0)).rows
     records = rows.select(*_as_records()).coalesce(max(1, -(-new // TASK_RECORDS)))
-    files = staged_files(records.mapInArrow(FileStage(table, schema, "headers"), REPORT_SCHEMA).collect())
-    crash_points.reach("archive_staged")
+    files = FileStage(table, schema, "headers").write(records)
+    failpoints.reach("archive_staged")
     if not files and since == batch:
         return Archived(place.root, batch=batch)
     landed = commit(
@@ -109,16 +106,12 @@ def _archive(pipeline: Pipeline, report: RunReport, to: str) -> Archived:
 
 
 def _app(bronze: DeltaTable) -> str:
-    """`txn` of the archive with the bronze batch it has come to: of this content of this table, no other."""
+    """Name of the archive's `txn` with the last archived batch of these contents of bronze."""
     return Txn.ARCHIVE.of(BronzeIdentity.of(bronze).key)
 
 
 def _open(table: Table) -> DeltaTable | None:
-    """The archive; None: it is to be made.
-
-    Raises:
-        ConfigurationError: something else is there.
-    """
+    """The archive; None if there is none; ConfigurationError if there is something else."""
     held = table.open()
     if held is None:
         folder = table.local_path
@@ -131,14 +124,14 @@ def _open(table: Table) -> DeltaTable | None:
 
 
 def _others(folder: Path) -> list[Path]:
-    """What is in a folder besides files that an archive left there when it crashed before its first commit."""
+    """Files of a folder, without those of an archive that crashed before its first commit."""
     return [f for f in folder.iterdir() if not (f.name.startswith("part-") and f.name.endswith(".parquet"))]
 
 
 def _records(
     pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable | None, archived: DeltaTable | None, since: int
 ) -> tuple[DataFrame, int]:
-    """Rows that the archive lacks, with bronze's own columns, and how many rows of bronze have no raw value."""
+    """Rows that the archive lacks, with bronze's own columns, and the number of bronze's rows without a raw value."""
     uris = files_with(bronze, "_batch", since)
     rows = read_files(pipeline.spark, uris, spark_schema(bronze.schema())).where(F.col("_batch") > since)
     without_raw = rows.where(F.col("_raw_value").isNull()).count() if uris else 0
@@ -147,11 +140,11 @@ def _records(
         return rows, without_raw
     held = read_files(pipeline.spark, quarantine.file_uris(), spark_schema(quarantine.schema()))
     held = held.where((F.col("layer") == Layer.BRONZE) & ~F.col("reason").isin(*map(str, NO_RECORD)))
-    # What was replayed to bronze is archived as quarantine's, where it stays.
+    # Replayed records are archived from quarantine, where they stay.
     rows = rows.join(held.select(*COORDINATES), list(COORDINATES), "left_anti").select(*_READ_COLUMNS)
     held = held.where(~at_or_behind(_ahead(bronze, held))).select(*_READ_COLUMNS)
     if archived is not None:
-        # By their coordinates, as no number orders them: a slice's rows may come to quarantine long before it is bronze's.
+        # By coordinates: batches do not order them, as a micro-batch's rows may be in quarantine long before it is in bronze.
         there = read_files(pipeline.spark, archived.file_uris(), _coordinates()).select(
             F.col("topic_id").alias("_kafka_topic_id"),
             F.col("partition").alias("_kafka_partition"),
@@ -162,19 +155,19 @@ def _records(
 
 
 def _ahead(bronze: DeltaTable, held: DataFrame) -> Offsets:
-    """Split -> where bronze stands, of those whose rows quarantine has from there on: their slice is not bronze's yet.
+    """Split -> bronze's next offset, of splits with later rows in quarantine: their micro-batch is not in bronze yet.
 
-    An archive with these and without what is good of the slice would be taken for one that has all of it. They come next time.
+    The archive takes such rows together with bronze's: with them alone it would be taken for complete.
     """
     found: Offsets = {}
     batch = int(bronze.transaction_version(Txn.BATCH) or 0)
     lasts = held.groupBy("_kafka_topic", *COORDINATES[:2]).agg(F.max(COORDINATES[2]), F.max("_batch")).collect()
     for topic, topic_id, partition, offset, its_batch in lasts:
-        lane = Split(topic, topic_id, partition, FILES if topic == FILES else KAFKA)
-        at = next_offsets(bronze, [lane]).get(lane)
-        # Of a topic that joins bronze knows nothing before its first slice; of one behind a table, never.
+        split = Split(topic, topic_id, partition, FILES if topic == FILES else KAFKA)
+        at = next_offsets(bronze, [split]).get(split)
+        # Bronze has no offset of a new topic before its first micro-batch, and none of a topic behind a table source.
         if offset >= at if at is not None else its_batch > batch:
-            found[lane] = at or 0
+            found[split] = at or 0
     return found
 
 
@@ -191,6 +184,6 @@ def _as_records() -> list[Column]:
 
 
 def _schemas(pipeline: Pipeline, ids: list[SchemaId]) -> list[RegistrySchema]:
-    """Texts of these ids; of one that nobody knew, that."""
+    """The schemas of these ids from the schema archive; ids that it lacks get the type `UNKNOWN` and an empty text."""
     known = SchemaArchive(pipeline.lakehouse).read()
     return [known.get(i) or RegistrySchema(i, UNKNOWN, "") for i in ids]

@@ -40,7 +40,7 @@ class KafkaWriter:
     def __init__(self, settings: Settings, **tuning: object) -> None:
         """`tuning`: librdkafka options with ``_`` for ``.``, overridden by settings; ConfigurationError for a bad one."""
         self.topic = settings.produced_topic
-        self._header = settings.words.entity
+        self._header = settings.names.entity
         self._memory = CauseMemory(settings.kafka_bootstrap_servers)
         self._failure: GameEventsError | None = None
         defaults = DEFAULTS | {key.replace("_", "."): value for key, value in tuning.items()}

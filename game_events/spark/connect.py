@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -28,7 +27,6 @@ REFUSED = ("StatusCode.UNAUTHENTICATED", "authentication token")
 #: Environment variable of the shared token; in an address it would be logged.
 TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105 - its name
 CONNECT_MODE = "SPARK_CONNECT_MODE_ENABLED"
-CLIENTS_LOGGER = "pyspark.sql.connect.logging"
 #: Together 45 s: a restarted server answers within seconds; the client's own policy waits for ten minutes.
 RETRIES, LONGEST_WAIT_MS = 12, 5_000
 
@@ -65,9 +63,6 @@ def connect(settings: Settings, conf: Mapping[str, str]) -> SparkSession:
     from game_events.spark.connect_channel import channel_to  # noqa: PLC0415
 
     _keep_shared_threads()
-    # At DEBUG it logs every plan with Kafka's password; its errors are raised as well. PySpark turns it off, and a later
-    # configuration of logging (Dagster's) turns it on again.
-    logging.getLogger(CLIENTS_LOGGER).setLevel(logging.CRITICAL)
     try:
         # Nothing is sent before the retry policy is set.
         channel = channel_to(str(settings.spark_remote))

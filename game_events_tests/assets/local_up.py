@@ -29,7 +29,7 @@ STATUS = """query($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }
 RUNS = """query { runsOrError { ... on Runs { results { runId pipelineName status tags { key value } } } } }"""
 SENSORS = """query { sensorsOrError(
  repositorySelector: {repositoryName: "__repository__", repositoryLocationName: "game_events"})
- { ... on Sensors { results { name sensorState { id status } } } } }"""
+ { ... on Sensors { results { name sensorState { id status ticks(limit: 1) { status } } } } } }"""
 
 
 class Site:
@@ -119,8 +119,10 @@ class Site:
         return {s["name"]: s["sensorState"] for s in self.ask(SENSORS)["sensorsOrError"]["results"]}
 
     def stop_sensor(self, name: str) -> None:
-        """Switch a sensor off, as its switch does."""
+        """Switch a sensor off, as its switch does; its last tick has ended then."""
         self.ask("mutation($id: String!) { stopSensor(id: $id) { __typename } }", id=self.sensors()[name]["id"])
+        while "STARTED" in [tick["status"] for tick in self.sensors()[name]["ticks"]]:
+            time.sleep(0.1)
 
     def start_sensor(self, name: str) -> None:
         """Switch it on again."""

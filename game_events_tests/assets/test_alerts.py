@@ -9,6 +9,7 @@ import dagster as dg
 import pytest
 from dagster import DagsterRunStatus
 
+from game_events.config.logging import limit_library_loggers
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
 from game_events.orchestration.events.materializations import fail_for
@@ -346,6 +347,7 @@ def test_a_receiver_that_hangs_is_given_up_on_and_nothing_is_raised(receiver, mo
 @pytest.mark.parametrize("address", ["http://127.0.0.1:9/hook/{}", "http://no such host/{}", "https://127.0.0.1:9/{}"])
 def test_the_address_of_the_webhook_is_in_no_log(receiver, address, caplog):
     caplog.set_level(logging.DEBUG)
+    limit_library_loggers()
     assert send(load_settings(), ALERT)
     assert send(load_settings(alert_webhook_url=address.format(TOKEN)), ALERT) is False
     receiver.next = [403]

@@ -138,7 +138,7 @@ def test_where_nothing_was_ever_read_nobody_is_woken_before_it_is_overdue(world)
     world.commit()
     assert world.tick() == []
     (alert,) = world.tick(later_s=2 * DAY_S)
-    assert "no records came since the table was made" in alert["error"]
+    assert "no records were read since the table was created" in alert["error"]
 
 
 def test_a_game_that_falls_silent_is_told_by_name_and_so_is_the_next_one_while_the_first_is_still_silent(world, monkeypatch):

@@ -3,7 +3,6 @@
 import re
 
 import pytest
-from pydantic import ValidationError
 
 from game_events.cli.local.examples import CONFIG, use_example
 from game_events.config.naming import Names
@@ -15,6 +14,8 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport, TableReport
 from game_events.pipeline.runs.selection import selection_of
 
+#: Beginnings of the names of assets and tables.
+LAYERS = ("bronze_", "quarantine_", "silver_", "gold_")
 OWN = '''
 from game_events.extending import count, gold_aggregate
 
@@ -36,7 +37,7 @@ def iot(monkeypatch, tmp_path):
         lakehouse=str(tmp_path / "lake"),
         extensions=(str(tmp_path / "own.py"),),
         rules=rules,
-        names={"prefix": "dev_", **load_settings().names.model_dump(exclude={"prefix"}), "own_gold_asset": "more_{aggregate}"},
+        names={"prefix": "dev_", **load_settings().names.model_dump(exclude={"prefix"})},
     )
 
 
@@ -44,14 +45,14 @@ def test_the_graph_of_another_domain_has_its_names_and_none_of_the_games(iot):
     graph = build_defs(iot).resolve_asset_graph()
     names = {"/".join(key.path) for key in graph.get_all_asset_keys()}
     ours = {"dev_bronze_readings", "dev_quarantine_readings", "dev_silver_readings", "dev_gold_devices"}
-    ours |= {"dev_gold_unified_devices", "dev_more_by_type"}
+    ours |= {"dev_gold_unified_devices", "dev_gold_by_type"}
     assert ours <= names
     assert not [name for name in names if re.search(r"player|game|_events", name)]
     said = " ".join(graph.get(key).description for key in graph.get_all_asset_keys())
     assert "for each site. One row per device: readings, first_seen" in said
     assert not re.search(r"\b(game|player|gamer)s?\b", said)
     keys = Keys.of(iot)
-    assert keys.layer("gold:by_type").path == ["dev_more_by_type"]
+    assert keys.layer("gold:by_type").path == ["dev_gold_by_type"]
     for layer in ("silver", "gold", "gold:by_type"):
         assert graph.get(keys.layer(layer)).partitions_def == keys.partitions
     assert keys.partitions.name == "dev_sites"
@@ -66,7 +67,7 @@ def test_each_part_of_a_run_may_be_selected_by_its_name(iot):
     for words, layers in (
         (["dev_bronze_readings"], {"bronze"}),
         (["dev_silver_readings", "dev_gold_devices"], {"silver", "gold"}),
-        (["dev_gold_unified_devices", "dev_more_by_type"], {"unified", "gold:by_type"}),
+        (["dev_gold_unified_devices", "dev_gold_by_type"], {"unified", "gold:by_type"}),
     ):
         assert set(selection_of(pipeline, select=words).update) == layers
     with pytest.raises(Exception, match=r"dev_silver_\{site\}_readings, dev_gold_\{site\}_devices, dev_gold_\{site\}_by_type"):
@@ -76,12 +77,11 @@ def test_each_part_of_a_run_may_be_selected_by_its_name(iot):
 def test_no_table_and_no_asset_takes_the_name_of_a_job_or_an_op():
     repository = build_defs(load_settings(rest_url="http://127.0.0.1:1")).get_repository_def()
     jobs = [job for job in repository.get_all_jobs() if job.name != "__ASSET_JOB"]
-    # Nodes of checks and of assets that the settings name are called after these.
-    ops = {n.name for job in jobs for n in job.all_node_defs if not n.name.startswith(("bronze_", "silver_", "gold_"))}
+    # Nodes of checks and of assets have the layer's name in front, as assets have.
+    ops = {n.name for job in jobs for n in job.all_node_defs if not n.name.startswith(LAYERS)}
     assert {"archive_raw_records", "look_after_tables", "export_new_rows"} <= ops
-    for name in {job.name for job in jobs} | ops:
-        with pytest.raises(ValidationError, match="no reserved word"):
-            Names(gold_asset=name)
+    assert all(keys.path[0].startswith(LAYERS) for keys in DEFAULT.by_layer.values())
+    assert not [name for name in {job.name for job in jobs} | ops if name.startswith(LAYERS)]
 
 
 def test_without_settings_the_names_are_those_that_they_always_were():

@@ -74,12 +74,13 @@ def site():
 def browser_window(site):  # noqa: ARG001 - it must be up
     if CHROMIUM is None:
         pytest.skip("no chromium, chromium-browser or google-chrome is on the PATH")
-    from playwright.sync_api import sync_playwright  # noqa: PLC0415 - only where there is a browser
+    from playwright.sync_api import expect, sync_playwright  # noqa: PLC0415 - only where there is a browser
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS.split())
         window = browser.new_context(viewport={"width": 1500, "height": 860})
         window.set_default_timeout(LOAD_MS)
+        expect.set_options(timeout=LOAD_MS)
         yield window
         browser.close()
 

@@ -15,7 +15,7 @@ class Kill:
     Attributes:
         at_s: seconds since the run began.
         victim: whose process.
-        where: the crash point, or what had been committed last.
+        where: the failpoint, or what had been committed last.
         back_s: seconds until bronze had its next commit; None: nobody waited for it.
     """
 

@@ -28,7 +28,7 @@ TOPIC = "chaos_events"
 #: A driver that is not through by then hangs.
 HANGS_S = 240.0
 LOOK_S = 0.1
-#: A loop comes to each of its crash points within some cycles, if at all.
+#: A loop comes to each of its failpoints within some cycles, if at all.
 POINT_S = 120.0
 
 
@@ -208,7 +208,7 @@ class Arena:
         self.start_producer()
 
     def kill_at(self, point: str) -> None:
-        """The loop, at a crash point; one that only a worker reached would kill worker after worker."""
+        """The loop, at a failpoint; one that only a worker reached would kill worker after worker."""
         assert self.loop is not None
         if self.loop.alive:  # ended as a user would, so that this is one kill and not two
             before = self.loop
@@ -226,11 +226,11 @@ class Arena:
             self.note("driver", f"it never came to {point}")
         else:
             loop.end_rest(below)
-            self.note("driver at a crash point", point)
+            self.note("driver at a failpoint", point)
         self.start_loop()
 
     def kill_command(self, arguments: Sequence[str], point: str | None) -> None:
-        """Another command beside the loop: killed at a crash point, or at a random moment of its work."""
+        """Another command beside the loop: killed at a failpoint, or at a random moment of its work."""
         driver = self.command(arguments, point)
         if point is None:
             self.wait_for(lambda: driver.jvm() or not driver.alive, "a JVM of the command")

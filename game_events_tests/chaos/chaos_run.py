@@ -48,7 +48,7 @@ COMMANDS: tuple[tuple[tuple[str, ...], str | None], ...] = (
     (("maintain",), "file_open:bronze_events"),
     (("maintain",), None),
 )
-#: Of twenty kills so many are of this kind; the rest are at crash points.
+#: Of twenty kills so many are of this kind; the rest are at failpoints.
 SHARES = {"worker": 5, "broker": 2, "registry": 1, "producer": 1, "jvm": 2, "driver": 2, "command": 2, "point": 5}
 #: Of a full run: seconds that everything runs undisturbed between two kills, at most.
 CALM_S = 4.0

@@ -15,6 +15,8 @@ from random import Random
 
 import psutil
 
+from game_events_tests.killing.sitecustomize import killed_at
+
 COMMAND = [sys.executable, "-c", "from game_events.cli.main import main; main()"]
 #: A JVM whose Python is gone ends by itself within 3 s on an idle machine.
 ORPHAN_S = 60.0
@@ -28,7 +30,7 @@ class Driver:
         name: what it is called in the report.
         process: the driver.
         log: its output.
-        crash_at: the crash point that it was started with.
+        crash_at: the failpoint that it was started with.
     """
 
     name: str
@@ -92,7 +94,7 @@ def start(
     log = home / f"{name}-{time.time_ns()}.log"
     env = {k: v for k, v in os.environ.items() if k != "DAGSTER_HOME"} | environment | {"GAME_EVENTS_STATE_DIR": str(home)}
     if crash_at is not None:
-        env["GAME_EVENTS_CRASH_AT"] = crash_at
+        env |= killed_at(crash_at)
     with log.open("wb") as out:
         process = subprocess.Popen([*COMMAND, *arguments], env=env, cwd=home, stdout=out, stderr=subprocess.STDOUT)
     return Driver(name, process, log, crash_at)

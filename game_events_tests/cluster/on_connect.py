@@ -19,13 +19,14 @@ from pyspark.sql import SparkSession
 from pyspark.sql.connect.client.reattach import ExecutePlanResponseReattachableIterator
 
 from game_events.cli.local.spark_server import WarmSpark
+from game_events.config.logging import CONNECT_LOGGER, limit_library_loggers
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
 from game_events.orchestration.resources import SparkResource
 from game_events.producer.bulk import BulkSimulation
 from game_events.producer.produce import produce_bulk
 from game_events.spark.code_shipping import packed, ship_code
-from game_events.spark.connect import CLIENTS_LOGGER, TOKEN_VARIABLE, close_session, connect, is_session_lost
+from game_events.spark.connect import TOKEN_VARIABLE, close_session, connect, is_session_lost
 from game_events.stack import connect_server
 from game_events.stack.server_process import ServerProcess
 from game_events_tests.assets.conftest import environment, instance, runs  # noqa: F401 - fixtures
@@ -75,7 +76,8 @@ def test_without_the_servers_token_nobody_is_let_in(spark, monkeypatch):  # noqa
 
 def test_the_clients_own_log_repeats_no_plan_however_loud_logging_is(spark, caplog):  # noqa: ARG001 - the server must be up
     session = connect(load_settings(), {})
-    logging.getLogger(CLIENTS_LOGGER).disabled = False  # as `logging.config` does
+    limit_library_loggers()
+    logging.getLogger(CONNECT_LOGGER).disabled = False  # as `logging.config` does
     with caplog.at_level(logging.DEBUG):
         assert session.range(1).where("'hush' = 'hush'").count() == 1
     assert "hush" not in caplog.text

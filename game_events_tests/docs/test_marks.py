@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from game_events.config.settings import ENV_PREFIX, Settings
+from game_events.config.groups.values import ENV_PREFIX
+from game_events.config.settings import Settings
 from game_events_tests.docs.pages import NOT_RUN, PAGES, ROOT, RUN_BY, Block, blocks, inline_code
 from game_events_tests.docs.printed import missing
 from game_events_tests.docs.shell import Shell, bare_environment

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from deltalake import DeltaTable
 
-from game_events.pipeline.checks.reconcile import Books, reconcile
+from game_events.pipeline.checks.reconcile import GameCounts, reconcile
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh, refresh_downstream
 from game_events.producer.produce import produce
@@ -67,7 +67,7 @@ def test_columns_are_added_exploded_rows_are_counted_apart_and_old_rows_wait_for
     assert column(settings, "uno", "count(*), count(hour), count(part), count(DISTINCT loud)") == [(60, 40, 40, 4)]
     assert column(settings, "uno", "count(*) FILTER (loud <> upper(gamer_id) OR hour <> hour(event_timestamp))") == [(0,)]
     assert books.passed
-    assert books.transformed == {"uno": Books(40, 60)}
+    assert books.transformed == {"uno": GameCounts(40, 60)}
     assert books.metadata()["transformed_games"] == "uno: bronze 40, silver 60"
     assert "transformed 40" in books.summary()
     assert sum(sessions for sessions, _, _ in gold(settings, "uno").values()) == 60
@@ -77,7 +77,7 @@ def test_columns_are_added_exploded_rows_are_counted_apart_and_old_rows_wait_for
 
     # A game that is one to one is still compared.
     DeltaTable(f"{settings.lakehouse}/silver_rummy_events").delete("_batch = 1")
-    assert run(HOUR, TWICE)[1].wrong == {"rummy": Books(40, 20)}
+    assert run(HOUR, TWICE)[1].wrong == {"rummy": GameCounts(40, 20)}
     report, books = run(HOUR, TWICE, full=True)
     assert books.passed
     assert column(settings, "rummy", "count(*), count(hour)") == [(40, 40)]

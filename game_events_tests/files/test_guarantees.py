@@ -124,7 +124,7 @@ def test_two_logs_that_see_the_same_files_give_each_one_number(landing: Path, tm
     assert first.known().numbers == known.numbers
     # A change is noted once, and the file keeps its number.
     put(landing, "0.avro", b"longer")
-    _, changed = known.news(SourceLocation(str(landing)).listing())
+    _, changed = known.compare(SourceLocation(str(landing)).listing())
     assert [f.path for f in changed] == [str(files[0])]
-    assert first.take_in([], changed).news(SourceLocation(str(landing)).listing()) == ([], [])
+    assert first.take_in([], changed).compare(SourceLocation(str(landing)).listing()) == ([], [])
     assert second.take_in([], changed).numbers == known.numbers

@@ -17,12 +17,14 @@ from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.event_columns import QUARANTINE_COLUMNS
 from game_events.lakehouse.layers import Layer
 from game_events.pipeline.fanout.job import FanOut, FanOutResult, stage
-from game_events.pipeline.gold.plan import GAME
+from game_events.pipeline.gold.execute import GAME, Staged
+from game_events.pipeline.gold.plan import GamePlan, GoldRun
 from game_events.pipeline.quality.decisions import Decisions, Rewritten
 from game_events.pipeline.quality.expressions import DROP, FATE, HELD_BACK, KEEP, READMIT, REJECT, RuleColumns
 from game_events.pipeline.silver.stage import SilverInput, Staging, Start, _split
 from game_events.rules import Rule
 from game_events_tests.guarantees.arrow_bronze import write
+from game_events_tests.worker_jobs import Rows
 
 TIME = pa.timestamp("us", tz="UTC")
 AGGREGATE = pa.schema(
@@ -45,29 +47,10 @@ def violates(rule: Rule, n: int) -> bool:
     return n == UNLUCKY if rule.action == "drop" else n % divisor[rule.sql] == 0
 
 
-class Rows:
-    """As much of a DataFrame as `fan_out.stage` asks for."""
-
-    def __init__(self, table: pa.Table) -> None:
-        self._table = table
-
-    def coalesce(self, _: int) -> Rows:
-        """All rows are in one task."""
-        return self
-
-    def mapInArrow(self, task: FanOut, _: str) -> Rows:  # noqa: N802 - Spark's name
-        """The worker, here and now."""
-        return Rows(pa.Table.from_batches(task(iter(self._table.to_batches(max_chunksize=5)))))
-
-    def collect(self) -> list[dict[str, Any]]:
-        """The rows."""
-        return self._table.to_pylist()
-
-
 def stage_games(work: Staging) -> FanOutResult:
     """For `silver_isolated.stage_games`."""
     source, starts = work.source, work.starts
-    asked = [g for g, s in (starts or {}).items() if s.anew or s.decided > s.begin]
+    asked = [g for g, s in (starts or {}).items() if s.redecide or s.decided > s.begin]
     held = set(_rejected(work.decisions, asked)) if asked else None
     split = _split(source, held=bool(held))
     rows = read_arrow(source.pipeline.bronze, source.handle).to_pylist()
@@ -83,7 +66,7 @@ def stage_games(work: Staging) -> FanOutResult:
     schema = pa.schema([*pa.schema(source.handle.schema()), *mask, pa.field(FATE, pa.int32())])
     table = pa.Table.from_pylist(judged, schema=schema)
     task = FanOut(source.pipeline.lakehouse, "silver", "game_name", source.schema, work.routing, split=split)
-    return stage(Rows(table), task, len(judged), work.games, salt="_kafka_offset")  # type: ignore[arg-type]
+    return stage(Rows(table.to_batches(max_chunksize=5)), task, len(judged), work.games, salt="_kafka_offset")  # type: ignore[arg-type]
 
 
 def _rejected(decisions: Decisions, games: Iterable[str]) -> Iterator[tuple[int, int, str]]:
@@ -136,13 +119,12 @@ def _judged(rules: tuple[Rule, ...], row: dict[str, Any], start: Start, held: se
     return {"_violated_0": sum(1 << bit for bit in broken), FATE: fate}
 
 
-def stage_gold(
-    pipeline: Any,
-    aggregate: Any,
-    plans: Mapping[str, Any],
-    asked: Any,  # noqa: ARG001 - columns of these rows are always the same
-) -> tuple[FanOutResult, pa.Schema, RuleColumns]:
-    """For `gold._stage`."""
+def execute(
+    run: GoldRun,
+    plans: Mapping[str, GamePlan],
+    known: Any,  # noqa: ARG001 - columns of these rows are always the same
+) -> Staged:
+    """For `gold.execute.execute`."""
     rows: list[dict[str, Any]] = []
     for game, plan in plans.items():
         players: dict[str, dict[str, Any]] = {}
@@ -159,9 +141,9 @@ def stage_gold(
             player["max_timestamp"] = max(player["max_timestamp"], part["max_timestamp"])
         rows += players.values()
     table = pa.Table.from_pylist(rows, schema=pa.schema([(GAME, pa.string()), *AGGREGATE]))
-    task = FanOut(pipeline.lakehouse, Layer.GOLD, GAME, AGGREGATE, aggregate=aggregate.name)
+    task = FanOut(run.pipeline.lakehouse, Layer.GOLD, GAME, AGGREGATE, aggregate=run.aggregate.name)
     result = stage(Rows(table), task, 1, 1) if rows else FanOutResult()  # type: ignore[arg-type]
-    return result, AGGREGATE, RuleColumns.of((), "gold", GAME)
+    return Staged(result, AGGREGATE, RuleColumns.of((), "gold", GAME))
 
 
 class InTurn:

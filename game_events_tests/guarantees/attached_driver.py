@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 
 from game_events.cli.main import main
 from game_events.config.settings import Settings, load_settings
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.storage.options import spark_options
 from game_events.pipeline.bronze.full_refresh import replace_bronze
 from game_events.pipeline.context import Pipeline
@@ -37,6 +37,7 @@ from game_events.pipeline.reprocessing.replay import ReplaySelection
 from game_events.pipeline.runs.refresh import refresh, refresh_downstream
 from game_events.pipeline.runs.replay import replay_and_refresh
 from game_events.sinks.http.run import export_rows
+from game_events_tests.killing.sitecustomize import VARIABLE, kill_at
 from game_events_tests.shared_servers import Gateway, attached
 
 MEET = "GAME_EVENTS_TESTS_MEET"
@@ -113,7 +114,7 @@ def start_driver(
         **more,
     }
     environment = os.environ | {f"GAME_EVENTS_{key.upper()}": value for key, value in named.items()}
-    environment |= {crash_points.VARIABLE: crash_at, MEET: meet, GAMER: gamer}
+    environment |= {VARIABLE: crash_at, MEET: meet, GAMER: gamer}
     process = _fork_server.Process(target=_drive, args=(gateway, environment, log, work))
     process.start()
     return Driver(process)
@@ -126,6 +127,8 @@ def _drive(gateway: Gateway | None, environment: dict[str, str], log: Path, work
     with log.open("wb", buffering=0) as out:
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)
+    if os.environ[VARIABLE]:
+        kill_at(os.environ[VARIABLE])
     if os.environ[MEET]:
         place, _, drivers = os.environ[MEET].rpartition(":")
         meet_at_points(Path(place), int(drivers))
@@ -166,19 +169,19 @@ def command(pipeline: Pipeline, _: RunReport, arguments: Sequence[str]) -> None:
 
 def meet_at_points(folder: Path, number: int) -> None:
     """Wait at each meeting, when this driver first comes there, until as many have."""
-    reach = crash_points.reach
+    handler = failpoints.handler
     met: set[str] = set()
 
-    def meeting(name: str, detail: object = None) -> None:
+    def meeting(name: str, detail: object) -> None:
         if name in MEETINGS and name not in met:
             met.add(name)
             (folder / f"{name}-{os.getpid()}").touch()
             until = time.monotonic() + (FIRST_MEETING_S if name == MEETINGS[0] else MEETING_S)
             while len(list(folder.glob(f"{name}-*"))) < number and time.monotonic() < until:
                 time.sleep(0.01)
-        reach(name, detail)
+        handler(name, detail)
 
-    crash_points.reach = meeting
+    failpoints.handler = meeting
 
 
 WORK = {

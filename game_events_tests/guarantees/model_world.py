@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 
 from game_events.config.settings import load_settings
 from game_events.errors import GameEventsError, TransientError
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits import commit as commits
 from game_events.lakehouse.commits import parallel as game_commits
 from game_events.lakehouse.commits.generations import BronzeIdentity
@@ -75,11 +75,11 @@ class World:
         without_services(self.patch)
         without_spark(self.patch)
         self.patch.setattr(silver, "stage_games", arrow_plans.stage_games)
-        self.patch.setattr(gold, "_stage", arrow_plans.stage_gold)
+        self.patch.setattr(gold, "execute", arrow_plans.execute)
         self.patch.setattr(silver_stage, "require_valid", lambda *_: None)
         self.patch.setattr(silver_commit, "noted", arrow_plans.note)
         self.patch.setattr(game_commits, "ThreadPoolExecutor", InTurn)
-        self.patch.setattr(crash_points, "reach", lambda name, *_: self.stepped(name))
+        self.patch.setattr(failpoints, "handler", lambda name, *_: self.stepped(name))
         for owner, name in ((DeltaTable, "create_write_transaction"), (commits, "create_table_with_add_actions")):
             self.patch.setattr(owner, name, self.after_a_step(getattr(owner, name)))
 

@@ -16,7 +16,7 @@ import pytest
 from deltalake import DeltaTable
 
 from game_events.config.settings import Settings
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits import parallel as game_commits
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
 from game_events.lakehouse.tables import Lakehouse
@@ -27,6 +27,7 @@ from game_events.producer.simulator import Simulation
 from game_events_tests.books import gold, rows
 from game_events_tests.cluster.small_jvm import JAVA_OPTIONS
 from game_events_tests.guarantees.attached_driver import Driver
+from game_events_tests.killing.sitecustomize import killed_at
 from game_events_tests.processes import running
 
 GAMES = ("rummy", "spades", "uno")
@@ -77,7 +78,7 @@ def start_run(settings: Settings, home: Path, crash_at: str | None = None, *argu
     # Its JVM and what that costs are not the point.
     environment["JAVA_TOOL_OPTIONS"] = JAVA_OPTIONS
     if crash_at is not None:
-        environment[crash_points.VARIABLE] = crash_at
+        environment |= killed_at(crash_at)
     # Into files: nobody reads a pipe of a run that others wait for.
     with (home / "stdout").open("w") as out, (home / "stderr").open("w") as err:
         return subprocess.Popen([*COMMAND, *arguments], env=environment, cwd=home, stdout=out, stderr=err, text=True)
@@ -108,15 +109,15 @@ class PowerCut(BaseException):
 
 
 def at_point(monkeypatch: pytest.MonkeyPatch, point: str, action: Callable[[], None]) -> list[str]:
-    """Do something when a crash point is reached for the first time; returns a list that then holds the point."""
+    """Do something when a failpoint is reached for the first time; returns a list that then holds the point."""
     happened: list[str] = []
 
-    def reach(name: str, detail: object = None) -> None:
+    def handle(name: str, detail: object) -> None:
         if not happened and point in (name, f"{name}:{detail}"):
             happened.append(point)
             action()
 
-    monkeypatch.setattr(crash_points, "reach", reach)
+    monkeypatch.setattr(failpoints, "handler", handle)
     return happened
 
 

@@ -110,6 +110,14 @@ def test_a_replacement_beside_a_compaction_lands_without_being_planned_anew(tabl
     assert late().version == table.open().version()
 
 
+def test_two_compactions_of_one_version_by_deltalake_duplicate_rows(table):
+    """Why compaction is our own (docs/decisions/0021): when this fails, deltalake has become safe, and ours can go."""
+    first, second = DeltaTable(table.uri), DeltaTable(table.uri)
+    first.optimize.compact()
+    second.optimize.compact()
+    assert numbers(table) == sorted(SAME * 2)
+
+
 def assert_every_file_is_of_a_version(table):
     everything = set()
     for version in range(table.open().version() + 1):

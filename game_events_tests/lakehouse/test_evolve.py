@@ -10,7 +10,8 @@ from deltalake.exceptions import CommitFailedError
 
 from game_events.decoding.core.column_map import METADATA_KEY
 from game_events.errors import ConflictError, DataError
-from game_events.lakehouse.commits.commit import Commit, changed_types, commit, evolve
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.evolution import changed_types, evolve
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.format_version import KEY
 from game_events.lakehouse.tables import Lakehouse

@@ -12,7 +12,7 @@ from game_events.decoding.core.column_map import ColumnMap, Field
 from game_events.decoding.core.kept_columns import kept_columns
 from game_events.decoding.core.projection import Projection
 from game_events.errors import ConflictError, DataError
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import Lakehouse
@@ -62,7 +62,7 @@ def adds_its_columns_and_dies(planned, monkeypatch):
             raise PowerCut
 
     with monkeypatch.context() as patch:
-        patch.setattr(crash_points, "reach", cut)
+        patch.setattr(failpoints, "handler", cut)
         with pytest.raises(PowerCut):
             commit(planned)
 
@@ -73,7 +73,7 @@ def test_a_column_that_a_crashed_run_has_given_to_another_field_of_the_message_i
     first, second = named({"x": 5}, nested=nested), named({"x": 6}, nested=nested)
     ours = plan(table, first, 1)
     adds_its_columns_and_dies(plan(table, second, 1), monkeypatch)
-    with pytest.raises(ConflictError, match=r"a rival run gave the column (x|inner) to the field M#(9\.)?6:string, not to"):
+    with pytest.raises(ConflictError, match=r"a concurrent run gave (x|inner) to the field M#(9\.)?6:string, not to"):
         commit(ours)
     commit(plan(table, first, 1))
     commit(plan(table, named({"old_x": 5, "x": 6}, nested=nested), 2))

@@ -9,7 +9,7 @@ from deltalake import DeltaTable
 
 from game_events.errors import ConflictError
 from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.system_tables import progress
+from game_events.lakehouse.system_tables import system_table
 from game_events.lakehouse.system_tables.progress import Mark, Progress, ProgressTable
 from game_events.lakehouse.tables import PROGRESS, Lakehouse
 from game_events_tests.lakehouse.helpers import committed_files, data_files
@@ -103,7 +103,7 @@ def test_rivals_that_win_every_time_are_a_conflict(lakehouse, monkeypatch):
     def refused(_):
         raise ConflictError("a rival")
 
-    monkeypatch.setattr(progress, "commit", refused)
+    monkeypatch.setattr(system_table, "commit", refused)
     with pytest.raises(ConflictError):
         ProgressTable(lakehouse).update("b", lambda now: now.done(Layer.SILVER, 1))
 

@@ -19,10 +19,10 @@ from game_events.lakehouse.data.snapshot import BATCH_INFO, read_arrow, selectio
 from game_events.lakehouse.maintenance import compaction
 from game_events.lakehouse.maintenance import unreferenced_files as replaced_files
 from game_events.lakehouse.maintenance.compaction import FULL_GOAL, LOOP_GOAL, join_files, small_files
-from game_events.lakehouse.maintenance.unreferenced_files import ReplacedFiles, delete_orphans, orphans
+from game_events.lakehouse.maintenance.unreferenced_files import ReplacedFiles, delete_files, orphans
 from game_events.lakehouse.retention import Retention
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.maintenance.incremental import Upkeep
+from game_events.pipeline.maintenance.incremental import IncrementalMaintenance
 from game_events_tests.lakehouse.helpers import SCHEMA, committed_files, data_files, grow_old, numbers, plan, rows, staged
 
 OURS = {BATCH_INFO: "1"}
@@ -248,7 +248,7 @@ def test_files_that_no_commit_names_go_when_they_are_old(table):
     found = orphans(table, 3600, ReplacedFiles(table), keep={listed})
     assert found.files == [old]
     assert found.bytes > 0
-    assert delete_orphans(table, found) == 1
+    assert delete_files(table, found.files) == 1
     assert data_files(table) == committed_files(table) | {young, listed}
     assert numbers(table) == [0, 1, 2, 3]
 
@@ -293,7 +293,7 @@ def test_joining_files_takes_nothing_back_that_a_rival_has_noted_about_a_column(
 def test_a_file_that_cannot_be_read_ends_no_loop(lakehouse, table):
     append(table, LOOP_GOAL.files)
     Path(table.uri, sorted(committed_files(table))[0]).write_bytes(b"PAR1")
-    upkeep = Upkeep(lakehouse, Retention())
+    upkeep = IncrementalMaintenance(lakehouse, Retention())
     upkeep._budget_s = 1.0
     upkeep.note([table.name] * LOOP_GOAL.files)
     (done,) = [entry for entry in upkeep.work() if entry.table == table.name]
@@ -337,7 +337,7 @@ def test_the_log_of_a_table_that_is_always_replaced_does_not_grow(lakehouse, mon
 class TestUpkeepOfALoop:
     @pytest.fixture
     def upkeep(self, lakehouse):
-        upkeep = Upkeep(lakehouse, Retention(kept_h=1e-6, derived_h=1e-6))
+        upkeep = IncrementalMaintenance(lakehouse, Retention(kept_h=1e-6, derived_h=1e-6))
         upkeep._budget_s = 10.0
         return upkeep
 

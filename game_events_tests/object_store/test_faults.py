@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 import pyarrow as pa
@@ -10,7 +9,6 @@ import pytest
 
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, GameEventsError, TransientError
-from game_events.lakehouse.data.staging import StagedFile
 from game_events.lakehouse.storage.errors import CARRIERS, explain
 from game_events.lakehouse.store_probe import refuse_unsafe_store
 from game_events.lakehouse.tables import Lakehouse
@@ -21,6 +19,7 @@ from game_events.pipeline.runs.refresh import refresh
 from game_events_tests.books import assert_books_balance
 from game_events_tests.guarantees.waves import at_point, send
 from game_events_tests.object_store.client import BUCKET, SECRET, ObjectStore
+from game_events_tests.worker_jobs import run
 
 ROWS = pa.table({"game": ["uno", "rummy", "uno", "chess"], "n": [1, 2, 3, 4]})
 MakeS3 = Callable[[Settings], Pipeline]
@@ -95,12 +94,10 @@ def test_a_store_that_is_away_is_a_transient_error(tables_only: Settings) -> Non
 def test_a_game_whose_prefix_is_refused_fails_alone(tables_only: Settings, store: ObjectStore) -> None:
     store.tell("deny silver_uno_events")
     task = FanOut(Lakehouse.of(tables_only), "silver", "game", ROWS.schema)
-    (report,) = list(task(iter(ROWS.to_batches())))
-    lines = report.to_pylist()
-    assert sorted(StagedFile.from_json(li["body"]).game for li in lines if li["kind"] == "file") == ["chess", "rummy"]
-    (failed,) = [json.loads(li["body"]) for li in lines if li["kind"] == "failed"]
-    assert list(failed) == ["uno"]
-    assert "refuses access" in failed["uno"]
+    result = run(task, ROWS.to_batches())
+    assert sorted(result.files) == ["chess", "rummy"]
+    assert list(result.failed) == ["uno"]
+    assert "refuses access" in result.failed["uno"]
 
 
 def test_a_store_that_is_away_ends_the_job_instead_of_being_waited_for_once_for_each_game(

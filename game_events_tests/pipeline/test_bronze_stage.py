@@ -17,10 +17,11 @@ from game_events.decoding.core.reasons import Reason
 from game_events.lakehouse.event_columns import OWN_COLUMNS, QUARANTINE_COLUMNS, bronze_schema
 from game_events.lakehouse.system_tables.suppressed import entity_hash
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse
+from game_events.pipeline.bronze.decode_job import StageResult
 from game_events.pipeline.bronze.worker import BronzeTask
-from game_events.pipeline.bronze.worker_result import StageResult
 from game_events.pipeline.suppression.worker import Suppression
 from game_events_tests.decoding.helpers import compiled, frame, plan_for, python_class
+from game_events_tests.worker_jobs import run
 
 HEAD = 'syntax = "proto3"; package s; message Event {'
 OLD = compiled(HEAD + "string game = 1; int32 n = 2; }", 71)
@@ -72,8 +73,7 @@ class Staged:
         lakehouse = Lakehouse(str(root))
         bronze, quarantine = lakehouse.table(BRONZE), lakehouse.table(QUARANTINE)
         self.task = BronzeTask(bronze, quarantine, plan, CONSTANTS, 9, "run 1", keep_raw, decided or {}, suppression)
-        (report,) = list(pickle.loads(pickle.dumps(self.task))(iter(batches)))  # noqa: S301 - our own bytes
-        self.result = StageResult.read((r["kind"], r["body"]) for r in report.to_pylist())
+        self.result = run(pickle.loads(pickle.dumps(self.task)), batches)  # noqa: S301 - our own bytes
         self.bronze = self._rows(bronze, self.result.bronze)
         self.quarantine = self._rows(quarantine, self.result.quarantine)
         self.on_disk = {f.name for f in Path(root).glob("*/*.parquet")}
@@ -232,8 +232,7 @@ def test_a_records_own_timestamp_may_be_anything(tmp_path, micros):
     batch = records([good(1), None])
     times = pa.array([micros, micros], pa.int64()).cast(pa.timestamp("us", tz="UTC"))
     batch = batch.set_column(2, BATCH.field(2), times)
-    (report,) = list(Staged(tmp_path, []).task(iter([batch])))
-    result = StageResult.read((r["kind"], r["body"]) for r in report.to_pylist())
+    result = run(Staged(tmp_path, []).task, [batch])
     assert [f.rows for f in (*result.bronze, *result.quarantine)] == [1, 1]
 
 
@@ -248,13 +247,9 @@ def test_the_files_have_the_columns_of_the_tables_and_the_map_in_their_metadata(
 
 def test_what_several_workers_report_is_one_result(tmp_path):
     parts = [Staged(tmp_path / str(i), [records([good(1), None])]).task for i in range(2)]
-    lines = [
-        (r["kind"], r["body"])
-        for task in parts
-        for report in task(iter([records([good(1), None])]))
-        for r in report.to_pylist()
-    ]
-    result = StageResult.read(lines)
+    result = StageResult()
+    for task in parts:
+        result.add(run(task, [records([good(1), None])]))
     assert (len(result.bronze), len(result.quarantine)) == (2, 2)
     assert result.reasons == {Reason.TOMBSTONE: 2}
     assert result.types == {(72, (0,))}

@@ -8,7 +8,7 @@ from pyspark.errors import PySparkException
 from game_events.config.settings import Settings
 from game_events.errors import TransientError
 from game_events.pipeline.checks import registry as whole_checks
-from game_events.pipeline.checks.registry import CONSERVED, WholeCheck, check_after_run
+from game_events.pipeline.checks.registry import CONSERVED, TableCheck, check_after_run
 from game_events.pipeline.reporting.report import RunReport, TableReport
 
 
@@ -32,7 +32,7 @@ def test_a_check_whose_spark_job_fails_is_noted_as_not_passed_and_fails_no_run(m
         def broken(_pipeline, error=error):
             raise error
 
-        monkeypatch.setattr(whole_checks, "CHECKS", (WholeCheck(CONSERVED, "silver", "", broken, broken),))
+        monkeypatch.setattr(whole_checks, "CHECKS", (TableCheck(CONSERVED, "silver", broken, broken),))
         report = RunReport(tables=[TableReport("silver", "silver_chess_events", "/x", "chess")])
         check_after_run(SimpleNamespace(settings=Settings.model_construct()), report)
         (found,) = report.checks

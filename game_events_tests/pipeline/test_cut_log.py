@@ -16,9 +16,9 @@ from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.event_columns import OWN_COLUMNS
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.bronze import load as bronze_module
+from game_events.pipeline.bronze.decode_job import StageResult
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.bronze.truncated_log import epochs_unknown, refuse_other_records
-from game_events.pipeline.bronze.worker_result import StageResult
 from game_events.pipeline.context import Pipeline, no_spark
 from game_events.pipeline.reporting.report import RunReport
 from game_events.sources.core.source import SourceSnapshot, Split

@@ -20,8 +20,8 @@ from game_events.lakehouse.event_columns import OWN_COLUMNS, QUARANTINE_COLUMNS
 from game_events.lakehouse.system_tables.suppressed import add_suppressed, read_suppressed
 from game_events.lakehouse.tables import SUPPRESSED
 from game_events.pipeline.bronze import load as bronze_module
-from game_events.pipeline.bronze.worker_result import StageResult
-from game_events.pipeline.erasure import passes as erasure_passes
+from game_events.pipeline.bronze.decode_job import StageResult
+from game_events.pipeline.erasure import commits as erasure_passes
 from game_events.pipeline.erasure import run as erasure
 from game_events.pipeline.erasure.resume import resume
 from game_events.pipeline.reporting.report import RunReport
@@ -64,7 +64,7 @@ def test_a_slice_that_was_staged_before_an_erasure_commits_nothing_to_quarantine
 
     monkeypatch.setattr(bronze_module, "stage_slice", stage)
     now, part = seen(TOPIC, ID, {0: 0}, {0: 2}), MicroBatch(lanes(TOPIC, ID, {0: 0}), lanes(TOPIC, ID, {0: 2}))
-    with pytest.raises(ConflictError, match="a rival run moved erasures from None to 1"):
+    with pytest.raises(ConflictError, match="a concurrent run moved erasures from None to 1"):
         bronze_module._load_slice(pipeline, handle, None, now, part, RunReport())
     assert pipeline.quarantine.open() is None
     assert not list(Path(pipeline.lakehouse.root).rglob("*.parquet"))
@@ -164,7 +164,7 @@ def test_rows_that_a_run_rejects_while_they_are_erased_are_taken_off_the_count_o
         return before(*arguments)
 
     monkeypatch.setattr(erasure_passes, "_commit_bronze", beside_a_run)
-    monkeypatch.setattr(erasure, "_gold_follows", lambda _: None)
+    monkeypatch.setattr(erasure, "_refresh_gold", lambda _: None)
     erasure.forget(pipeline, RunReport(), frozenset({"ann"}))
     handle = silver.open()
     counters = [handle.transaction_version(app) for app in (Txn.ROWS_DROPPED, Txn.ROWS_QUARANTINED)]

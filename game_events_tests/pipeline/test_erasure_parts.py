@@ -29,8 +29,8 @@ from game_events.pipeline.erasure.commits import without
 from game_events.pipeline.erasure.old_files import remove_old_files
 from game_events.pipeline.erasure.resume import RecoverTask
 from game_events.pipeline.erasure.scan import EraseTask, ScannedFile
-from game_events.pipeline.erasure.state import Work, find_what_is_gone
-from game_events.pipeline.erasure.subjects import RECORDS, Wanted
+from game_events.pipeline.erasure.state import ErasureState, find_erased_rows
+from game_events.pipeline.erasure.subjects import RECORDS, DataSubjects
 from game_events.pipeline.reporting.erasure_result import Erasure
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.suppression.driver import erasure_key
@@ -59,7 +59,7 @@ def suppressor(*ids):
 def test_an_id_is_recognised_whatever_its_type(values, kind):
     rows = pa.table({"gamer_id": pa.chunked_array([pa.array(values[:2], kind), pa.array(values[2:], kind)])})
     assert suppressor("7").decoded(rows).tolist() == [True, False, False, True]
-    assert Wanted("gamer_id", "game_name", frozenset({"7"})).mask("silver_x_events", rows).tolist() == [
+    assert DataSubjects("gamer_id", "game_name", frozenset({"7"})).mask("silver_x_events", rows).tolist() == [
         True,
         False,
         False,
@@ -115,15 +115,15 @@ def test_what_a_receiver_has_answered_of_them_goes_from_the_dead_letters_of_othe
     writer = StagedWriter(letters, rows.schema, group_rows=1)
     writer.write(rows)
     (file,) = writer.close()
-    task = EraseTask({letters.key: letters}, Wanted("gamer_id", "game_name", frozenset({WHOM})), rewrite=True)
-    found = ScannedFile.from_json(task.look(letters.key, file.path).to_json())
-    assert (found.rows, found.quoted, found.anything) == (1, 3, True)
+    task = EraseTask({letters.key: letters}, DataSubjects("gamer_id", "game_name", frozenset({WHOM})), rewrite=True)
+    found = ScannedFile.from_json(task.scan(letters.key, file.path).to_json())
+    assert (found.rows, found.answers, found.matches) == (1, 3, True)
     (left,) = found.files
     kept = pq.read_table(Path(letters.uri) / left.path)
     assert kept.column("gamer_id").to_pylist() == ["ann", "bob", "eve", "ann"]
     assert kept.column("answer").to_pylist() == [None, None, None, "busy"]
-    again = task.look(letters.key, left.path)
-    assert not again.anything
+    again = task.scan(letters.key, left.path)
+    assert not again.matches
 
 
 def test_rows_of_bronze_that_are_not_decoded_tell_whose_they_are_by_key_and_bytes(tmp_path):
@@ -143,10 +143,10 @@ def test_rows_of_bronze_that_are_not_decoded_tell_whose_they_are_by_key_and_byte
     writer = StagedWriter(bronze, rows.schema)
     writer.write(rows)
     (file,) = writer.close()
-    task = EraseTask({bronze.key: bronze}, Wanted("gamer_id", "game_name", frozenset({WHOM})), rewrite=True)
-    found = ScannedFile.from_json(task.look(bronze.key, file.path).to_json())
+    task = EraseTask({bronze.key: bronze}, DataSubjects("gamer_id", "game_name", frozenset({WHOM})), rewrite=True)
+    found = ScannedFile.from_json(task.scan(bronze.key, file.path).to_json())
     assert (found.rows, found.unsearchable) == (2, 2)
-    assert found.traced.column("_kafka_offset").to_pylist() == [0, 1]
+    assert found.by_bytes.column("_kafka_offset").to_pylist() == [0, 1]
     (left,) = found.files
     assert pq.read_table(Path(bronze.uri) / left.path).column("_kafka_offset").to_pylist() == [2, 3, 4]
 
@@ -158,8 +158,8 @@ def test_what_stays_of_a_file_that_another_spark_has_written_has_the_tables_type
     commit(Commit(table, rows.schema, [], {}, {"mine": 1}, None))
     theirs = Path(table.uri) / "part-00000-spark.c000.snappy.parquet"
     pq.write_table(rows, theirs, use_deprecated_int96_timestamps=True)  # Spark's default, spark.sql.parquet.outputTimestampType
-    task = EraseTask({table.key: table}, Wanted("gamer_id", "game_name", frozenset({WHOM})), rewrite=True)
-    (left,) = task.look(table.key, theirs.name).files
+    task = EraseTask({table.key: table}, DataSubjects("gamer_id", "game_name", frozenset({WHOM})), rewrite=True)
+    (left,) = task.scan(table.key, theirs.name).files
     held = pq.read_table(Path(table.uri) / left.path)
     assert held.schema.field("event_timestamp").type == times.type
     assert held.to_pylist() == rows.slice(1).to_pylist()
@@ -172,13 +172,13 @@ def test_an_id_that_only_keys_of_records_have_that_are_not_decoded_is_found_agai
     writer.write(rows)
     (file,) = writer.close()
     suppression = Suppression("gamer_id", KEY, frozenset({entity_hash(KEY, WHOM.encode())}))
-    assert RecoverTask({bronze.key: bronze}, suppression).look(bronze.key, file.path) == {WHOM}
+    assert RecoverTask({bronze.key: bronze}, suppression).find(bronze.key, file.path) == {WHOM}
 
 
 def test_a_record_of_another_topic_at_the_same_place_of_the_same_batch_is_not_theirs():
     place = {"_kafka_partition": [0, 0], "_kafka_offset": [4, 4], "_batch": [1, 1], "game": ["x", "x"]}
     records = pa.table({"_kafka_topic": ["a", "b"], "_kafka_topic_id": ["one", "two"]} | place).cast(RECORDS)
-    wanted = Wanted("gamer_id", "game_name", frozenset({WHOM}), records.slice(0, 1))
+    wanted = DataSubjects("gamer_id", "game_name", frozenset({WHOM}), records.slice(0, 1))
     # Without the column that names them, as a transformation may have left it.
     silver = records.drop_columns(["_kafka_topic_id", "game"])
     assert wanted.mask("silver_x_events", silver).tolist() == [True, False]
@@ -200,8 +200,8 @@ def make(table, gamers, rows=1):
 
 def erase(table, *ids):
     handle = table.open()
-    task = EraseTask({table.key: table}, Wanted("gamer_id", "game_name", frozenset(ids)), rewrite=True)
-    hits = [found for path in paths(handle) if (found := task.look(table.key, path)).rows]
+    task = EraseTask({table.key: table}, DataSubjects("gamer_id", "game_name", frozenset(ids)), rewrite=True)
+    hits = [found for path in paths(handle) if (found := task.scan(table.key, path)).rows]
     commit(without(table, handle, hits, "run"))
     return hits
 
@@ -240,7 +240,7 @@ def test_old_files_and_log_entries_that_name_somebody_are_removed_and_no_others(
     (young,) = staged.close()
 
     account = Erasure()
-    wanted = Wanted("gamer_id", "game_name", frozenset({WHOM}))
+    wanted = DataSubjects("gamer_id", "game_name", frozenset({WHOM}))
     remove_old_files(pipeline, account, wanted)
     assert account.removed_files == {"gold_x_old": 1, "gold_y_new": 1}
     assert account.kept_files == {"gold_y_new": 1}, "a run may be about to commit it"
@@ -250,7 +250,7 @@ def test_old_files_and_log_entries_that_name_somebody_are_removed_and_no_others(
     held = [
         row
         for path in paths(older.open())
-        for row in EraseTask({older.name: older}, wanted, False).look(older.name, path).files
+        for row in EraseTask({older.name: older}, wanted, False).scan(older.name, path).files
     ]
     assert held == []
     old = time.time() - 7_200
@@ -266,7 +266,7 @@ def test_the_account_of_removed_files_has_the_tables_names(tmp_path):
     make(table, ["ann", WHOM])
     erase(table, WHOM)
     account = Erasure()
-    remove_old_files(prefixed, account, Wanted("gamer_id", "game_name", frozenset({WHOM})))
+    remove_old_files(prefixed, account, DataSubjects("gamer_id", "game_name", frozenset({WHOM})))
     assert account.removed_files == {"dev_gold_x_player_agg": 1}
 
 
@@ -275,7 +275,7 @@ def test_old_files_that_are_half_written_or_deleted_meanwhile_do_not_end_the_sea
     make(table, [WHOM])
     make(table, ["bob"])
     erase(table, WHOM)
-    folder, wanted = Path(table.uri), Wanted("gamer_id", "game_name", frozenset({WHOM}))
+    folder, wanted = Path(table.uri), DataSubjects("gamer_id", "game_name", frozenset({WHOM}))
     for name in ("half", "killed"):
         (folder / f"part-{name}.parquet").write_bytes((folder / paths(table.open())[0]).read_bytes()[:-40])
     os.utime(folder / "part-killed.parquet", (0, 0))
@@ -287,7 +287,7 @@ def test_old_files_that_are_half_written_or_deleted_meanwhile_do_not_end_the_sea
     assert (folder / "part-half.parquet").exists(), "a run may be writing it"
     assert list(erasure_files._bounds(file_system(table)[0], f"{folder}/_delta_log/{9:020}.json")) == []
     with pytest.raises(FileNotFoundError):  # of today's files none may be missing
-        EraseTask({table.name: table}, wanted, rewrite=False).look(table.name, "part-missing.parquet")
+        EraseTask({table.name: table}, wanted, rewrite=False).scan(table.name, "part-missing.parquet")
 
 
 def test_bronzes_old_files_go_last_as_they_lead_to_the_others(pipeline, monkeypatch):
@@ -297,7 +297,7 @@ def test_bronzes_old_files_go_last_as_they_lead_to_the_others(pipeline, monkeypa
         erase(table, WHOM)
     deleted = []
     monkeypatch.setattr(erasure_files, "delete_files", lambda table, names: deleted.append(table.name) or len(names))
-    remove_old_files(pipeline, Erasure(), Wanted("gamer_id", "game_name", frozenset({WHOM})))
+    remove_old_files(pipeline, Erasure(), DataSubjects("gamer_id", "game_name", frozenset({WHOM})))
     assert deleted == ["silver_chess_events", "bronze_events"]
 
 
@@ -309,9 +309,9 @@ def test_only_rows_that_a_commit_took_out_are_gone_and_not_those_that_a_killed_r
     staged.write(pa.table({"gamer_id": [WHOM], "_batch": [7]}))
     staged.close()
     (Path(bronze.uri) / "part-killed.parquet").write_bytes(b"PAR1")
-    work = Work(pipeline, RunReport(), account, Wanted("gamer_id", "game_name", frozenset({WHOM})))
-    find_what_is_gone(work, bronze.open())
-    assert work.wanted.records.column("_batch").to_pylist() == [None]
+    work = ErasureState(pipeline, RunReport(), account, DataSubjects("gamer_id", "game_name", frozenset({WHOM})))
+    find_erased_rows(work, bronze.open())
+    assert work.subjects.records.column("_batch").to_pylist() == [None]
 
 
 def test_the_list_holds_hashes_alone_and_one_key(pipeline):
@@ -348,7 +348,7 @@ def test_the_key_may_stand_in_a_file_and_must_be_long(tmp_path):
 
 
 def test_neither_the_key_nor_an_id_is_in_what_prints_of_them():
-    shown = repr(Suppression("gamer_id", KEY, frozenset())) + repr(Wanted("gamer_id", "game_name", frozenset({WHOM})))
-    shown += repr(EraseTask({}, Wanted("gamer_id", "game_name", frozenset({WHOM})), True))
+    shown = repr(Suppression("gamer_id", KEY, frozenset())) + repr(DataSubjects("gamer_id", "game_name", frozenset({WHOM})))
+    shown += repr(EraseTask({}, DataSubjects("gamer_id", "game_name", frozenset({WHOM})), True))
     assert KEY.decode() not in shown
     assert WHOM not in shown

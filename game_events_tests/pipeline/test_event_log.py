@@ -13,6 +13,7 @@ from pyspark.errors import PySparkException
 
 from game_events.config.settings import load_settings
 from game_events.errors import QUOTED, ConflictError, ExtensionError, TransientError
+from game_events.lakehouse.system_tables import system_table
 from game_events.lakehouse.system_tables.event_log import KINDS, append_events, read_events
 from game_events.lakehouse.system_tables.progress import ProgressTable
 from game_events.lakehouse.tables import EVENT_LOG, Lakehouse
@@ -247,10 +248,8 @@ def test_a_look_at_the_last_day_opens_no_file_without_rows_of_it(tmp_path, monke
     for days in range(4):
         append_events(lakehouse, [{"time": now - timedelta(days=days), "kind": "run"}], f"run-{days}", "refresh#0")
     opened = []
-    real = event_log_module.append_events.__globals__["read_arrow"]
-    monkeypatch.setitem(
-        read_events.__globals__, "read_arrow", lambda t, h, c, paths: opened.extend(paths) or real(t, h, c, paths)
-    )
+    real = system_table.read_arrow
+    monkeypatch.setattr(system_table, "read_arrow", lambda t, h, c, paths: opened.extend(paths) or real(t, h, c, paths))
     assert {r["run_id"] for r in read_events(lakehouse, now - timedelta(hours=30)).to_pylist()} == {"run-0", "run-1"}
     assert len(opened) == 2
     assert [r["run_id"] for r in read_events(lakehouse, newest_files=1).to_pylist()] == ["run-0"]

@@ -1,8 +1,8 @@
 """Rows of many games to files of one game each: none lost, none doubled, none in another's file."""
 
-import json
 import pickle
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from game_events.lakehouse.data.staging import StagedFile
 from game_events.lakehouse.tables import Lakehouse, is_game
 from game_events.pipeline.fanout import job as fan_out
-from game_events.pipeline.fanout.job import FanOut, rows_of
+from game_events.pipeline.fanout.job import FanOut, FanOutResult, rows_of
 from game_events.pipeline.fanout.routing import INVALID, NOT_ALLOWED, Routing
 from game_events_tests.jvm_arrow import NESTED, as_the_jvm_sends_it
+from game_events_tests.worker_jobs import run
 
 SCHEMA = pa.schema([("game", pa.string()), ("n", pa.int64())])
 HOSTILE = ["", "unified", "../../etc", "UNO", "🎲", "a" * 300, "a\0b"]
@@ -42,16 +42,10 @@ def batch(games, start=0):
 def fan(lakehouse, batches, **routing):
     """Game -> numbers in its files as they stand on disk, and what was refused."""
     task = FanOut(lakehouse, "silver", "game", SCHEMA, Routing(**routing))
-    (report,) = list(task(iter(batches)))
-    found, refused = {}, {}
-    for line in report.to_pylist():
-        if line["kind"] == "refused":
-            refused = json.loads(line["body"])
-            continue
-        if line["kind"] == "failed":
-            assert json.loads(line["body"]) == {}
-            continue
-        file = StagedFile.from_json(line["body"])
+    result = run(task, batches)
+    found, refused = {}, {why: dict(names) for why, names in result.refused.items()}
+    assert result.failed == {}
+    for file in chain(*result.files.values()):
         assert file.table == f"silver_{file.game}_events"
         rows = pq.read_table(Path(lakehouse.silver(file.game).uri) / file.path)
         assert rows.schema.equals(SCHEMA)
@@ -149,8 +143,7 @@ def test_columns_are_cast_to_the_tables_own_types(lakehouse):
 def test_a_task_survives_the_way_to_a_worker(lakehouse):
     task = FanOut(lakehouse, "gold", "game", SCHEMA, Routing(frozenset({"uno"})))
     there = pickle.loads(pickle.dumps(task))  # noqa: S301 - our own bytes
-    (report,) = list(there(iter([batch(["uno", "go"])])))
-    files = [StagedFile.from_json(line["body"]) for line in report.to_pylist() if line["kind"] == "file"]
+    files = list(chain(*run(there, [batch(["uno", "go"])]).files.values()))
     assert [f.table for f in files] == ["gold_uno_player_agg"]
     assert rows_of(files) == 1
 
@@ -158,12 +151,10 @@ def test_a_task_survives_the_way_to_a_worker(lakehouse):
 def test_a_game_whose_folder_cannot_be_written_fails_alone(lakehouse, tmp_path):
     (tmp_path / "silver_uno_events").write_text("a file where the table should be")
     task = FanOut(lakehouse, "silver", "game", SCHEMA)
-    (report,) = list(task(iter([batch(["uno", "rummy", "uno", "chess"])])))
-    lines = report.to_pylist()
-    assert sorted(StagedFile.from_json(li["body"]).game for li in lines if li["kind"] == "file") == ["chess", "rummy"]
-    (failed,) = [json.loads(li["body"]) for li in lines if li["kind"] == "failed"]
-    assert list(failed) == ["uno"]
-    assert "silver_uno_events" in failed["uno"]
+    result = run(task, [batch(["uno", "rummy", "uno", "chess"])])
+    assert sorted(result.files) == ["chess", "rummy"]
+    assert list(result.failed) == ["uno"]
+    assert "silver_uno_events" in result.failed["uno"]
 
 
 def test_a_worker_that_meets_more_new_names_than_there_is_room_for_leaves_nothing_behind(lakehouse, monkeypatch):
@@ -175,8 +166,7 @@ def test_a_worker_that_meets_more_new_names_than_there_is_room_for_leaves_nothin
     held.mkdir()
     batches = [batch(["uno"] * 20 + ["rummy"] * 20), *(batch([f"made_up_{n}"] * 20) for n in range(5)), batch(["uno"])]
     routing = Routing(known=frozenset({"uno"}), room=3)
-    (report,) = FanOut(lakehouse, "silver", "game", SCHEMA, routing)(iter(batches))
-    assert report.to_pylist() == [{"kind": "crowded", "body": ""}]
+    assert run(FanOut(lakehouse, "silver", "game", SCHEMA, routing), batches) == FanOutResult(crowded=True)
     assert list(lakehouse_root.iterdir()) == [held]
     assert list(held.iterdir()) == []
     found, _ = fan(lakehouse, batches[:3], known=frozenset({"uno"}), room=3)
@@ -187,7 +177,6 @@ def test_a_worker_that_meets_more_new_names_than_there_is_room_for_leaves_nothin
 def test_nested_lists_that_the_jvm_sent_without_any_offset_are_sorted_and_written(lakehouse, kind):
     games = ["rummy", "uno", "rummy"]
     rows = pa.RecordBatch.from_pydict({"game": games, "nested": as_the_jvm_sends_it(kind, 3)})
-    (report,) = FanOut(lakehouse, "silver", "game", rows.schema)([rows, rows])
-    files = [StagedFile.from_json(line["body"]) for line in report.to_pylist() if line["kind"] == "file"]
-    written = {f.game: pq.read_table(Path(lakehouse.silver(f.game).uri) / f.path) for f in files}
+    found = run(FanOut(lakehouse, "silver", "game", rows.schema), [rows, rows]).files
+    written = {game: pq.read_table(Path(lakehouse.silver(game).uri) / file.path) for game, (file,) in found.items()}
     assert {game: table.column("nested").to_pylist() for game, table in written.items()} == {"rummy": [[]] * 4, "uno": [[]] * 2}

@@ -9,7 +9,7 @@ from game_events.lakehouse.tables import BRONZE
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh
-from game_events.pipeline.schemas import catalog
+from game_events.pipeline.schemas import store
 from game_events_tests.books import assert_books_balance, count, rows
 from game_events_tests.guarantees.waves import send
 from game_events_tests.pipeline.topic import send_values
@@ -131,8 +131,8 @@ def test_an_outage_is_not_waited_for_again_and_again(make_settings, make_pipelin
 @pytest.mark.scenario
 def test_each_id_is_asked_for_and_compiled_once_in_a_process(make_settings, make_pipeline, proxy, monkeypatch):
     compiled = []
-    real = catalog.compile_schema
-    monkeypatch.setattr(catalog, "compile_schema", lambda schema: compiled.append(schema.schema_id) or real(schema))
+    real = store.compile_schema
+    monkeypatch.setattr(store, "compile_schema", lambda schema: compiled.append(schema.schema_id) or real(schema))
     settings = make_settings(schema_registry_url=proxy.url, max_records_per_batch=10)
     sent = send(make_settings(), version=2).merge(send(make_settings(), version=3))
     pipeline = make_pipeline(settings)

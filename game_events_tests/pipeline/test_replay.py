@@ -163,7 +163,7 @@ def test_of_two_replays_at_once_one_brings_the_rows(settings, make_settings, mak
             rival.append(None)
             rival[0] = replay(make_pipeline(settings), RunReport(), ReplaySelection()).rows
 
-    monkeypatch.setattr("game_events.lakehouse.failpoints.reach", act)
+    monkeypatch.setattr("game_events.lakehouse.failpoints.handler", act)
     mine = replay(make_pipeline(settings), RunReport(), ReplaySelection()).rows
     assert (rival[0], mine) == (sent.records_total, 0)
     refresh(make_pipeline(settings))
@@ -248,7 +248,7 @@ def test_a_run_that_commits_while_a_replay_works_costs_neither_a_row(
             more.append(send(make_settings(), version=1, poison=0.5))
             refresh(make_pipeline(settings))
 
-    monkeypatch.setattr("game_events.lakehouse.failpoints.reach", act)
+    monkeypatch.setattr("game_events.lakehouse.failpoints.handler", act)
     replay(make_pipeline(settings), RunReport(), ReplaySelection())
     refresh(make_pipeline(settings))
     assert_all_there(settings, sent.records_total + more[0].decodable)

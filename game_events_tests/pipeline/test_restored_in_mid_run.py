@@ -18,10 +18,10 @@ from game_events.lakehouse.data.snapshot import BATCH_INFO, read_arrow
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.event_columns import OWN_COLUMNS, QUARANTINE_COLUMNS, bronze_schema
 from game_events.pipeline.bronze import load as bronze_module
+from game_events.pipeline.bronze.decode_job import StageResult
 from game_events.pipeline.bronze.load import load_bronze
-from game_events.pipeline.bronze.worker_result import StageResult
 from game_events.pipeline.fanout.job import FanOutResult
-from game_events.pipeline.quality.decisions import Decisions, Verdict, decide
+from game_events.pipeline.quality.decisions import Decisions, RejectionDecision, decide
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver.commit import settle
 from game_events.pipeline.silver.stage import SilverInput, Start
@@ -110,13 +110,22 @@ def world(tmp_path, monkeypatch):
     return made
 
 
-def test_a_bronze_that_is_restored_while_a_slice_is_read_lacks_no_row_afterwards(world):
+def test_a_bronze_that_is_restored_while_a_slice_is_read_stops_the_run_and_lacks_no_row_after_the_undo(world):
     bronze = world.pipeline().bronze
     version = next(e["version"] for e in bronze.open().history() if e.get("batch") == "1")
     world.topic.latest = {0: 20}
-    world.meanwhile = [lambda: None, lambda: bronze.open().restore(version)]
-    report = world.run()
-    assert any("read from Kafka again" in notice for notice in report.notices)
+    newest = []
+
+    def restore():
+        newest.append(bronze.open().version())
+        bronze.open().restore(version)
+
+    world.meanwhile = [lambda: None, restore]
+    with pytest.raises(DataError, match=r"bronze_events was restored") as refused:
+        world.run()
+    assert f"TO VERSION AS OF {newest[0]};" in str(refused.value)
+    bronze.open().restore(newest[0])
+    world.run()
     world.assert_every_record_once()
 
 
@@ -125,7 +134,7 @@ def test_a_quarantine_that_is_restored_while_a_slice_is_read_stops_the_run_befor
     whole, before = pipeline.quarantine.open().version(), pipeline.bronze.open().transaction_version(Txn.BATCH)
     world.topic.latest = {0: 15}
     world.meanwhile = [lambda: pipeline.quarantine.open().restore(0)]
-    with pytest.raises(DataError, match=rf"quarantine_events was restored.*TO VERSION AS OF {whole},"):
+    with pytest.raises(DataError, match=rf"quarantine_events was restored.*TO VERSION AS OF {whole};"):
         world.run()
     assert pipeline.bronze.open().transaction_version(Txn.BATCH) == before
     pipeline.quarantine.open().restore(whole)
@@ -188,7 +197,7 @@ def test_a_silver_table_that_is_restored_while_its_rows_are_made_is_planned_agai
     for batch in (0, 1):
         held = silver.open()
         table_id = str(held.metadata().id) if held is not None else None
-        commit(Commit(silver, OWN_COLUMNS, [], {}, {source.app: batch}, table_id, info={BATCH_INFO: str(batch)}))
+        commit(Commit(silver, OWN_COLUMNS, [], {}, {source.bronze.app: batch}, table_id, info={BATCH_INFO: str(batch)}))
     start = Start(silver.open(), 1, 1)
     silver.open().restore(0)
     version = silver.open().version()
@@ -203,5 +212,5 @@ def test_nothing_is_decided_on_a_quarantine_that_was_restored_since(world):
     pipeline.quarantine.open().restore(0)
     before = pipeline.quarantine.open().version()
     with pytest.raises(DataError, match="quarantine_events was restored"):
-        decide(pipeline, planned, {"uno": Verdict(2)})
+        decide(pipeline, planned, {"uno": RejectionDecision(2)})
     assert pipeline.quarantine.open().version() == before

@@ -10,21 +10,21 @@ import pytest
 from deltalake import DeltaTable
 
 from game_events.errors import DataError
+from game_events.lakehouse.commits import restore_check
 from game_events.lakehouse.commits.commit import Commit, commit
-from game_events.lakehouse.commits.generations import BronzeIdentity, oldest_batch
-from game_events.lakehouse.commits.restores import LOOKED_AT, MAINTENANCE_INFO, history, restored_lately
+from game_events.lakehouse.commits.generations import BronzeIdentity
+from game_events.lakehouse.commits.restores import MAINTENANCE_INFO, RESTORE_CHECKED, restored_lately
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.suppressed import add_suppressed, finish_suppressed
-from game_events.lakehouse.tables import QUARANTINE, UNIFIED, Table
-from game_events.pipeline.bronze import restored as bronze_restored
-from game_events.pipeline.bronze.restored import mend_restored_bronze
+from game_events.lakehouse.tables import QUARANTINE, UNIFIED
+from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.bronze.starting_offsets import is_gone, not_there_any_more
 from game_events.pipeline.erasure.run import forget
-from game_events.pipeline.maintenance.incremental import COMMITS, Upkeep
+from game_events.pipeline.maintenance.incremental import COMMITS, IncrementalMaintenance
 from game_events.pipeline.maintenance.run import maintain
-from game_events.pipeline.quarantine.lost import refuse_lost_quarantine
+from game_events.pipeline.quarantine.intact import intact_tables
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.lost_tables import find_lost_tables
 from game_events.pipeline.silver.refresh import refresh_silver
@@ -69,109 +69,82 @@ def slice_(pipeline, batch, start, end, rows=1, **txns):
     return put(pipeline.bronze, [batch] * rows, apps, slice_info(batch, rows, 0, ranges))
 
 
-def mended(pipeline):
+def checked(pipeline):
     report = RunReport()
-    mend_restored_bronze(pipeline, report)
-    return report.notices
+    return intact_tables(pipeline, report)[0], report.notices
 
 
-def test_offsets_go_back_to_those_of_the_rows_that_are_there_and_a_new_generation_begins(pipeline):
-    assert mended(pipeline) == []
-    slice_(pipeline, 0, {}, {0: 5}, rows=0)
+def refusal(table, version=None):
+    """A pattern of the error: table, version and command."""
+    undo = rf"RESTORE TABLE delta\.`{table.uri}` TO VERSION AS OF {version};.*" if version is not None else ""
+    return rf"{table.name} was restored.*Nothing was done.*{undo}game-events run --full-refresh bronze"
+
+
+def test_a_restored_bronze_is_refused_until_the_restore_is_undone(pipeline):
+    assert intact_tables(pipeline, RunReport()) is None
     first = slice_(pipeline, 1, {0: 5}, {0: 9})
-    whole = slice_(pipeline, 2, {0: 9}, {0: 12, 1: 3}, rows=2)  # a partition was added
-    assert mended(pipeline) == []
-    pipeline.bronze.open().restore(first)
-    assert "2 rows were gone" in mended(pipeline)[0]
-    handle = pipeline.bronze.open()
-    assert by_partition(offsets_of(handle, TOPIC, ID)) == {0: 9, 1: 0}
-    assert BronzeIdentity.of(handle).generation == handle.transaction_version("batch") == 3
-    assert mended(pipeline) == [], "once"
-    assert oldest_batch(handle) == 1, "rows of older batches than its generation are there"
-    # The restore is undone, behind maintenance: the rows are there, so are their offsets, and the layers behind begin anew.
-    handle.restore(whole)
+    slice_(pipeline, 2, {0: 9}, {0: 12, 1: 3}, rows=2)  # a partition was added
     put(pipeline.bronze, info={MAINTENANCE_INFO: "compaction"})
-    assert mended(pipeline)
-    assert by_partition(offsets_of(pipeline.bronze.open(), TOPIC, ID)) == {0: 12, 1: 3}
-    assert pipeline.bronze.open().transaction_version(Txn.INCARNATION) == 4
-
-
-def test_a_restore_that_takes_no_row_away_changes_nothing(pipeline):
-    whole = slice_(pipeline, 1, {}, {0: 9})
-    put(pipeline.bronze, info={MAINTENANCE_INFO: "compaction"})
-    pipeline.bronze.open().restore(whole)
-    before = pipeline.bronze.open().version()
-    assert mended(pipeline) == []
-    # One commit says that it was looked at: no later run reads histories for it.
-    assert LOOKED_AT in pipeline.bronze.open().history(1)[0]
-    assert mended(pipeline) == []
-    assert pipeline.bronze.open().version() == before + 1
-    assert by_partition(offsets_of(pipeline.bronze.open(), TOPIC, ID)) == {0: 9}
-
-
-def test_a_restore_to_before_a_redecode_loses_nothing_although_no_entry_tells_of_the_batches_any_more(pipeline, monkeypatch):
-    slice_(pipeline, 1, {}, {0: 9})
-    whole = slice_(pipeline, 2, {0: 9}, {0: 12})
-    put(pipeline.bronze, [1, 2], info={"redecode": "yes"}, replace=True)
-    pipeline.bronze.open().restore(whole)
-    history = DeltaTable.history
-    monkeypatch.setattr(DeltaTable, "history", lambda handle, _limit=None: history(handle, 1))  # the others were cleaned up
-    assert mended(pipeline) == []
-    assert not restored_lately(pipeline.bronze)
-
-
-def test_a_restore_is_looked_at_again_if_the_table_is_restored_once_more_in_the_meantime(pipeline, monkeypatch):
-    first = slice_(pipeline, 1, {}, {0: 9})
-    whole = slice_(pipeline, 2, {0: 9}, {0: 12})
-    put(pipeline.bronze, info={MAINTENANCE_INFO: "compaction"})
-    pipeline.bronze.open().restore(whole)
-    note = bronze_restored.note_looked_at
-
-    def beaten(table, handle):
-        monkeypatch.setattr(bronze_restored, "note_looked_at", note)
-        table.open().restore(first)
-        note(table, handle)
-
-    monkeypatch.setattr(bronze_restored, "note_looked_at", beaten)
-    assert "1 rows were gone" in mended(pipeline)[0]
-    assert by_partition(offsets_of(pipeline.bronze.open(), TOPIC, ID)) == {0: 9}
-
-
-def test_a_restore_finds_partitions_behind_one_without_progress(pipeline):
-    first = slice_(pipeline, 1, {}, {1: 9})
-    slice_(pipeline, 2, {1: 9}, {1: 12, 70: 4})
+    whole = pipeline.bronze.open().version()
     pipeline.bronze.open().restore(first)
-    assert "1 rows were gone" in mended(pipeline)[0]
-    handle = pipeline.bronze.open()
-    assert [handle.transaction_version(Split(TOPIC, ID, p).app) for p in (0, 1, 70)] == [None, 9, 0]
-
-
-def test_a_restore_to_the_empty_table_reads_everything_again(pipeline):
-    empty = slice_(pipeline, 0, {}, {0: 5}, rows=0)
-    slice_(pipeline, 1, {0: 5}, {0: 9})
-    pipeline.bronze.open().restore(empty)
-    assert mended(pipeline)
-    assert by_partition(offsets_of(pipeline.bronze.open(), TOPIC, ID)) == {0: 5}
-
-
-@pytest.mark.parametrize(("app", "why"), [("replay", "rows were replayed"), ("reset", "a full refresh")])
-def test_what_cannot_simply_be_read_again_is_refused_with_the_version_to_restore(pipeline, app, why):
-    first = slice_(pipeline, 1, {}, {0: 9})
-    whole = slice_(pipeline, 2, {0: 9}, {0: 12}, **{app: 2})
-    pipeline.bronze.open().restore(first)
+    put(pipeline.bronze, info={MAINTENANCE_INFO: "compaction"})
     pipeline.bronze.open().restore(0)
-    with pytest.raises(DataError, match=rf"{why}.*came between.*TO VERSION AS OF {whole},"):
-        mended(pipeline)
+    before = pipeline.bronze.open().version()
+    for work in (checked, lambda p: refresh_silver(p, RunReport()), lambda p: load_bronze(p, RunReport(), until=object())):
+        with pytest.raises(DataError, match=refusal(pipeline.bronze, whole)):
+            work(pipeline)
+    assert pipeline.bronze.open().version() == before
     pipeline.bronze.open().restore(whole)
-    assert mended(pipeline) == []
+    handle, notices = checked(pipeline)
+    assert (RESTORE_CHECKED in handle.history(1)[0], notices) == (True, []), "acknowledged: no later run reads histories for it"
+    assert by_partition(offsets_of(handle, TOPIC, ID)) == {0: 12, 1: 3}
+    assert BronzeIdentity.of(handle).generation == 0
+    assert checked(pipeline)[0].version() == handle.version()
 
 
-def test_entries_of_a_history_have_their_own_versions_whoever_commits_meanwhile(pipeline, monkeypatch):
+def test_a_restore_that_takes_no_file_away_is_no_loss(pipeline):
+    whole = slice_(pipeline, 1, {}, {0: 9})
+    put(pipeline.bronze, info={MAINTENANCE_INFO: "checkpoint"})
+    pipeline.bronze.open().restore(whole)
+    assert by_partition(offsets_of(checked(pipeline)[0], TOPIC, ID)) == {0: 9}
+
+
+def test_a_restore_to_before_a_redecode_is_refused_too(pipeline):
     slice_(pipeline, 1, {}, {0: 9})
-    stale, opened = [pipeline.bronze.open()], Table.open
-    newest = slice_(pipeline, 2, {0: 9}, {0: 12})
-    monkeypatch.setattr(Table, "open", lambda table: stale.pop() if stale else opened(table))
-    assert [(entry["version"], entry["batch"]) for entry in history(pipeline.bronze)] == [(newest, "2"), (0, "1")]
+    old = slice_(pipeline, 2, {0: 9}, {0: 12})
+    whole = put(pipeline.bronze, [1, 2], info={"redecode": "yes"}, replace=True)
+    pipeline.bronze.open().restore(old)
+    with pytest.raises(DataError, match=refusal(pipeline.bronze, whole)):
+        checked(pipeline)
+
+
+def test_a_restore_is_checked_again_if_the_table_is_restored_once_more_in_the_meantime(pipeline, monkeypatch):
+    first = slice_(pipeline, 1, {}, {0: 9})
+    whole = slice_(pipeline, 2, {0: 9}, {0: 12})
+    pipeline.bronze.open().restore(first)
+    pipeline.bronze.open().restore(whole)
+    acknowledge = restore_check.commit
+
+    def beaten(plan):
+        monkeypatch.setattr(restore_check, "commit", acknowledge)
+        pipeline.bronze.open().restore(first)
+        acknowledge(plan)
+
+    monkeypatch.setattr(restore_check, "commit", beaten)
+    with pytest.raises(DataError, match=refusal(pipeline.bronze, whole)):
+        checked(pipeline)
+
+
+def test_without_the_version_before_the_restore_the_error_names_the_full_refresh_only(pipeline):
+    for batch in (1, 2, 3):
+        slice_(pipeline, batch, {}, {0: batch})
+    pipeline.bronze.open().restore(0)
+    pipeline.bronze.open().create_checkpoint()
+    for version in range(3):
+        (pipeline.bronze.local_path / "_delta_log" / f"{version:020}.json").unlink()
+    with pytest.raises(DataError, match=refusal(pipeline.bronze)) as refused:
+        checked(pipeline)
+    assert "VERSION AS OF" not in str(refused.value)
 
 
 def erased(pipeline, number, *hashes):
@@ -182,71 +155,57 @@ def erased(pipeline, number, *hashes):
 
 
 @pytest.mark.parametrize("by_time", [False, True])
-def test_a_restore_that_brings_forgotten_gamers_back_is_refused_until_they_are_forgotten_again(pipeline, by_time):
+def test_a_restore_that_brings_erased_rows_back_is_refused_until_it_is_undone(pipeline, by_time):
     first = slice_(pipeline, 1, {}, {0: 9})
     erased(pipeline, 1, "ann", "bob")
     whole = slice_(pipeline, 2, {0: 9}, {0: 12})
-    put(pipeline.bronze, info={MAINTENANCE_INFO: "compaction"})
-    pipeline.bronze.open().restore(whole)
-    assert mended(pipeline) == [], "the erasure is in force"
     times = {int(e["version"]): e["timestamp"] for e in pipeline.bronze.open().history()}
     to = datetime.fromtimestamp(times[first] / 1000 + 0.005, UTC) if by_time else first
     pipeline.bronze.open().restore(to)
-    refused = rf"before an erasure.*2 at most.*TO VERSION AS OF {whole + 3},.*game-events forget"
-    with pytest.raises(DataError, match=refused):
-        mended(pipeline)
-    with pytest.raises(DataError, match=refused):
-        refresh_silver(pipeline, RunReport())
+    for work in (checked, lambda p: refresh_silver(p, RunReport())):
+        with pytest.raises(DataError, match=refusal(pipeline.bronze, whole)):
+            work(pipeline)
     pipeline.bronze.open().restore(whole)
-    assert mended(pipeline) == [], "undone"
-    pipeline.bronze.open().restore(first)
-    erased(pipeline, 2, "ann")
-    with pytest.raises(DataError, match="1 at most"):
-        mended(pipeline)
-    erased(pipeline, 3, "bob")
-    assert "1 rows were gone" in mended(pipeline)[0]
-    assert by_partition(offsets_of(pipeline.bronze.open(), TOPIC, ID)) == {0: 9}
+    assert checked(pipeline)[1] == []
 
 
-def test_the_same_where_nothing_else_came_since_the_erasure(pipeline):
+def test_an_undo_that_would_bring_erased_rows_back_is_not_offered_and_not_accepted(pipeline):
     first = slice_(pipeline, 1, {}, {0: 9})
-    erased(pipeline, 1, "ann")
+    whole = slice_(pipeline, 2, {0: 9}, {0: 12})
     pipeline.bronze.open().restore(first)
-    with pytest.raises(DataError, match="1 at most"):
-        mended(pipeline)
-    erased(pipeline, 2, "ann")
-    assert mended(pipeline), "silver has counted the rows twice as gone, so it begins anew"
-    assert pipeline.bronze.open().transaction_version(Txn.INCARNATION) == 2
-    erased(pipeline, 3, "bob")
-    assert mended(pipeline) == []
+    erased(pipeline, 1, "ann")  # an erasure that was under way
+    pipeline.bronze.open().restore(whole)
+    with pytest.raises(DataError, match=refusal(pipeline.bronze)) as refused:
+        checked(pipeline)
+    assert "VERSION AS OF" not in str(refused.value)
 
 
 def test_a_quarantine_that_lacks_rows_is_refused_until_the_restore_is_undone(pipeline, make):
     slice_(pipeline, 1, {}, {0: 9}, **{Txn.RECORDS_QUARANTINED: 4})
-    bronze, report = pipeline.bronze.open(), RunReport()
+    report = RunReport()
     with pytest.raises(DataError, match=r"quarantine_events is gone, and with it 4 records.*ON_DATA_LOSS=record_gap"):
-        refuse_lost_quarantine(pipeline, bronze, report)
-    refuse_lost_quarantine(make(on_data_loss="record_gap"), bronze, report)
+        intact_tables(pipeline, report)
+    intact_tables(make(on_data_loss="record_gap"), report)
     assert "the 4 records" in report.notices[0]
     put(pipeline.quarantine, [1])
     whole = put(pipeline.quarantine, [2])
-    refuse_lost_quarantine(pipeline, bronze, report)
+    intact_tables(pipeline, report)
     pipeline.quarantine.open().restore(0)
     for setting in ("stop", "record_gap"):
-        with pytest.raises(DataError, match=rf"quarantine_events was restored.*TO VERSION AS OF {whole},"):
-            refuse_lost_quarantine(make(on_data_loss=setting), bronze, report)
+        with pytest.raises(DataError, match=refusal(pipeline.quarantine, whole)):
+            intact_tables(make(on_data_loss=setting), report)
     # Neither commits anything to it, which would hide the restore.
     for work in (refresh_silver, lambda p, report: forget(p, report, frozenset({"ann"}))):
-        with pytest.raises(DataError, match=rf"quarantine_events was restored.*TO VERSION AS OF {whole},"):
+        with pytest.raises(DataError, match=refusal(pipeline.quarantine, whole)):
             work(make(erasure_key="a key of the tests"), report)
     assert pipeline.lakehouse.names() == ["bronze_events", "quarantine_events"]
     pipeline.quarantine.open().restore(whole)
-    looked_at = refuse_lost_quarantine(pipeline, bronze, report)
-    assert LOOKED_AT in looked_at.history(1)[0], "the undo is noted: later runs need not compare files again"
-    assert refuse_lost_quarantine(pipeline, bronze, report).version() == looked_at.version()
+    _, intact = intact_tables(pipeline, report)
+    assert RESTORE_CHECKED in intact.history(1)[0], "the undo is acknowledged: later runs need not compare files again"
+    assert intact_tables(pipeline, report)[1].version() == intact.version()
 
 
-def test_a_restored_quarantine_whose_log_does_not_reach_back_is_refused_in_words(pipeline):
+def test_a_restored_quarantine_whose_log_does_not_reach_back_is_to_be_deleted_and_rebuilt(pipeline):
     slice_(pipeline, 1, {}, {0: 9})
     for batch in range(3):
         put(pipeline.quarantine, [batch])
@@ -254,8 +213,8 @@ def test_a_restored_quarantine_whose_log_does_not_reach_back_is_refused_in_words
     pipeline.quarantine.open().create_checkpoint()
     for version in range(3):
         (pipeline.quarantine.local_path / "_delta_log" / f"{version:020}.json").unlink()
-    with pytest.raises(DataError, match="quarantine_events was restored"):
-        refuse_lost_quarantine(pipeline, pipeline.bronze.open(), RunReport())
+    with pytest.raises(DataError, match=r"quarantine_events was restored.*delete the table and run .*--full-refresh bronze"):
+        intact_tables(pipeline, RunReport())
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
@@ -271,9 +230,9 @@ def test_maintenance_leaves_a_restored_table_alone_until_a_run_has_looked_at_it(
     before = {name: table.open().version() for name, table in asked.items()}
     report = RunReport()
     maintain(pipeline, report, dry_run=dry_run)
-    skipped = {entry.table for entry in report.upkeep.values() if "a run has to look at it first" in (entry.skipped or "")}
+    skipped = {entry.table for entry in report.upkeep.values() if "a run has to check it first" in (entry.skipped or "")}
     assert skipped == set(asked)
-    upkeep = Upkeep(lakehouse, pipeline.retention)
+    upkeep = IncrementalMaintenance(lakehouse, pipeline.retention)
     upkeep.note([*asked] * COMMITS)
     upkeep._budget_s = 10.0
     assert {entry.table for entry in upkeep.work() if entry.skipped} == set(asked)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from game_events.config.settings import Settings
 from game_events.lakehouse.tables import is_game
-from game_events.pipeline.checks.reconcile import Books, Reconciliation
+from game_events.pipeline.checks.reconcile import GameCounts, Reconciliation
 from game_events.pipeline.fanout.routing import INVALID, NO_NAME, NOT_ALLOWED, Routing, admit
 from game_events.pipeline.reporting.report import RunReport, TableReport
 
@@ -189,7 +189,7 @@ def test_books_balance_if_every_bronze_row_is_somewhere():
     [
         Reconciliation(bronze=10, silver=9),
         Reconciliation(bronze=10, silver=11),
-        Reconciliation(bronze=10, silver=10, wrong={"a": Books(5, 6), "b": Books(5, 4)}),
+        Reconciliation(bronze=10, silver=10, wrong={"a": GameCounts(5, 6), "b": GameCounts(5, 4)}),
     ],
 )
 def test_books_that_do_not_balance_fail_and_say_so(books):
@@ -198,7 +198,7 @@ def test_books_that_do_not_balance_fail_and_say_so(books):
 
 
 def test_the_books_name_the_games_that_differ():
-    metadata = Reconciliation(bronze=10, silver=10, wrong={"a": Books(5, 6), "b": Books(5, 4)}).metadata()
+    metadata = Reconciliation(bronze=10, silver=10, wrong={"a": GameCounts(5, 6), "b": GameCounts(5, 4)}).metadata()
     assert metadata["games_that_differ"] == "a: bronze 5, silver 6, b: bronze 5, silver 4"
     assert "games_that_differ" not in Reconciliation().metadata()
     assert Reconciliation(1_234, 1_234).summary() == "bronze 1,234 = silver 1,234 + unrouted 0 + pending 0"

@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from game_events.lakehouse.data.staging import StagedFile
 from game_events.lakehouse.event_columns import BRONZE_ONLY, OWN_COLUMNS
 from game_events.lakehouse.tables import QUARANTINE, Lakehouse
 from game_events.pipeline.fanout import job as fan_out
 from game_events.pipeline.fanout.job import FanOut
 from game_events.pipeline.quality.expressions import APART, BITS, DROP, FATE, HELD_BACK, KEEP, READMIT, REJECT
-from game_events.pipeline.quality.worker import RuleSplit, counts_from_json
+from game_events.pipeline.quality.worker import RuleSplit
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing.replay import ReplaySelection
 from game_events.pipeline.runs.refresh import refresh
@@ -25,6 +24,7 @@ from game_events.pipeline.runs.replay import replay_and_refresh
 from game_events.rules import Rule
 from game_events_tests.guarantees.waves import power_cut_at
 from game_events_tests.pipeline.quality_world import Event, assert_sound, in_silver, rejected, rule, send_events
+from game_events_tests.worker_jobs import run
 
 GAMES = ("uno", "chess", "go")
 #: SQL and what it says of an event; NULL and errors are no TRUE.
@@ -158,16 +158,15 @@ def test_workers_count_every_violation_and_write_every_row_to_its_one_place(rows
     batches = [b for n in range(0, len(rows), size) for b in table.slice(n, size).combine_chunks().to_batches()]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fan_out, "SORT_ROWS", sort_rows)
-        (report,) = list(FanOut(lakehouse, "silver", "game", schema, split=split)(iter(batches)))
-    kept, out, counts = {}, {}, {}
-    for line in report.to_pylist():
-        if line["kind"] in ("file", "rejected"):
-            file = StagedFile.from_json(line["body"])
-            found = pq.read_table(f"{lakehouse.table(file.table).uri}/{file.path}")
-            places = kept if line["kind"] == "file" else out
-            places.setdefault(file.game, []).extend(found.to_pylist())
-        elif line["kind"] == "counts":
-            counts = counts_from_json(line["body"])
+        result = run(FanOut(lakehouse, "silver", "game", schema, split=split), batches)
+    counts = result.counts
+    kept, out = (
+        {
+            game: [row for f in found for row in pq.read_table(f"{lakehouse.table(f.table).uri}/{f.path}").to_pylist()]
+            for game, found in files.items()
+        }
+        for files in (result.files, result.rejected)
+    )
     for game in GAMES:
         mine = [(n, bits, fate) for n, (g, bits, fate) in enumerate(rows) if g == game]
         assert [r["_kafka_offset"] for r in kept.get(game, [])] == [n for n, _, fate in mine if fate in (KEEP, READMIT)]
@@ -205,11 +204,10 @@ def test_rows_that_only_tell_what_rules_say_are_counted_and_rejected_but_never_w
         columns.setdefault(name, pa.nulls(5, OWN_COLUMNS.field(name).type))
     columns["_kafka_headers"] = pa.array([[], [], [], None, None], OWN_COLUMNS.field("_kafka_headers").type)
     task = FanOut(lakehouse, "silver", "game", schema, split=split)
-    (report,) = list(task(iter(pa.table(columns).to_batches())))
-    lines = {line["kind"]: line["body"] for line in report.to_pylist()}
-    written, rejected_file = (StagedFile.from_json(lines[kind]) for kind in ("file", "rejected"))
+    result = run(task, pa.table(columns).to_batches())
+    (written,), (rejected_file,) = result.files["uno"], result.rejected["uno"]
     assert pq.read_table(f"{lakehouse.silver('uno').uri}/{written.path}").column("made").to_pylist() == [10, 20]
     held = pq.read_table(f"{lakehouse.table(QUARANTINE).uri}/{rejected_file.path}").to_pylist()
     assert [(r["_kafka_offset"], r["_raw_value"], r["reason"]) for r in held] == [(1, b"1", "positive")]
-    counts = counts_from_json(lines["counts"])["uno"]
+    counts = result.counts["uno"]
     assert (counts.rows, dict(counts.violated)) == (3, {"positive": 1, "noted": 1})

@@ -68,7 +68,7 @@ def test_unknown_ids_are_forgotten_after_a_while(make, monkeypatch):
     catalog = make(Registry())
     catalog.look_up({(1, ())}, 5)
     assert catalog.unknown_ids() == {1}
-    monkeypatch.setattr("game_events.pipeline.schemas.catalog.UNKNOWN_S", -1)
+    monkeypatch.setattr("game_events.pipeline.schemas.store.UNKNOWN_S", -1)
     assert catalog.unknown_ids() == set()
     assert not catalog.has(1)
 

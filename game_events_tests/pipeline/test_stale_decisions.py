@@ -5,7 +5,7 @@ import pytest
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.event_columns import OWN_COLUMNS, QUARANTINE_COLUMNS
 from game_events.pipeline.fanout.job import FanOutResult
-from game_events.pipeline.quality.decisions import Decisions, Verdict, decide
+from game_events.pipeline.quality.decisions import Decisions, RejectionDecision, decide
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver.commit import settle
 from game_events.pipeline.silver.stage import SilverInput, Start
@@ -31,7 +31,7 @@ def test_a_decision_planned_before_a_full_refresh_of_bronze_came_to_quarantine_d
     bronze = SilverInput.of(pipeline, pipeline.bronze.open()).bronze
     planned = Decisions.read(pipeline, bronze.key)
     advance(pipeline.quarantine, QUARANTINE_COLUMNS, **{f"reset__{bronze.table_id}": 7})
-    outcome = decide(pipeline, planned, {"uno": Verdict(1)})
+    outcome = decide(pipeline, planned, {"uno": RejectionDecision(1)})
     assert (outcome.landed, outcome.moved) == (None, {"uno"})
 
 

@@ -11,13 +11,13 @@ from collections import Counter
 import pyarrow as pa
 import pytest
 
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.event_columns import COORDINATES, QUARANTINE_COLUMNS, bronze_schema
 from game_events.pipeline.bronze import load as bronze_module
+from game_events.pipeline.bronze.decode_job import StageResult
 from game_events.pipeline.bronze.load import load_bronze
-from game_events.pipeline.bronze.worker_result import StageResult
 from game_events.pipeline.checks.offsets import offsets_continuous
 from game_events.pipeline.reporting.report import RunReport
 from game_events.sources.core.source import SourceSnapshot, Split
@@ -58,7 +58,7 @@ class World:
         self.root, self.broker, self.random = root, Broker(), random.Random(seed)  # noqa: S311 - not a secret
         self.meanwhile, self.dies_at = [], None
         monkeypatch.setattr(bronze_module, "stage_slice", self.stage)
-        monkeypatch.setattr(crash_points, "reach", self.reach)
+        monkeypatch.setattr(failpoints, "handler", self.reach)
         self.broker.make("t.a", 2)
 
     def reach(self, point, *_):

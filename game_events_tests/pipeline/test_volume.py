@@ -100,7 +100,7 @@ def test_a_column_that_was_not_there_at_the_last_look_is_told_once_with_what_it_
     assert look(pipeline).passed
     empty = pa.schema([("_batch", pa.int64())]).empty_table()
     write_deltalake(pipeline.lakehouse.table(BRONZE).uri, empty)
-    assert "first look" in look(pipeline).summary
+    assert "first check" in look(pipeline).summary
     write(pipeline, a=1)
     found = look(pipeline)
     assert found.passed, "the first rows bring all columns: nothing has drifted"
@@ -111,7 +111,7 @@ def test_a_column_that_was_not_there_at_the_last_look_is_told_once_with_what_it_
     found = look(pipeline)
     assert not found.passed
     assert not found.wrong_rows
-    assert found.summary == "b (double): new; a__string (string): a (bigint) comes with another kind"
+    assert found.summary == "b (double): new; a__string (string): a (bigint) has another type too"
     assert found.counts["changes"] == 2
     assert look(pipeline).passed
 
@@ -137,7 +137,7 @@ def test_a_last_look_whose_version_is_gone_is_said_and_not_taken_for_no_change(p
     for version in range(3):
         (pipeline.lakehouse.table(BRONZE).local_path / f"_delta_log/{version:020d}.json").unlink()
     found = look(pipeline)
-    assert "version 2, last looked at, is gone or had no rows" in found.summary
+    assert "version 2 of the last check is gone or had no rows" in found.summary
 
 
 def test_a_column_that_is_gone_or_became_another_type_is_a_change():

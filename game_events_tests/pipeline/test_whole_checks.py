@@ -86,7 +86,7 @@ def test_the_offset_checks_pass_through_replay_crash_redecode_and_log_clean_up_a
         (cleaned.bronze.local_path / f"_delta_log/{version:020d}.json").unlink(missing_ok=True)
     assert offsets_continuous(cleaned).passed
     assert offsets_continuous(pipeline, recent=3).passed
-    assert "older ones were not looked at" in offsets_continuous(pipeline, recent=3).summary
+    assert "older ones were not checked" in offsets_continuous(pipeline, recent=3).summary
     assert_gaps_and_losses_are_found(copies, found.counts["rows_committed"])
     assert_doubles_are_found(copies)
 
@@ -108,7 +108,7 @@ def assert_gaps_and_losses_are_found(copies, rows):
 
     lost = copies()
     Path(lost.bronze.open().file_uris()[0]).unlink()
-    assert "1 files of the table are not there, among them part-" in offsets_continuous(lost).summary
+    assert "1 files of the table are missing, among them part-" in offsets_continuous(lost).summary
 
     removed = copies()
     row = first_row(removed.bronze.open())
@@ -199,9 +199,9 @@ def test_bronze_is_fresh_until_it_is_too_old_and_then_it_is_said_whose_doing_tha
     assert "do its producers send?" in found.summary
     assert isinstance(found.counts["seconds_since_newest_record"], float)
     more = send(make_settings(), poison=0.0)
-    assert f"{more.records_total} records are waiting" in fresh(strict).summary
+    assert f"{more.records_total} unread records" in fresh(strict).summary
     away = make_pipeline(strict.settings.model_copy(update={"kafka_topic": "not_there"}))
-    assert "the topic cannot be asked why" in fresh(away).summary
+    assert "the topic cannot be read" in fresh(away).summary
 
 
 def test_a_check_that_cannot_be_made_fails_no_run_and_is_told(settings, make_settings, make_pipeline, monkeypatch):

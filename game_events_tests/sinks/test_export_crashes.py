@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
-from game_events.lakehouse import failpoints as crash_points
 from game_events.lakehouse.commits.commit import paths
 from game_events.pipeline.reporting.export_result import Export
 from game_events.pipeline.reporting.report import RunReport
@@ -27,6 +26,7 @@ from game_events.sinks.http.target import RestTarget
 from game_events.sinks.http.worker import SendChunks
 from game_events_tests.guarantees.attached_driver import Driver, start_driver
 from game_events_tests.guarantees.waves import wait_all
+from game_events_tests.killing.sitecustomize import killed_at
 from game_events_tests.sinks.receiver import Receiver, receiving
 from game_events_tests.sinks.world import World, offsets_of, only_same_calls_were_repeated
 
@@ -104,7 +104,7 @@ def test_a_worker_that_is_killed_before_it_has_noted_its_answers_sends_them_agai
         (tmp_path / "job").write_bytes(pickle.dumps(job))
         ended = subprocess.run(
             [sys.executable, "-c", WORKER, str(tmp_path / "job")],
-            env=os.environ | {crash_points.VARIABLE: point},
+            env=os.environ | killed_at(point),
             capture_output=True,
             text=True,
             check=False,

@@ -49,9 +49,8 @@ class CtrlC:
 
 
 def run_continuously(output: Output, settings: Settings, duration_s: float | None) -> JobResult:
-    """Run the loop until Ctrl-C, SIGTERM or its time is over; then show what it did.
+    """Run the loop until Ctrl-C, SIGTERM or its time is over; then show its report.
 
-    The run is in a thread of its own: where Dagster is in the main thread it makes Ctrl-C a cancelled run without a report.
     A second Ctrl-C ends the process at once; what is committed is whole.
 
     Raises:
@@ -65,48 +64,14 @@ def run_continuously(output: Output, settings: Settings, duration_s: float | Non
             f"continuous mode is on already: run {other.run_id} ({other.tags.get(PROCESS_TAG, 'its process is not known')}); "
             "terminate it in the Dagster UI, or press Ctrl-C where it was started"
         )
-    results: list[JobResult] = []
-    failures: list[BaseException] = []
-
-    def work() -> None:
-        left = duration_s
-        try:
-            while True:
-                began = time.monotonic()
-                result = run_job(settings, JOB, OP, {"duration_s": left})
-                results.append(result)
-                if not _goes_on(result):
-                    return
-                if pressed.count:
-                    _no_more_runs(home, result.run_id)
-                    return
-                output.say(f"run {result.run_id} has lasted CONTINUOUS_RUN_H; a new one goes on")
-                left = None if left is None else max(LOOK_S, left - (time.monotonic() - began))
-        except BaseException as error:  # noqa: BLE001 - raised again below
-            failures.append(error)
-
-    worker = threading.Thread(target=work, name="dagster", daemon=True)
     pressed = CtrlC()
+    runs = _Runs(output, settings, duration_s, pressed)
     with pressed.installed(), output.working("continuous (Ctrl-C stops)"):
-        worker.start()
-        warned = False
-        while worker.is_alive():
-            worker.join(LOOK_S)
-            if pressed.count > 1:
-                output.say("ended at once")
-                try:
-                    _switch_off(home)
-                except Exception as error:  # noqa: BLE001 - it ends at once, whatever Dagster's storage says
-                    output.say(f"the run could not be noted as terminated, so a sensor may start it again: {error}")
-                os._exit(INTERRUPTED)
-            if pressed.count and not warned:
-                warned = True
-                output.say("stopping after the step under way; Ctrl-C again ends at once")
-            if pressed.count:
-                stop_loops_of_this_process()
-    if failures:
-        raise failures[0]
-    result = results[-1]
+        runs.start()
+        _wait(runs, output, home, pressed)
+    if runs.error is not None:
+        raise runs.error
+    result = runs.results[-1]
     if result.report:
         _show(output, settings, result)
     if result.error:
@@ -114,9 +79,59 @@ def run_continuously(output: Output, settings: Settings, duration_s: float | Non
     return result
 
 
-def _goes_on(result: JobResult) -> bool:
-    """Whether the run ended only to make room for the next one."""
-    return bool(result.report.get("continuous", {}).get("handed_over"))
+class _Runs(threading.Thread):
+    """Continuous runs, one after the other.
+
+    In a thread, as Dagster in the main thread makes Ctrl-C a cancelled run without a report.
+    """
+
+    def __init__(self, output: Output, settings: Settings, duration_s: float | None, pressed: CtrlC) -> None:
+        super().__init__(name="dagster", daemon=True)
+        self._output, self._settings, self._left, self._pressed = output, settings, duration_s, pressed
+        self.results: list[JobResult] = []
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        """The thread's body."""
+        try:
+            while self._next():
+                pass
+        except BaseException as error:  # noqa: BLE001 - raised again by the main thread
+            self.error = error
+
+    def _next(self) -> bool:
+        """Whether another run follows the one that this method executes."""
+        began = time.monotonic()
+        result = run_job(self._settings, JOB, OP, {"duration_s": self._left})
+        self.results.append(result)
+        if not result.report.get("continuous", {}).get("handed_over"):
+            return False
+        if self._pressed.count:
+            _no_more_runs(str(dagster_home(self._settings)), result.run_id)
+            return False
+        self._output.say(f"run {result.run_id} has lasted CONTINUOUS_RUN_H; a new one continues")
+        if self._left is not None:
+            self._left = max(LOOK_S, self._left - (time.monotonic() - began))
+        return True
+
+
+def _wait(runs: _Runs, output: Output, home: str, pressed: CtrlC) -> None:
+    """Wait for the end of the runs; ends the process at the second Ctrl-C."""
+    warned = False
+    while runs.is_alive():
+        runs.join(LOOK_S)
+        if pressed.count > 1:
+            output.say("ended at once")
+            try:
+                _switch_off(home)
+            except Exception as error:  # noqa: BLE001 - it ends at once, whatever Dagster's storage answers
+                output.say(f"the run could not be noted as terminated, so a sensor may start it again: {error}")
+            os._exit(INTERRUPTED)
+        if pressed.count:
+            if not warned:
+                output.say("stopping after the step under way; Ctrl-C again ends at once")
+            warned = True
+            stop_loops_of_this_process()
 
 
 def _no_more_runs(home: str, run_id: str) -> None:
@@ -134,7 +149,7 @@ def _switch_off(home: str) -> None:
 
 
 def _show(output: Output, settings: Settings, result: JobResult) -> None:
-    show_run(output, result.report, settings.words)
+    show_run(output, result.report, settings.names)
     loop, latency = result.report["continuous"], result.report["latency"]
     if latency:
         rows = [(layer, times["rows"], times["p50_s"], times["p95_s"]) for layer, times in latency.items()]

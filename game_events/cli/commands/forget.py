@@ -53,13 +53,13 @@ def forget(
     output, settings = Output(as_json=as_json), load_settings()
     pipeline, report = Pipeline(settings, lambda: SparkResource().spark_session), RunReport()
     with output.working("forgetting"), recorded(pipeline, report, "forget"):
-        wanted = (
+        subjects = (
             resume_erasure(pipeline, report, dry_run=dry_run)
             if resume
             else forget_gamers(pipeline, report, ids, dry_run=dry_run)
         )
         if vacuum and report.erasure is not None and report.erasure.finished:
-            remove_old_files(pipeline, report.erasure, wanted)
+            remove_old_files(pipeline, report.erasure, subjects)
     account = report.erasure or Erasure()
     _show(output, account)
     errors = [f"{t.table}: {t.error}" for t in report.errors]

@@ -10,10 +10,10 @@ import typer
 
 from game_events.cli.common.arguments import Json
 from game_events.cli.common.arguments import since as since_of
-from game_events.cli.common.event_log_sql import query
 from game_events.cli.common.output import Output, harmless
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
+from game_events.lakehouse.duckdb_connection import query
 from game_events.lakehouse.system_tables.event_log import KINDS, read_events
 from game_events.lakehouse.tables import EVENT_LOG, Lakehouse
 

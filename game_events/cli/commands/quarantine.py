@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import duckdb
 import typer
 
 from game_events.cli.common.arguments import Json
-from game_events.cli.common.event_log_sql import records
 from game_events.cli.common.output import Output, harmless
 from game_events.cli.common.run_job import finish, run_job
 from game_events.cli.common.summary import show_run
 from game_events.config.settings import load_settings
 from game_events.decoding.core.reasons import Reason
 from game_events.lakehouse.data.snapshot import read_arrow
+from game_events.lakehouse.duckdb_connection import connect, records
 from game_events.lakehouse.event_columns import SCHEMA_COLUMNS
 from game_events.lakehouse.tables import QUARANTINE, Lakehouse
 from game_events.pipeline.reprocessing.replay import replay_selection
@@ -55,12 +54,10 @@ def list_rows(reason: Reasons = None, schema_id: SchemaIds = None, rows: Rows = 
     groups: list[dict[str, Any]] = []
     single: list[dict[str, Any]] = []
     if handle is not None:
-        with duckdb.connect() as connection:
-            connection.execute("SET TimeZone = 'UTC'")
-            found = read_arrow(table, handle, _COLUMNS)
-            for name in set(_COLUMNS) - set(found.column_names):  # a table of an earlier version
-                found = found.append_column(name, [[None] * found.num_rows])
-            connection.register("held", found)
+        found = read_arrow(table, handle, _COLUMNS)
+        for name in set(_COLUMNS) - set(found.column_names):  # a table of an earlier version
+            found = found.append_column(name, [[None] * found.num_rows])
+        with connect(held=found) as connection:
             connection.execute(
                 "CREATE TEMP TABLE chosen AS SELECT *, coalesce(_schema_id::VARCHAR, _schema_guid) AS schema_id FROM held "
                 "WHERE (len($reasons) = 0 OR list_contains($reasons, reason)) "
@@ -97,7 +94,7 @@ def replay(reason: Reasons = None, schema_id: SchemaIds = None, as_json: Json = 
         result = run_job(settings, "replay", "replay_quarantined_rows", config)
     if result.report:
         left = result.report["left_by_reason"]
-        show_run(output, result.report, settings.words)
+        show_run(output, result.report, settings.names)
         if not result.report["replayed_rows"] and not result.report["readmitted"]:
             output.say("no row can be decoded, or satisfies the rules, that could or did not before")
         if left:

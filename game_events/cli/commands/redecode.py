@@ -23,7 +23,7 @@ def redecode(downstream: Downstream = False, as_json: Json = False) -> None:
     with output.working("redecoding"):
         result = run_job(settings, "redecode", "redecode_bronze", {"refresh_silver_and_gold": downstream})
     if result.report:
-        show_run(output, result.report, settings.words)
+        show_run(output, result.report, settings.names)
         new, kept = result.report["new_columns"], result.report["kept_by_reason"]
         output.say(f"redecoded: {result.report['redecoded_rows']:,} rows; new columns: {', '.join(new) or 'none'}")
         if kept:

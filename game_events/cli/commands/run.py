@@ -111,7 +111,7 @@ def run_and_show(output: Output, settings: Settings, asked: Mapping[str, object]
     with output.working("running"):
         result = run_job(settings, "refresh", OP, asked)
     if result.report:
-        show_run(output, result.report, settings.words)
+        show_run(output, result.report, settings.names)
         output.say(f"tables: {Lakehouse.of(settings).root}")
     if result.error:
         output.say(f"the run failed: {result.error}")

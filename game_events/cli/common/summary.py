@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from game_events.cli.common.output import Output
-from game_events.config.naming import Words
+from game_events.config.naming import Names
 from game_events.lakehouse.layers import REPORTED, Layer
 
 #: What they are called without the setting.
-USUAL = Words()
+USUAL = Names()
 #: More games than this are summed up in one line.
 GAMES_SHOWN = 20
 #: Counts that are seldom there, and what they mean.
@@ -20,7 +20,7 @@ _SINGLE = {
 }
 
 
-def show_run(output: Output, report: dict[str, Any], words: Words = USUAL) -> None:
+def show_run(output: Output, report: dict[str, Any], words: Names = USUAL) -> None:
     """Rows by layer and game, throughput, lag, where the tables are."""
     for notice in report["notices"]:
         output.say(notice)
@@ -44,7 +44,7 @@ def show_run(output: Output, report: dict[str, Any], words: Words = USUAL) -> No
         shown = shown[:GAMES_SHOWN]
         if rest:
             shown.append((f"{len(rest)} more", sum(s for _, s, _ in rest), sum(g for _, _, g in rest)))
-        keys = "players" if words == USUAL else words.keys
+        keys = "players" if words.keys == USUAL.keys else words.keys
         output.table(f"by {words.entity}", (words.entity, "silver rows added", f"{keys} in gold"), shown)
     for what in ("rejected", "other_types", "unrouted"):
         if report[what]:
@@ -65,7 +65,7 @@ def show_files(output: Output, report: dict[str, Any]) -> None:
         output.say("files: " + ", ".join(f"{count:,} {what}" for what, count in report["files"].items()))
 
 
-def show_rules(output: Output, report: dict[str, Any], words: Words = USUAL) -> None:
+def show_rules(output: Output, report: dict[str, Any], words: Names = USUAL) -> None:
     """Each rule that was violated: by how many rows of how many games, and what became of them."""
     rules = report["rules"]
     violated = [

@@ -16,7 +16,8 @@ from game_events.cli.common.arguments import Json
 from game_events.cli.common.output import Output
 from game_events.cli.local.examples import CONFIG, use_example
 from game_events.config.gold_columns import simple_call
-from game_events.config.settings import ENV_PREFIX, Settings, load_settings
+from game_events.config.groups.values import ENV_PREFIX
+from game_events.config.settings import Settings, load_settings
 from game_events.errors import DataError
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, UNIFIED, Lakehouse
@@ -80,31 +81,45 @@ def _use(folder: Path, state: StackState) -> Settings:
 
 
 def _waves(output: Output, settings: Settings) -> dict[str, object]:
-    words, sample = settings.words, settings.producer
+    words, sample = settings.names, settings.producer
+    usual = Simulation(games=sample.entities, gamers_per_game=sample.keys_per_entity)
     output.step(
         "2. first wave",
         f": {len(sample.entities)} {words.entities}, schema versions 1 and 2 interleaved; some poison, some late, some twice",
     )
-    usual = Simulation(games=sample.entities, gamers_per_game=sample.keys_per_entity)
-    first = produce(settings, usual.model_copy(update={"poison_share": 0.02, "late_share": 0.05, "duplicate_share": 0.01}))
-    output.say(f"{first.records_total:,} records sent, {sum(first.poison.values())} of them undecodable")
-    one = run_and_show(output, settings)
-    if not one.success:
-        return {"success": False, "error": one.error}
+    shares = {"poison_share": 0.02, "late_share": 0.05, "duplicate_share": 0.01}
+    first, error = _wave(output, settings, usual.model_copy(update=shares))
+    if error:
+        return {"success": False, "error": error}
     before = _columns(settings, BRONZE)
 
     new = f"a NEW schema version (3) and a NEW {words.entity} ({sample.new_entity})"
     output.step("3. second wave", f": {new}, nothing configured")
     more = {"versions": (2, 3), "games": (*sample.entities, sample.new_entity), "seed": 1, "poison_share": 0.01}
-    second = produce(settings, usual.model_copy(update=more))
-    output.say(f"{second.records_total:,} records sent, {sum(second.poison.values())} of them undecodable")
-    two = run_and_show(output, settings)
-    if not two.success:
-        return {"success": False, "error": two.error}
+    second, error = _wave(output, settings, usual.model_copy(update=more))
+    if error:
+        return {"success": False, "error": error}
 
     output.step("4. what came of it")
-    truth = first.merge(second)
-    appeared = [c for c in _columns(settings, BRONZE) if c not in before]
+    result = _compared(output, settings, first.merge(second), [c for c in _columns(settings, BRONZE) if c not in before])
+    output.step("next")
+    config = f"{CONFIG}={os.environ[CONFIG]} " if os.environ.get(CONFIG) else ""
+    output.say(f"  look at the tables:    {config}GAME_EVENTS_LAKEHOUSE={result['lakehouse']} .venv/bin/game-events tables")
+    output.say("  browse the lineage:    make up   (then open the address it prints)")
+    return result
+
+
+def _wave(output: Output, settings: Settings, simulation: Simulation) -> tuple[Manifest, str | None]:
+    """Send records and run the pipeline; what was sent, and the run's error."""
+    sent = produce(settings, simulation)
+    output.say(f"{sent.records_total:,} records sent, {sum(sent.poison.values())} of them undecodable")
+    result = run_and_show(output, settings)
+    return sent, None if result.success else result.error or "the run failed"
+
+
+def _compared(output: Output, settings: Settings, truth: Manifest, appeared: list[str]) -> dict[str, object]:
+    """Compare the tables with the records that were sent; the demo's result."""
+    words = settings.names
     poison = sum(truth.poison.values())
     bronze, held = _rows(settings, BRONZE), _rows(settings, QUARANTINE)
     output.say(f"schema versions seen: {', '.join(map(str, truth.schema_ids))}; columns that appeared: {', '.join(appeared)}")
@@ -120,11 +135,6 @@ def _waves(output: Output, settings: Settings) -> dict[str, object]:
     unknown = [column for column, known in compared.items() if known is None]
     if unknown:
         output.say(f"columns that the producer keeps no account of: {', '.join(unknown)}")
-    root = Lakehouse.of(settings).root
-    output.step("next")
-    config = f"{CONFIG}={os.environ[CONFIG]} " if os.environ.get(CONFIG) else ""
-    output.say(f"  look at the tables:    {config}GAME_EVENTS_LAKEHOUSE={root} .venv/bin/game-events tables")
-    output.say("  browse the lineage:    make up   (then open the address it prints)")
     return {
         "success": exact,
         "rows": {"kafka": truth.records_total, "bronze": bronze, "quarantine": held},
@@ -132,7 +142,7 @@ def _waves(output: Output, settings: Settings) -> dict[str, object]:
         "columns_appeared": appeared,
         "columns_compared": [column for column, known in compared.items() if known is not None],
         "games": sorted(truth.truth),
-        "lakehouse": root,
+        "lakehouse": Lakehouse.of(settings).root,
     }
 
 
@@ -143,7 +153,7 @@ def _top(output: Output, settings: Settings) -> None:
         raise DataError(f"{table.uri} is not there")
     entity, key, first, *_ = columns = [f.name for f in handle.schema().fields]
     found = read_arrow(table, handle).sort_by([(first, "descending"), (key, "ascending"), (entity, "ascending")]).to_pylist()
-    output.table(f"top {settings.words.keys} ({table.name})", columns, [[row[c] for c in columns] for row in found[:5]])
+    output.table(f"top {settings.names.keys} ({table.name})", columns, [[row[c] for c in columns] for row in found[:5]])
 
 
 def _columns(settings: Settings, name: str) -> list[str]:

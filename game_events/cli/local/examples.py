@@ -6,7 +6,7 @@ import os
 from importlib.resources import files
 from pathlib import Path
 
-from game_events.config.settings import ENV_PREFIX
+from game_events.config.groups.values import ENV_PREFIX
 from game_events.errors import ConfigurationError
 
 SETTINGS_FILE = "game_events.yaml"

@@ -53,7 +53,7 @@ def produce_events(  # noqa: PLR0913, PLR0917 - each option of the command is a 
     if topic is not None:
         settings = load_settings(kafka_topic=topic, kafka_topic_pattern=None, kafka_assign={}, source_table=None)
     sample = settings.producer
-    names = sample.entities if games is None else _names(games, settings.words.entity)
+    names = sample.entities if games is None else _names(games, settings.names.entity)
     wanted = _numbers("--versions", versions)
     chosen = wanted[0] if "," not in versions else wanted
     both: dict[str, Any] = {"games": names, "versions": chosen, "seed": seed, "gamers_per_game": sample.keys_per_entity}
@@ -76,7 +76,7 @@ def produce_events(  # noqa: PLR0913, PLR0917 - each option of the command is a 
         (before.merge(sent) if before is not None else sent).save(manifest)
     poison = sum(sent.poison.values())
     output.say(
-        f"{sent.records_total:,} records to topic {sent.topic}: {len(sent.records)} {settings.words.entities}, "
+        f"{sent.records_total:,} records to topic {sent.topic}: {len(sent.records)} {settings.names.entities}, "
         f"schema versions {', '.join(map(str, sent.schema_ids))}, {poison:,} of them undecodable"
     )
     output.result(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import plotly.graph_objects as go
 
 from game_events.cli.report.queries import OTHERS, ReportData, Rows
-from game_events.config.naming import Words
+from game_events.config.naming import Names
 
 #: One colour for each layer wherever it appears.
 LAYER_COLOURS = {
@@ -23,7 +23,7 @@ OTHERS_COLOUR = "#8a8f98"
 HEIGHT_PX = 320
 
 
-def charts(data: ReportData, words: Words) -> list[tuple[str, str, go.Figure | None]]:
+def charts(data: ReportData, words: Names) -> list[tuple[str, str, go.Figure | None]]:
     """(title with its unit, what it says, figure or None if there is nothing to show), in the page's order."""
     each = f"each point: {data.bucket}"
     bars = f"each bar: {data.bucket}"

@@ -30,7 +30,7 @@ def report(
     lakehouse = Lakehouse.of(settings)
     data = report_data(read_events(lakehouse, since_of(since)))
     try:
-        out.write_text(page(data, lakehouse.root, datetime.now(UTC), settings.words), encoding="utf-8")
+        out.write_text(page(data, lakehouse.root, datetime.now(UTC), settings.names), encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(f"--out: {out} cannot be written: {error.strerror}") from error
     if data.head["last"] is None:

@@ -11,10 +11,10 @@ from plotly.offline import get_plotlyjs
 
 from game_events.cli.report.charts import charts
 from game_events.cli.report.queries import ReportData
-from game_events.config.naming import Words
+from game_events.config.naming import Names
 
 
-def page(data: ReportData, root: str, made: datetime, words: Words) -> str:
+def page(data: ReportData, root: str, made: datetime, words: Names) -> str:
     """The whole file.
 
     Args:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from game_events.cli.common.event_log_sql import query
+from game_events.lakehouse.duckdb_connection import query
 
 Rows = list[dict[str, Any]]
 #: Games with a line of their own; the others are one line: thirty colours cannot be distinguished.

@@ -1,7 +1,4 @@
-"""A table's versions as their commits have them: what each one added and removed, and what it says of itself.
-
-Source: Delta Lake protocol, "Actions". Reads the log's own files, the newest first; what was cleaned up is not there any more.
-"""
+"""Versions of a table, from its log: kind of each commit, rows and files that it added and removed, its information."""
 
 from __future__ import annotations
 
@@ -11,15 +8,15 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from game_events.lakehouse.commits.restores import COMMIT_ID, LOG, LOOKED_AT, MAINTENANCE_INFO
+from game_events.lakehouse.commits.delta_log import TableLog
+from game_events.lakehouse.commits.restores import COMMIT_ID, MAINTENANCE_INFO, RESTORE_CHECKED
 from game_events.lakehouse.data.snapshot import BATCH_INFO
-from game_events.lakehouse.data.staging import file_system
 from game_events.lakehouse.tables import Table
 
-#: Key of a commit's information -> what kind of commit it is; the first that is there decides.
+#: Key of a commit's information -> kind of commit; the first key that a commit has decides.
 _KINDS = {
     MAINTENANCE_INFO: "maintenance",
-    LOOKED_AT: "restore looked at",
+    RESTORE_CHECKED: "restore looked at",
     "redecode": "redecode",
     "erasure": "erasure",
     "full_refresh": "full refresh",
@@ -29,7 +26,7 @@ _KINDS = {
     "batch": "rows",
     BATCH_INFO: "rows",
 }
-#: Operations of commits that say nothing more of themselves.
+#: Operation -> kind, of commits without such a key.
 _OPERATIONS = {
     "RESTORE": "restore",
     "ADD COLUMN": "columns",
@@ -47,15 +44,15 @@ class Version:
     """One version of a table.
 
     Attributes:
-        version, time: which, and when it was committed.
-        kind: what sort of commit it was, in a word or two.
+        version, time: number, and when it was committed.
+        kind: sort of commit, in a word or two.
         added, removed: rows of the files it added and removed, by their statistics; None: a file has none.
-        files_added, files_removed: so many files.
-        batch: bronze's batch that it brought, or that the table has come to.
-        offsets: of bronze: the offsets it stands for.
+        files_added, files_removed: numbers of files.
+        batch: batch of bronze that it added, or up to which the table has rows.
+        offsets: of bronze: the offsets of its rows.
         run_id: the run that made it.
-        mark: the commit's own mark, by which its outcome is told.
-        info: all that it says of itself.
+        mark: the commit's unique mark.
+        info: its whole information.
     """
 
     version: int
@@ -73,19 +70,17 @@ class Version:
 
 
 def versions(table: Table, newest: int, limit: int) -> Iterator[Version]:
-    """The newest versions of a table, backwards, as far as its log reaches.
+    """The newest versions of a table, the newest first, as far as its log reaches.
 
     Args:
         table: the table.
         newest: the version to begin with.
-        limit: so many.
+        limit: number of versions.
     """
-    system, prefix = file_system(table)
+    log = TableLog(table)
     for number in range(newest, max(-1, newest - limit), -1):
-        try:
-            with system.open_input_file(f"{prefix}{LOG}/{number:020}.json") as source:
-                actions = [json.loads(line) for line in source.read().splitlines() if line.strip()]
-        except FileNotFoundError:  # older entries are cleaned up
+        actions = log.actions(number)
+        if not actions:  # older entries are cleaned up
             return
         yield _version(number, actions)
 

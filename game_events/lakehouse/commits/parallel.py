@@ -14,7 +14,7 @@ from deltalake.exceptions import DeltaError
 from game_events.config.masking import without_secrets
 from game_events.config.settings import Settings
 from game_events.errors import ConflictError, GameEventsError
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
 
 T = TypeVar("T")
@@ -48,13 +48,13 @@ def for_games(games: Iterable[str], look: Callable[[str], T]) -> dict[str, T]:
 
 
 def commit_games(
-    plans: Mapping[str, Callable[[], Commit | None]], crash_point: str, settings: Settings, of: str = ""
+    plans: Mapping[str, Callable[[], Commit | None]], failpoint: str, settings: Settings, of: str = ""
 ) -> Committed:
     """Commit every game's plan.
 
     Args:
         plans: game -> function that opens the table and makes the plan on that handle; None: to be planned anew.
-        crash_point: reached after each commit, with the number of games committed so far.
+        failpoint: reached after each commit, with the number of games committed so far.
         settings: their secrets are masked in what is said of a failure.
         of: put before that number where a run comes to the point more than once.
     """
@@ -69,7 +69,7 @@ def commit_games(
                 outcome.again.add(game)
                 return
             outcome.landed[game] = commit(plan)
-            crash_points.reach(crash_point, f"{of}{next(done)}")
+            failpoints.reach(failpoint, f"{of}{next(done)}")
         except ConflictError as error:
             log.info("game=%s conflict=%r planned_again=true", game, without_secrets(str(error), settings))
             outcome.again.add(game)

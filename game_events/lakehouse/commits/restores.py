@@ -1,192 +1,99 @@
-"""Whether somebody restored a table, from the first line of its newest commit: what a look at thousands of tables can afford.
+"""Detection of restored tables (`RESTORE`), from the information of their newest commits.
 
-Opening 2,000 small tables took 11 s, whatever number of threads (delta-rs replays each log); listing their logs and reading
-the newest commit of each took 1.2 s on the same busy machine. Format of a commit: Delta Lake protocol, "Delta Log Entries" and
-"Commit Provenance Information".
+A restore takes rows back and leaves every `txn` unchanged: progress then counts rows that are gone.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
-from pyarrow.fs import FileSelector, FileType
 
-from game_events.errors import ConflictError
-from game_events.lakehouse.data.staging import file_system
-from game_events.lakehouse.tables import BRONZE, QUARANTINE, Table
+from game_events.lakehouse.commits.delta_log import TableLog
+from game_events.lakehouse.layers import Layer
+from game_events.lakehouse.tables import QUARANTINE, Table, layer_of
 
-LOG = "_delta_log"
 #: Key in the information of every commit, with a value of its own for each.
 COMMIT_ID = "game_events_commit"
 #: Key in the commit information of maintenance: such a commit changes no row.
 MAINTENANCE_INFO = "maintenance"
-#: Keys in the information of the layers' own commits, which are made only after a look for restores; of bronze: its batches.
+#: Keys in the information of the layers' commits that are made only after a check for restores.
 BATCHES = frozenset({"bronze_batch", "batch"})
-#: Of tables whose commits note no batch: any commit of a run.
+#: Of tables without batches: any commit of a run.
 ANY_COMMIT = frozenset({COMMIT_ID})
-#: Key in the information of a commit that changes nothing and says that the restores before it were looked at.
-LOOKED_AT = "restore_looked_at"
-#: Commits by others (maintenance, erasures) behind which a restore is still found.
+#: Key in the information of a commit without changes: the restores before it were checked.
+RESTORE_CHECKED = "restore_looked_at"
+#: Commits (maintenance, erasures) behind which a restore is still found.
 LOOK_BACK = 200
-#: Times a history is read while rivals commit.
-LOOKS = 20
-
-#: Newest commits that are looked through for one of this project's own: nearly always one small file is read.
+#: Newest commits that are searched for one of this project's own, in steps: nearly always the first one is it.
 RESTORE_HISTORY = (1, 8, 100)
 
 
-def settles(info: Mapping[str, Any], marks: frozenset[str] = BATCHES) -> bool:
-    """Whether what came before a commit, by its own information, was looked at: maintenance takes a table as it finds it."""
-    return MAINTENANCE_INFO not in info and (LOOKED_AT in info or not marks.isdisjoint(info))
+def _is_checked(info: Mapping[str, Any], marks: frozenset[str]) -> bool:
+    """Whether a commit was made after a check for restores; maintenance makes none."""
+    return MAINTENANCE_INFO not in info and (RESTORE_CHECKED in info or not marks.isdisjoint(info))
 
 
 def restored_lately(table: Table, marks: frozenset[str] = BATCHES, version: int | None = None) -> bool:
-    """Whether the newest commits of a table that is there are a restore, and what others (maintenance) did since.
-
-    A restore takes the rows back and leaves every `txn` where it was: progress then speaks of rows that are gone.
+    """Whether a table was restored since the newest commit that was made after a check for restores.
 
     Args:
-        table: the table.
-        marks: keys of the commits that are made only after a look for restores.
-        version: as of this version, of a table that was opened: its log, which may be long, is not listed then.
+        table: the table, existing or not.
+        marks: keys in the information of such commits.
+        version: the version to begin with; None: the newest, found by listing the log, which may be long.
     """
-    for info in _from_newest(table) if version is None else commits_from(table, version, version - LOOK_BACK):
-        if settles(info, marks):
+    if version is None:
+        version = max(TableLog(table).versions(), default=-1) if table.exists() else -1
+    for info in TableLog(table).infos(version, version - LOOK_BACK) if version >= 0 else ():
+        if _is_checked(info, marks):
             return False
         if info.get("operation") == "RESTORE":
             return True
     return False
 
 
-def waits_for_a_look(table: Table, handle: DeltaTable) -> str | None:
-    """Why maintenance leaves a table alone that was restored and that no run has looked at yet, in words; else None.
-
-    It would delete the files that an undo needs, put others in their places, and in time drop the log's entry that tells of the
-    restore. Tables that no run compares with others (`event_log`, `schemas`, `progress`) are as they are.
-    """
-    if table.key == QUARANTINE:
-        marks = ANY_COMMIT
-    elif table.key == BRONZE or table.key.startswith(("silver_", "gold_")):
-        marks = BATCHES
-    else:
-        return None
-    return "it was restored: a run has to look at it first" if restored_lately(table, marks, handle.version()) else None
-
-
-def history(table: Table) -> list[dict[str, Any]]:
-    """Entries of a table's history, the newest first, each with the version that it is.
-
-    delta-rs numbers them down from the version of the handle that is asked, also those that came to the log since.
-
-    Raises:
-        ConflictError: rivals committed at every attempt.
-    """
-    for _ in range(LOOKS):
-        handle = table.open()
-        entries = handle.history() if handle is not None else []
-        after = table.open()
-        if (handle and handle.version()) == (after and after.version()):
-            return entries
-    raise ConflictError(f"{table.name}: rivals kept committing while its history was read")
-
-
-def before_restores(handle: DeltaTable, marks: frozenset[str] = BATCHES) -> int:
-    """The version before the first of the restores that nobody has looked at yet; without any, the newest."""
-    found = handle.version()
-    for entry in handle.history():
-        if settles(entry, marks):
-            break
-        if entry.get("operation") == "RESTORE":
-            found = int(entry["version"]) - 1
-    return found
-
-
-def restored_between(table: Table, seen: int, version: int) -> bool:
-    """Whether a restore is among the versions behind `seen` up to `version`; mostly there are none, then nothing is read.
-
-    By the files of the log: delta-rs' history of a handle has the newest entries of the log, also those that came since.
-    """
-    return any(info.get("operation") == "RESTORE" for info in commits_from(table, version, seen))
-
-
-def version_before_restores(table: Table, version: int, marks: frozenset[str] = BATCHES) -> int:
-    """As `before_restores`, of a version that may not be the newest any more."""
-    found = version
-    for number, info in enumerate(commits_from(table, version, -1)):
-        if settles(info, marks):
-            break
-        if info.get("operation") == "RESTORE":
-            found = version - number - 1
-    return found
-
-
-def is_undone(table: Table, handle: DeltaTable, marks: frozenset[str] = BATCHES) -> bool:
-    """Whether a table that was restored has the files again that it had before."""
-    try:
-        before = DeltaTable(
-            table.uri, version=version_before_restores(table, handle.version(), marks), storage_options=table.options
-        )
-    except DeltaError:  # its log does not reach back so far any more: then nobody can tell
-        return False
-    return set(before.file_uris()) == set(handle.file_uris())
-
-
-def _from_newest(table: Table) -> Iterator[dict[str, Any]]:
-    if table.local_path is not None and not (table.local_path / LOG).is_dir():
-        return
-    system, prefix = file_system(table)
-    listed = system.get_file_info(FileSelector(prefix + LOG, allow_not_found=True))
-    commits = sorted((f.path for f in listed if f.base_name.endswith(".json") and f.base_name[:20].isdigit()), reverse=True)
-    for path in commits[:LOOK_BACK]:
-        with system.open_input_file(path) as source:
-            yield _info(source.read())
-
-
-def commits_from(table: Table, version: int, above: int) -> Iterator[dict[str, Any]]:
-    """Information of the commits of a version and those before it, above another one; it ends where the log was cleaned up."""
-    system, prefix = file_system(table)
-    for number in range(version, max(-1, above), -1):
-        try:
-            with system.open_input_file(f"{prefix}{LOG}/{number:020}.json") as source:
-                yield _info(source.read())
-        except FileNotFoundError:  # older entries are cleaned up
-            return
-
-
-def has_commit(table: Table, version: int) -> bool:
-    """Whether a version is in the log: one small request, where opening a table replays what it holds."""
-    system, prefix = file_system(table)
-    return bool(system.get_file_info(f"{prefix}{LOG}/{version:020}.json").type == FileType.File)
-
-
-def _info(commit: bytes) -> dict[str, Any]:
-    """The commit's own information: Spark and delta-rs write it first, the protocol leaves the order open."""
-    for line in commit.splitlines():
-        action = json.loads(line) if b'"commitInfo"' in line else {}
-        if "commitInfo" in action:
-            return dict(action["commitInfo"])
-    return {}
-
-
 def restored(handle: DeltaTable) -> bool:
-    """Whether somebody restored the table since this project's last commit to it.
-
-    A restore takes the rows back and leaves every `txn` where it was: progress then speaks of rows that are gone.
-    """
+    """Whether a table was restored since this project's newest commit of rows; nearly always reads one log entry."""
     for limit in RESTORE_HISTORY:
         for entry in handle.history(limit):
-            if settles(entry):
+            if _is_checked(entry, BATCHES):
                 return False
             if entry.get("operation") == "RESTORE":
                 return True
     return False
 
 
-def undo(handle: DeltaTable, table: str, marks: frozenset[str] = BATCHES) -> str:
-    """How to undo the restores of a table that no run has looked at yet, in words."""
-    version = before_restores(handle, marks)
-    return f"undo it ({table}: RESTORE TABLE ... TO VERSION AS OF {version}, or `DeltaTable.restore` of delta-rs)"
+def marks_of(table: Table) -> frozenset[str]:
+    """Keys in the information of the table's commits that are made only after a check for restores."""
+    return ANY_COMMIT if table.key == QUARANTINE else BATCHES
+
+
+def restored_between(table: Table, seen: int, version: int) -> bool:
+    """Whether a restore is among the versions after `seen` up to `version`; mostly there are none, then nothing is read.
+
+    By the files of the log: delta-rs' history of a handle also has entries of later versions.
+    """
+    return any(info.get("operation") == "RESTORE" for info in TableLog(table).infos(version, seen))
+
+
+def unchecked_restore(table: Table, handle: DeltaTable) -> str | None:
+    """Why maintenance skips a table that was restored and that no run has checked yet, in words; None: it does not skip it.
+
+    Maintenance would delete the files that an undo needs, and in time the log's entry of the restore. Tables that no run
+    compares with others (`event_log`, `schemas`, `progress`) are not skipped.
+    """
+    if layer_of(table.key) is Layer.OWN:
+        return None
+    return "it was restored: a run has to check it first" if restored_lately(table, marks_of(table), handle.version()) else None
+
+
+def version_before_restores(table: Table, version: int, marks: frozenset[str] = BATCHES) -> int:
+    """The version before the first of the unchecked restores up to a version; without any, that version."""
+    found = version
+    for number, info in enumerate(TableLog(table).infos(version, -1)):
+        if _is_checked(info, marks):
+            break
+        if info.get("operation") == "RESTORE":
+            found = version - number - 1
+    return found

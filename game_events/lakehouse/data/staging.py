@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction
 
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.tables import Table, is_person
 
 log = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ class StagedWriter:
             self._sink = system.open_output_stream(prefix + self._name)
             self._writer = pq.ParquetWriter(self._sink, self._schema, compression="zstd", compression_level=1)
         self._writer.write_table(rows, row_group_size=self._group_rows)
-        crash_points.reach("file_open", self._table.name)
+        failpoints.reach("file_open", self._table.name)
         if self._sink is not None and self._sink.tell() >= MAX_FILE_BYTES:
             self._finish()
 

@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pyarrow as pa
-from pyspark.sql import Row
+from pyspark.sql import DataFrame
 
-from game_events.lakehouse.data.staging import StagedFile, StagedWriter, report
+from game_events.lakehouse.data.staging import StagedFile, StagedWriter
+from game_events.lakehouse.data.worker_job import WorkerJob
 from game_events.lakehouse.event_columns import none_if_empty
 from game_events.lakehouse.tables import Table
 
 
 @dataclass(frozen=True)
-class FileStage:
-    """Where the rows go, and the columns of the files; picklable.
+class StagedFiles:
+    """What one worker wrote."""
+
+    files: list[StagedFile]
+
+
+@dataclass(frozen=True)
+class FileStage(WorkerJob[StagedFiles]):
+    """Writes rows to files of one table; picklable.
 
     Attributes:
         headers: name of a column whose empty lists are NULL: it travelled as `bronze_stage.travelling` has it.
     """
 
+    result: ClassVar[type] = StagedFiles
     table: Table
     schema: pa.Schema
     headers: str | None = None
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """For `mapInArrow`: consumes the rows, yields the report (`REPORT_SCHEMA`)."""
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> StagedFiles:
+        """Write the rows."""
         writer = StagedWriter(self.table, self.schema)
         for batch in batches:
             rows = pa.Table.from_batches([batch]).select(self.schema.names).cast(self.schema)
@@ -34,9 +44,8 @@ class FileStage:
                 at = rows.schema.get_field_index(self.headers)
                 rows = rows.set_column(at, rows.schema.field(at), none_if_empty(rows.column(at)))
             writer.write(rows)
-        yield report(("file", f.to_json()) for f in writer.close())
+        return StagedFiles(writer.close())
 
-
-def staged_files(rows: Iterable[Row]) -> list[StagedFile]:
-    """The files that the workers report."""
-    return [StagedFile.from_json(r["body"]) for r in rows]
+    def write(self, rows: DataFrame) -> list[StagedFile]:
+        """Run the job; the files of all workers."""
+        return [file for found in self.collect(rows) for file in found.files]

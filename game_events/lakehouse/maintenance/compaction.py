@@ -1,7 +1,7 @@
-"""Small files of an append-only table, joined: same rows, fewer files, in one commit beside which appends go on.
+"""Compaction of an append-only table: same rows, fewer files, in compare-and-set commits beside which appends go on.
 
-Batches stay as they are, so progress never notices. Files are joined by size classes, as in a log-structured merge tree: a row
-is written again once for each class, however long a loop goes on.
+Files are merged by size class, as in a log-structured merge tree: however long a loop runs, a row is rewritten once per class.
+`_batch` is unchanged, and with it all progress. Why not delta-rs': docs/decisions/0021-own-compaction-and-deletion.md.
 """
 
 from __future__ import annotations
@@ -14,43 +14,41 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
 from game_events.lakehouse.commits.restores import MAINTENANCE_INFO
 from game_events.lakehouse.data.staging import StagedWriter, file_system
 from game_events.lakehouse.tables import QUARANTINE, Table
 
-#: Bytes of the smallest class; each next one is so many times larger.
+#: Upper bound of the smallest size class in bytes; each next one is so many times larger.
 SMALLEST, FACTOR = 64 * 1024, 8
-#: Rows that are in memory at a time, besides the writer's row group.
+#: Rows in memory at a time, besides the writer's row group.
 BATCH_ROWS = 16_384
 
 
 @dataclass(frozen=True)
 class Goal:
-    """When files are worth joining.
+    """When files are worth merging.
 
     Attributes:
-        files: join as soon as there are so many of one size class.
-        bytes: the joined file is about so large at most; larger files are left alone.
+        files: minimum number of files of one size class.
+        bytes: maximum size of a merged file; files larger than half of it are left alone.
     """
 
     files: int
     bytes: int
 
 
-#: In a loop: a few times a minute and table, each of them a fraction of a second.
+#: In a loop: a few times a minute and table, each a fraction of a second.
 LOOP_GOAL = Goal(files=16, bytes=32 * 1024 * 1024)
-#: In maintenance: as few files as there can be.
+#: In maintenance: as few files as possible.
 FULL_GOAL = Goal(files=2, bytes=256 * 1024 * 1024)
-
-
-#: Columns of a table by whose bounds its files are told apart all the time: files with other bounds are not joined.
+#: Table -> columns with bounds by which readers skip files: files with other bounds are not merged.
 KEPT_APART: dict[str, tuple[str, ...]] = {QUARANTINE: ("layer", "game")}
 
 
 def small_files(table: Table, handle: DeltaTable, goal: Goal) -> list[list[str]]:
-    """Groups of paths that are worth joining, each into about one file, oldest batches first."""
+    """Groups of paths that are worth merging, each into about one file, oldest batches first."""
     actions = pa.table(handle.get_add_actions(flatten=True))
     order = [("min._batch", "ascending")] if "min._batch" in actions.column_names else [("modification_time", "ascending")]
     bounds = [f"{end}.{column}" for column in KEPT_APART.get(table.key, ()) for end in ("min", "max")]
@@ -60,23 +58,25 @@ def small_files(table: Table, handle: DeltaTable, goal: Goal) -> list[list[str]]
         if file["size_bytes"] * 2 <= goal.bytes:
             key = (_size_class(file["size_bytes"], goal), *(file[name] for name in bounds))
             classes[key].append((file["path"], file["size_bytes"]))
-    groups: list[list[str]] = []
-    for members in classes.values():
-        group: list[str] = []
-        size = 0
-        for path, length in [*members, ("", goal.bytes)]:
-            if size + length > goal.bytes:
-                if len(group) >= goal.files:
-                    groups.append(group)
-                group, size = [], 0
-            group.append(path)
-            size += length
-    return groups
+    return [group for members in classes.values() for group in _groups(members, goal)]
+
+
+def _groups(files: list[tuple[str, int]], goal: Goal) -> Iterator[list[str]]:
+    """Consecutive files (path, bytes) of at most `goal.bytes` together, where they are enough."""
+    group: list[str] = []
+    size = 0
+    for path, length in [*files, ("", goal.bytes)]:
+        if size + length > goal.bytes:
+            if len(group) >= goal.files:
+                yield group
+            group, size = [], 0
+        group.append(path)
+        size += length
 
 
 def _size_class(size: int, goal: Goal) -> int:
     if goal.files <= FACTOR:
-        return 0  # once and for all: everything with everything
+        return 0  # once: all sizes together
     number = 0
     while size >= SMALLEST * FACTOR**number:
         number += 1
@@ -84,11 +84,11 @@ def _size_class(size: int, goal: Goal) -> int:
 
 
 def join_files(table: Table, handle: DeltaTable, group: list[str]) -> Landed:
-    """Write a group of files as one, and put it in their place.
+    """Write a group of files as one, and replace them by it.
 
     Raises:
-        ConflictError: somebody replaced one of them meanwhile; nothing is changed.
-        TransientError: the outcome of the commit is not known; the table is right either way.
+        ConflictError: a concurrent writer replaced one of them; nothing is changed.
+        TransientError: the outcome of the commit is unknown; the table is right either way.
     """
     schema = pa.schema(handle.schema())
     writer = StagedWriter(table, schema)
@@ -99,11 +99,11 @@ def join_files(table: Table, handle: DeltaTable, group: list[str]) -> Landed:
     except BaseException:
         writer.abort()
         raise
-    crash_points.reach("joined_staged", table.name)
+    failpoints.reach("joined_staged", table.name)
     landed = commit(
         Commit(
             table,
-            # No column comes with them, and the columns' metadata (bronze's column map) is not touched.
+            # No column is added, and the columns' metadata (bronze's column map) is not touched.
             pa.schema([]),
             files,
             expected={},
@@ -114,12 +114,12 @@ def join_files(table: Table, handle: DeltaTable, group: list[str]) -> Landed:
             info={MAINTENANCE_INFO: "compaction"},
         )
     )
-    crash_points.reach("joined_committed", table.name)
+    failpoints.reach("joined_committed", table.name)
     return landed
 
 
 def _rows(table: Table, schema: pa.Schema, group: list[str]) -> Iterator[pa.Table]:
-    """The files' rows in the table's columns, those that a file lacks as NULL."""
+    """Rows of files in the table's columns; columns that a file lacks are NULL."""
     system, prefix = file_system(table)
     for path in group:
         with system.open_input_file(prefix + path) as source:

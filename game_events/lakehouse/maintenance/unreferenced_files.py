@@ -1,7 +1,7 @@
-"""Files that no version of a table needs any more: found in its log, deleted when nobody can be reading them.
+"""Deletion of files that no version of a table needs: removed ones, by their time in the log, and orphans of killed runs.
 
-A file is deleted only if the log says that it was removed, and when, and that is long enough ago; so files that are staged for
-a commit to come are never touched. Delta-rs' own vacuum counts in whole hours, and writes two commits each time.
+A removed file is deleted when its removal is old enough, so staged files are never touched. Why not delta-rs':
+docs/decisions/0021-own-compaction-and-deletion.md.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import takewhile
 import pyarrow.fs as pafs
 from deltalake import DeltaTable
 
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import paths
 from game_events.lakehouse.commits.delta_log import Removed, TableLog
 from game_events.lakehouse.data.staging import file_system
@@ -24,12 +24,12 @@ from game_events.lakehouse.tables import Table
 
 @dataclass
 class ReplacedFiles:
-    """What one table's log says was removed; each entry of the log is read once.
+    """Removals in one table's log; each log entry is read once.
 
     Attributes:
         table: the table.
-        waiting: removed, and not deleted yet, oldest first.
-        entries: log entries that were read.
+        waiting: removed files that are not deleted yet, oldest removal first.
+        entries: number of log entries that were read.
     """
 
     table: Table
@@ -38,7 +38,7 @@ class ReplacedFiles:
     _read_until: int | None = None
 
     def look(self, handle: DeltaTable) -> None:
-        """Read what the log has got since the last time; at first all that it still has."""
+        """Read the log entries since the last call; the first call reads all that are left, and the checkpoint."""
         log = TableLog(self.table)
         newest = handle.version()
         if self._read_until is None:
@@ -53,13 +53,15 @@ class ReplacedFiles:
         self.entries += len(versions)
         self._read_until = newest
 
-    def delete(self, older_than_s: float) -> int:
-        """Delete files that were removed so long ago; returns how many there were. One that a restore brought back stays."""
+    def due(self, older_than_s: float) -> list[str]:
+        """Paths of the waiting files that were removed so long ago."""
         before = time.time() * 1000 - older_than_s * 1000
-        due = [removed.path for removed in takewhile(lambda removed: removed.at_ms <= before, self.waiting)]
-        if not due:
-            return 0
-        newest = self.table.open()
+        return [removed.path for removed in takewhile(lambda removed: removed.at_ms <= before, self.waiting)]
+
+    def delete(self, older_than_s: float) -> int:
+        """Delete files that were removed so long ago, but for those that a restore brought back; returns their number."""
+        due = self.due(older_than_s)
+        newest = self.table.open() if due else None
         if newest is None:
             return 0
         deleted = delete_files(self.table, sorted(set(due) - set(paths(newest))))
@@ -70,7 +72,7 @@ class ReplacedFiles:
 
 
 def delete_files(table: Table, names: list[str]) -> int:
-    """Delete files of a table; returns how many were there."""
+    """Delete files of a table; returns how many existed."""
     system, prefix = file_system(table)
     deleted = 0
     for name in names:
@@ -79,25 +81,25 @@ def delete_files(table: Table, names: list[str]) -> int:
         except FileNotFoundError:
             continue
         deleted += 1
-        crash_points.reach("file_deleted", table.name)
+        failpoints.reach("file_deleted", table.name)
     return deleted
 
 
 @dataclass(frozen=True)
 class Orphans:
-    """What was found: files and their bytes."""
+    """Files that no commit names, and their bytes."""
 
     files: list[str]
     bytes: int
 
 
 def orphans(table: Table, older_than_s: float, known: ReplacedFiles, keep: Collection[str] = ()) -> Orphans:
-    """Parquet files that the table's newest version does not have, and that were not in it lately.
+    """Parquet files that neither the newest version nor a known removal names.
 
     Args:
         table: the table.
         older_than_s: seconds since they were written.
-        known: what its log says was removed: that has a time of its own.
+        known: removals in its log: those files have a retention of their own.
         keep: names that stay: listed for a commit to come.
     """
     system, prefix = file_system(table)
@@ -119,8 +121,3 @@ def orphans(table: Table, older_than_s: float, known: ReplacedFiles, keep: Colle
         and info.mtime.timestamp() < before
     ]
     return Orphans(sorted(info.base_name for info in old), sum(info.size for info in old))
-
-
-def delete_orphans(table: Table, found: Orphans) -> int:
-    """Delete them; returns how many were there still."""
-    return delete_files(table, found.files)

@@ -13,14 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from game_events.errors import ConflictError
-from game_events.lakehouse.commits.commit import Commit, commit
-from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.snapshot import read_arrow
-from game_events.lakehouse.data.staging import StagedWriter
+from game_events.lakehouse.commits.retry import retry_on_conflict
+from game_events.lakehouse.system_tables.system_table import SystemTable
 from game_events.lakehouse.tables import EVENT_LOG, Lakehouse
 
-ATTEMPTS = 50
 #: A part is written again within minutes, or never.
 AGAIN = timedelta(hours=1)
 
@@ -70,6 +66,12 @@ KINDS = {
 EventRow = Mapping[str, Any]
 
 
+def _event_log(lakehouse: Lakehouse) -> SystemTable:
+    description = "What every run did: tables, offsets, rejections, checks, schema changes, who ran it; append-only"
+    return SystemTable(lakehouse.table(EVENT_LOG), SCHEMA, description)
+
+
+@retry_on_conflict()
 def append_events(lakehouse: Lakehouse, events: Sequence[EventRow], run_id: str, part: str) -> bool:
     """Append a run's events in one commit.
 
@@ -85,34 +87,15 @@ def append_events(lakehouse: Lakehouse, events: Sequence[EventRow], run_id: str,
     Raises:
         ConflictError: rivals won every attempt.
     """
-    table = lakehouse.table(EVENT_LOG)
-    rows = pa.Table.from_pylist([{**event, "run_id": run_id, "part": part} for event in events], schema=SCHEMA)
-    for attempt in range(ATTEMPTS):
-        handle = table.open()
-        if handle is not None and _holds(lakehouse, handle, run_id, part, min(event["time"] for event in events) - AGAIN):
-            return False
-        before = handle.transaction_version(Txn.COMMITS) if handle is not None else None
-        writer = StagedWriter(table, SCHEMA)
-        writer.write(rows)
-        plan = Commit(
-            table,
-            SCHEMA,
-            writer.close(),
-            expected={Txn.COMMITS: before},
-            advance={Txn.COMMITS: (before or 0) + 1},
-            table_id=str(handle.metadata().id) if handle is not None else None,
-            description="What every run did: tables, offsets, rejections, checks, schema changes, who ran it; append-only",
-        )
-        try:
-            commit(plan)
-            return True
-        except ConflictError:  # a rival wrote between the look and the commit: look again
-            if attempt == ATTEMPTS - 1:
-                raise
-    raise ConflictError(f"{EVENT_LOG}: rivals won {ATTEMPTS} times")
+    log = _event_log(lakehouse)
+    handle = log.table.open()
+    if handle is not None and _holds(log, handle, run_id, part, min(event["time"] for event in events) - AGAIN):
+        return False
+    log.commit(handle, pa.Table.from_pylist([{**event, "run_id": run_id, "part": part} for event in events], schema=SCHEMA))
+    return True
 
 
-def _holds(lakehouse: Lakehouse, handle: DeltaTable, run_id: str, part: str, since: datetime) -> bool:
+def _holds(log: SystemTable, handle: DeltaTable, run_id: str, part: str, since: datetime) -> bool:
     """Whether this part of this run is there. Only files with lately written rows can have it: the others are not read."""
     actions = pa.table(handle.get_add_actions(flatten=True))
     mine = pc.and_kleene(
@@ -121,7 +104,7 @@ def _holds(lakehouse: Lakehouse, handle: DeltaTable, run_id: str, part: str, sin
     newest = actions.column("max.time")
     mine = pc.and_kleene(mine, pc.greater_equal(newest, pa.scalar(since, newest.type)))
     paths = actions.filter(pc.fill_null(mine, True)).column("path").to_pylist()
-    rows = read_arrow(lakehouse.table(EVENT_LOG), handle, ["run_id", "part"], paths)
+    rows = log.read(handle, ["run_id", "part"], paths)
     return bool(pc.any(pc.and_(pc.equal(rows.column("run_id"), run_id), pc.equal(rows.column("part"), part))).as_py())
 
 
@@ -141,34 +124,23 @@ def read_events(
         kind: only rows of this kind; files that by their statistics have none are not opened, and are no newest ones.
         columns: only these are read, `time` and `kind` among them.
     """
-    schema = SCHEMA if columns is None else pa.schema([SCHEMA.field(name) for name in columns])
-    table = lakehouse.table(EVENT_LOG)
-    handle = table.open()
-    if handle is None:
-        return schema.empty_table()
-    actions = pa.table(handle.get_add_actions(flatten=True))
-    if not actions.num_rows:
-        return schema.empty_table()
+    log = _event_log(lakehouse)
+    handle = log.table.open()
+    actions = pa.table(handle.get_add_actions(flatten=True)) if handle is not None else None
+    if actions is None or not actions.num_rows:
+        return log.read(None, columns)
     actions = actions.sort_by([("max.time", "descending")])
     if since is not None:
         newest = actions.column("max.time")
-        late = pc.greater_equal(newest, pa.scalar(since, newest.type))
-        actions = actions.filter(pc.fill_null(late, True))
+        actions = actions.filter(pc.fill_null(pc.greater_equal(newest, pa.scalar(since, newest.type)), True))
     if kind is not None:
         may_have = pc.and_kleene(
             pc.less_equal(actions.column("min.kind"), kind), pc.greater_equal(actions.column("max.kind"), kind)
         )
         actions = actions.filter(pc.fill_null(may_have, True))
-    paths = actions.column("path").to_pylist()[:newest_files]
-    rows = read_arrow(table, handle, schema.names, paths)
-    for field in schema:  # a table of an earlier version
-        if field.name not in rows.column_names:
-            rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
-    rows = rows.select(schema.names)
+    rows = log.read(handle, columns, actions.column("path").to_pylist()[:newest_files])
     if kind is not None:
-        rows = rows.filter(pc.equal(rows.column("kind"), kind))
-    return (
-        rows
-        if since is None
-        else rows.filter(pc.greater_equal(rows.column("time"), pa.scalar(since, SCHEMA.field("time").type)))
-    )
+        rows = rows.filter(pc.field("kind") == kind)
+    if since is not None:
+        rows = rows.filter(pc.field("time") >= pa.scalar(since, SCHEMA.field("time").type))
+    return rows

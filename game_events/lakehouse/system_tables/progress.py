@@ -10,26 +10,24 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import pyarrow as pa
 
-from game_events.errors import ConflictError, without_quotes
-from game_events.lakehouse import failpoints as crash_points
-from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.errors import without_quotes
+from game_events.lakehouse import failpoints
+from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.snapshot import read_arrow
-from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.layers import OWN_GOLD, Layer
+from game_events.lakehouse.system_tables.system_table import SystemTable
 from game_events.lakehouse.tables import PROGRESS, Lakehouse
 
 ATTEMPTS = 20
-
-
 SCHEMA = pa.schema(
     [
         pa.field("bronze_id", pa.string()),
         pa.field("layer", pa.string()),
-        pa.field("kind", pa.string()),  # floor | game | failed | unrouted | decided_anew
+        pa.field("kind", pa.string()),  # floor | game | failed | unrouted | redecided
         pa.field("game", pa.string()),
         pa.field("batch", pa.int64()),
         pa.field("detail", pa.string()),
@@ -60,7 +58,7 @@ class Progress:
         games: game -> highest bronze batch in its silver table: the games that are known.
         failed: (layer, game) -> why it failed last time.
         unrouted_batch: last batch with a valid name that was not let in; 0: there never was one.
-        decided_anew: how many of the decisions that quarantine made anew are known to be carried out in silver.
+        redecided: how many of the decisions that quarantine made anew are known to be carried out in silver.
         marks: layer -> what else is known of its floor; only of the layers of one's own aggregates.
     """
 
@@ -69,7 +67,7 @@ class Progress:
     games: dict[str, int] = field(default_factory=dict)
     failed: dict[tuple[str, str], str] = field(default_factory=dict)
     unrouted_batch: int = 0
-    decided_anew: int = 0
+    redecided: int = 0
     marks: dict[str, Mark] = field(default_factory=dict)
 
     def floor(self, layer: str) -> int:
@@ -127,62 +125,42 @@ class ProgressTable:
     """Reads and replaces the state; rivals' changes are never overwritten."""
 
     def __init__(self, lakehouse: Lakehouse) -> None:
-        self._table = lakehouse.table(PROGRESS)
+        description = "How far each layer has come: a hint that saves work; each table's own txn is the truth"
+        self._table = SystemTable(lakehouse.table(PROGRESS), SCHEMA, description, Txn.PROGRESS)
 
     def read(self, bronze_id: str) -> Progress:
         """The state for this bronze table; an empty one if there is none."""
-        return self._read(bronze_id)[0]
+        return _state(bronze_id, self._table.read(self._table.table.open()).to_pylist())
 
+    @retry_on_conflict(ATTEMPTS)
     def update(self, bronze_id: str, change: Callable[[Progress], Progress]) -> Progress:
         """Apply a change to the newest state, again if a rival changed it meanwhile.
 
         Raises:
             ConflictError: rivals won every attempt; nothing is lost, the next run does the same work again.
         """
-        for attempt in range(ATTEMPTS):
-            before, version, table_id, held = self._read(bronze_id)
-            after = change(before)
-            if after == before or _is_later(held, bronze_id):
-                return after
-            writer = StagedWriter(self._table, SCHEMA)
-            writer.write(_rows(after))
-            plan = Commit(
-                self._table,
-                SCHEMA,
-                writer.close(),
-                expected={Txn.PROGRESS: version},
-                advance={Txn.PROGRESS: (version or 0) + 1},
-                table_id=table_id,
-                replace=True,
-                description="How far each layer has come: a hint that saves work; each table's own txn is the truth",
-            )
-            try:
-                commit(plan)
-            except ConflictError:
-                if attempt == ATTEMPTS - 1:
-                    raise
-                continue
-            crash_points.reach("progress_moved")
+        handle = self._table.table.open()
+        rows = self._table.read(handle).to_pylist()
+        before = _state(bronze_id, rows)
+        after = change(before)
+        if after == before or (rows and _is_later(rows[0]["bronze_id"], bronze_id)):
             return after
-        raise ConflictError(f"{PROGRESS}: rivals won {ATTEMPTS} times")
+        self._table.commit(handle, _rows(after), replace=True)
+        failpoints.reach("progress_moved")
+        return after
 
-    def _read(self, bronze_id: str) -> tuple[Progress, int | None, str | None, str]:
-        handle = self._table.open()
-        if handle is None:
-            return Progress(bronze_id), None, None, ""
-        every = read_arrow(self._table, handle).to_pylist()
-        rows = [r for r in every if r["bronze_id"] == bronze_id]
-        state = Progress(
-            bronze_id,
-            floors={r["layer"]: r["batch"] for r in rows if r["kind"] == "floor"},
-            games={r["game"]: r["batch"] for r in rows if r["kind"] == "game"},
-            failed={(r["layer"], r["game"]): r["detail"] for r in rows if r["kind"] == "failed"},
-            unrouted_batch=max((r["batch"] for r in rows if r["kind"] == "unrouted"), default=0),
-            decided_anew=max((r["batch"] for r in rows if r["kind"] == "decided_anew"), default=0),
-            marks={r["layer"]: Mark(**json.loads(r["detail"])) for r in rows if r["kind"] == "floor" and r["detail"]},
-        )
-        bronze_id = every[0]["bronze_id"] if every else ""
-        return state, handle.transaction_version(Txn.PROGRESS), str(handle.metadata().id), bronze_id
+
+def _state(bronze_id: str, every: list[dict[str, Any]]) -> Progress:
+    rows = [r for r in every if r["bronze_id"] == bronze_id]
+    return Progress(
+        bronze_id,
+        floors={r["layer"]: r["batch"] for r in rows if r["kind"] == "floor"},
+        games={r["game"]: r["batch"] for r in rows if r["kind"] == "game"},
+        failed={(r["layer"], r["game"]): r["detail"] for r in rows if r["kind"] == "failed"},
+        unrouted_batch=max((r["batch"] for r in rows if r["kind"] == "unrouted"), default=0),
+        redecided=max((r["batch"] for r in rows if r["kind"] == "decided_anew"), default=0),
+        marks={r["layer"]: Mark(**json.loads(r["detail"])) for r in rows if r["kind"] == "floor" and r["detail"]},
+    )
 
 
 def _is_later(held: str, bronze_id: str) -> bool:
@@ -208,6 +186,6 @@ def _rows(state: Progress) -> pa.Table:
         add("failed", layer, game, None, without_quotes(why))
     if state.unrouted_batch:
         add("unrouted", Layer.SILVER, None, state.unrouted_batch)
-    if state.decided_anew:
-        add("decided_anew", Layer.SILVER, None, state.decided_anew)
+    if state.redecided:
+        add("decided_anew", Layer.SILVER, None, state.redecided)
     return pa.Table.from_pylist(rows, schema=SCHEMA)

@@ -9,17 +9,14 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 import pyarrow as pa
+from deltalake import DeltaTable
 
 from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.decoding.core.wire_format import SchemaId, SchemaRef
-from game_events.errors import ConflictError, DataError
-from game_events.lakehouse.commits.commit import Commit, commit
-from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.snapshot import read_arrow
-from game_events.lakehouse.data.staging import StagedWriter
+from game_events.errors import DataError
+from game_events.lakehouse.commits.retry import retry_on_conflict
+from game_events.lakehouse.system_tables.system_table import SystemTable
 from game_events.lakehouse.tables import SCHEMAS, Lakehouse
-
-ATTEMPTS = 50
 
 SCHEMA = pa.schema(
     [
@@ -39,17 +36,19 @@ class SchemaArchive:
     """Reads and adds to the table."""
 
     def __init__(self, lakehouse: Lakehouse) -> None:
-        self._table = lakehouse.table(SCHEMAS)
+        description = "Schema texts by id, as the registry had them when their first record was read"
+        self._table = SystemTable(lakehouse.table(SCHEMAS), SCHEMA, description)
 
     @property
     def uri(self) -> str:
         """Where the table is."""
-        return self._table.uri
+        return self._table.table.uri
 
     def read(self) -> dict[SchemaId, RegistrySchema]:
         """Every id with its schema."""
-        return self._read()[0]
+        return self._schemas(self._table.table.open())
 
+    @retry_on_conflict()
     def add(self, schemas: Sequence[RegistrySchema], registry: str) -> dict[SchemaId, RegistrySchema]:
         """Add what is not there yet, in one commit.
 
@@ -60,43 +59,23 @@ class SchemaArchive:
             DataError: REGISTRY_CHANGED, a rival has archived another meaning of one of these ids.
             ConflictError: rivals won every attempt.
         """
-        for attempt in range(ATTEMPTS):
-            held, before, table_id = self._read()
-            for schema in schemas:
-                require_same(held.get(schema.schema_id), schema, registry, self.uri)
-            new = {s.schema_id: s for s in schemas if s.schema_id not in held}
-            if not new:
-                return {}
-            writer = StagedWriter(self._table, SCHEMA)
-            writer.write(pa.Table.from_pylist([_row(s, registry) for s in new.values()], schema=SCHEMA))
-            plan = Commit(
-                self._table,
-                SCHEMA,
-                writer.close(),
-                expected={Txn.COMMITS: before},
-                advance={Txn.COMMITS: (before or 0) + 1},
-                table_id=table_id,
-                description="Schema texts by id, as the registry had them when their first record was read",
-            )
-            try:
-                commit(plan)
-                return new
-            except ConflictError:  # a rival met new schemas too: look again
-                if attempt == ATTEMPTS - 1:
-                    raise
-        raise ConflictError(f"{SCHEMAS}: rivals won {ATTEMPTS} times")
+        handle = self._table.table.open()
+        held = self._schemas(handle)
+        for schema in schemas:
+            require_same(held.get(schema.schema_id), schema, registry, self.uri)
+        new = {s.schema_id: s for s in schemas if s.schema_id not in held}
+        if new:
+            self._table.commit(handle, pa.Table.from_pylist([_row(s, registry) for s in new.values()], schema=SCHEMA))
+        return new
 
-    def _read(self) -> tuple[dict[SchemaId, RegistrySchema], int | None, str | None]:
-        handle = self._table.open()
-        if handle is None:
-            return {}, None, None
+    def _schemas(self, handle: DeltaTable | None) -> dict[SchemaId, RegistrySchema]:
         found: dict[SchemaId, RegistrySchema] = {}
-        for row in read_arrow(self._table, handle).to_pylist():
+        for row in self._table.read(handle).to_pylist():
             schema_id = SchemaRef(row["schema_id"], row["schema_guid"]).schema_id
             references = tuple((x["name"], x["text"]) for x in row["references"] or [])
             if schema_id is not None:
                 found[schema_id] = RegistrySchema(schema_id, row["format"], row["text"], references)
-        return found, handle.transaction_version(Txn.COMMITS), str(handle.metadata().id)
+        return found
 
 
 def require_same(archived: RegistrySchema | None, found: RegistrySchema, registry: str, uri: str) -> None:

@@ -13,11 +13,9 @@ from datetime import UTC, datetime
 
 import pyarrow as pa
 
-from game_events.errors import ConfigurationError, ConflictError, DataError
-from game_events.lakehouse.commits.commit import Commit, commit
-from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.snapshot import read_arrow
-from game_events.lakehouse.data.staging import StagedWriter
+from game_events.errors import ConfigurationError, DataError
+from game_events.lakehouse.commits.retry import retry_on_conflict
+from game_events.lakehouse.system_tables.system_table import SystemTable
 from game_events.lakehouse.tables import SUPPRESSED, Lakehouse
 
 ATTEMPTS = 20
@@ -57,12 +55,9 @@ class Listed:
 
     Attributes:
         entries: hash (hexadecimal) -> its row.
-        version, table_id: what a commit compares with.
     """
 
     entries: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    version: int | None = None
-    table_id: str | None = None
 
     @property
     def unfinished(self) -> frozenset[str]:
@@ -91,12 +86,8 @@ class Listed:
 
 def read_suppressed(lakehouse: Lakehouse) -> Listed:
     """The newest version; an empty one if there is no such table."""
-    table = lakehouse.table(SUPPRESSED)
-    handle = table.open()
-    if handle is None:
-        return Listed()
-    rows = read_arrow(table, handle).to_pylist()
-    return Listed({row["hash"]: row for row in rows}, handle.transaction_version(Txn.COMMITS), str(handle.metadata().id))
+    table = _table(lakehouse)
+    return _listed(table.read(table.table.open()))
 
 
 def add_suppressed(lakehouse: Lakehouse, key: bytes, hashes: Collection[str], run_id: str) -> Listed:
@@ -154,26 +145,19 @@ def finish_suppressed(lakehouse: Lakehouse, hashes: Collection[str]) -> None:
     )
 
 
+@retry_on_conflict(ATTEMPTS)
 def _change(lakehouse: Lakehouse, change: Callable[[Listed], Mapping[str, Mapping[str, object]]]) -> Listed:
-    table = lakehouse.table(SUPPRESSED)
-    for attempt in range(ATTEMPTS):
-        before = read_suppressed(lakehouse)
-        writer = StagedWriter(table, SCHEMA)
-        writer.write(pa.Table.from_pylist(list(change(before).values()), schema=SCHEMA))
-        plan = Commit(
-            table,
-            SCHEMA,
-            writer.close(),
-            expected={Txn.COMMITS: before.version},
-            advance={Txn.COMMITS: (before.version or 0) + 1},
-            table_id=before.table_id,
-            replace=before.table_id is not None,
-            description="Gamers who were forgotten, as keyed hashes: what still comes of them is kept out",
-        )
-        try:
-            commit(plan)
-            return before
-        except ConflictError:  # a rival changed it between the look and the commit: look again
-            if attempt == ATTEMPTS - 1:
-                raise
-    raise ConflictError(f"{SUPPRESSED}: rivals won {ATTEMPTS} times")
+    table = _table(lakehouse)
+    handle = table.table.open()
+    before = _listed(table.read(handle))
+    table.commit(handle, pa.Table.from_pylist(list(change(before).values()), schema=SCHEMA), replace=True)
+    return before
+
+
+def _table(lakehouse: Lakehouse) -> SystemTable:
+    description = "Gamers who were forgotten, as keyed hashes: what still comes of them is kept out"
+    return SystemTable(lakehouse.table(SUPPRESSED), SCHEMA, description)
+
+
+def _listed(rows: pa.Table) -> Listed:
+    return Listed({row["hash"]: row for row in rows.to_pylist()})

@@ -83,7 +83,7 @@ def _asset(settings: Settings, keys: Keys) -> dg.AssetsDefinition:
         yield dg.MaterializeResult(keys.rest, metadata=_metadata(report))
         if report.errors:
             why = "; ".join(f"{t.game}: {t.error}" for t in report.errors[:10])
-            what = f"{len(report.errors)} {pipeline.settings.words.entities}"
+            what = f"{len(report.errors)} {pipeline.settings.names.entities}"
             whole = {REPORT: dg.MetadataValue.json(report.to_dict())}
             raise dg.Failure(f"nothing was sent of {what}: {why}", metadata=whole, allow_retries=False)
 

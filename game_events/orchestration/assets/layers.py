@@ -26,7 +26,8 @@ from game_events.pipeline.gold.unified import refresh_unified
 from game_events.pipeline.observability.event_log import recorded
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh_downstream
-from game_events.pipeline.silver.refresh import new_games, refresh_silver
+from game_events.pipeline.silver.admission import new_games
+from game_events.pipeline.silver.refresh import refresh_silver
 from game_events.sources.kafka.source import subject_of
 
 
@@ -88,7 +89,7 @@ def _bronze(sources: Sequence[dg.AssetKey], keys: Keys) -> dg.AssetsDefinition:
 
 
 def _silver(settings: Settings, keys: Keys) -> dg.AssetsDefinition:
-    words = settings.words
+    words = settings.names
     spec = dg.AssetSpec(
         keys.silver,
         deps=[keys.bronze],
@@ -107,7 +108,7 @@ def _gold(settings: Settings, keys: Keys) -> dg.AssetsDefinition:
     spec = dg.AssetSpec(
         keys.gold,
         deps=[keys.silver],
-        description=f"One table for each {settings.words.entity}. {player_agg(settings).description}. Equal to a full "
+        description=f"One table for each {settings.names.entity}. {player_agg(settings).description}. Equal to a full "
         "recompute, always.",
         group_name="gold",
         kinds={"spark", "deltalake", "gold"},
@@ -124,7 +125,7 @@ def _unified(settings: Settings, keys: Keys) -> dg.AssetsDefinition:
                 keys.unified,
                 deps=[dg.AssetDep(keys.gold, partition_mapping=dg.AllPartitionMapping())],
                 automation_condition=carry_condition(keys),
-                description=f"All {settings.words.entities}' aggregates in one table, for dashboards. A run of it that "
+                description=f"All {settings.names.entities}' aggregates in one table, for dashboards. A run of it that "
                 "automation starts brings silver and gold up to date first.",
                 group_name="gold",
                 kinds={"spark", "deltalake", "gold"},

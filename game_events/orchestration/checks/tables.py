@@ -11,7 +11,7 @@ import dagster as dg
 from game_events.orchestration.keys import DEFAULT, FAILED_GAMES, Keys
 from game_events.orchestration.resources import LakehouseResource
 from game_events.orchestration.runs.errors import errors_decide
-from game_events.pipeline.checks.registry import CHECKS, WholeCheck
+from game_events.pipeline.checks.registry import CHECKS, TableCheck
 from game_events.pipeline.observability.event_log import recorded
 from game_events.pipeline.reporting.check_result import CheckResult
 from game_events.pipeline.reporting.report import RunReport
@@ -40,7 +40,7 @@ def build_check_schedule(checks: Sequence[dg.AssetChecksDefinition]) -> dg.Sched
     )
 
 
-def _asset_check(check: WholeCheck, keys: Keys) -> dg.AssetChecksDefinition:
+def _asset_check(check: TableCheck, keys: Keys) -> dg.AssetChecksDefinition:
     @dg.asset_check(
         asset=keys.by_layer[check.layer],
         name=check.name,

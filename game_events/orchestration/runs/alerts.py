@@ -1,9 +1,11 @@
-"""Alerts of failed runs, of failed checks and of lost records; and those that a run sends itself."""
+"""Alerts of failed runs, failed checks and lost records."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import dagster as dg
 from dagster import DagsterEventType, DagsterInstance, DagsterRun, DagsterRunStatus
@@ -14,7 +16,6 @@ from game_events.config.settings import Settings
 from game_events.errors import GameEventsError
 from game_events.lakehouse.tables import BRONZE, Lakehouse
 from game_events.orchestration.dagster_private import (
-    AssetCheckExecutionRecord,
     AssetCheckExecutionRecordStatus,
     DagsterAssetCheckFailedError,
 )
@@ -23,40 +24,20 @@ from game_events.pipeline.checks.gaps import LOST, Loss, gaps_in_words, losses
 from game_events.pipeline.observability.alerts import LONGEST_ERROR, Alert, Severity, run_url, send, severity_of
 
 log = logging.getLogger(__name__)
+SEE_LOG = "see the run's log in the Dagster UI"
+NO_MESSAGE = f"the run ended without an error message: {SEE_LOG}"
 
-#: Evaluations of one check that are read: more than a tick's worth.
+#: Newest evaluations of one check that are read: more than there are between two ticks.
 HISTORY = 50
 EVALUATED = {AssetCheckExecutionRecordStatus.SUCCEEDED, AssetCheckExecutionRecordStatus.FAILED}
 
 
 def alert_of_run(instance: DagsterInstance, settings: Settings, run: DagsterRun) -> Alert | None:
-    """A failed run: what failed, in the words of this project's errors; of other errors only their class.
-
-    Returns:
-        None if it failed only because a blocking check did: that is an alert of its own.
-    """
-    error, report = "the run ended without an error message: see its log in the Dagster UI", {}
-    kinds = {DagsterEventType.STEP_FAILURE, DagsterEventType.RUN_FAILURE}
-    for entry in instance.all_logs(run.run_id, of_type=kinds):
-        event = entry.dagster_event
-        if event is None:
-            continue
-        if event.event_type == DagsterEventType.STEP_FAILURE:
-            data = event.step_failure_data
-            if data.user_failure_data is not None:
-                report = report_in(data.user_failure_data.metadata)
-                error = data.user_failure_data.description or error
-                origin = data.error.cause if data.error else None
-                if origin is not None and origin.cls_name not in _own_errors():
-                    error = f"{origin.cls_name}: see the run's log in the Dagster UI"
-            else:
-                # Its message may repeat the data it stumbled over.
-                cause = data.error.cause or data.error if data.error else None
-                if cause is not None and cause.cls_name == DagsterAssetCheckFailedError.__name__:
-                    return None
-                error = f"{cause.cls_name if cause else 'an error'}: see the run's log in the Dagster UI"
-            break
-        error = event.message or error
+    """Alert of a failed run; None: only a blocking check failed, which has its own alert."""
+    failed = _failure(instance, run)
+    if failed is None:
+        return None
+    error, report = failed
     failures = [e for e in report.get("errors", []) if isinstance(e, dict)]
     tables = [str(e["table"]) for e in failures]
     if tables:
@@ -75,34 +56,73 @@ def alert_of_run(instance: DagsterInstance, settings: Settings, run: DagsterRun)
     )
 
 
+def _failure(instance: DagsterInstance, run: DagsterRun) -> tuple[str, dict[str, Any]] | None:
+    """Message and report of the first failed step, else of the run; None: a blocking check failed."""
+    error = NO_MESSAGE
+    for entry in instance.all_logs(run.run_id, of_type={DagsterEventType.STEP_FAILURE, DagsterEventType.RUN_FAILURE}):
+        event = entry.dagster_event
+        if event is not None and event.event_type == DagsterEventType.STEP_FAILURE:
+            return _step_failure(event)
+        error = (event.message if event is not None else None) or error
+    return error, {}
+
+
+def _step_failure(event: dg.DagsterEvent) -> tuple[str, dict[str, Any]] | None:
+    """As `_failure`; other libraries' errors by their class only, as their messages may quote data."""
+    data = event.step_failure_data
+    cause = data.error.cause if data.error else None
+    if data.user_failure_data is not None:
+        foreign = cause is not None and cause.cls_name not in _own_errors()
+        error = f"{cause.cls_name}: {SEE_LOG}" if cause and foreign else data.user_failure_data.description or NO_MESSAGE
+        return error, report_in(data.user_failure_data.metadata)
+    kind = (cause or data.error).cls_name if data.error else "an error"
+    return None if kind == DagsterAssetCheckFailedError.__name__ else (f"{kind}: {SEE_LOG}", {})
+
+
 def _own_errors(of: type[GameEventsError] = GameEventsError) -> set[str | None]:
-    """Names of this project's classes of errors: their words hold no data."""
+    """Names of this project's error classes; their messages have no data."""
     return {of.__name__}.union(*(_own_errors(kind) for kind in of.__subclasses__()))
 
 
-def failure(settings: Settings, record: AssetCheckExecutionRecord) -> Severity | None:
-    """Severity of an evaluation; None: it passed, or gets no alert."""
-    found = _evaluation(record)
-    # Lost records have an alert for each commit (`alert_of_loss`); the check covers several commits.
-    if found is None or found.passed or record.key.name == LOST:
-        return None
-    return severity_of(settings, record.key.name, wrong_rows=found.severity == dg.AssetCheckSeverity.ERROR)
+@dataclass(frozen=True)
+class Evaluation:
+    """One evaluation of a check.
 
+    Attributes:
+        key: the check.
+        run_id: id of the run; empty: it was evaluated by a sensor.
+        at: time in seconds since 1970.
+        result: its result.
+    """
 
-def _evaluation(record: AssetCheckExecutionRecord) -> dg.AssetCheckEvaluation | None:
-    event = record.event.dagster_event if record.event is not None else None
-    data = event.event_specific_data if event is not None else None
-    return data if isinstance(data, dg.AssetCheckEvaluation) else None
+    key: dg.AssetCheckKey
+    run_id: str
+    at: float
+    result: dg.AssetCheckEvaluation
+
+    @property
+    def games(self) -> list[str]:
+        """The games that it failed for, if the check is per game."""
+        value = self.result.metadata.get(FAILED_GAMES)
+        games = value.data if isinstance(value, dg.JsonMetadataValue) else None
+        return [str(game) for game in games] if isinstance(games, list) else []
+
+    def failure(self, settings: Settings) -> Severity | None:
+        """Severity of the failure; None: it passed, or gets no alert."""
+        # Lost records have an alert for each commit (`alert_of_loss`); the check covers several commits.
+        if self.result.passed or self.key.name == LOST:
+            return None
+        return severity_of(settings, self.key.name, wrong_rows=self.result.severity == dg.AssetCheckSeverity.ERROR)
 
 
 class CheckMemory(BaseModel):
-    """What is known of a check.
+    """State of a check after the last processed evaluation.
 
     Attributes:
-        seen: when the last evaluation that was seen was made (seconds since 1970).
+        seen: time of the evaluation, in seconds since 1970.
         failing: whether it failed.
-        severity: how bad that was.
-        games: those that it failed for, of a check of each game by itself.
+        severity: severity of the failure.
+        games: games that it failed for, if the check is per game.
     """
 
     seen: float = 0.0
@@ -111,77 +131,53 @@ class CheckMemory(BaseModel):
     games: list[str] = []
 
     @classmethod
-    def of(cls, settings: Settings, record: AssetCheckExecutionRecord) -> CheckMemory:
-        """After an evaluation."""
-        bad = failure(settings, record)
-        if bad is None:
-            return cls(seen=evaluated_at(record))
-        return cls(seen=evaluated_at(record), failing=True, severity=bad, games=failed_games(record))
+    def of(cls, settings: Settings, last: Evaluation) -> CheckMemory:
+        """State after an evaluation."""
+        bad = last.failure(settings)
+        return cls(seen=last.at) if bad is None else cls(seen=last.at, failing=True, severity=bad, games=last.games)
 
 
-def failed_games(record: AssetCheckExecutionRecord) -> list[str]:
-    """The games that an evaluation failed for, of a check of each game by itself."""
-    found = _evaluation(record)
-    value = found.metadata.get(FAILED_GAMES) if found is not None else None
-    games = value.data if isinstance(value, dg.JsonMetadataValue) else None
-    return [str(game) for game in games] if isinstance(games, list) else []
-
-
-def turns(
-    settings: Settings, records: Iterable[AssetCheckExecutionRecord], before: CheckMemory
-) -> list[AssetCheckExecutionRecord]:
-    """The evaluations worth an alert.
-
-    These are the first failure after passes, or for a game that did not fail before; and the pass that ends the failures, if
-    it lasts.
+def turns(settings: Settings, evaluations: Sequence[Evaluation], before: CheckMemory) -> list[Evaluation]:
+    """The evaluations that get an alert: the first new failure, and the last evaluation if it ends failures.
 
     Args:
-        settings: which failures get an alert.
-        records: new evaluations, oldest first.
-        before: what was known of the check.
+        settings: settings of the alerts.
+        evaluations: new evaluations, oldest first.
+        before: the check's state before them.
     """
 
-    def is_news(record: AssetCheckExecutionRecord) -> bool:
-        new = not before.failing or not set(failed_games(record)) <= set(before.games)
-        return new and failure(settings, record) is not None
+    def is_new(found: Evaluation) -> bool:
+        new = not before.failing or not set(found.games) <= set(before.games)
+        return new and found.failure(settings) is not None
 
-    evaluated = list(records)
-    first = next((r for r in evaluated if is_news(r)), None)
-    last = evaluated[-1] if evaluated and _passed(evaluated[-1]) and (before.failing or first is not None) else None
-    return [record for record in (first, last) if record is not None]
-
-
-def _passed(record: AssetCheckExecutionRecord) -> bool:
-    found = _evaluation(record)
-    return found is not None and found.passed
+    first = [found for found in evaluations if is_new(found)][:1]
+    ended = evaluations[-1:] if before.failing or first else []
+    return [*first, *(found for found in ended if found.result.passed)]
 
 
-def alert_of_check(settings: Settings, record: AssetCheckExecutionRecord, job: str | None, before: CheckMemory) -> Alert:
-    """A check that failed, or passes again."""
-    name = f"{record.key.asset_key.to_user_string()}/{record.key.name}"
-    found = _evaluation(record)
-    bad = failure(settings, record)
-    counts = {k: v.value for k, v in found.metadata.items() if isinstance(v, dg.IntMetadataValue)} if found else {}
-    # An evaluation by a sensor has no run.
-    run_id = record.run_id or None
+def alert_of_check(settings: Settings, found: Evaluation, job: str | None, before: CheckMemory) -> Alert:
+    """Alert of a check that failed, or passes again."""
+    name = f"{found.key.asset_key.to_user_string()}/{found.key.name}"
+    bad, result = found.failure(settings), found.result
+    counts = {k: v.value for k, v in result.metadata.items() if isinstance(v, dg.IntMetadataValue)}
     return Alert(
-        id=f"{'' if bad else 'recovered:'}check_failed:{name}:{record.run_id}:{evaluated_at(record):.6f}",
+        id=f"{'' if bad else 'recovered:'}check_failed:{name}:{found.run_id}:{found.at:.6f}",
         event="check_failed" if bad else "recovered",
         severity=bad or before.severity,
         of=None if bad else "check_failed",
         summary=f"check {name} {'failed' if bad else 'passes again'}",
-        run_id=run_id,
+        run_id=found.run_id or None,
         job=job,
-        url=run_url(settings, run_id) if run_id else None,
-        games=failed_games(record),
+        url=run_url(settings, found.run_id) if found.run_id else None,
+        games=found.games,
         check=name,
-        error=(found.description or "")[:LONGEST_ERROR] or None if bad and found else None,
+        error=(result.description or "")[:LONGEST_ERROR] or None if bad else None,
         counts={k: v for k, v in counts.items() if v is not None},
     )
 
 
 def alert_of_loss(settings: Settings, loss: Loss, severity: Severity) -> Alert:
-    """Records that were gone before bronze read them, and that a run went on without."""
+    """Alert of records that were lost before bronze read them."""
     known = [gap.offsets for gap in loss.gaps if gap.offsets is not None]
     return Alert(
         id=f"data_lost:{loss.key}",
@@ -195,19 +191,18 @@ def alert_of_loss(settings: Settings, loss: Loss, severity: Severity) -> Alert:
     )
 
 
-def history(instance: DagsterInstance, key: dg.AssetCheckKey) -> list[AssetCheckExecutionRecord]:
-    """The last evaluations of a check, oldest first; of each run its last one."""
-    found = instance.event_log_storage.get_asset_check_execution_history(key, HISTORY, status=EVALUATED)
-    return sorted(found, key=evaluated_at)
-
-
-def evaluated_at(record: AssetCheckExecutionRecord) -> float:
-    """When an evaluation was made, in seconds since 1970; the record's own time is that of the run's plan."""
-    return record.event.timestamp if record.event is not None else record.create_timestamp
+def history(instance: DagsterInstance, key: dg.AssetCheckKey) -> list[Evaluation]:
+    """The newest evaluations of a check, oldest first; the last one of each run."""
+    records = instance.event_log_storage.get_asset_check_execution_history(key, HISTORY, status=EVALUATED)
+    # Not a record's own time, which is that of the run's plan.
+    events = [(record.run_id, record.event) for record in records if record.event is not None]
+    results = [(run_id, e.timestamp, e.dagster_event.event_specific_data) for run_id, e in events if e.dagster_event]
+    found = [Evaluation(key, run, at, result) for run, at, result in results if isinstance(result, dg.AssetCheckEvaluation)]
+    return sorted(found, key=lambda evaluation: evaluation.at)
 
 
 def send_own_alerts(instance: DagsterInstance, settings: Settings, run_id: str) -> None:
-    """Send a run's own alerts at its end, where no daemon may be running: failure, checks that turned, lost records."""
+    """Send a run's alerts at its end, as no daemon may be running: its failure, changed checks, lost records."""
     record = instance.get_run_record_by_id(run_id)
     if settings.alert_webhook_url is None or record is None:
         return
@@ -238,7 +233,7 @@ def _send_losses(settings: Settings, run_id: str, since: float) -> None:
         found = list(losses(bronze, handle.version(), -1, int(since * 1000))) if handle is not None else []
     except (GameEventsError, DeltaError, OSError) as error:
         # The run's own work met the same storage error, and reported it.
-        log.warning("losses_not_told=true run_id=%s error=%s", run_id, type(error).__name__)
+        log.warning("losses_not_reported=true run_id=%s error=%s", run_id, type(error).__name__)
         return
     for loss in found:
         if loss.run_id == run_id:

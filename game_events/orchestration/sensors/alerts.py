@@ -14,7 +14,7 @@ from pydantic import Field
 from game_events.config.settings import Settings, load_settings
 from game_events.errors import GameEventsError
 from game_events.orchestration.keys import JOB as CONTINUOUS_JOB
-from game_events.orchestration.runs.alerts import CheckMemory, alert_of_check, alert_of_run, evaluated_at, history, turns
+from game_events.orchestration.runs.alerts import CheckMemory, alert_of_check, alert_of_run, history, turns
 from game_events.orchestration.runs.tags import OWN_ALERTS
 from game_events.orchestration.sensors.cursor import Cursor
 from game_events.orchestration.sensors.masked import masked
@@ -78,9 +78,9 @@ def send_check_alerts(
         records = history(instance, key)
         if memory is None:
             # Seen for the first time: evaluations from before the first tick are not reported, later changes of the result are.
-            old = [r for r in records if evaluated_at(r) < cursor.born]
+            old = [r for r in records if r.at < cursor.born]
             memory = CheckMemory.of(settings, old[-1]) if old else CheckMemory()
-        new = [r for r in records if evaluated_at(r) > memory.seen]
+        new = [r for r in records if r.at > memory.seen]
         for record in turns(settings, new, memory):
             run = instance.get_run_by_id(record.run_id) if record.run_id else None
             # A continuous run of the command line sends alerts of its checks only at its end, days later (with the same id).

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from game_events.config.settings import load_settings
 from game_events.errors import GameEventsError
-from game_events.lakehouse.commits.restores import has_commit
+from game_events.lakehouse.commits.delta_log import TableLog
 from game_events.orchestration.checks.tables import check_evaluation
 from game_events.orchestration.keys import JOB as CONTINUOUS_JOB
 from game_events.orchestration.keys import Keys
@@ -64,7 +64,7 @@ def check(
         GameEventsError: a table or the topic cannot be read.
     """
     everything = now >= watch.all_at + ALL_S
-    if everything or has_commit(pipeline.bronze, watch.version + 1):
+    if everything or TableLog(pipeline.bronze).has(watch.version + 1):
         handle = pipeline.bronze.open()
         if handle is None:
             return [], watch

@@ -9,7 +9,6 @@ not name just now, or that an archive does not have, stay: their progress stays,
 from __future__ import annotations
 
 import time
-from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -17,27 +16,28 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
-from game_events.decoding.batch_decoder import TypeKey
 from game_events.decoding.core.column_map import ColumnMap
 from game_events.errors import ConflictError, DataError
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
+from game_events.lakehouse.commits.restore_check import refuse_restored
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_files, spark_schema
-from game_events.lakehouse.data.staging import REPORT_SCHEMA, StagedFile, discard
-from game_events.lakehouse.data.table_writer import FileStage, staged_files
+from game_events.lakehouse.data.staging import discard
+from game_events.lakehouse.data.table_writer import FileStage
 from game_events.lakehouse.event_columns import HEADERS, bronze_schema, column_map, travelling
 from game_events.lakehouse.layers import Layer
-from game_events.pipeline.bronze.file_worker import ends_of_origins
+from game_events.pipeline.bronze.decode_job import StageResult
 from game_events.pipeline.bronze.full_refresh_guard import Expired, count_expired, refuse_unless_allowed, source_to_read
-from game_events.pipeline.bronze.load import archive_schemas, stage_slice
+from game_events.pipeline.bronze.load import archive_schemas
+from game_events.pipeline.bronze.staging import stage_slice
 from game_events.pipeline.bronze.truncated_log import epochs_noted, epochs_unknown
 from game_events.pipeline.column_comments import documented
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.full_refresh import ResetList, finish_reset, forget, is_finished, keep, not_read, sweep
 from game_events.pipeline.quarantine.replay_marks import is_noted, note_replay
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.state.archive_origin import archive_noted
+from game_events.pipeline.state.archive_origin import archive_noted, ends_of_origins
 from game_events.pipeline.state.commit_info import kept_info, slice_info
 from game_events.pipeline.state.offsets import identity
 from game_events.sources.core.micro_batch import plan_micro_batch
@@ -49,16 +49,10 @@ class _Staged:
     """All slices together: files and counts, never rows."""
 
     columns: ColumnMap
-    bronze: list[StagedFile] = field(default_factory=list)
-    quarantine: list[StagedFile] = field(default_factory=list)
+    found: StageResult = field(default_factory=StageResult)
     start: Offsets = field(default_factory=dict)
     end: Offsets = field(default_factory=dict)
-    types: set[TypeKey] = field(default_factory=set)
-    reasons: Counter[str] = field(default_factory=Counter)
-    undecoded: Counter[TypeKey] = field(default_factory=Counter)
-    suppressed: int = 0
-    origins: Offsets = field(default_factory=dict)
-    #: rows among those of `bronze` that were not read anew
+    #: rows among those of `found.bronze` that were not read again
     kept: int = 0
 
 
@@ -88,15 +82,18 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
         # All slices are one batch, as they are one commit.
         batch = int(bronze.transaction_version(Txn.BATCH) or 0) + 1
         _stage_all(pipeline, bronze, now, batch, staged)
-        expired = count_expired(pipeline, now, staged.origins)
+        expired = count_expired(pipeline, now, staged.found.origins)
         if expired.staying:
+            refuse_restored(pipeline.bronze, bronze, "name all topics that bronze was read from in the settings")
             _keep_others(pipeline, bronze, now, batch, staged)
-        keep(pipeline.quarantine, ticket, ResetList(batch, staged.end, staged.quarantine, frozenset(staged.origins)))
-        archive_schemas(pipeline, report, {*staged.types, *staged.undecoded})
+        keep(
+            pipeline.quarantine, ticket, ResetList(batch, staged.end, staged.found.quarantine, frozenset(staged.found.origins))
+        )
+        archive_schemas(pipeline, report, {*staged.found.types, *staged.found.undecoded})
     except Exception:
         _drop(pipeline, staged, ticket)
         raise
-    crash_points.reach("reset_staged")
+    failpoints.reach("reset_staged")
     try:
         landed = _commit(pipeline, bronze, staged, batch, ticket, now, expired.undecodable_staying)
     except DataError:
@@ -105,7 +102,7 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
     except ConflictError as error:  # of any other failure the outcome may be unknown: then the files are needed
         _drop(pipeline, staged, ticket)
         raise ConflictError(f"{error}. Nothing was changed: run again while no other run is at work") from None
-    crash_points.reach("reset_committed")
+    failpoints.reach("reset_committed")
     finish_reset(pipeline, report)
     sweep(pipeline)
     _record(pipeline, bronze, staged, batch, landed, expired, report)
@@ -122,25 +119,19 @@ def _stage_all(pipeline: Pipeline, bronze: DeltaTable, now: SourceSnapshot, batc
         part = replace(part, gaps=(*part.gaps, *pipeline.files_gone(part)))  # counted as expired
         pipeline.on_progress(f"bronze is read anew: {part.records:,} {pipeline.things}, {sum(part.lag.values()):,} behind them")
         found = stage_slice(pipeline, bronze, staged.columns, part, batch, {})
-        staged.bronze += found.bronze
-        staged.quarantine += found.quarantine
+        staged.found.add(found)
         staged.columns = pipeline.catalog.message_columns(staged.columns, found.types)
         staged.end |= part.end
-        staged.types |= found.types
-        staged.reasons += found.reasons
-        staged.undecoded += found.undecoded
-        staged.suppressed += found.suppressed
-        staged.origins |= {lane: max(end, staged.origins.get(lane, 0)) for lane, end in found.origins.items()}
 
 
 def _keep_others(pipeline: Pipeline, bronze: DeltaTable, now: SourceSnapshot, batch: int, staged: _Staged) -> None:
     """Rows of what is not read just now, as rows of the new batch: those behind bronze take them again with it."""
     schema = pa.schema(bronze.schema())
-    others = not_read({*now.latest, *staged.origins})
+    others = not_read({*now.latest, *staged.found.origins})
     rows = read_files(pipeline.spark, bronze.file_uris(), spark_schema(bronze.schema())).where(others)
     rows = rows.withColumn("_batch", F.lit(batch).cast("long")).select(travelling(schema.names))
-    files = staged_files(rows.mapInArrow(FileStage(pipeline.bronze, schema, HEADERS), REPORT_SCHEMA).collect())
-    staged.bronze += files
+    files = FileStage(pipeline.bronze, schema, HEADERS).write(rows)
+    staged.found.bronze += files
     staged.kept = sum(f.rows for f in files)
 
 
@@ -148,18 +139,18 @@ def _commit(
     pipeline: Pipeline, bronze: DeltaTable, staged: _Staged, batch: int, ticket: int, now: SourceSnapshot, undecodable_kept: int
 ) -> Landed:
     # A run that reads an archive's topics goes on where that ends, also if bronze had more of them: those rows go.
-    to = staged.end | ends_of_origins(staged.origins)
+    to = staged.end | ends_of_origins(staged.found.origins)
     # With rows from elsewhere: what the archive gets later may be these.
     archive = {Txn.ARCHIVE: 0} if staged.kept or undecodable_kept else archive_noted(bronze, pipeline.source)
     compared = (Txn.BATCH, Txn.INCARNATION, Txn.FULL_REFRESH, Txn.REPLAY, Txn.ERASURES, *(p.app for p in to))
     read = {p: (staged.start[p], end) for p, end in staged.end.items()}
-    rows, undecodable = sum(f.rows for f in staged.bronze), sum(f.rows for f in staged.quarantine)
-    note = slice_info(batch, rows, undecodable, read, (), staged.suppressed) | kept_info(staged.kept)
+    rows, undecodable = sum(f.rows for f in staged.found.bronze), sum(f.rows for f in staged.found.quarantine)
+    note = slice_info(batch, rows, undecodable, read, (), staged.found.suppressed) | kept_info(staged.kept)
     return commit(
         Commit(
             pipeline.bronze,
-            documented(pipeline, bronze_schema(staged.columns), staged.columns, staged.types),
-            staged.bronze,
+            documented(pipeline, bronze_schema(staged.columns), staged.columns, staged.found.types),
+            staged.found.bronze,
             expected={app: bronze.transaction_version(app) for app in compared},
             advance={p.app: at for p, at in to.items()}
             | identity(to)
@@ -169,6 +160,7 @@ def _commit(
             | {Txn.RECORDS_QUARANTINED: undecodable + undecodable_kept}
             | {Txn.BATCH: batch, Txn.INCARNATION: batch, Txn.FULL_REFRESH: ticket},
             table_id=str(bronze.metadata().id),
+            seen=bronze.version() if staged.kept else None,
             replace=True,
             owns_map=True,
             info=note | {"full_refresh": "rows of batches before this one are gone", "run_id": pipeline.run_id},
@@ -179,8 +171,8 @@ def _commit(
 def _drop(pipeline: Pipeline, staged: _Staged, ticket: int) -> None:
     """Remove what was staged for a commit that is known not to have happened."""
     with suppress(OSError):
-        discard(pipeline.bronze, staged.bronze)
-        forget(pipeline.quarantine, ticket, staged.quarantine)
+        discard(pipeline.bronze, staged.found.bronze)
+        forget(pipeline.quarantine, ticket, staged.found.quarantine)
 
 
 def _record(
@@ -191,10 +183,10 @@ def _record(
     entry = report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, batch)
     entry.new_columns += [f.name for f in schema if f.name not in known]
     report.batches.append(batch)
-    report.schema_ids.update(i for i, _ in (*staged.types, *staged.undecoded))
-    report.other_types += pipeline.catalog.other_types(staged.undecoded)
-    report.add_rejected(staged.reasons)
-    report.suppressed += staged.suppressed
+    report.schema_ids.update(i for i, _ in (*staged.found.types, *staged.found.undecoded))
+    report.other_types += pipeline.catalog.other_types(staged.found.undecoded)
+    report.add_rejected(staged.found.reasons)
+    report.suppressed += staged.found.suppressed
     report.expired = expired.expired + expired.undecodable_expired
     holder = pipeline.settings.source_holder
     gone = "is gone from there" if pipeline.settings.source == FILES else "has expired there"

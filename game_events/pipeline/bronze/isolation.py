@@ -10,10 +10,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from game_events.decoding.core.reasons import Reason
-from game_events.lakehouse.data.staging import discard
 from game_events.pipeline.bronze.record_size import WHY
-from game_events.pipeline.bronze.worker_result import StageResult
-from game_events.pipeline.context import Pipeline
 from game_events.sources.core.source import MicroBatch, Offsets, Split
 from game_events.spark.crashed_workers import DEATHS_ALONE, NOTHING_COMMITTED, WorkerCrashError
 
@@ -21,35 +18,6 @@ from game_events.spark.crashed_workers import DEATHS_ALONE, NOTHING_COMMITTED, W
 MAX_DEATHS = 60
 #: A record: its lane and position -> what is said of it.
 Deadly = Mapping[tuple[Split, int], str]
-
-
-def whole_or_isolated(pipeline: Pipeline, part: MicroBatch, run: Callable[[MicroBatch, Deadly], StageResult]) -> StageResult:
-    """Decode a slice; if workers die of it twice, without the records that they die of.
-
-    Args:
-        pipeline: the parts.
-        part: the slice.
-        run: decodes a part of it, but for some records.
-
-    Raises:
-        WorkerCrashError: as `deadly_records` does; or workers die of no record in particular.
-    """
-    try:
-        return run(part, {})
-    except WorkerCrashError as error:
-        # Often somebody has only killed it.
-        pipeline.on_progress(f"bronze: {error}. The slice is tried again, then its halves")
-    try:
-        return run(part, {})
-    except WorkerCrashError as error:
-        deadly = deadly_records(part, error, lambda some: discard_staged(pipeline, run(some, {})))
-    return run(part, deadly)
-
-
-def discard_staged(pipeline: Pipeline, staged: StageResult) -> None:
-    """Delete a slice's files; none of them is in a commit."""
-    discard(pipeline.bronze, staged.bronze)
-    discard(pipeline.quarantine, staged.quarantine)
 
 
 def deadly_records(part: MicroBatch, error: WorkerCrashError, attempt: Callable[[MicroBatch], None]) -> Deadly:

@@ -8,7 +8,6 @@ rival; those of forgotten gamers are in neither, and counted. Each commit carrie
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -16,53 +15,38 @@ from dataclasses import replace
 from deltalake import DeltaTable
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame
 
-from game_events.decoding.batch_decoder import DecodePlan, TypeKey
-from game_events.decoding.core.column_map import ColumnMap
+from game_events.decoding.batch_decoder import TypeKey
 from game_events.errors import ConflictError, GameEventsError
-from game_events.lakehouse import failpoints as crash_points
-from game_events.lakehouse.commits.commit import CONFLICT_ATTEMPTS, Commit, commit
+from game_events.lakehouse import failpoints
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.retry import CONFLICT_ATTEMPTS
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.event_columns import (
-    FIRST_MESSAGE,
     OWN_COLUMNS,
     QUARANTINE_COLUMNS,
     bronze_schema,
     column_map,
-    source_columns,
 )
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.store_probe import refuse_unsafe_store
 from game_events.pipeline.bronze.data_loss import next_slice, told, went_meanwhile
-from game_events.pipeline.bronze.decode_job import run_decode_job
-from game_events.pipeline.bronze.file_worker import FileBronzeTask, behind_origins
-from game_events.pipeline.bronze.isolation import Deadly, discard_staged, marked, whole_or_isolated
-from game_events.pipeline.bronze.quarantine import Decided, announce, commit_undecodable, decided_on, is_under_way
-from game_events.pipeline.bronze.record_size import WHY, cut
-from game_events.pipeline.bronze.restored import mend_restored_bronze
+from game_events.pipeline.bronze.quarantine import announce, commit_undecodable, decided_on, is_under_way
+from game_events.pipeline.bronze.staging import stage_slice
 from game_events.pipeline.bronze.starting_offsets import all_there_is, is_gone, not_there_any_more, starting_point
 from game_events.pipeline.bronze.truncated_log import epochs_noted, epochs_unknown, refuse_cut_log
-from game_events.pipeline.bronze.worker import BronzeTask, StageTask
-from game_events.pipeline.bronze.worker_result import StageResult
 from game_events.pipeline.column_comments import BRONZE_DESCRIPTION, about_bronze, documented
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.full_refresh import finish_reset
-from game_events.pipeline.quarantine.lost import refuse_lost_quarantine
+from game_events.pipeline.quarantine.intact import intact_tables
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.state.archive_origin import archive_noted
+from game_events.pipeline.state.archive_origin import archive_noted, behind_origins
 from game_events.pipeline.state.commit_info import slice_info
 from game_events.pipeline.state.offsets import identity, next_offsets
-from game_events.pipeline.suppression.driver import suppression, unfenced
+from game_events.pipeline.suppression.driver import erasure_fence
 from game_events.sources.core.source import Gap, MicroBatch, Offsets, SourceSnapshot
-from game_events.sources.files.offsets import FileGap
 from game_events.sources.files.source import FileSource
 from game_events.sources.kafka.source import KafkaSource
-from game_events.spark.config import kafka_arrow_batches
-from game_events.spark.crashed_workers import crashes_explained, named
-
-#: Records of one task: fewer tasks for small micro-batches, as each costs about 100 ms.
-TASK_RECORDS = 500_000
 
 
 def load_bronze(pipeline: Pipeline, report: RunReport, until: SourceSnapshot | None = None, slices: int | None = None) -> int:
@@ -79,17 +63,18 @@ def load_bronze(pipeline: Pipeline, report: RunReport, until: SourceSnapshot | N
     """
     began = time.monotonic()
     target = until or pipeline.source.snapshot()
-    handle = _open_or_create(pipeline, target, report)
-    handle = mend_restored_bronze(pipeline, report, handle) or handle
-    refuse_lost_quarantine(pipeline, handle, report)
+    if intact_tables(pipeline, report) is None:
+        _create(pipeline, target, report)
     finish_reset(pipeline, report)
     for subject in pipeline.source.subjects(target.latest):
         pipeline.catalog.ids_of(subject)
     rivals = 0
     while True:
-        # Each time: what is planned from a version that was restored meanwhile would cover the restore up for ever.
-        handle = mend_restored_bronze(pipeline, report) or handle
-        quarantine = refuse_lost_quarantine(pipeline, handle, report)
+        # Each time: a commit that is planned from a version restored meanwhile would hide the restore from all later runs.
+        tables = intact_tables(pipeline, report)
+        if tables is None:
+            raise ConflictError(f"{pipeline.bronze.name} was removed while the run was at work")
+        handle, quarantine = tables
         now = target if not report.batches and rivals == 0 else pipeline.source.snapshot()
         reached = next_offsets(handle, now.latest)
         if any(offset > now.latest[p] for p, offset in reached.items()):
@@ -127,11 +112,8 @@ def load_bronze(pipeline: Pipeline, report: RunReport, until: SourceSnapshot | N
     return max([int(handle.transaction_version(Txn.BATCH) or 0), *report.batches])
 
 
-def _open_or_create(pipeline: Pipeline, now: SourceSnapshot, report: RunReport) -> DeltaTable:
-    """Bronze's handle; a new table is made with the offsets it starts from."""
-    handle = pipeline.bronze.open()
-    if handle is not None:
-        return handle
+def _create(pipeline: Pipeline, now: SourceSnapshot, report: RunReport) -> None:
+    """Create bronze with the offsets that it starts from."""
     refuse_unsafe_store(pipeline.lakehouse)
     start = starting_point(pipeline, now)
     gaps: tuple[Gap, ...] = ()
@@ -152,12 +134,8 @@ def _open_or_create(pipeline: Pipeline, now: SourceSnapshot, report: RunReport) 
         info=slice_info(0, 0, 0, {p: (at, at) for p, at in start.items()}, gaps),
         description=BRONZE_DESCRIPTION,
     )
-    with suppress(ConflictError):  # a rival made it: its start offsets hold for us too
+    with suppress(ConflictError):  # another run created it: its starting offsets hold for this run, too
         commit(plan)
-    made = pipeline.bronze.open()
-    if made is None:
-        raise ConflictError(f"{pipeline.bronze.name} was removed right after it was made")
-    return made
 
 
 def _load_slice(
@@ -172,19 +150,19 @@ def _load_slice(
     batch = int(handle.transaction_version(Txn.BATCH) or 0) + 1
     decided = decided_on(pipeline.quarantine, quarantine, part)
     staged = stage_slice(pipeline, handle, column_map(handle), part, batch, decided)
-    crash_points.reach("bronze_staged")
+    failpoints.reach("bronze_staged")
 
     seen = pipeline.catalog.message_columns(column_map(handle), staged.types)
     archive_schemas(pipeline, report, {*staged.types, *staged.undecoded})
-    crash_points.reach("schemas_archived")
+    failpoints.reach("schemas_archived")
     begun = handle.transaction_version(Txn.QUARANTINE_BEGUN)
     if staged.quarantine or is_under_way(handle):
         begun = announce(pipeline, handle, part, staged)
-        crash_points.reach("quarantine_announced")
+        failpoints.reach("quarantine_announced")
         held = commit_undecodable(pipeline, quarantine, part, staged)
         if staged.quarantine:
             report.add_landed(Layer.QUARANTINE, pipeline.quarantine, held, QUARANTINE_COLUMNS, batch)
-        crash_points.reach("quarantine_committed")
+        failpoints.reach("quarantine_committed")
     schema = documented(pipeline, bronze_schema(seen), seen, staged.types)
     behind = behind_origins(handle, staged.origins)
     known = {f.name for f in handle.schema().fields}
@@ -197,7 +175,7 @@ def _load_slice(
         staged.bronze,
         expected={p.app: handle.transaction_version(p.app) for p in (*part.end, *placed, *behind)}
         | {Txn.BATCH: batch - 1, Txn.QUARANTINE_BEGUN: begun}
-        | unfenced(handle),
+        | erasure_fence(handle),
         advance={p.app: at for p, at in (placed | part.end | behind).items()}
         | identity([*part.end, *placed, *behind])
         | epochs_noted(now, part.end)
@@ -223,7 +201,7 @@ def _load_slice(
         before = int(handle.transaction_version(Txn.RECORDS_QUARANTINED) or 0)
         plan = replace(plan, advance={**plan.advance, Txn.RECORDS_QUARANTINED: before + sum(f.rows for f in staged.quarantine)})
     landed = commit(plan)
-    crash_points.reach("bronze_committed")
+    failpoints.reach("bronze_committed")
     entry = report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, batch)
     entry.new_columns += [f.name for f in schema if f.name not in known]
     report.add_read(part.start, part.end, part.unit)
@@ -241,66 +219,6 @@ def archive_schemas(pipeline: Pipeline, report: RunReport, types: Iterable[TypeK
     """Keep the texts of the schemas that occurred, and note those that are new."""
     for schema_id in pipeline.catalog.archive(i for i, _ in types):
         report.new_schemas[schema_id] = pipeline.catalog.version_of(schema_id)
-
-
-def stage_slice(
-    pipeline: Pipeline,
-    bronze: DeltaTable,
-    columns: ColumnMap,
-    part: MicroBatch,
-    batch: int,
-    decided: Decided,
-) -> StageResult:
-    """Run a slice through the workers; nothing is committed.
-
-    Args:
-        pipeline: the parts.
-        bronze: the handle whose `erasures` the slice's commit compares: whom to keep out is looked up here, behind it.
-        columns: where fields land so far.
-        part: the slice.
-        batch: the number its rows get.
-        decided: records that are left out, as quarantine holds them.
-
-    Raises:
-        ConflictError: a topic was made anew meanwhile; the files are deleted.
-    """
-    source = pipeline.source
-
-    def task(plan: DecodePlan) -> StageTask:
-        keep_raw = pipeline.settings.keep_raw == "all"
-        tables = pipeline.bronze, pipeline.quarantine
-        made = BronzeTask(*tables, plan, constants, batch, pipeline.run_id, keep_raw, decided, whom)
-        return FileBronzeTask(source.reading(), made) if isinstance(source, FileSource) else made
-
-    def read(some: MicroBatch, deadly: Deadly) -> DataFrame:
-        if isinstance(source, FileSource):
-            return source.read(pipeline.spark, some)
-        records = cut(source.read(pipeline.spark, some), pipeline.settings.max_record_bytes)
-        records = marked(records, deadly).select(*source_columns(constants), *WHY)
-        return records.coalesce(max(1, -(-source.records(some) // TASK_RECORDS)))
-
-    def run(some: MicroBatch, deadly: Deadly) -> StageResult:
-        ranges = named([f"{lane} {some.start[lane]} to {end - 1}" for lane, end in sorted(some.end.items())])
-        with kafka_arrow_batches(pipeline.spark), crashes_explained(f" over {ranges}"):
-            return run_decode_job(pipeline, columns, wanted, lambda: read(some, deadly), task)
-
-    if part.records <= sum(isinstance(gap, FileGap) for gap in part.gaps):  # it only passes over a gap
-        return StageResult([], [], set(), set(), Counter())
-    constants = source.constants(part)
-    wanted: list[TypeKey] = []
-    for subject in source.subjects(part.end):
-        wanted += [(i, FIRST_MESSAGE) for i in pipeline.catalog.expected_ids(subject)]
-    if isinstance(source, FileSource):
-        pipeline.catalog.offer(source.schemas())
-        wanted += source.expected_types()
-    whom = suppression(pipeline, bronze)
-    # Only of a topic each position is a record, which can be told from the others before it is decoded.
-    staged = whole_or_isolated(pipeline, part, run) if isinstance(source, KafkaSource) else run(part, {})
-    other = source.changed(part)
-    if other is not None:
-        discard_staged(pipeline, staged)
-        raise ConflictError(f"{other}. Nothing of it was kept")
-    return staged
 
 
 def tell_group(pipeline: Pipeline, positions: Offsets, report: RunReport) -> None:

@@ -23,10 +23,10 @@ from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.event_columns import COORDINATES, QUARANTINE_COLUMNS, QUARANTINE_DESCRIPTION
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import Table
-from game_events.pipeline.bronze.worker_result import StageResult
+from game_events.pipeline.bronze.decode_job import StageResult
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.state.offsets import next_offsets
-from game_events.pipeline.suppression.driver import unfenced
+from game_events.pipeline.suppression.driver import erasure_fence
 from game_events.sources.core.source import KAFKA, MicroBatch
 
 #: (topic id, partition) -> offsets of records that quarantine holds already.
@@ -80,7 +80,7 @@ def announce(pipeline: Pipeline, bronze: DeltaTable, part: MicroBatch, staged: S
         pipeline.bronze,
         pa.schema(bronze.schema()),
         [],
-        expected=before | unfenced(bronze),
+        expected=before | erasure_fence(bronze),
         # With the batch as it is: whatever else gets a batch of its own (a replay, a full refresh) excludes this commit.
         advance={Txn.QUARANTINE_BEGUN: number, Txn.BATCH: int(before[Txn.BATCH] or 0)},
         table_id=str(bronze.metadata().id),
@@ -91,8 +91,7 @@ def announce(pipeline: Pipeline, bronze: DeltaTable, part: MicroBatch, staged: S
     try:
         commit(plan)
     except GameEventsError:
-        discard(pipeline.bronze, staged.bronze)
-        discard(pipeline.quarantine, staged.quarantine)
+        staged.discard(pipeline.bronze, pipeline.quarantine)
         raise
     return number
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -12,9 +10,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from game_events.decoding.batch_decoder import BatchDecoder, DecodePlan, TypeKey
+from game_events.decoding.batch_decoder import BatchDecoder
 from game_events.decoding.core.wire_format import Rows, SchemaId
-from game_events.lakehouse.data.staging import StagedWriter, report
+from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.event_columns import (
     HEADERS,
     OWN_COLUMNS,
@@ -24,61 +22,45 @@ from game_events.lakehouse.event_columns import (
     identity_columns,
     none_if_empty,
 )
-from game_events.lakehouse.tables import Table
+from game_events.pipeline.bronze.decode_job import DecodeJob, StageResult
 from game_events.pipeline.suppression.worker import Suppression, Suppressor
 
 
 @dataclass(frozen=True)
-class StoredTask:
-    """What a worker needs; picklable.
+class StoredTask(DecodeJob):
+    """Decodes stored rows again; picklable.
 
     Attributes:
-        bronze: where files go.
-        plan: how to decode.
         batch: number of the batch the rows get; None: each keeps its own.
         keep_raw: whether the written rows hold their raw value; those of types that are not selected always do.
         keep_undecodable: rows that do not decode (or hold no raw value) are written as they are; else they are left out.
-        suppression: whose rows are left out, their coordinates reported; None: nobody was forgotten.
+        suppression: the erased data subjects, whose rows are left out and reported; None: there are none.
     """
 
-    bronze: Table
-    plan: DecodePlan
     batch: int | None
     keep_raw: bool
     keep_undecodable: bool
     suppression: Suppression | None = None
 
-    @property
-    def tables(self) -> tuple[Table, Table | None]:
-        """Where it writes."""
-        return self.bronze, None
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """For `mapInArrow`: consumes rows with bronze's own columns, yields the report (`REPORT_SCHEMA`)."""
-        yield report(iter(self._run(batches)))
-
-    def _run(self, batches: Iterable[pa.RecordBatch]) -> list[tuple[str, str]]:
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> StageResult:
+        """Decode rows with bronze's own columns and write them to files."""
         schema = bronze_schema(self.plan.columns)
         decoder = BatchDecoder(self.plan)
         writer = StagedWriter(self.bronze, schema)
-        types: set[TypeKey] = set()
-        unknown: set[TypeKey] = set()
-        reasons: Counter[str] = Counter()
-        undecoded: Counter[TypeKey] = Counter()
+        result = StageResult()
         suppressor = Suppressor(self.suppression) if self.suppression is not None else None
-        suppressed: list[tuple[object, ...]] = []
         for batch in batches:
             rows = pa.Table.from_batches([batch])
             at = rows.schema.get_field_index(HEADERS)
             rows = rows.set_column(at, HEADERS, none_if_empty(rows.column(at)))
             decoded = decoder.decode(batch.column("_raw_value"), batch.column("_kafka_headers"))
-            types |= decoded.types
-            unknown |= decoded.unknown
-            if unknown:
+            result.types |= decoded.types
+            result.unknown |= decoded.unknown
+            if result.unknown:
                 continue  # the driver plans again: go on only to find all of them
             for at, schema_id, columns in decoded.good:
                 if suppressor is not None and (gone := suppressor.decoded(columns)).any():
-                    suppressed += _records(rows, at[gone])
+                    result.suppressed_records += _records(rows, at[gone])
                     at, columns = at[~gone], columns.filter(pa.array(~gone))  # noqa: PLW2901
                 own = self._own(rows, at, schema_id, keep_raw=self.keep_raw)
                 by_name = own | {name: columns.column(name) for name in columns.column_names}
@@ -86,26 +68,19 @@ class StoredTask:
             theirs = _undecodable(batch, suppressor) if decoded.undecoded and suppressor is not None else None
             for at, key in decoded.undecoded:
                 if theirs is not None and (gone := theirs[at]).any():
-                    suppressed += _records(rows, at[gone])
+                    result.suppressed_records += _records(rows, at[gone])
                     at = at[~gone]  # noqa: PLW2901
-                undecoded[key] += len(at)
+                result.undecoded[key] += len(at)
                 writer.write(arranged(self._own(rows, at, key[0], keep_raw=True), schema, len(at)))
             for rejected in decoded.rejected:
-                reasons[rejected.reason] += len(rejected.rows)
+                result.reasons[rejected.reason] += len(rejected.rows)
                 if self.keep_undecodable:
                     kept = rows.take(pa.array(rejected.rows))
                     writer.write(arranged({n: kept.column(n) for n in kept.column_names}, schema, kept.num_rows))
-        if unknown:
+        if result.unknown:
             writer.abort()
-        seen = {
-            "types": list(types),
-            "unknown": list(unknown),
-            "reasons": reasons,
-            "undecoded": [[*key, count] for key, count in undecoded.items()],
-            "suppressed": len(suppressed),
-            "suppressed_records": suppressed,
-        }
-        return [*(("bronze", f.to_json()) for f in writer.close()), ("seen", json.dumps(seen))]
+        result.bronze, result.suppressed = writer.close(), len(result.suppressed_records)
+        return result
 
     def _own(self, rows: pa.Table, at: Rows, schema_id: SchemaId, *, keep_raw: bool) -> dict[str, pa.ChunkedArray | pa.Array]:
         taken = rows.take(pa.array(at))
@@ -118,7 +93,7 @@ class StoredTask:
         return own
 
 
-def _records(rows: pa.Table, at: Rows) -> Iterator[tuple[object, ...]]:
+def _records(rows: pa.Table, at: Rows) -> Iterator[tuple[str, int, int, int]]:
     """Which records these rows are (`RECORD`)."""
     taken = rows.take(pa.array(at))
     return zip(*(taken.column(name).to_pylist() for name in RECORD), strict=True)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from game_events.decoding.batch_decoder import BatchDecoder, DecodedBatch, DecodePlan, Rejected, TypeKey
+from game_events.decoding.batch_decoder import BatchDecoder, DecodedBatch, Rejected
 from game_events.decoding.core.reasons import Reason
 from game_events.decoding.core.wire_format import Rows, SchemaId
-from game_events.lakehouse.data.staging import StagedWriter, report
+from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.event_columns import (
     FILE_COLUMNS,
     QUARANTINE_COLUMNS,
@@ -28,62 +25,44 @@ from game_events.lakehouse.event_columns import (
 )
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import Table
-from game_events.pipeline.reporting.latency import Arrivals, count_arrivals
+from game_events.pipeline.bronze.decode_job import DecodeJob, StageResult
+from game_events.pipeline.reporting.latency import count_arrivals
 from game_events.pipeline.suppression.worker import Suppression, Suppressor
-from game_events.sources.core.source import Offsets, Split
+from game_events.sources.core.source import Split
+from game_events.sources.files.reader import FileReader, FileReading
 
 
 @dataclass(frozen=True)
-class BronzeTask:
-    """What a worker needs for its part of a slice; picklable.
+class BronzeTask(DecodeJob):
+    """Decodes a task's records of a micro-batch; picklable.
 
     Attributes:
-        bronze, quarantine: where files go.
-        plan: how to decode.
-        constants: columns of the source that are the same in all rows, and do not travel with them.
-        batch, run_id: the slice's batch; who reads it.
-        keep_raw: whether bronze keeps the raw values of what is decoded.
+        constants: columns of the source with one value in all rows, which are not sent to the workers.
+        batch, run_id: of the rows.
+        keep_raw: whether bronze keeps the raw values of decoded records.
         decided: (topic id, partition) -> offsets that quarantine holds already (a crash came between its commit and bronze's).
-        suppression: whose records are in neither table, but counted; None: nobody was forgotten.
+        suppression: the erased data subjects, whose records are only counted; None: there are none.
+        reading: how to read files, if rows are files instead of records.
     """
 
-    bronze: Table
     quarantine: Table
-    plan: DecodePlan
     constants: Mapping[str, str]
     batch: int
     run_id: str
     keep_raw: bool
     decided: Mapping[tuple[str, int], frozenset[int]] = field(default_factory=dict)
     suppression: Suppression | None = None
+    reading: FileReading | None = None
 
-    @property
-    def tables(self) -> tuple[Table, Table | None]:
-        """Where it writes."""
-        return self.bronze, self.quarantine
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """For `mapInArrow`: consumes the records, yields the report (`REPORT_SCHEMA`)."""
-        yield report(iter(self.stage(batches)))
-
-    def stage(self, batches: Iterable[pa.RecordBatch]) -> list[tuple[str, str]]:
-        """Consumes the records; gives the report's rows."""
-        return _Stage(self).run(batches)
-
-
-class StageTask(Protocol):
-    """What `run_decode_job` runs: a function for `mapInArrow` that writes files of bronze and, perhaps, of quarantine."""
-
-    @property
-    def plan(self) -> DecodePlan:
-        """How it decodes, and where fields land."""
-
-    @property
-    def tables(self) -> tuple[Table, Table | None]:
-        """Where it writes."""
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Consumes rows, yields the report (`REPORT_SCHEMA`)."""
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> StageResult:
+        """Decode the records and write them to files."""
+        if self.reading is None:
+            return _Stage(self).run(batches)
+        reader = FileReader(self.reading)
+        found = _Stage(self).run(reader.batches(batches))
+        known = self.plan
+        found.schemas += [s for i, s in reader.schemas.items() if i not in known.schemas and (i, ()) not in known.rejected]
+        return found
 
 
 class _Stage:
@@ -95,42 +74,27 @@ class _Stage:
         self._decoder = BatchDecoder(task.plan)
         self._good = StagedWriter(task.bronze, self._schema)
         self._bad = StagedWriter(task.quarantine, QUARANTINE_COLUMNS)
-        self._types: set[TypeKey] = set()
-        self._undecoded: Counter[TypeKey] = Counter()
-        self._unknown: set[TypeKey] = set()
-        self._reasons: Counter[str] = Counter()
-        self._arrivals: Arrivals = Counter()
         self._now = datetime.now(UTC)
         self._suppressor = Suppressor(task.suppression) if task.suppression is not None else None
-        self._suppressed = 0
-        self._origins: Offsets = {}
+        self._result = StageResult()
 
-    def run(self, batches: Iterable[pa.RecordBatch]) -> list[tuple[str, str]]:
+    def run(self, batches: Iterable[pa.RecordBatch]) -> StageResult:
+        result = self._result
         for batch in batches:
             self._note_origins(batch)
             rows = self._readable(self._undecided(batch))
             decoded = self._decode(rows)
-            self._types |= decoded.types
-            self._unknown |= decoded.unknown
-            # With an unknown type the driver plans again: go on only to find all of them.
-            if not self._unknown:
+            result.types |= decoded.types
+            result.unknown |= decoded.unknown
+            # With an unknown type the driver plans again: continue only to find all of them.
+            if not result.unknown:
                 self._write(rows, decoded)
-                self._arrivals.update(count_arrivals(rows.column("timestamp")))
-        if self._unknown:
+                result.arrivals.update(count_arrivals(rows.column("timestamp")))
+        if result.unknown:
             self._good.abort()
             self._bad.abort()
-        files = [("bronze", f.to_json()) for f in self._good.close()]
-        files += [("quarantine", f.to_json()) for f in self._bad.close()]
-        seen = {
-            "types": list(self._types),
-            "unknown": list(self._unknown),
-            "reasons": self._reasons,
-            "undecoded": [[*key, rows] for key, rows in self._undecoded.items()],
-            "arrivals": list(self._arrivals.items()),
-            "suppressed": self._suppressed,
-            "origins": [[lane.topic, lane.topic_id, lane.partition, end] for lane, end in self._origins.items()],
-        }
-        return [*files, ("seen", json.dumps(seen))]
+        result.bronze, result.quarantine = self._good.close(), self._bad.close()
+        return result
 
     def _undecided(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Without the rows that quarantine has decided on in an earlier attempt."""
@@ -154,7 +118,7 @@ class _Stage:
         rows = pa.Table.from_batches([batch.select(["topic", "topic_id", "partition", "offset"])])
         for row in rows.group_by(["topic", "topic_id", "partition"]).aggregate([("offset", "max")]).to_pylist():
             lane = Split(row["topic"], row["topic_id"], row["partition"])
-            self._origins[lane] = max(row["offset_max"] + 1, self._origins.get(lane, 0))
+            self._result.origins[lane] = max(row["offset_max"] + 1, self._result.origins.get(lane, 0))
 
     def _readable(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Without the rows that stand for what could not be read as records at all (of files); those go to quarantine."""
@@ -162,7 +126,7 @@ class _Stage:
             return batch
         refused = batch.filter(batch.column("reason").is_valid())
         said = zip(refused.column("reason").to_pylist(), refused.column("detail").to_pylist(), strict=True)
-        if not self._unknown:
+        if not self._result.unknown:
             rejected = [Rejected(Reason(why), detail, np.array([row]), None) for row, (why, detail) in enumerate(said)]
             self._write(refused, DecodedBatch(rejected=rejected))
         return batch.filter(batch.column("reason").is_null())
@@ -181,17 +145,17 @@ class _Stage:
         for rows, key in decoded.undecoded:
             # Whatever the setting says: nothing else of these records is kept, and they may be decoded one day.
             self._good.write(arranged(self._own(batch, rows, key[0], raw=True), self._schema, len(rows)))
-            self._undecoded[key] += len(rows)
+            self._result.undecoded[key] += len(rows)
         for rejected in decoded.rejected:
             self._bad.write(self._quarantined(batch, rejected))
-            self._reasons[rejected.reason] += len(rejected.rows)
+            self._result.reasons[rejected.reason] += len(rejected.rows)
 
     def _without_forgotten(self, batch: pa.RecordBatch, decoded: DecodedBatch, suppressor: Suppressor) -> DecodedBatch:
         """Rows of forgotten gamers are counted and go nowhere; of those that do not decode, key or coordinates may tell."""
         kept = DecodedBatch()
         for rows, schema_id, columns in decoded.good:
             gone = suppressor.decoded(columns)
-            self._suppressed += int(gone.sum())
+            self._result.suppressed += int(gone.sum())
             if not gone.all():
                 kept.good.append(
                     (rows[~gone], schema_id, columns.filter(pa.array(~gone))) if gone.any() else (rows, schema_id, columns)
@@ -201,12 +165,12 @@ class _Stage:
         theirs = suppressor.undecodable(batch, self._column(batch, "topic_id", count)) if without_columns else np.zeros(0, bool)
         for item in decoded.rejected:
             gone = theirs[item.rows]
-            self._suppressed += int(gone.sum())
+            self._result.suppressed += int(gone.sum())
             if not gone.all():
                 kept.rejected.append(replace(item, rows=item.rows[~gone]))
         for rows, key in decoded.undecoded:
             gone = theirs[rows]
-            self._suppressed += int(gone.sum())
+            self._result.suppressed += int(gone.sum())
             if not gone.all():
                 kept.undecoded.append((rows[~gone], key))
         return kept

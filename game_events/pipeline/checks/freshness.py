@@ -1,4 +1,4 @@
-"""Whether bronze is as new as it should be, and if not, whose doing that is: the pipeline's or the producers'."""
+"""Check that bronze is fresh, and if not, whether the pipeline lags or the producers send nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from game_events.errors import GameEventsError
-from game_events.lakehouse.commits.restores import commits_from
+from game_events.lakehouse.commits.delta_log import TableLog
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.check_result import CheckResult
@@ -19,7 +19,7 @@ from game_events.pipeline.state.commit_info import bronze_commit
 from game_events.pipeline.state.offsets import next_offsets
 
 FRESH = "fresh"
-#: Commits without records (redecode, maintenance) behind which the last one with some is still found.
+#: Newest commits that are searched for one with records.
 HISTORY = 50
 
 
@@ -28,9 +28,9 @@ class LastRecords:
     """When bronze's last commit of records was made.
 
     Attributes:
-        time: when.
-        exact: False: it may be longer ago, as the log does not reach back so far any more.
-        none_yet: there was no such commit: the table was made then.
+        time: time of the commit.
+        exact: False: it may be older, as the commits before `time` are not in the log any more.
+        none_yet: no commit had records: `time` is that of the table's creation.
     """
 
     time: datetime
@@ -40,16 +40,16 @@ class LastRecords:
     def __str__(self) -> str:
         age = f"{self.age():,.0f} s"
         if self.none_yet:
-            return f"no records came since the table was made {age} ago"
+            return f"no records were read since the table was created {age} ago"
         return f"the last records came {age} ago" if self.exact else f"no records came for {age} or longer"
 
     def age(self) -> float:
-        """Seconds since then."""
+        """Seconds since `time`."""
         return max(0.0, time.time() - self.time.timestamp())
 
 
 def fresh(pipeline: Pipeline) -> CheckResult:
-    """Bronze's last commit of records is not older than the setting `freshness_s` (0: the check is off)."""
+    """Check that bronze's last commit of records is not older than GAME_EVENTS_FRESHNESS_S (0: the check is off)."""
     allowed = pipeline.settings.freshness_s
     if not allowed:
         return CheckResult(FRESH, "bronze", True, "off: GAME_EVENTS_FRESHNESS_S is 0")
@@ -74,27 +74,27 @@ def _likely_cause(pipeline: Pipeline, handle: DeltaTable, counts: dict[str, int 
         read = next_offsets(handle, seen.latest)
         unread = sum(max(0, end - read.get(p, seen.earliest[p])) for p, end in seen.latest.items()) // seen.unit
     except GameEventsError as error:
-        return f"the topic cannot be asked why: {error}"
+        return f"the topic cannot be read: {error}"
     counts["unread_records"] = unread
     if unread:
-        return f"{unread:,} records are waiting in the topic: does anything run? (sensor, schedule, `game-events run`)"
+        return f"{unread:,} unread records in the topic: is the pipeline running? (sensor, schedule, `game-events run`)"
     return "the topic has nothing new: do its producers send?"
 
 
 def last_records(bronze: Table, version: int) -> LastRecords | None:
-    """When records came last, by the newest commits up to a version; None: its log says nothing."""
+    """Time of the last commit of records up to a version; None: unknown."""
     oldest: datetime | None = None
-    for info in commits_from(bronze, version, version - HISTORY):
+    for info in TableLog(bronze).infos(version, version - HISTORY):
         if "timestamp" in info:
             oldest = datetime.fromtimestamp(int(info["timestamp"]) / 1000, UTC)
         note = bronze_commit(info)
         if note is None or oldest is None:
             continue
-        # A replay brings rows of quarantine, a mended restore none: nobody sent anything.
-        came = note.offsets is not None and note.rows + note.quarantined + note.suppressed > 0
-        if came or note.batch == 0:
-            return LastRecords(oldest, none_yet=not came)
-    # Maintenance deletes the log's old entries: of a topic that fell silent that is the very commit that is looked for.
+        # A replay adds rows of quarantine, the repair of a restored table none: the producers sent nothing.
+        read = note.offsets is not None and note.rows + note.quarantined + note.suppressed > 0
+        if read or note.batch == 0:
+            return LastRecords(oldest, none_yet=not read)
+    # Maintenance deletes old log entries: without new records also that of the last commit with records.
     return None if oldest is None else LastRecords(oldest, exact=False)
 
 

@@ -1,4 +1,4 @@
-"""Whether records were gone from Kafka before bronze read them, by what bronze's commits say of themselves."""
+"""Check for records that expired or were deleted before bronze read them, by the gaps that its commits record."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from game_events.lakehouse.commits.restores import commits_from
+from game_events.errors import first_few
+from game_events.lakehouse.commits.delta_log import TableLog
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.check_result import CheckResult
@@ -15,16 +16,18 @@ from game_events.pipeline.state.commit_info import bronze_commit
 from game_events.sources.core.source import Gap
 
 LOST = "offsets_lost"
-#: Gaps that a result names.
+#: Gaps in a summary.
 SHOWN = 5
 
 
 def offsets_lost(pipeline: Pipeline, recent: int | None = None) -> CheckResult:
-    """Gaps that runs went on past (`on_data_loss`): nothing is wrong with the tables, and somebody should know.
+    """Check that no records expired, or were deleted with their topic, before they were read.
+
+    With GAME_EVENTS_ON_DATA_LOSS=record_gap runs skip them: the tables are right, but records are lost.
 
     Args:
-        pipeline: the parts.
-        recent: only so many of the newest commits; None: all that Delta's log still has.
+        pipeline: the pipeline.
+        recent: check this number of the newest commits; None: all of Delta's log.
     """
     handle = pipeline.bronze.open()
     if handle is None:
@@ -38,23 +41,22 @@ def offsets_lost(pipeline: Pipeline, recent: int | None = None) -> CheckResult:
         "gaps_of_unknown_length": sum(gap.offsets is None for gap in gaps),
     }
     if not gaps:
-        return CheckResult(LOST, "bronze", True, f"the last {len(notes):,} commits passed over nothing", counts)
+        return CheckResult(LOST, "bronze", True, f"the last {len(notes):,} commits skipped nothing", counts)
     return CheckResult(LOST, "bronze", False, gaps_in_words(gaps), counts, version=handle.version())
 
 
 def gaps_in_words(gaps: Sequence[Gap]) -> str:
-    """Gaps in words; of many the first ones."""
-    more = f"; and {len(gaps) - SHOWN} more" if len(gaps) > SHOWN else ""
-    return f"gone before they were read: {'; '.join(map(str, gaps[:SHOWN]))}{more}"
+    """Text that names the first gaps."""
+    return f"gone before they were read: {first_few(gaps, SHOWN)}"
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A commit of bronze that passed over gaps.
+    """Gaps that a commit of bronze skipped.
 
     Attributes:
         gaps: what is lost.
-        run_id: the run that made it, if it says so.
+        run_id: the run that committed it, if known.
     """
 
     gaps: tuple[Gap, ...]
@@ -62,21 +64,21 @@ class Loss:
 
     @property
     def key(self) -> str:
-        """The same for the same loss, whoever looks and whenever."""
+        """Identity of the loss, for deduplication."""
         parts = [[g.topic, g.topic_id, g.partition, g.start, g.end] for g in self.gaps]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 def losses(bronze: Table, version: int, above: int, since_ms: int = 0) -> Iterator[Loss]:
-    """Losses that the commits of some versions tell of, the newest first.
+    """Losses of a range of versions, the newest first.
 
     Args:
         bronze: the table.
-        version: the last of the versions.
-        above: the one before the first of them.
-        since_ms: it ends at a commit that is older than this, in milliseconds since 1970.
+        version: the last version.
+        above: the version before the first one.
+        since_ms: oldest time of a commit, in milliseconds since 1970.
     """
-    for info in commits_from(bronze, version, above):
+    for info in TableLog(bronze).infos(version, above):
         if int(info.get("timestamp") or 0) < since_ms:
             return
         note = bronze_commit(info)

@@ -1,9 +1,10 @@
-"""Gold of some games computed anew from their silver tables, and compared; so are the unified table's rows of these games."""
+"""Check that gold of some games equals a recompute from their silver tables, and the unified table's rows equal gold."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -23,144 +24,154 @@ from game_events.pipeline.reporting.check_result import CheckResult
 from game_events.spark.schemas import merged_columns, quoted
 
 RECOMPUTED = "gold_equals_recompute"
-#: Games of one look; another look takes others.
+#: Games of one check; the next one chooses others.
 SAMPLE_GAMES = 10
-#: Floating point numbers whose difference is this share of them are the same.
+#: Relative difference up to which floating point numbers are equal.
 CLOSE = 1e-9
 _SOURCES = ("silver", "gold", "unified")
 
 
-def gold_equals_recompute(pipeline: Pipeline, sample_games: int = SAMPLE_GAMES) -> CheckResult:
-    """A sample of games, chosen by a hash of the run: gold = silver aggregated anew, unified = gold. One Spark job.
+@dataclass(frozen=True)
+class _Tables:
+    """What is compared.
 
-    A game whose gold has not seen its silver yet (or unified its gold) is left out: that is pending, not wrong.
+    Attributes:
+        silver, gold: game -> table.
+        taken: game -> last bronze batch that its gold contains.
+        unified: the unified table.
+        current: games with all of gold's rows in `unified`.
     """
-    bronze = pipeline.bronze.open()
-    known = pipeline.progress.read(BronzeIdentity.of(bronze).key).games if bronze is not None else {}
-    chosen = sorted(known, key=lambda game: hashlib.sha256(f"{pipeline.run_id}:{game}".encode()).digest())[:sample_games]
-    # In this order: what is newer than what it was made from would look like rows too many.
-    unified = pipeline.lakehouse.table(UNIFIED).open()
-    gold = for_games(chosen, lambda game: pipeline.lakehouse.gold(game).open())
-    silver = for_games(chosen, lambda game: pipeline.lakehouse.silver(game).open())
-    aggregate, words = player_agg(pipeline.settings), pipeline.settings.words
-    if unified is not None and not is_current(unified, aggregate):
-        unified = None
-    taken = {}
-    for game in chosen:
-        made, source = gold[game], silver[game]
-        if made is not None and not is_current(made, aggregate):
-            continue  # the setting has other columns by now: that is pending, too
-        batch = made.transaction_version(silver_app(source)) if made is not None and source is not None else None
-        if batch is not None:
-            taken[game] = batch
-    if not taken:
+
+    silver: Mapping[str, DeltaTable]
+    gold: Mapping[str, DeltaTable]
+    taken: Mapping[str, int]
+    unified: DeltaTable | None
+    current: list[str]
+
+
+def gold_equals_recompute(pipeline: Pipeline, sample_games: int = SAMPLE_GAMES) -> CheckResult:
+    """Check that gold of a sample of games equals a recompute from silver, and the unified table equals gold.
+
+    One Spark job. A hash of the run chooses the games; one with pending rows is left out.
+    """
+    words = pipeline.settings.names
+    tables = _tables(pipeline, sample_games)
+    if not tables.taken:
         return CheckResult(RECOMPUTED, "gold", True, f"no {words.entity} has a gold table yet", wrong_rows=True)
-    current = [g for g in taken if unified is not None and _holds(unified, gold[g])]
-    rows = _all_rows(pipeline, taken, silver, gold, unified, current)
-    wrong: dict[str, tuple[int, int]] = {}
-    players = 0
-    for line in _compared(rows, pipeline.settings.key_column, list(expressions(pipeline.settings)), current).collect():
-        players += line["players"]
-        if line["gold"] or line["unified"]:
-            wrong[line["_game"]] = (line["gold"], line["unified"])
+    found = _compared(_all_rows(pipeline, tables), pipeline, tables.current).collect()
+    players = sum(row["players"] for row in found)
     counts: dict[str, int | float | str] = {
-        "games": ", ".join(sorted(taken)),
-        "games_compared": len(taken),
-        "games_compared_with_unified": len(current),
+        "games": ", ".join(sorted(tables.taken)),
+        "games_compared": len(tables.taken),
+        "games_compared_with_unified": len(tables.current),
         "players": players,
-        "players_that_differ_in_gold": sum(g for g, _ in wrong.values()),
-        "players_that_differ_in_unified": sum(u for _, u in wrong.values()),
+        "players_that_differ_in_gold": sum(row["gold"] for row in found),
+        "players_that_differ_in_unified": sum(row["unified"] for row in found),
     }
-    if wrong:
-        named = ", ".join(f"{game} ({g} {words.keys} in gold, {u} in unified)" for game, (g, u) in sorted(wrong.items()))
-        summary = f"not what silver gives: {named}. A full refresh of gold (unified: of the unified table) repairs it"
-    else:
-        summary = f"{players:,} {words.keys} of {len(taken)} {words.entities} are what silver gives"
+    wrong = sorted((row["_game"], row["gold"], row["unified"]) for row in found if row["gold"] or row["unified"])
+    named = ", ".join(f"{game} ({g} {words.keys} in gold, {u} in unified)" for game, g, u in wrong)
+    summary = (
+        f"not what silver gives: {named}. A full refresh of gold (unified: of the unified table) repairs it"
+        if wrong
+        else f"{players:,} {words.keys} of {len(tables.taken)} {words.entities} are what silver gives"
+    )
     return CheckResult(RECOMPUTED, "gold", not wrong, summary, counts, wrong_rows=True)
 
 
-def _holds(unified: DeltaTable, gold: DeltaTable | None) -> bool:
-    return gold is not None and unified.transaction_version(gold_app(str(gold.metadata().id))) == gold.version()
+def _tables(pipeline: Pipeline, sample_games: int) -> _Tables:
+    """The sample's tables, opened from the last layer to the first, so that none has rows that its source does not have."""
+    bronze = pipeline.bronze.open()
+    known = pipeline.progress.read(BronzeIdentity.of(bronze).key).games if bronze is not None else {}
+    chosen = sorted(known, key=lambda game: hashlib.sha256(f"{pipeline.run_id}:{game}".encode()).digest())[:sample_games]
+    unified = pipeline.lakehouse.table(UNIFIED).open()
+    gold = for_games(chosen, lambda game: pipeline.lakehouse.gold(game).open())
+    silver = for_games(chosen, lambda game: pipeline.lakehouse.silver(game).open())
+    aggregate = player_agg(pipeline.settings)
+    pairs = {game: (made, source) for game in chosen if (made := gold[game]) and (source := silver[game])}
+    # Where the setting has other columns by now, gold is pending too.
+    batches = {g: made.transaction_version(silver_app(s)) for g, (made, s) in pairs.items() if is_current(made, aggregate)}
+    taken = {game: batch for game, batch in batches.items() if batch is not None}
+    if unified is not None and not is_current(unified, aggregate):
+        unified = None
+    current = [game for game in taken if unified is not None and _holds(unified, pairs[game][0])]
+    return _Tables({g: pairs[g][1] for g in taken}, {g: pairs[g][0] for g in taken}, taken, unified, current)
 
 
-def _all_rows(
-    pipeline: Pipeline,
-    taken: dict[str, int],
-    silver: dict[str, DeltaTable | None],
-    gold: dict[str, DeltaTable | None],
-    unified: DeltaTable | None,
-    current: list[str],
-) -> DataFrame:
+def _holds(unified: DeltaTable, gold: DeltaTable) -> bool:
+    return unified.transaction_version(gold_app(str(gold.metadata().id))) == gold.version()
+
+
+def _all_rows(pipeline: Pipeline, tables: _Tables) -> DataFrame:
     """(_game, key, gold's columns, _source) of the recompute, of gold and of the unified table."""
-    settings, spark = pipeline.settings, pipeline.spark
+    settings, spark, called = pipeline.settings, pipeline.spark, pipeline.lakehouse.called
     key, made = settings.key_column, expressions(settings)
     columns = ["_game", key, *made]
     wanted = None if settings.gold_columns else (key, settings.time_column, "_batch")
     bronze = pipeline.bronze.open()
     asked = known_or_meant(settings, spark_schema(bronze.schema()) if bronze is not None else StructType())
-    events = _files(pipeline, silver, taken, wanted, pipeline.lakehouse.called.silver_path(), asked)
-    limits = spark.createDataFrame(pa.table({"_game": list(taken), "_taken": pa.array(taken.values(), pa.int64())}))
-    events = events.join(F.broadcast(limits), "_game").where(F.col("_batch") <= F.col("_taken"))
-    anew = events.groupBy("_game", key).agg(*(F.expr(sql).alias(column) for column, sql in made.items()))
-    held = _files(pipeline, gold, taken, (key, *made), pipeline.lakehouse.called.gold_path())
-    rows = anew.select(*columns, F.lit("silver").alias("_source")).unionByName(
+    events = _files(pipeline, tables.silver, wanted, called.silver_path(), asked)
+    limits = pa.table({"_game": list(tables.taken), "_taken": pa.array(tables.taken.values(), pa.int64())})
+    events = events.join(F.broadcast(spark.createDataFrame(limits)), "_game").where(F.col("_batch") <= F.col("_taken"))
+    recomputed = events.groupBy("_game", key).agg(*(F.expr(sql).alias(column) for column, sql in made.items()))
+    held = _files(pipeline, tables.gold, (key, *made), called.gold_path())
+    rows = recomputed.select(*columns, F.lit("silver").alias("_source")).unionByName(
         held.select(*columns, F.lit("gold").alias("_source"))
     )
-    if unified is not None and current:
-        every = read_files(spark, files_with(unified), spark_schema(unified.schema()))
-        mine = every.where(F.col(settings.entity_column).isin(*current)).withColumnRenamed(settings.entity_column, "_game")
+    if tables.unified is not None and tables.current:
+        every = read_files(spark, files_with(tables.unified), spark_schema(tables.unified.schema()))
+        mine = every.where(F.col(settings.entity_column).isin(*tables.current))
+        mine = mine.withColumnRenamed(settings.entity_column, "_game")
         rows = rows.unionByName(mine.select(*columns, F.lit("unified").alias("_source")))
     return rows
 
 
 def _files(
     pipeline: Pipeline,
-    tables: dict[str, DeltaTable | None],
-    games: dict[str, int],
+    tables: Mapping[str, DeltaTable],
     wanted: tuple[str, ...] | None,
     pattern: str,
     asked: StructType | None = None,
 ) -> DataFrame:
-    """Rows of several games' tables, the game taken from the folder, so that a row in a wrong table is found.
+    """Rows of several games' tables; the game is that of the folder, so that a row in a wrong table is found.
 
-    `wanted` are columns; None: all that any of the tables has. `asked` are NULL where none has them, as gold takes them to be.
+    `wanted` are columns; None: the columns of all tables. `asked` are columns that are NULL where no table has them.
     """
-    opened = [table for game in games if (table := tables[game]) is not None]
-    schemas = [spark_schema(table.schema()) for table in opened]
+    schemas = [spark_schema(table.schema()) for table in tables.values()]
     fields = {f.name: f for f in merged_columns(schemas)[0].fields}
     for field in (*(schemas[0].fields if wanted is not None else ()), *(asked or StructType()).fields):
         fields.setdefault(field.name, field)
     wanted = wanted or tuple(fields)
     read = StructType([f for f in fields.values() if f.name in wanted])
-    uris = [uri for table in opened for uri in files_with(table)]
+    uris = [uri for table in tables.values() for uri in files_with(table)]
     rows = read_files(pipeline.spark, uris, read)
     return rows.select(game_of_file(uris, pattern).alias("_game"), *(F.col(quoted(c)) for c in wanted))
 
 
-def _compared(rows: DataFrame, key: str, columns: list[str], current: list[str]) -> DataFrame:
+def _compared(rows: DataFrame, pipeline: Pipeline, current: list[str]) -> DataFrame:
     """Game -> players, and how many of them differ between silver and gold, gold and unified."""
+    columns = list(expressions(pipeline.settings))
     of = {source: F.col("_source") == source for source in _SOURCES}
     kinds = {f.name: f.dataType for f in rows.schema.fields if f.name in columns}
-    # There is one row of each, or the counts tell.
-    counted = rows.groupBy("_game", key).agg(
-        *(F.sum(which.cast("int")).alias(f"n_{source}") for source, which in of.items()),
+    counted = rows.groupBy("_game", pipeline.settings.key_column).agg(
+        *(F.count_if(which).alias(f"n_{source}") for source, which in of.items()),
         *(F.first(F.when(which, F.struct(*columns)), ignorenulls=True).alias(f"v_{source}") for source, which in of.items()),
     )
-    silver_gold, gold_unified = _same("silver", "gold", kinds), _same("gold", "unified", kinds)
+    in_unified = F.col("_game").isin(*current) if current else F.lit(False)
     return counted.groupBy("_game").agg(
         F.count(F.lit(1)).alias("players"),
-        F.sum(F.when(silver_gold, 0).otherwise(1)).alias("gold"),
-        F.sum(F.when(F.col("_game").isin(*current) & ~gold_unified, 1).otherwise(0) if current else F.lit(0)).alias("unified"),
+        F.count_if(~_same("silver", "gold", kinds)).alias("gold"),
+        F.count_if(in_unified & ~_same("gold", "unified", kinds)).alias("unified"),
     )
 
 
 def _same(one: str, other: str, kinds: Mapping[str, DataType]) -> Column:
-    same = (F.coalesce(f"n_{one}", F.lit(0)) == 1) & (F.coalesce(f"n_{other}", F.lit(0)) == 1)
+    """Whether both have one row of a key, and its values are equal; never NULL."""
+    same = (F.col(f"n_{one}") == 1) & (F.col(f"n_{other}") == 1)
     for name, kind in kinds.items():
-        mine, theirs = F.col(f"v_{one}")[name], F.col(f"v_{other}")[name]
-        equal = mine.eqNullSafe(theirs)
+        a, b = F.col(f"v_{one}")[name], F.col(f"v_{other}")[name]
+        equal = a.eqNullSafe(b)
         if isinstance(kind, DoubleType | FloatType):
-            # A sum of floating point numbers depends on the order in which they come.
-            equal |= F.coalesce(F.abs(mine - theirs) <= CLOSE * F.greatest(F.abs(mine), F.abs(theirs)), F.lit(False))
+            # A sum of floating point numbers depends on the order of rows.
+            equal |= F.coalesce(F.abs(a - b) <= CLOSE * F.greatest(F.abs(a), F.abs(b)), F.lit(False))
         same &= equal
     return same

@@ -1,10 +1,9 @@
-"""The books: every bronze row is in its game's silver table, is kept out of it by a rule, or belongs to none."""
+"""Reconciliation: bronze rows = silver rows + dropped + quarantined + unrouted + pending, in all and for each game."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -20,13 +19,13 @@ from game_events.pipeline.quality.decisions import Decisions
 
 
 @dataclass(frozen=True)
-class Books:
-    """One game, up to the bronze batch that its silver table has taken.
+class GameCounts:
+    """Row counts of one game, up to the last bronze batch in its silver table.
 
     Attributes:
         bronze, silver: rows of the layers.
-        dropped, quarantined: rows that rules kept out, as silver's own counters say.
-        held: those of them that quarantine really holds.
+        dropped, quarantined: rejected rows, by silver's counters.
+        held: rejected rows that are in quarantine.
     """
 
     bronze: int
@@ -36,8 +35,8 @@ class Books:
     held: int = 0
 
     @property
-    def balance(self) -> bool:
-        """Every row is in one place."""
+    def balanced(self) -> bool:
+        """Whether every row is in exactly one place."""
         return self.bronze == self.silver + self.dropped + self.quarantined and self.quarantined == self.held
 
     def __str__(self) -> str:
@@ -49,16 +48,16 @@ class Books:
 
 @dataclass(frozen=True)
 class Reconciliation:
-    """Row counts of one moment.
+    """Row counts of all games.
 
     Attributes:
         bronze, silver: rows of the layers; silver without the games of `transformed`.
-        quarantine: rows of quarantine: those that are not decodable (some may have been replayed), and rejected ones.
-        unrouted: bronze rows whose name has no silver table.
-        pending: bronze rows of batches that their game's silver table has not taken yet.
-        dropped, quarantined: bronze rows that rules keep out of silver.
-        wrong: the games whose rows do not add up.
-        transformed: games of which a transformation may add and leave out rows: nothing to compare.
+        quarantine: rows of quarantine, undecodable (perhaps replayed) and rejected ones.
+        unrouted: bronze rows of a game without a silver table.
+        pending: bronze rows that are not in silver yet.
+        dropped, quarantined: rejected bronze rows.
+        wrong: game -> counts that do not add up.
+        transformed: game -> counts that a transformation with `rows="any"` makes incomparable.
     """
 
     bronze: int = 0
@@ -68,22 +67,22 @@ class Reconciliation:
     pending: int = 0
     dropped: int = 0
     quarantined: int = 0
-    wrong: Mapping[str, Books] = field(default_factory=dict)
-    transformed: Mapping[str, Books] = field(default_factory=dict)
+    wrong: Mapping[str, GameCounts] = field(default_factory=dict)
+    transformed: Mapping[str, GameCounts] = field(default_factory=dict)
 
     @property
     def taken(self) -> int:
-        """Bronze rows that the games of `transformed` have taken."""
-        return sum(books.bronze for books in self.transformed.values())
+        """Bronze rows of the games of `transformed`."""
+        return sum(counts.bronze for counts in self.transformed.values())
 
     @property
     def accounted(self) -> int:
-        """Rows of bronze that are somewhere."""
+        """Bronze rows that were found."""
         return self.silver + self.dropped + self.quarantined + self.unrouted + self.pending + self.taken
 
     @property
     def passed(self) -> bool:
-        """Every row of bronze is accounted for, in all and for each game."""
+        """Whether every bronze row was found, in all and for each game."""
         return not self.wrong and self.bronze == self.accounted
 
     def metadata(self) -> Mapping[str, int | str]:
@@ -98,9 +97,9 @@ class Reconciliation:
             "quarantined_rows": self.quarantined,
         }
         if self.transformed:
-            counts["transformed_games"] = ", ".join(f"{game}: {books}" for game, books in self.transformed.items())
+            counts["transformed_games"] = _named(self.transformed)
         if self.wrong:
-            counts["games_that_differ"] = ", ".join(f"{game}: {books}" for game, books in self.wrong.items())
+            counts["games_that_differ"] = _named(self.wrong)
         return counts
 
     def summary(self) -> str:
@@ -113,11 +112,15 @@ class Reconciliation:
         return sums if self.passed else f"rows are missing or doubled: not {sums}"
 
 
-def reconcile(pipeline: Pipeline) -> Reconciliation:
-    """Count. One Spark job over bronze's names and batches; silver and quarantine from their logs.
+def _named(games: Mapping[str, GameCounts]) -> str:
+    return ", ".join(f"{game}: {counts}" for game, counts in games.items())
 
-    Where quarantine holds rows that rules reject, the job also looks their coordinates up in bronze. Right beside a live
-    writer, too: silver is looked at before bronze and quarantine, so these have every batch that silver has taken.
+
+def reconcile(pipeline: Pipeline) -> Reconciliation:
+    """Count the rows: bronze by one Spark job over games and batches, silver and quarantine by their logs.
+
+    If quarantine has rejected rows, the job joins them with bronze. Correct beside a live writer: silver is opened before
+    bronze and quarantine, which therefore have every batch of silver.
     """
     before = pipeline.bronze.open()
     if before is None or not row_count(before):
@@ -133,22 +136,18 @@ def reconcile(pipeline: Pipeline) -> Reconciliation:
     taken = for_games(tables, lambda game: identity.taken(tables[game]) or 0)
     counted = _count(pipeline, handle, Decisions(pipeline.quarantine, quarantine, identity.key), taken)
     unrouted = counted.pop(None, (0, 0, 0))[0]
-    kept_out = for_games(tables, partial(_kept_out, tables))
-    books = {}
-    for game in sorted(tables):
-        rows, pending, held = counted.get(game, (0, 0, 0))
-        books[game] = Books(rows - pending, row_count(tables[game]), *kept_out[game], held)
-    transformed = {game: found for game, found in books.items() if pipeline.extensions.transformed(game)}
-    compared = {game: found for game, found in books.items() if game not in transformed}
+    games_counts = for_games(sorted(tables), lambda game: _game_counts(tables[game], *counted.get(game, (0, 0, 0))))
+    transformed = {game: found for game, found in games_counts.items() if pipeline.extensions.transformed(game)}
+    compared = {game: found for game, found in games_counts.items() if game not in transformed}
     return Reconciliation(
         row_count(handle),
-        sum(b.silver for b in compared.values()),
+        sum(c.silver for c in compared.values()),
         quarantine_rows,
         unrouted,
         sum(pending for _, pending, _ in counted.values()),
-        sum(b.dropped for b in compared.values()),
-        sum(b.quarantined for b in compared.values()),
-        {game: found for game, found in compared.items() if not found.balance},
+        sum(c.dropped for c in compared.values()),
+        sum(c.quarantined for c in compared.values()),
+        {game: found for game, found in compared.items() if not found.balanced},
         transformed,
     )
 
@@ -156,15 +155,15 @@ def reconcile(pipeline: Pipeline) -> Reconciliation:
 def _count(
     pipeline: Pipeline, handle: DeltaTable, decisions: Decisions, taken: Mapping[str, int]
 ) -> dict[str | None, tuple[int, int, int]]:
-    """Game (None: no table) -> rows of bronze, those its table has not taken yet, and taken ones that quarantine holds."""
+    """Game (None: no silver table) -> rows of bronze, pending ones of them, and not pending ones in quarantine."""
     entity = pipeline.settings.entity_column
     rows = read_files(pipeline.spark, handle.file_uris(), spark_schema(handle.schema()))
-    # A game that is idle stands at an older batch and is complete up to bronze's, so rows above it are what is pending.
+    # An idle game's silver has an older batch than others and is complete all the same: only rows above it are pending.
     limits = pipeline.spark.createDataFrame(
         pa.table({"_game": list(taken), "_taken": pa.array(taken.values(), pa.int64())}), "_game string, _taken bigint"
     )
     held = decisions.held_rows(pipeline, decisions.rejected_rows)
-    # Without the column no record of a selected message type has come yet.
+    # Without the column no record of a selected message type was read yet.
     name = F.col(entity) if has_decoded_columns(handle) else F.lit(None).cast("string")
     if held is None:
         rows = rows.select(name.alias("_name"), "_batch", F.lit(None).alias("_held"))
@@ -186,9 +185,6 @@ def _count(
     return {r["_game"]: (int(r["rows"]), int(r["pending"]), int(r["held"])) for r in found}
 
 
-def _kept_out(tables: Mapping[str, DeltaTable], game: str) -> tuple[int, int]:
-    return _value(tables[game], Txn.ROWS_DROPPED), _value(tables[game], Txn.ROWS_QUARANTINED)
-
-
-def _value(table: DeltaTable, app: str) -> int:
-    return int(table.transaction_version(app) or 0)
+def _game_counts(silver: DeltaTable, rows: int, pending: int, held: int) -> GameCounts:
+    dropped, quarantined = (int(silver.transaction_version(app) or 0) for app in (Txn.ROWS_DROPPED, Txn.ROWS_QUARANTINED))
+    return GameCounts(rows - pending, row_count(silver), dropped, quarantined, held)

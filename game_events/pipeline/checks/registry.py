@@ -1,7 +1,8 @@
-"""Every check on the whole: what it is about, what it proves, whether a failure means wrong rows, and how to run it."""
+"""The list of table checks, for Dagster's asset checks and for the end of a run."""
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,106 +32,53 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class WholeCheck:
+class TableCheck:
     """One check.
 
     Attributes:
-        name: its name; `layer` is the layer whose asset it belongs to.
-        description: what it proves.
-        run: makes it, in full.
-        in_run: makes it at the end of every run that changed something: cheap; None: only on request.
-        blocking: a failure means that rows are wrong, and nothing should be made from them.
+        name: name of the check.
+        layer: layer of the asset that the check belongs to.
+        run: the full check.
+        in_run: a cheap form for the end of each run that changed a table; None: only on request.
+        blocking: a failure means wrong rows, from which nothing should be computed.
     """
 
     name: str
     layer: str
-    description: str
     run: Callable[[Pipeline], CheckResult]
     in_run: Callable[[Pipeline], CheckResult] | None = None
     blocking: bool = False
 
+    @property
+    def description(self) -> str:
+        """The first paragraph of the docstring of `run`."""
+        return " ".join((inspect.getdoc(self.run) or "").partition("\n\n")[0].split())
+
 
 def rows_conserved(pipeline: Pipeline) -> CheckResult:
-    """The books (`reconcile`)."""
+    """Check that bronze = silver + rejected by rules + unrouted + pending, in all and for each game."""
     found = reconcile(pipeline)
     return CheckResult(CONSERVED, "silver", found.passed, found.summary(), found.metadata(), wrong_rows=True)
 
 
 CHECKS = (
-    WholeCheck(
-        CONTINUOUS,
-        "bronze",
-        "The offsets that bronze's commits read follow each other without a gap and end where the table's progress stands; "
-        "the table holds every row they committed.",
-        offsets_continuous,
-        partial(offsets_continuous, recent=RECENT_COMMITS),
-        blocking=True,
-    ),
-    WholeCheck(
-        UNIQUE,
-        "bronze",
-        "No record, by topic id, partition and offset, is in bronze or quarantine twice, none in both (but replayed ones).",
-        offsets_unique,
-        blocking=True,
-    ),
-    WholeCheck(
-        LOST,
-        "bronze",
-        "No records expired, or went with a deleted topic, before they were read; with GAME_EVENTS_ON_DATA_LOSS=record_gap "
-        "runs go on past them. Warns.",
-        offsets_lost,
-        partial(offsets_lost, recent=RECENT_COMMITS),
-    ),
-    WholeCheck(FRESH, "bronze", "Bronze's last commit is not older than GAME_EVENTS_FRESHNESS_S allows.", fresh, fresh),
-    WholeCheck(
-        DRIFT,
-        "bronze",
-        "Bronze's columns are those of the last look: a producer that adds fields or changes their kind is seen.",
-        schema_drift,
-        schema_drift,
-    ),
-    WholeCheck(
-        REGISTERED,
-        "bronze",
-        "Every table is registered in the catalog's database that GAME_EVENTS_CATALOG names. Warns.",
-        tables_registered,
-    ),
-    WholeCheck(
-        CONSERVED,
-        "silver",
-        "bronze = silver + kept out by rules + unrouted + pending, in all and for each game: nothing lost, nothing doubled.",
-        rows_conserved,
-        rows_conserved,
-        blocking=True,
-    ),
-    WholeCheck(
-        VOLUME,
-        "silver",
-        "Each game sent as much in the last 24 hours as it uses to (median of the days before); none fell silent.",
-        volume,
-    ),
-    WholeCheck(
-        KNOWN,
-        "gold",
-        "Every game's gold says whose its rows are and when they happened: the columns of the settings hold what its records "
-        "hold. Warns.",
-        keys_and_times_known,
-    ),
-    WholeCheck(
-        RECOMPUTED,
-        "gold",
-        "Gold of a sample of games is what their silver tables give when aggregated anew, and so are their rows of the unified "
-        "table.",
-        gold_equals_recompute,
-        blocking=True,
-    ),
+    TableCheck(CONTINUOUS, "bronze", offsets_continuous, partial(offsets_continuous, recent=RECENT_COMMITS), blocking=True),
+    TableCheck(UNIQUE, "bronze", offsets_unique, blocking=True),
+    TableCheck(LOST, "bronze", offsets_lost, partial(offsets_lost, recent=RECENT_COMMITS)),
+    TableCheck(FRESH, "bronze", fresh, fresh),
+    TableCheck(DRIFT, "bronze", schema_drift, schema_drift),
+    TableCheck(REGISTERED, "bronze", tables_registered),
+    TableCheck(CONSERVED, "silver", rows_conserved, rows_conserved, blocking=True),
+    TableCheck(VOLUME, "silver", volume),
+    TableCheck(KNOWN, "gold", keys_and_times_known),
+    TableCheck(RECOMPUTED, "gold", gold_equals_recompute, blocking=True),
 )
 
 
 def check_after_run(pipeline: Pipeline, report: RunReport) -> None:
-    """Make the cheap checks and note them in the report; nothing if nothing has changed.
+    """Add the results of the cheap checks to the report of a run that changed a table.
 
-    A check that cannot be made fails no run: it is noted as not passed, with the reason.
+    A check that raises does not fail the run: its result is "not passed", with the reason.
     """
     if not report.tables:
         return
@@ -141,7 +89,7 @@ def check_after_run(pipeline: Pipeline, report: RunReport) -> None:
             report.checks.append(check.in_run(pipeline))
         except (GameEventsError, DeltaError, OSError, PySparkException, Py4JJavaError) as error:
             log.warning("check=%s could_not_be_made=%r", check.name, without_secrets(str(error), pipeline.settings))
-            # The words of a Spark job are pages of stack, and may repeat the data it stumbled over.
+            # Spark's messages are pages of stack, and may quote data.
             by_spark = isinstance(error, PySparkException | Py4JJavaError)
             why = f"{type(error).__name__}: see the run's log" if by_spark else without_secrets(str(error), pipeline.settings)
             report.checks.append(CheckResult(check.name, check.layer, False, f"could not be made: {why}"))

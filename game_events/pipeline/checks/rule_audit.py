@@ -1,4 +1,4 @@
-"""What rules say of all rows there are, counted anew: one Spark job for each layer, nothing is written."""
+"""Count the violations of rules over all rows: one Spark job for each layer, nothing is written."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Found = dict[tuple[str, str, str], RuleReport]
 
 
 def audit_rules(pipeline: Pipeline, rules: Iterable[Rule]) -> Found:
-    """Count the rows of every game, and those that violate each rule, as runs do.
+    """Count the rows of every game, and those that violate each rule.
 
-    Rules of silver judge the rows of bronze that a game's table was made from, before transformations and whatever the rules
-    made of them: the rules in force, asked of all rows that were ever judged. Rules of gold judge the tables' rows.
+    Rules of silver are evaluated on the bronze rows that the game's silver table was computed from, rejected ones included;
+    rules of gold on gold's rows.
 
     Returns:
         (layer, game, rule) -> counts.
@@ -62,8 +62,8 @@ def audit_rules(pipeline: Pipeline, rules: Iterable[Rule]) -> Found:
 
 
 def _rows_taken(source: SilverInput, tables: Mapping[str, DeltaTable]) -> DataFrame:
-    """Bronze's rows of each game, up to the batch that its silver table has taken of this bronze."""
-    taken = {game: int(handle.transaction_version(source.app) or 0) for game, handle in tables.items()}
+    """Bronze's rows of each game, up to the last batch in its silver table."""
+    taken = {game: int(handle.transaction_version(source.bronze.app) or 0) for game, handle in tables.items()}
     bounds = pa.table({"_game": pa.array(taken, pa.string()), "_to": pa.array(taken.values(), pa.int64())})
     spark = source.pipeline.spark
     rows = read_files(spark, files_with(source.handle), spark_schema(source.handle.schema()))

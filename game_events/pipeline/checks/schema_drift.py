@@ -1,4 +1,4 @@
-"""What bronze's columns are against what they were when somebody looked last."""
+"""Check for changes of bronze's columns since the last check."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from game_events.decoding.core.column_map import type_name
+from game_events.errors import first_few
 from game_events.lakehouse.data.snapshot import row_count
 from game_events.lakehouse.system_tables.event_log import read_events
 from game_events.lakehouse.tables import Table
@@ -15,38 +16,38 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.check_result import CheckResult
 
 DRIFT = "schema_drift"
-#: Files of the event log with checks in which the last look is searched; a triggered run that changed something leaves one,
-#: and continuous mode only at its end: its file of each minute has none.
+#: Newest event log files with checks that are searched for the last check: one of each triggered run that changed a table,
+#: and one of each continuous run, written at its end.
 LOOK_BACK_FILES = 50
+#: Changes in a summary.
 SHOWN = 20
 
 
 def schema_drift(pipeline: Pipeline) -> CheckResult:
-    """Columns that bronze has now and had not when this check was last in the event log."""
+    """Check that bronze's columns are those of the last check: shows fields that a producer added or changed the type of."""
     handle = pipeline.bronze.open()
     if handle is None:
         return CheckResult(DRIFT, "bronze", True, "there is no bronze table yet")
-    version = _last_look(pipeline)
+    version = _last_version(pipeline)
     before = _columns_at(pipeline.bronze, version) if version is not None and version <= handle.version() else None
     now = _columns(handle)
     if before is None:
-        why = "the first look" if version is None else f"version {version}, last looked at, is gone or had no rows"
-        summary = f"{why}: {len(now)} columns are what is compared with from now on"
+        why = "the first check" if version is None else f"version {version} of the last check is gone or had no rows"
+        summary = f"{why}: later checks compare with these {len(now)} columns"
         return CheckResult(DRIFT, "bronze", True, summary, {"columns": len(now)}, version=handle.version())
     diff = column_changes(before, now)
     counts = {"columns": len(now), "changes": len(diff), "since_version": int(version or 0)}
-    more = f"; and {len(diff) - SHOWN} more" if len(diff) > SHOWN else ""
-    summary = "; ".join(diff[:SHOWN]) + more if diff else f"{len(now)} columns, as at version {version}"
+    summary = first_few(diff, SHOWN) or f"{len(now)} columns, as at version {version}"
     return CheckResult(DRIFT, "bronze", not diff, summary, counts, version=handle.version())
 
 
 def column_changes(before: dict[str, str], now: dict[str, str]) -> list[str]:
-    """What happened to the columns, in words."""
+    """Descriptions of the changed columns."""
     changes = []
     for name, kind in now.items():
         base, double, _ = name.rpartition("__")
         if name not in before and double and base in now:
-            changes.append(f"{name} ({kind}): {base} ({now[base]}) comes with another kind")
+            changes.append(f"{name} ({kind}): {base} ({now[base]}) has another type too")
         elif name not in before:
             changes.append(f"{name} ({kind}): new")
         elif before[name] != kind:
@@ -54,15 +55,15 @@ def column_changes(before: dict[str, str], now: dict[str, str]) -> list[str]:
     return changes + [f"{name} ({kind}): gone" for name, kind in before.items() if name not in now]
 
 
-def _last_look(pipeline: Pipeline) -> int | None:
+def _last_version(pipeline: Pipeline) -> int | None:
     events = read_events(pipeline.lakehouse, newest_files=LOOK_BACK_FILES, kind="check")
-    looks = events.filter(pc.equal(events.column("name"), DRIFT))
-    looks = looks.filter(pc.is_valid(looks.column("delta_version"))).sort_by([("time", "descending")])
-    return int(looks.column("delta_version")[0].as_py()) if looks.num_rows else None
+    results = events.filter((pc.field("name") == DRIFT) & pc.field("delta_version").is_valid())
+    versions = results.sort_by([("time", "descending")]).column("delta_version")
+    return int(versions[0].as_py()) if len(versions) else None
 
 
 def _columns_at(table: Table, version: int) -> dict[str, str] | None:
-    """None where there is nothing to compare with: bronze's first rows bring all of its columns, and nothing has drifted."""
+    """Columns of a version; None: it is gone, or has no rows, as before the first batch, which adds all columns."""
     try:
         handle = DeltaTable(table.uri, version=version, storage_options=table.options)
         return _columns(handle) if row_count(handle) else None

@@ -1,4 +1,4 @@
-"""Whether the games send as much as they use to: the last day against the days before, from the event log alone."""
+"""Check that the games send as many rows as usual: the last day against the days before, by the event log."""
 
 from __future__ import annotations
 
@@ -6,26 +6,25 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from statistics import median
 
-import duckdb
-
+from game_events.errors import first_few
+from game_events.lakehouse.duckdb_connection import query
 from game_events.lakehouse.system_tables.event_log import read_events
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.check_result import CheckResult
 
 VOLUME = "volume"
-#: Days of 24 hours, counted back from now; the last one is compared with the others.
+#: Days of 24 hours before now; the last one is compared with the others.
 HISTORY_DAYS = 28
-#: Fewer days than this say nothing about what is usual.
+#: Days before the last one that a game must have to be compared.
 MIN_DAYS = 7
-#: How far from the median is unusual: in deviations (MAD times 1.4826 is a normal distribution's standard deviation), and at
-#: least as a share of the median, as a game that sends the same every day has a deviation of zero.
+#: Distance from the median that is unusual, in standard deviations (MAD times 1.4826) and as a share of the median, as the
+#: deviation is 0 for a game that sends the same number every day.
 DEVIATIONS, SHARE = 5.0, 0.5
 _MAD_TO_SIGMA = 1.4826
 SHOWN = 10
 
-#: What of the event log is read.
 _READ = ("time", "kind", "layer", "game", "table_rows")
-#: Rows that a game's table had at the end of each day, so that a full refresh, which writes all rows anew, adds nothing.
+#: Rows of a game's table at the end of each day, so that a full refresh, which writes all rows again, adds nothing.
 _DAYS = """
 WITH day AS (
   SELECT game, (date_diff('second', time, $now) // 86400)::BIGINT AS back, arg_max(table_rows, time) AS total
@@ -38,7 +37,7 @@ SELECT game, back, total FROM day ORDER BY game, back DESC
 
 @dataclass(frozen=True)
 class Unusual:
-    """A game whose last day is unlike its days before."""
+    """A game with an unusual last day."""
 
     game: str
     rows: int
@@ -50,21 +49,17 @@ class Unusual:
 
 
 def volume(pipeline: Pipeline, now: datetime | None = None) -> CheckResult:
-    """Each game's rows of the last 24 hours against its own median of the days before; a game that fell silent too.
+    """Check that each game's rows of the last 24 hours are near the median of its days before.
 
     Args:
-        pipeline: the parts.
+        pipeline: the pipeline.
         now: end of the last day.
     """
     now = now or datetime.now(UTC)
     events = read_events(pipeline.lakehouse, now - timedelta(days=HISTORY_DAYS + 1), columns=_READ)
-    with duckdb.connect() as connection:
-        connection.execute("SET TimeZone = 'UTC'")
-        connection.register("events", events)
-        found = connection.execute(_DAYS, {"now": now}).fetchall()
     totals: dict[str, dict[int, int]] = {}
-    for game, back, total in found:
-        totals.setdefault(game, {})[back] = total
+    for row in query(events, _DAYS, now=now):
+        totals.setdefault(row["game"], {})[row["back"]] = row["total"]
     compared, unusual = 0, []
     for game, by_day in totals.items():
         last, history = daily_rows(by_day)
@@ -81,10 +76,9 @@ def volume(pipeline: Pipeline, now: datetime | None = None) -> CheckResult:
         "silent_games": sum(not u.rows for u in unusual),
     }
     if unusual:
-        more = f"; and {len(unusual) - SHOWN} more" if len(unusual) > SHOWN else ""
-        summary = "the last 24 hours are unusual for " + "; ".join(map(str, unusual[:SHOWN])) + more
+        summary = f"the last 24 hours are unusual for {first_few(unusual, SHOWN)}"
     elif compared:
-        summary = f"{compared:,} games sent as much as they use to"
+        summary = f"{compared:,} games sent as much as usual"
     else:
         summary = f"no game has a history of {MIN_DAYS} days yet"
     return CheckResult(VOLUME, "silver", not unusual, summary, counts, games=tuple(u.game for u in unusual))
@@ -94,8 +88,7 @@ def daily_rows(totals: dict[int, int]) -> tuple[int, list[int]]:
     """Rows of the last day, and of the days before it, from the totals at the end of some days.
 
     Args:
-        totals: days back -> rows of the table at the end of that day. The oldest one is only where counting starts: what was
-            there before it is nobody's day.
+        totals: days back -> rows of the table at the end of that day; the first one is the starting value.
     """
     oldest = max(totals)
     rows, before = [], totals[oldest]
@@ -107,7 +100,7 @@ def daily_rows(totals: dict[int, int]) -> tuple[int, list[int]]:
 
 
 def is_unusual(last: int, history: list[int]) -> bool:
-    """Far from the median of the history, by its own spread and by the median itself."""
+    """Whether the last day is far from the median of the history."""
     usual = median(history)
     spread = _MAD_TO_SIGMA * median(abs(rows - usual) for rows in history)
     return abs(last - usual) > max(DEVIATIONS * spread, SHARE * usual)

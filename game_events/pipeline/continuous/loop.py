@@ -27,7 +27,7 @@ from game_events.errors import TransientError
 from game_events.lakehouse.storage.errors import storage_named
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.continuous.loop_report import IDLE, PAUSED, RUNNING, STOPPED, WAITING, LoopReport
-from game_events.pipeline.maintenance.incremental import Upkeep
+from game_events.pipeline.maintenance.incremental import IncrementalMaintenance
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.lost_tables import find_lost_tables
 from game_events.pipeline.runs.refresh import cycle
@@ -86,7 +86,7 @@ class Loop:
     duration_s: float | None = None
     hand_over_s: float | None = None
     report: LoopReport = field(default_factory=LoopReport)
-    upkeep: Upkeep = field(init=False)
+    upkeep: IncrementalMaintenance = field(init=False)
     #: The topic's ends when bronze had everything up to them; None: it may lack something.
     _read: Offsets | None = None
     #: Silver has rows that gold may lack.
@@ -98,7 +98,7 @@ class Loop:
     _line_at: float = float("-inf")
 
     def __post_init__(self) -> None:
-        self.upkeep = Upkeep(self.pipeline.lakehouse, self.pipeline.retention)
+        self.upkeep = IncrementalMaintenance(self.pipeline.lakehouse, self.pipeline.retention)
 
     def run(self) -> LoopReport:
         """Cycle until stopped.

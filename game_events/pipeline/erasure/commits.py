@@ -1,24 +1,32 @@
-"""An erasure's commits: files of a table give way to others without some gamers' rows, progress stays as it is."""
+"""Commits of an erasure: files of quarantine, bronze and silver are replaced by copies without the data subjects' rows."""
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import pyarrow as pa
 from deltalake import DeltaTable
 
 from game_events.errors import ConflictError
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit, paths
-from game_events.lakehouse.commits.generations import erasures
+from game_events.lakehouse.commits.generations import BronzeIdentity, erasures
+from game_events.lakehouse.commits.parallel import commit_games, for_games
+from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.event_columns import RECORD
-from game_events.lakehouse.tables import QUARANTINE, Table
-from game_events.pipeline.context import Pipeline
-from game_events.pipeline.erasure.scan import EraseTask, ScannedFile, look_at
-from game_events.pipeline.erasure.subjects import RECORDS, Wanted
-from game_events.pipeline.state.commit_info import ERASED_ROWS
-
-ATTEMPTS = 20
+from game_events.lakehouse.layers import Layer
+from game_events.lakehouse.system_tables.suppressed import add_records
+from game_events.lakehouse.tables import BRONZE, QUARANTINE, Table, silver_name
+from game_events.pipeline.context import Pipeline, note
+from game_events.pipeline.erasure.scan import EraseTask, ScannedFile, scan_files
+from game_events.pipeline.erasure.state import ErasureState
+from game_events.pipeline.erasure.subjects import RECORDS, DataSubjects, by_game_and_batch
+from game_events.pipeline.reporting.report import TableReport
+from game_events.pipeline.state.commit_info import ERASED_BY_BATCH, ERASED_ROWS
 
 
 def without(
@@ -31,16 +39,16 @@ def without(
     advance: Mapping[str, int] | None = None,
     info: Mapping[str, str] | None = None,
 ) -> Commit:
-    """The commit that takes out these files' rows; it counts itself (`erasures`).
+    """The commit that replaces scanned files by their copies, and increments the table's `erasures`.
 
     Args:
         table: the table.
         handle: its version.
-        hits: files with rows that go, and what stands for them.
-        run_id: who does it.
-        expected: `txn` -> value it must still have, besides that count.
-        advance: `txn` -> value it gets.
-        info: more for the commit's own information.
+        hits: files with rows to erase.
+        run_id: id of the run.
+        expected: further `txn` -> value to compare.
+        advance: further `txn` -> new value.
+        info: further commit information.
     """
     rows = sum(found.rows for found in hits)
     return Commit(
@@ -51,41 +59,167 @@ def without(
         advance={Txn.ERASURES: erasures(handle) + 1, **(advance or {})},
         table_id=str(handle.metadata().id),
         rewritten=frozenset(found.path for found in hits),
-        info={"erasure": "rows of forgotten gamers", ERASED_ROWS: str(rows), "run_id": run_id, **(info or {})},
+        info={"erasure": "rows of erased data subjects", ERASED_ROWS: str(rows), "run_id": run_id, **(info or {})},
     )
 
 
 def erase_from_quarantine(pipeline: Pipeline, records: Sequence[tuple[str, int, int, int]]) -> int:
-    """Take records out of quarantine of which it became known that they are forgotten gamers'.
+    """Erase records of quarantine that were attributed to erased data subjects later.
 
     Args:
-        pipeline: the parts.
+        pipeline: the pipeline.
         records: (topic id, partition, offset, batch) of each.
 
     Returns:
-        rows that went.
+        number of erased rows.
 
     Raises:
-        ConflictError: rivals won every attempt; nothing else was done.
+        ConflictError: every attempt was lost to concurrent writers; nothing was done.
     """
     if not records:
         return 0
     columns = dict(zip(RECORD, zip(*records, strict=True), strict=True))
     arrays = [pa.array(columns[f.name], f.type) if f.name in columns else pa.nulls(len(records), f.type) for f in RECORDS]
-    settings = pipeline.settings
-    wanted = Wanted(settings.key_column, settings.entity_column, frozenset(), pa.Table.from_arrays(arrays, schema=RECORDS))
-    task = EraseTask({QUARANTINE: pipeline.quarantine}, wanted, rewrite=True)
-    for attempt in range(ATTEMPTS):
-        handle = pipeline.quarantine.open()
-        files = [(QUARANTINE, path) for path in paths(handle)] if handle is not None else []
-        hits = [found for found in look_at(pipeline, task, files) if found.rows]
-        if handle is None or not hits:
-            break
-        try:
-            commit(without(pipeline.quarantine, handle, hits, pipeline.run_id))
-        except ConflictError:  # a rival rewrote one of these files: look again
-            if attempt == ATTEMPTS - 1:
-                raise
-            continue
-        return sum(found.rows for found in hits)
-    return 0
+    settings, table = pipeline.settings, pa.Table.from_arrays(arrays, schema=RECORDS)
+    subjects = DataSubjects(settings.key_column, settings.entity_column, frozenset(), table)
+    return _erase_from_quarantine(pipeline, EraseTask({QUARANTINE: pipeline.quarantine}, subjects, rewrite=True))
+
+
+@retry_on_conflict()
+def _erase_from_quarantine(pipeline: Pipeline, task: EraseTask) -> int:
+    handle = pipeline.quarantine.open()
+    files = [(QUARANTINE, path) for path in paths(handle)] if handle is not None else []
+    hits = [found for found in scan_files(pipeline, task, files) if found.rows]
+    if handle is not None and hits:
+        commit(without(pipeline.quarantine, handle, hits, pipeline.run_id))
+    return sum(found.rows for found in hits)
+
+
+def erase_events(state: ErasureState) -> bool:
+    """Scan bronze, quarantine and silver once and commit what is found; returns whether there was anything to do."""
+    pipeline = state.pipeline
+    bronze = pipeline.bronze.open()
+    if bronze is None:
+        return False
+    pipeline.on_progress("erasure: bronze")
+    hits = state.scan({BRONZE: bronze})
+    state.add_records(hits.get(BRONZE, []))
+    games = pipeline.lakehouse.games()
+    opened = {silver_name(g): h for g, h in for_games(games, lambda g: pipeline.lakehouse.silver(g).open()).items()}
+    tables = {name: h for name, h in {**opened, QUARANTINE: pipeline.quarantine.open()}.items() if h is not None}
+    pipeline.on_progress(f"erasure: quarantine and {len(games)} {pipeline.settings.names.entities}")
+    hits |= state.scan(tables)
+    if state.result.dry_run:
+        for name, found in hits.items():
+            state.erased(name, found)
+        return False
+    # Silver of these games also without a match: a concurrent run may be about to commit one.
+    known = {game for game, _ in by_game_and_batch(state.subjects.records)} - state.settled.keys()
+    todo = {g for g in games if silver_name(g) in hits or (g in known and silver_name(g) in tables)}
+    if not hits and not todo:
+        return False
+    failpoints.reach("forget_staged")
+    try:
+        _commit_quarantine(state, hits.pop(QUARANTINE, []), tables)
+        bronze = _commit_bronze(state, hits.pop(BRONZE, []), bronze)
+    except ConflictError:  # a concurrent writer rewrote a file: scan again; what is committed stays
+        state.discard(hits)
+        return True
+    failpoints.reach("forget_bronze_committed")
+    if todo:
+        _commit_silver(state, bronze, todo, hits)
+        failpoints.reach("forget_silver_committed")
+    return True
+
+
+def _commit_quarantine(state: ErasureState, hits: list[ScannedFile], tables: Mapping[str, DeltaTable]) -> None:
+    if hits:
+        # First: after the commit a full refresh could not attribute these records to the data subjects.
+        add_records(state.pipeline.lakehouse, state.hashes, state.undecodable(hits))
+        commit(without(state.pipeline.quarantine, tables[QUARANTINE], hits, state.pipeline.run_id))
+        state.erased(QUARANTINE, hits)
+        state.held = pa.concat_tables([state.held, *(f.records for f in hits)])
+    failpoints.reach("forget_quarantine_committed")
+
+
+def _commit_bronze(state: ErasureState, hits: list[ScannedFile], bronze: DeltaTable) -> DeltaTable:
+    """Commit to bronze; returns its new version."""
+    if not hits:
+        return bronze
+    if undecoded := state.undecoded(hits):
+        # First, as for quarantine.
+        add_records(state.pipeline.lakehouse, state.hashes, undecoded)
+    batches = Counter[int]()
+    for (_, batch), rows in by_game_and_batch(pa.concat_tables([f.records for f in hits])).items():
+        batches[batch] += rows
+    expected: dict[str, int | None] = {Txn.INCARNATION: bronze.transaction_version(Txn.INCARNATION)}
+    info = {ERASED_BY_BATCH: json.dumps(batches)}
+    commit(without(state.pipeline.bronze, bronze, hits, state.pipeline.run_id, expected=expected, info=info))
+    state.erased(BRONZE, hits)
+    after = state.pipeline.bronze.open()
+    if after is None:
+        raise ConflictError(f"{state.pipeline.bronze.name} was removed during an erasure")
+    return after
+
+
+def _commit_silver(state: ErasureState, bronze: DeltaTable, games: set[str], hits: dict[str, list[ScannedFile]]) -> None:
+    pipeline, identity = state.pipeline, BronzeIdentity.of(bronze)
+    # Before any commit: after a crash the next run refreshes gold and the unified table from silver.
+    why = note(pipeline, "a gamer was erased from its silver table")
+    pipeline.progress.update(identity.key, lambda now: now.pending_downstream(games, why))
+    plans = {g: partial(_silver_plan, state, bronze, g, hits.setdefault(silver_name(g), [])) for g in sorted(games)}
+    outcome = commit_games(plans, "forget_game_committed", pipeline.settings)
+    for game in outcome.landed:
+        state.erased(silver_name(game), hits[silver_name(game)])
+        state.settled[game] = identity.taken(pipeline.lakehouse.silver(game).open()) or 0
+    state.touched |= outcome.landed.keys()
+    for game, error in outcome.failed.items():
+        table = pipeline.lakehouse.silver(game)
+        state.report.tables.append(TableReport(Layer.SILVER, table.name, table.uri, game, error=error))
+    if outcome.failed:
+        raise ConflictError(f"{len(outcome.failed)} silver tables cannot be written; run `game-events forget` again")
+
+
+def _silver_plan(state: ErasureState, bronze: DeltaTable, game: str, hits: list[ScannedFile]) -> Commit | None:
+    """One game's commit to the newest version; files that were added since the scan are scanned here."""
+    table, identity = state.pipeline.lakehouse.silver(game), BronzeIdentity.of(bronze)
+    handle = table.open()
+    if handle is None:
+        return None
+    known = state.clean[table.key] | {found.path for found in hits}
+    task = EraseTask({table.key: table}, state.subjects, rewrite=True)
+    for found in (task.scan(table.key, path) for path in paths(handle) if path not in known):
+        if found.rows:
+            hits.append(found)
+        else:
+            state.clean[table.key].add(found.path)
+    advance = {identity.erased_app: erasures(bronze)}
+    if (taken := handle.transaction_version(identity.app)) is not None:
+        # Unchanged: Delta rejects one of two concurrent commits that name the same transaction.
+        advance[identity.app] = taken
+    counters = (Txn.ROWS_DROPPED, Txn.ROWS_QUARANTINED)
+    if state.done_before is None or not identity.erased(handle) >= state.done_before > 0 or hits:
+        advance |= _counters(state, handle, identity.taken(handle) or 0, game, sum(found.rows for found in hits))
+    expected = {app: handle.transaction_version(app) for app in (identity.app, Txn.INCARNATION, *counters)}
+    return without(table, handle, hits, state.pipeline.run_id, expected=expected, advance=advance)
+
+
+def _counters(state: ErasureState, handle: DeltaTable, taken: int, game: str, erased: int) -> dict[str, int]:
+    """Silver's counters of rejected rows after the erasure, so that bronze = silver + dropped + quarantined still holds."""
+    # The counters never had rows of a bronze that was replaced since.
+    since = max(state.settled.get(game, 0), state.subjects.oldest_batch - 1)
+
+    def of_game(records: pa.Table) -> int:
+        counts = by_game_and_batch(records).items()
+        return sum(n for (name, batch), n in counts if name == game and batch is not None and since < batch <= taken)
+
+    held = of_game(state.held_now())
+    # A transformation may have changed the number of rows.
+    transformed = state.pipeline.extensions.transformed(game)
+    dropped = 0 if transformed else of_game(state.subjects.records) - erased - held
+    found: dict[str, int] = {}
+    for app, rows in ((Txn.ROWS_DROPPED, dropped), (Txn.ROWS_QUARANTINED, held)):
+        value = handle.transaction_version(app)
+        if value is not None and rows > 0:
+            found[app] = max(0, value - rows)
+    return found

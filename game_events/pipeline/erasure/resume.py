@@ -1,12 +1,12 @@
-"""An erasure that was interrupted, finished without its ids: the list has their hashes, and the tables lead from these to ids.
+"""Finishes an interrupted erasure without its ids: finds the ids with the keyed hashes that are in the suppression list.
 
-Guarantee: whoever is found is forgotten as by `game-events forget` with their ids. An id that no row of any table has any more,
-in files of older versions either, has nothing left to erase but bytes of records that never decoded.
+Guarantee: an id that is found is erased as by `game-events forget`. Of an id that is in no table, older files included, only
+undecodable records may remain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -22,27 +22,27 @@ from game_events.lakehouse.tables import BRONZE, QUARANTINE, SUPPRESSED, Table, 
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure.old_files import replaced_files
 from game_events.pipeline.erasure.run import forget
-from game_events.pipeline.erasure.scan import FILES_IN_DRIVER, by_workers
-from game_events.pipeline.erasure.subjects import Wanted
+from game_events.pipeline.erasure.scan import named, run_task
+from game_events.pipeline.erasure.subjects import DataSubjects
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.suppression.driver import hashes_of, required_key
 from game_events.pipeline.suppression.worker import Suppression, Suppressor, as_texts
 
 
-def resume(pipeline: Pipeline, report: RunReport, *, dry_run: bool = False) -> Wanted:
-    """Finish the erasure that is on the list and not finished.
+def resume(pipeline: Pipeline, report: RunReport, *, dry_run: bool = False) -> DataSubjects:
+    """Finish the unfinished erasure of the suppression list.
 
     Args:
-        pipeline: the parts.
-        report: gets the account (`erasure`), with how many of the ids are in no row (`lost_ids`).
+        pipeline: the pipeline.
+        report: gets the result (`erasure`), with the number of ids that are in no row (`lost_ids`).
         dry_run: count only.
 
     Returns:
-        whom, and which records, to look for in files of older versions.
+        data subjects and records for `remove_old_files`.
 
     Raises:
-        DataError: none is unfinished; or what `forget` raises.
-        ConfigurationError, ConflictError: as `forget` does.
+        DataError: no erasure is unfinished; or as `forget`.
+        ConfigurationError, ConflictError: as `forget`.
     """
     key = required_key(pipeline.settings)
     listed = read_suppressed(pipeline.lakehouse)
@@ -51,14 +51,14 @@ def resume(pipeline: Pipeline, report: RunReport, *, dry_run: bool = False) -> W
         raise DataError(f"no erasure is unfinished in {SUPPRESSED}: there is nothing to resume")
     hashes = listed.unfinished
     ids = _ids_of(pipeline, Suppression(pipeline.settings.key_column, key, frozenset(map(bytes.fromhex, hashes))))
-    wanted = forget(pipeline, report, ids, dry_run=dry_run, hashes=hashes)
+    subjects = forget(pipeline, report, ids, dry_run=dry_run, hashes=hashes)
     if report.erasure is not None:
         report.erasure.lost_ids = len(hashes - hashes_of(key, ids))
-    return wanted
+    return subjects
 
 
 def _ids_of(pipeline: Pipeline, suppression: Suppression) -> frozenset[str]:
-    """Ids that have these hashes, from the rows of every table and of files that it has replaced lately."""
+    """Ids with these hashes, from every table's rows and from its replaced files."""
     pipeline.on_progress("erasure: ids from their hashes")
     tables = {name: pipeline.lakehouse.table(name) for name in pipeline.lakehouse.names()}
     files: list[tuple[str, str]] = []
@@ -66,46 +66,34 @@ def _ids_of(pipeline: Pipeline, suppression: Suppression) -> frozenset[str]:
         handle = table.open()
         if handle is not None and (name in (BRONZE, QUARANTINE) or has_persons(handle, suppression.column)):
             files += [(name, path) for path in (*paths(handle), *replaced_files(table, handle))]
-    task = RecoverTask(tables, suppression)
-    return frozenset(_found(pipeline, task, files))
-
-
-def _found(pipeline: Pipeline, task: RecoverTask, files: Sequence[tuple[str, str]]) -> Iterator[str]:
-    if len(files) <= FILES_IN_DRIVER:
-        for name, path in files:
-            yield from task.look(name, path)
-        return
-    yield from by_workers(pipeline, task, files)
+    return frozenset(run_task(pipeline, RecoverTask(tables, suppression), files))
 
 
 @dataclass(frozen=True)
 class RecoverTask:
-    """Workers' part; picklable. The key travels inside the function, so that no plan or log shows it.
+    """Finds ids in a worker; picklable. The key is part of the function, so that no plan or log shows it.
 
     Attributes:
-        tables: name -> where it is.
-        suppression: the column with ids, the key, and the hashes to look for.
+        tables: name -> table.
+        suppression: the column with ids, the key, and the hashes to find.
     """
 
     tables: dict[str, Table]
     suppression: Suppression
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """For `mapInArrow`: consumes (table, path), yields an id a row (`REPORT_SCHEMA`)."""
-        found: set[str] = set()
-        for batch in batches:
-            for table, path in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
-                found |= self.look(table, path)
+        """For `mapInArrow`: consumes (table, path), yields one id per row (`REPORT_SCHEMA`)."""
+        found = {text for table, path in named(batches) for text in self.find(table, path)}
         yield report(("id", text) for text in sorted(found))
 
-    def look(self, name: str, path: str) -> set[str]:
-        """Ids in one file; none if maintenance has deleted it meanwhile."""
+    def find(self, name: str, path: str) -> set[str]:
+        """Ids in one file; empty if maintenance has deleted it."""
         found: set[str] = set()
         system, prefix = file_system(self.tables[name])
         with suppress(FileNotFoundError), system.open_input_file(prefix + path) as source:
             file = pq.ParquetFile(source)
             column = self.suppression.column
-            by_key = name in (BRONZE, QUARANTINE)  # of bronze for what is not decoded there
+            by_key = name in (BRONZE, QUARANTINE)  # for records that are not decoded
             names = [n for n in file.schema_arrow.names if is_person(n, column) or (by_key and n == "_kafka_key")]
             suppressor = Suppressor(self.suppression)
             for group in range(file.num_row_groups):
@@ -119,6 +107,6 @@ def _texts(values: pa.ChunkedArray, suppressor: Suppressor) -> set[str]:
     texts = as_texts(values)
     if texts is None:
         return set()
-    theirs = pc.unique(texts.filter(pa.array(suppressor.values(texts)))).to_pylist()
-    # Bytes that are no text are no id that anybody could have given.
-    return {t if isinstance(t, str) else t.decode("utf-8", "replace") for t in theirs}
+    ids = pc.unique(texts.filter(pa.array(suppressor.values(texts)))).to_pylist()
+    # Bytes that are not UTF-8 cannot be an id on a command line.
+    return {t if isinstance(t, str) else t.decode("utf-8", "replace") for t in ids}

@@ -1,22 +1,24 @@
-"""Forgetting gamers: their rows go from every table, and what still comes of them is kept out.
+"""Erasure of data subjects: their rows are deleted from every table, and their future records are suppressed.
 
-Guarantee: what is committed first is whom to keep out; from then on nothing of theirs comes to bronze. The rows of a table go
-in one commit, quarantine's before bronze's (whose rows lead to them), silver's behind it; gold follows silver as after any
-change of its rows. A crash in between is finished by the same command, run again. Offsets, batches and floors stay.
+Guarantee: the first commit suppresses them; no later commit to bronze has their records. Each table's rows are deleted by one
+commit: quarantine's before bronze's (by which they are found), silver's after it; gold is refreshed from silver. The same
+command, run again, finishes an erasure after a crash. Offsets, batch numbers and low watermarks do not change.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from deltalake import DeltaTable
 
 from game_events.errors import ConfigurationError, ConflictError
-from game_events.lakehouse import failpoints as crash_points
-from game_events.lakehouse.commits.commit import CONFLICT_ATTEMPTS, commit
+from game_events.lakehouse import failpoints
+from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.commits.generations import BronzeIdentity, erasures, oldest_batch
+from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.event_columns import has_decoded_columns
 from game_events.lakehouse.layers import Layer
@@ -32,23 +34,22 @@ from game_events.lakehouse.tables import (
     has_persons,
 )
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.erasure.commits import without
-from game_events.pipeline.erasure.passes import erase_events
-from game_events.pipeline.erasure.state import Work, find_what_is_gone
-from game_events.pipeline.erasure.subjects import Wanted
+from game_events.pipeline.erasure.commits import erase_events, without
+from game_events.pipeline.erasure.state import ErasureState, find_erased_rows
+from game_events.pipeline.erasure.subjects import DataSubjects
 from game_events.pipeline.gold.refresh import refresh_gold, refresh_own_gold
 from game_events.pipeline.gold.unified import refresh_unified
 from game_events.pipeline.quarantine.full_refresh import finish_reset
-from game_events.pipeline.quarantine.lost import refuse_lost_quarantine
+from game_events.pipeline.quarantine.intact import intact_tables
 from game_events.pipeline.quarantine.replay_marks import note_replay
 from game_events.pipeline.reporting.erasure_result import Erasure
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.suppression.driver import hashes_of, required_key
 
-#: Times that tables are looked at again, for files that rivals added or rewrote meanwhile.
+#: Scans of the tables, for files that concurrent writers added or rewrote.
 PASSES = 30
-#: Tables of the pipeline's own, which hold no row of anybody.
-_OWN = (SCHEMAS, PROGRESS, EVENT_LOG, SUPPRESSED)
+#: System tables, which have no rows of data subjects.
+_SYSTEM = (SCHEMAS, PROGRESS, EVENT_LOG, SUPPRESSED)
 
 
 def forget(
@@ -58,115 +59,115 @@ def forget(
     *,
     dry_run: bool = False,
     hashes: frozenset[str] = frozenset(),
-) -> Wanted:
-    """Erase gamers.
+) -> DataSubjects:
+    """Erase data subjects.
 
     Args:
-        pipeline: the parts.
-        report: gets the account (`erasure`), and entries of the gold tables that follow.
-        ids: who, as texts.
+        pipeline: the pipeline.
+        report: gets the result (`erasure`) and the refreshed gold tables.
+        ids: ids of the data subjects, as texts.
         dry_run: count only.
-        hashes: of them all, where not every id is known any more.
+        hashes: keyed hashes of all data subjects, if not every id is known.
 
     Returns:
-        whom, and which records, to look for in files of older versions (`erasure_files`).
+        data subjects and records for `remove_old_files`.
 
     Raises:
-        ConfigurationError: no key, or another one than the list was made with.
-        ConflictError: rivals won every attempt; run it again.
-        DataError: quarantine was restored, or deleted, or an erasure of others is not finished: nothing was done.
+        ConfigurationError: there is no key, or another one than that of the suppression list.
+        ConflictError: every attempt was lost to concurrent writers; run again.
+        DataError: bronze or quarantine was restored, quarantine was deleted, or an erasure of others is unfinished:
+            nothing was done.
     """
     began = time.monotonic()
     settings = pipeline.settings
     key = required_key(settings)
     hashes = hashes or hashes_of(key, ids)
-    account = report.erasure = Erasure(sorted(h[:HASH_CHARS] for h in hashes), dry_run)
-    work = Work(pipeline, report, account, Wanted(settings.key_column, settings.entity_column, ids), hashes)
+    result = report.erasure = Erasure(sorted(h[:HASH_CHARS] for h in hashes), dry_run)
+    state = ErasureState(pipeline, report, result, DataSubjects(settings.key_column, settings.entity_column, ids), hashes)
     if dry_run:
         read_suppressed(pipeline.lakehouse).require_key(key)
     else:
-        _keep_out(work, key)
-    bronze = pipeline.bronze.open()
-    if bronze is not None:
-        work.wanted = replace(work.wanted, oldest_batch=oldest_batch(bronze))
-        _require_id_column(pipeline, bronze)
-        if work.done_before is not None:
-            find_what_is_gone(work, bronze)
-        _until_nothing_is_found(work, erase_events)
-        if not dry_run:
-            _gold_follows(work)
-    _until_nothing_is_found(work, _rest)
-    account.unsearchable, account.undecoded = work.unsearchable_of(QUARANTINE), work.unsearchable_of(BRONZE)
+        _suppress(state, key)
+    _erase_layers(state)
+    _repeat(state, _erase_others)
+    result.unsearchable, result.undecoded = state.unsearchable_of(QUARANTINE), state.unsearchable_of(BRONZE)
     if not dry_run and report.success:
         finish_suppressed(pipeline.lakehouse, hashes)
-        account.finished = True
+        result.finished = True
     report.seconds["erasure"] = time.monotonic() - began
-    return work.wanted
+    return state.subjects
 
 
-def _keep_out(work: Work, key: bytes) -> None:
-    """Put them on the list; from here on nothing of theirs comes to bronze."""
-    pipeline, report = work.pipeline, work.report
-    # Before anything is committed to quarantine: that would hide a restore of it from the next run.
-    if (bronze := pipeline.bronze.open()) is not None:
-        refuse_lost_quarantine(pipeline, bronze, report)
+def _erase_layers(state: ErasureState) -> None:
+    """Erase from bronze, quarantine and silver, and refresh gold."""
+    bronze = state.pipeline.bronze.open()
+    if bronze is None:
+        return
+    state.subjects = replace(state.subjects, oldest_batch=oldest_batch(bronze))
+    _require_id_column(state.pipeline, bronze)
+    if state.done_before is not None:
+        find_erased_rows(state, bronze)
+    _repeat(state, erase_events)
+    if not state.result.dry_run:
+        _refresh_gold(state)
+
+
+def _suppress(state: ErasureState, key: bytes) -> None:
+    """Add the data subjects to the suppression list, and fence off runs that were planned before."""
+    pipeline, report = state.pipeline, state.report
+    # First: a commit to quarantine would hide a restore of it from the next run.
+    intact_tables(pipeline, report)
     finish_reset(pipeline, report)
     note_replay(pipeline)
-    before = add_suppressed(pipeline.lakehouse, key, work.hashes, pipeline.run_id)
-    crash_points.reach("forget_listed")
+    before = add_suppressed(pipeline.lakehouse, key, state.hashes, pipeline.run_id)
+    failpoints.reach("forget_listed")
     bronze = pipeline.bronze.open()
-    if bronze is not None and before.unfinished:  # of the same gamers
-        work.done_before = erasures(bronze)
+    if bronze is not None and before.unfinished:  # of the same data subjects
+        state.done_before = erasures(bronze)
     _fence(pipeline)
-    # What landed before the fence may have its part of quarantine still to come: rows that were made before the list.
+    # A commit to bronze before the fence may lack its commit to quarantine, with rows from before the list.
     finish_reset(pipeline, report)
     note_replay(pipeline)
 
 
-def _until_nothing_is_found(work: Work, look: Callable[[Work], bool]) -> None:
+def _repeat(state: ErasureState, erase: Callable[[ErasureState], bool]) -> None:
+    """Repeat a pass until it finds nothing to do."""
     for _ in range(PASSES):
-        if not look(work):
+        if not erase(state):
             return
-    raise ConflictError(f"rows were found, or rivals came between, {PASSES} times: run `game-events forget` again")
+    raise ConflictError(f"rows were found in {PASSES} scans, due to concurrent runs: run `game-events forget` again")
 
 
 def _require_id_column(pipeline: Pipeline, bronze: DeltaTable) -> None:
-    """Keep somebody with a wrong setting from believing that a gamer is gone."""
+    """Refuse a wrong setting, with which no row would be found."""
     if not int(bronze.transaction_version(Txn.BATCH) or 0) or not has_decoded_columns(bronze):
         return
     if not has_persons(bronze, pipeline.settings.key_column):
         raise ConfigurationError(
-            f"bronze has no column {pipeline.settings.key_column!r}: set GAME_EVENTS_KEY_COLUMN to the one that says whose "
-            "a row is"
+            f"bronze has no column {pipeline.settings.key_column!r}: set GAME_EVENTS_KEY_COLUMN to the data subject's column"
         )
 
 
+@retry_on_conflict()
 def _fence(pipeline: Pipeline) -> None:
-    """Make every run that looked before the list was changed look again: whatever it has staged does not land any more."""
-    for attempt in range(CONFLICT_ATTEMPTS):
-        bronze = pipeline.bronze.open()
-        if bronze is None:
-            return
-        batch = bronze.transaction_version(Txn.BATCH)
-        # The batch too, as it is: of two commits that name it, Delta lets one land, however close they come.
-        plan = without(
-            pipeline.bronze, bronze, [], pipeline.run_id, expected={Txn.BATCH: batch}, advance={Txn.BATCH: int(batch or 0)}
-        )
-        try:
-            commit(plan)
-            return
-        except ConflictError:
-            if attempt == CONFLICT_ATTEMPTS - 1:
-                raise
-
-
-def _gold_follows(work: Work) -> None:
-    """Gold of the games whose silver lost rows, the unified table, and aggregates of one's own: as after any such change."""
-    pipeline, report = work.pipeline, work.report
+    """Commit to bronze, so that every run that read the old list fails to commit, and plans again."""
     bronze = pipeline.bronze.open()
     if bronze is None:
         return
-    games = frozenset(work.touched | pipeline.progress.read(BronzeIdentity.of(bronze).key).failed_in(Layer.GOLD))
+    batch = bronze.transaction_version(Txn.BATCH)
+    # The unchanged batch too: Delta rejects one of two concurrent commits that name the same transaction.
+    expected: dict[str, int | None] = {Txn.BATCH: batch}
+    advance: dict[str, int] = {Txn.BATCH: int(batch or 0)}
+    commit(without(pipeline.bronze, bronze, [], pipeline.run_id, expected=expected, advance=advance))
+
+
+def _refresh_gold(state: ErasureState) -> None:
+    """Refresh gold of the changed games, the unified table and user-defined aggregates."""
+    pipeline, report = state.pipeline, state.report
+    bronze = pipeline.bronze.open()
+    if bronze is None:
+        return
+    games = frozenset(state.touched | pipeline.progress.read(BronzeIdentity.of(bronze).key).failed_in(Layer.GOLD))
     if not games:
         return
     refresh_gold(pipeline, report, games)
@@ -175,28 +176,22 @@ def _gold_follows(work: Work) -> None:
     refresh_own_gold(pipeline, report, chosen, ignore_intervals=True)
 
 
-def _rest(work: Work) -> bool:
-    """What else has a column with the id: gold, once more, and tables that nobody declares any more."""
-    pipeline, tables = work.pipeline, {}
-    for name in pipeline.lakehouse.names():
-        if name in (*_OWN, BRONZE, QUARANTINE) or game_of_silver(name) is not None:
-            continue
-        handle = pipeline.lakehouse.table(name).open()
-        if handle is not None and has_persons(handle, pipeline.settings.key_column):
-            tables[name] = handle
-    hits = work.look(tables)
+def _erase_others(state: ErasureState) -> bool:
+    """Erase from every other table with the key column: gold, and tables that are not declared any more."""
+    pipeline = state.pipeline
+    skipped = {*_SYSTEM, BRONZE, QUARANTINE}
+    names = [name for name in pipeline.lakehouse.names() if name not in skipped and game_of_silver(name) is None]
+    opened = {name: pipeline.lakehouse.table(name).open() for name in names}
+    tables = {name: h for name, h in opened.items() if h is not None and has_persons(h, pipeline.settings.key_column)}
+    hits = state.scan(tables)
     for name, found in hits.items():
-        if work.account.dry_run:
-            work.erased(name, found)
-            continue
         commits = tables[name].transaction_version(Txn.COMMITS)
-        moved: dict[str, int] = {Txn.COMMITS: commits + 1} if commits is not None else {}
-        plan = without(
-            pipeline.lakehouse.table(name), tables[name], found, pipeline.run_id, expected={Txn.COMMITS: commits}, advance=moved
-        )
-        try:
-            commit(plan)
-            work.erased(name, found)
-        except ConflictError:
-            continue  # a rival refreshed it: look again
-    return bool(hits) and not work.account.dry_run
+        advance: dict[str, int] = {Txn.COMMITS: commits + 1} if commits is not None else {}
+        expected: dict[str, int | None] = {Txn.COMMITS: commits}
+        # After a conflict with a refresh of the table it is scanned again.
+        with suppress(ConflictError):
+            if not state.result.dry_run:
+                table = pipeline.lakehouse.table(name)
+                commit(without(table, tables[name], found, pipeline.run_id, expected=expected, advance=advance))
+            state.erased(name, found)
+    return bool(hits) and not state.result.dry_run

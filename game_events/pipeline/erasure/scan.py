@@ -1,8 +1,7 @@
-"""Workers' part of an erasure: files that hold rows of some gamers, written anew without them.
+"""Scans files for rows of data subjects, and stages copies without these rows; nothing is committed here.
 
-One Spark job takes files of any number of tables, a row of it being a file: only columns that tell whose a row is are read of
-each, only files with such rows are written anew. Nothing is committed here. The ids travel inside the function, so that no plan
-or log shows them.
+One Spark job scans files of any number of tables, one per row; only the columns with ids are read. The ids are part of the
+pickled function, so that no plan or log shows them.
 """
 
 from __future__ import annotations
@@ -21,29 +20,30 @@ import pyarrow.parquet as pq
 from game_events.lakehouse.data.staging import REPORT_SCHEMA, StagedFile, StagedWriter, file_system, report
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, REST_DEAD_LETTERS, Table
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.erasure.subjects import ANSWER, BYTES, RECORDS, Wanted
+from game_events.pipeline.erasure.subjects import ANSWER, BYTES, RECORDS, DataSubjects
 
-#: Up to so many files the driver looks at by itself: a Spark job costs more.
+#: Files up to which the driver scans them itself: a Spark job costs more.
 FILES_IN_DRIVER = 4
 #: Tasks of the job.
 TASKS = 64
-#: Batches of (table, path) -> the report (`REPORT_SCHEMA`).
+#: For `mapInArrow`: (table, path) -> `REPORT_SCHEMA`.
 FileTask = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+_Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class ScannedFile:
-    """One file that was looked at.
+    """Result of one file.
 
     Attributes:
-        table, path: which.
-        rows: rows of theirs in it.
-        files: what stands for it without them; none if all its rows were theirs, or nothing was to be written.
+        table, path: the file.
+        rows: number of the data subjects' rows.
+        files: staged copy without these rows; empty if no row remains, or without `rewrite`.
         records: these rows, as `RECORDS`.
-        unsearchable: rows that stay and of which nobody can say whose they are.
-        traced: of bronze, those of `records` that only their key or their bytes tell of.
-        unreadable: it is no whole Parquet file: it is being written, or the run that wrote it was killed.
-        quoted: dead letters that stay without the receiver's answer, as it may speak of them.
+        unsearchable: remaining rows that cannot be attributed to a data subject.
+        by_bytes: those of `records` that were found by their undecoded columns alone; bronze only.
+        unreadable: not a complete Parquet file: it is being written, or its run was killed.
+        answers: remaining dead letters that lose the receiver's answer, as it may have an id.
     """
 
     table: str
@@ -53,109 +53,112 @@ class ScannedFile:
     records: pa.Table = field(default_factory=RECORDS.empty_table)
     unsearchable: int = 0
     unreadable: bool = False
-    traced: pa.Table = field(default_factory=RECORDS.empty_table)
-    quoted: int = 0
+    by_bytes: pa.Table = field(default_factory=RECORDS.empty_table)
+    answers: int = 0
 
     @property
-    def anything(self) -> bool:
-        """Whether there is anything of theirs in it."""
-        return self.rows > 0 or self.quoted > 0
+    def matches(self) -> bool:
+        """Whether the file has anything to erase."""
+        return self.rows > 0 or self.answers > 0
 
     def to_json(self) -> str:
-        """For the way back through Spark."""
-        body = {"table": self.table, "path": self.path, "rows": self.rows, "unsearchable": self.unsearchable}
-        body |= {"unreadable": self.unreadable, "quoted": self.quoted}
-        packed = {"records": _packed(self.records), "traced": _packed(self.traced)}
-        return json.dumps(body | {"files": [f.to_json() for f in self.files]} | packed)
+        """Encode for a worker's report."""
+        packed = {"records": _packed(self.records), "by_bytes": _packed(self.by_bytes)}
+        return json.dumps(vars(self) | packed | {"files": [f.to_json() for f in self.files]})
 
     @classmethod
     def from_json(cls, text: str) -> ScannedFile:
         """The inverse of `to_json`."""
         body = json.loads(text)
-        files = [StagedFile.from_json(f) for f in body["files"]]
-        records, traced = _unpacked(body["records"]), _unpacked(body["traced"])
-        counts = (body["unsearchable"], body["unreadable"], traced, body["quoted"])
-        return cls(body["table"], body["path"], body["rows"], files, records, *counts)
+        unpacked = {"records": _unpacked(body["records"]), "by_bytes": _unpacked(body["by_bytes"])}
+        return cls(**body | unpacked | {"files": [StagedFile.from_json(f) for f in body["files"]]})
 
 
 @dataclass(frozen=True)
 class EraseTask:
-    """What a worker needs; picklable.
+    """Scans files in a worker; picklable.
 
     Attributes:
-        tables: name -> where it is.
-        wanted: whose rows.
-        rewrite: files with such rows are written anew without them; else they are only found.
-        old: of files that no version of today names, one may be deleted by maintenance meanwhile (then there is nothing in
-            it), or not be whole.
+        tables: name -> table.
+        subjects: the data subjects.
+        rewrite: stage a copy of each file with matches.
+        old: the current version does not have the files: one may be deleted meanwhile, or incomplete.
     """
 
     tables: Mapping[str, Table]
-    wanted: Wanted
+    subjects: DataSubjects
     rewrite: bool
     old: bool = False
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """For `mapInArrow`: consumes (table, path), yields the report (`REPORT_SCHEMA`)."""
-        yield report(
-            ("file", self.look(table, path).to_json())
-            for batch in batches
-            for table, path in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
-        )
+        yield report(("file", self.scan(table, path).to_json()) for table, path in named(batches))
 
-    def look(self, name: str, path: str) -> ScannedFile:
-        """One file; a row group of it is in memory at a time.
+    def scan(self, name: str, path: str) -> ScannedFile:
+        """Scan one file, with one row group in memory at a time.
 
         Raises:
-            FileNotFoundError, pa.ArrowInvalid: it is gone, or no whole Parquet file, and not `old`.
+            FileNotFoundError, pa.ArrowInvalid: the file is deleted or incomplete, and not `old`.
         """
         try:
-            return self._look(name, path)
-        except FileNotFoundError:
+            return self._scan(name, path)
+        except (FileNotFoundError, pa.ArrowInvalid) as error:
             if not self.old:
                 raise
-            return ScannedFile(name, path)
-        except pa.ArrowInvalid:
-            if not self.old:
-                raise
-            return ScannedFile(name, path, unreadable=True)
+            return ScannedFile(name, path, unreadable=isinstance(error, pa.ArrowInvalid))
 
-    def _look(self, name: str, path: str) -> ScannedFile:
-        table = self.tables[name]
-        system, prefix = file_system(table)
+    def _scan(self, name: str, path: str) -> ScannedFile:
+        system, prefix = file_system(self.tables[name])
         with system.open_input_file(prefix + path) as source:
             file = pq.ParquetFile(source)
-            columns = self.wanted.columns(name, file.schema_arrow.names)
-            masks, parts, traced, unsearchable = [], [], [], 0
-            for group in range(file.num_row_groups):
-                rows = file.read_row_group(group, columns)
-                mask = self.wanted.mask(name, rows)
-                if name == BRONZE and (nameless := self.wanted.nameless(rows)).any():
-                    # Only here: bytes of all rows are most of the file.
-                    theirs = self.wanted.traced(file.read_row_group(group, list(BYTES)), nameless)
-                    traced.append(_records(name, rows.filter(pa.array(theirs)), self.wanted.entity))
-                    unsearchable += int((nameless & ~theirs).sum())
-                    mask |= theirs
-                masks.append(mask)
-                if mask.any():
-                    parts.append(_records(name, rows.filter(pa.array(mask)), self.wanted.entity))
-                if name == QUARANTINE:
-                    unsearchable += int((self.wanted.unsearchable(rows) & ~mask).sum())
-            hits = sum(int(mask.sum()) for mask in masks)
-            quoted = self._quoted(name, file, masks)
-            if not hits and not any(mask.any() for mask in quoted):
+            groups = [self._scan_group(name, file, group) for group in range(file.num_row_groups)]
+            masks = [mask for mask, _, _, _ in groups]
+            rows, unsearchable = sum(int(mask.sum()) for mask in masks), sum(number for _, _, _, number in groups)
+            answers = self._answers(name, file, masks)
+            if not rows and not any(mask.any() for mask in answers):
                 return ScannedFile(name, path, unsearchable=unsearchable)
-            files = _without(table, file, masks, quoted) if self.rewrite else []
-        by_bytes, theirs = (pa.concat_tables([RECORDS.empty_table(), *found]) for found in (traced, parts))
-        answers = sum(int(mask.sum()) for mask in quoted)
-        return ScannedFile(name, path, hits, files, theirs, unsearchable, traced=by_bytes, quoted=answers)
+            files = _without(self.tables[name], file, masks, answers) if self.rewrite else []
+        records, by_bytes = (pa.concat_tables([group[n] for group in groups]) for n in (1, 2))
+        cleared = sum(int(mask.sum()) for mask in answers)
+        return ScannedFile(name, path, rows, files, records, unsearchable, by_bytes=by_bytes, answers=cleared)
 
-    def _quoted(self, name: str, file: pq.ParquetFile, masks: Sequence[npt.NDArray[np.bool_]]) -> list[npt.NDArray[np.bool_]]:
-        """Of dead letters, by row group: rows that stay, and lose their answer. A call's rows may be in several of them."""
+    def _scan_group(self, name: str, file: pq.ParquetFile, group: int) -> tuple[_Mask, pa.Table, pa.Table, int]:
+        """A row group's mask, records, records that were found by bytes, and number of unsearchable rows."""
+        rows = file.read_row_group(group, self.subjects.columns(name, file.schema_arrow.names))
+        mask, by_bytes, unsearchable = self.subjects.mask(name, rows), RECORDS.empty_table(), 0
+        if name == BRONZE and (nameless := self.subjects.nameless(rows)).any():
+            # Only where needed: the bytes are most of the file.
+            found = self.subjects.traced(file.read_row_group(group, list(BYTES)), nameless)
+            by_bytes = self._records(name, rows.filter(pa.array(found)))
+            unsearchable = int((nameless & ~found).sum())
+            mask |= found
+        if name == QUARANTINE:
+            unsearchable = int((self.subjects.unsearchable(rows) & ~mask).sum())
+        records = self._records(name, rows.filter(pa.array(mask))) if mask.any() else RECORDS.empty_table()
+        return mask, records, by_bytes, unsearchable
+
+    def _records(self, table: str, rows: pa.Table) -> pa.Table:
+        """The rows as `RECORDS`; of quarantine, `game` only for rejected rows that are not in silver."""
+        taken = {n: rows.column(n) for n in rows.column_names}
+        if table != QUARANTINE:
+            taken["game"] = taken.get(self.subjects.entity, pa.nulls(rows.num_rows, pa.string()))
+        elif "game" in taken and "replayed_batch" in taken:
+            taken["game"] = pc.if_else(pc.is_null(taken["replayed_batch"]), taken["game"], pa.scalar(None, pa.string()))
+        arrays = [taken[f.name].cast(f.type) if f.name in taken else pa.nulls(rows.num_rows, f.type) for f in RECORDS]
+        return pa.Table.from_arrays(arrays, schema=RECORDS)
+
+    def _answers(self, name: str, file: pq.ParquetFile, masks: Sequence[_Mask]) -> list[_Mask]:
+        """By row group, the remaining dead letters that lose their answer; a call's rows may be in several groups."""
         if name != REST_DEAD_LETTERS or not masks:
             return []
-        found = self.wanted.quoted(file.read(["key", ANSWER]), np.concatenate(masks))
+        found = self.subjects.answered(file.read(["key", ANSWER]), np.concatenate(masks))
         return np.split(found, np.cumsum([len(mask) for mask in masks])[:-1])
+
+
+def named(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, str]]:
+    """(table, path) of each row."""
+    for batch in batches:
+        yield from zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
 
 
 def _packed(records: pa.Table) -> str:
@@ -171,24 +174,8 @@ def _unpacked(text: str) -> pa.Table:
     return pa.ipc.open_stream(base64.b64decode(text)).read_all() if text else RECORDS.empty_table()
 
 
-def _records(table: str, rows: pa.Table, entity: str) -> pa.Table:
-    """The rows as `RECORDS`. Of quarantine, `game` only of rows that are kept out of silver: others are no business of it."""
-    taken = {n: rows.column(n) for n in rows.column_names}
-    if table != QUARANTINE:
-        taken["game"] = taken.get(entity, pa.nulls(rows.num_rows, pa.string()))
-    elif "game" in taken and "replayed_batch" in taken:
-        taken["game"] = pc.if_else(pc.is_null(taken["replayed_batch"]), taken["game"], pa.scalar(None, pa.string()))
-    arrays = [taken[f.name].cast(f.type) if f.name in taken else pa.nulls(rows.num_rows, f.type) for f in RECORDS]
-    return pa.Table.from_arrays(arrays, schema=RECORDS)
-
-
-def _without(
-    table: Table,
-    file: pq.ParquetFile,
-    masks: Sequence[npt.NDArray[np.bool_]],
-    quoted: Sequence[npt.NDArray[np.bool_]] = (),
-) -> list[StagedFile]:
-    """What stays of a file, in the table's types: those of a file that another engine has written may differ (INT96 times)."""
+def _without(table: Table, file: pq.ParquetFile, masks: Sequence[_Mask], answers: Sequence[_Mask]) -> list[StagedFile]:
+    """Stage a file's remaining rows, in the table's types: another engine's file may have others (INT96 times)."""
     handle = table.open()
     types = {f.name: f.type for f in pa.schema(handle.schema())} if handle is not None else {}
     own = file.schema_arrow.remove_metadata()
@@ -197,29 +184,23 @@ def _without(
     for group, mask in enumerate(masks):
         if not mask.all():
             rows = file.read_row_group(group).replace_schema_metadata(None).cast(schema)
-            if quoted:
+            if answers:
                 at = schema.get_field_index(ANSWER)
-                answers = pc.if_else(pa.array(quoted[group]), pa.scalar(None, schema.field(at).type), rows.column(at))
-                rows = rows.set_column(at, schema.field(at), answers)
+                cleared = pc.if_else(pa.array(answers[group]), pa.scalar(None, schema.field(at).type), rows.column(at))
+                rows = rows.set_column(at, schema.field(at), cleared)
             writer.write(rows.filter(pa.array(~mask)) if mask.any() else rows)
     return writer.close()
 
 
-def look_at(pipeline: Pipeline, task: EraseTask, files: Sequence[tuple[str, str]]) -> list[ScannedFile]:
-    """Look at files of any tables, in one Spark job; a handful of them without any.
+def scan_files(pipeline: Pipeline, task: EraseTask, files: Sequence[tuple[str, str]]) -> list[ScannedFile]:
+    """Scan files, given as (table, path)."""
+    return [ScannedFile.from_json(body) for body in run_task(pipeline, task, files)]
 
-    Args:
-        pipeline: the parts; Spark starts only if the files are many.
-        task: what to look for.
-        files: (table, path) of each.
-    """
+
+def run_task(pipeline: Pipeline, task: FileTask, files: Sequence[tuple[str, str]]) -> list[str]:
+    """Bodies of a task's report on files: by one Spark job, or without Spark if the files are few."""
+    named_files = pa.table({"table": [t for t, _ in files], "path": [p for _, p in files]})
     if len(files) <= FILES_IN_DRIVER:
-        return [task.look(name, path) for name, path in files]
-    return [ScannedFile.from_json(body) for body in by_workers(pipeline, task, files)]
-
-
-def by_workers(pipeline: Pipeline, task: FileTask, files: Sequence[tuple[str, str]]) -> list[str]:
-    """What a task reports of (table, path), in one Spark job."""
-    rows = pipeline.spark.createDataFrame(pa.table({"table": [t for t, _ in files], "path": [p for _, p in files]}))
-    found = rows.repartition(min(len(files), TASKS)).mapInArrow(task, REPORT_SCHEMA).collect()
-    return [line["body"] for line in found]
+        return [body for batch in task(named_files.to_batches()) for body in batch.column("body").to_pylist()]
+    rows = pipeline.spark.createDataFrame(named_files).repartition(min(len(files), TASKS))
+    return [line["body"] for line in rows.mapInArrow(task, REPORT_SCHEMA).collect()]

@@ -1,4 +1,4 @@
-"""Whose rows an erasure looks for, and which rows of a table are theirs."""
+"""The data subjects of an erasure, and the masks that select their rows in each table."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, REST_DEAD_LETTERS, is_person
 from game_events.pipeline.suppression.worker import as_texts
 
-#: Shorter ids are not looked for in bytes that nobody can decode: they would be found in other gamers' records by chance.
+#: Shorter ids are not searched in undecodable bytes: they would match other subjects' records by chance.
 MIN_SEARCHED_BYTES = 4
-#: What tells whose a record is that is no columns.
+#: Undecoded columns that may hold an id.
 BYTES = ("_kafka_key", "_raw_value")
-#: Records whose bytes are looked through at once: they are Python's objects then.
+#: Records that are Python objects at the same time.
 _ROWS_AT_ONCE = 10_000
-#: What dead letters say the receiver has answered.
+#: Column of dead letters: the receiver's answer.
 ANSWER = "answer"
 #: JSON's escapes (RFC 8259, section 7); characters beyond U+FFFF are two of them.
 _ESCAPE = re.compile(rb"(?:\\u[0-9a-fA-F]{4})+|\\.", re.DOTALL)
 _SHORT_ESCAPES = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t"}
 
-#: Which record a row is: NULLs are like nothing.
+#: Coordinates of a record; NULL matches nothing.
 RECORDS = pa.schema(
     [
         pa.field("_kafka_topic", pa.string()),
@@ -40,38 +40,38 @@ RECORDS = pa.schema(
         pa.field("game", pa.string()),
     ]
 )
-#: Quarantine holds a record under another batch than bronze once it was replayed; silver has no topic id, but its name, and of
-#: one name a batch has one id.
+#: A replayed record has another batch in quarantine than in bronze. Silver has the topic's name, but not its id, which is
+#: unique for a name within a batch.
 _IN_QUARANTINE = ["_kafka_topic_id", "_kafka_partition", "_kafka_offset"]
 _IN_SILVER = ["_kafka_topic", "_kafka_partition", "_kafka_offset", "_batch"]
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Whose rows are looked for; picklable.
+class DataSubjects:
+    """The data subjects of an erasure; picklable.
 
     Attributes:
-        person: the column that says whose a row is.
-        entity: the column that names the game.
-        ids: as texts.
-        records: rows of bronze that are theirs (`RECORDS`): rows of other tables are found by them too.
-        oldest_batch: of bronze: rows of quarantine from batches before it have no row of bronze that leads to them.
+        key: the column with a data subject's id.
+        entity: the column with the game.
+        ids: their ids, as texts.
+        records: their rows of bronze (`RECORDS`), by which rows of other tables are found too.
+        oldest_batch: bronze's; rows of quarantine from earlier batches cannot be found by a row of bronze.
     """
 
-    person: str
+    key: str
     entity: str
     ids: frozenset[str] = field(repr=False)
     records: pa.Table = field(repr=False, default_factory=RECORDS.empty_table)
     oldest_batch: int = 0
 
-    def with_records(self, found: Iterable[pa.Table]) -> Wanted:
-        """With more records, each once."""
+    def with_records(self, found: Iterable[pa.Table]) -> DataSubjects:
+        """A copy with more records, without duplicates."""
         records = pa.concat_tables([self.records, *found]).group_by(RECORDS.names).aggregate([])
         return replace(self, records=records.select(RECORDS.names))
 
     @cached_property
     def traces(self) -> re.Pattern[bytes] | None:
-        """An id as a whole text within bytes: behind its length as protobuf or Avro has it, or in quotes as in JSON."""
+        """Pattern of an id as a whole text within bytes: after its length (protobuf, Avro), or in quotes (JSON)."""
         found = []
         for text in self.ids:
             raw = text.encode(errors="surrogatepass")
@@ -83,28 +83,27 @@ class Wanted:
 
     @cached_property
     def names(self) -> re.Pattern[bytes] | None:
-        """An id anywhere in a text."""
+        """Pattern of an id anywhere in a text."""
         raws = [text.encode(errors="surrogatepass") for text in self.ids]
         found = [re.escape(raw) for raw in raws if len(raw) >= MIN_SEARCHED_BYTES]
         return re.compile(b"|".join(found)) if found else None
 
     def columns(self, table: str, names: Sequence[str]) -> list[str]:
-        """What is read of a file to find their rows."""
+        """The columns of a file that are needed to find rows."""
         wanted = {*RECORDS.names, self.entity}
         if table == QUARANTINE:
             wanted |= {"layer", "replayed_table", "replayed_batch", *BYTES}
         if table == REST_DEAD_LETTERS:
             wanted |= {"key", ANSWER}
-        return [n for n in names if n in wanted or is_person(n, self.person)]
+        return [n for n in names if n in wanted or is_person(n, self.key)]
 
     def mask(self, table: str, rows: pa.Table) -> npt.NDArray[np.bool_]:
-        """Which rows of a table are theirs."""
+        """Mask of the data subjects' rows."""
         found = np.zeros(rows.num_rows, dtype=bool)
         if table == QUARANTINE:
             return found | self._recorded(rows, _IN_QUARANTINE) | self.traced(rows, self.unsearchable(rows))
-        for name in rows.column_names:
-            if is_person(name, self.person):
-                found |= self._named(rows.column(name))
+        for name in (n for n in rows.column_names if is_person(n, self.key)):
+            found |= self._named(rows.column(name))
         if table != BRONZE:
             found |= self._recorded(rows, _IN_SILVER)
         return found
@@ -125,7 +124,7 @@ class Wanted:
         return found
 
     def traced(self, rows: pa.Table, among: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Rows that are theirs by what their key and their bytes hold (`BYTES`), of those that no column tells of."""
+        """Mask of the rows `among` the given ones with an id in their undecoded columns (`BYTES`)."""
         found = np.zeros(rows.num_rows, dtype=bool)
         places = np.flatnonzero(among)
         searched, done = rows.select(list(BYTES)).filter(pa.array(among)), 0
@@ -136,34 +135,33 @@ class Wanted:
                 done += 1
         return found
 
-    def quoted(self, letters: pa.Table, gone: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Of dead letters that stay, those whose answer may speak of them: it names them, or is to a call with rows of theirs.
+    def answered(self, dead_letters: pa.Table, erased: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Mask of the remaining dead letters with an answer that has an id, or is to a call with erased rows.
 
         Args:
-            letters: columns `key` and `ANSWER`.
-            gone: which of them are theirs.
+            dead_letters: columns `key` and `ANSWER`.
+            erased: mask of the data subjects' rows.
         """
-        calls = pc.unique(letters.column("key").filter(pa.array(gone)))
-        found = pc.is_in(letters.column("key"), value_set=calls).to_numpy()
-        answers = letters.column(ANSWER).combine_chunks().dictionary_encode()
+        calls = pc.unique(dead_letters.column("key").filter(pa.array(erased)))
+        found = pc.is_in(dead_letters.column("key"), value_set=calls).to_numpy()
+        answers = dead_letters.column(ANSWER).combine_chunks().dictionary_encode()
         naming = [_in_either_form(self.names, answer.encode()) for answer in answers.dictionary.to_pylist()]
         which = pc.fill_null(answers.indices, len(naming)).to_numpy(zero_copy_only=False)
         found = found | np.array([*naming, False])[which]
-        return np.asarray(found & ~gone & pc.is_valid(letters.column(ANSWER)).to_numpy(), dtype=bool)
+        return np.asarray(found & ~erased & pc.is_valid(dead_letters.column(ANSWER)).to_numpy(), dtype=bool)
 
     def nameless(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
-        """Rows of bronze in which no column says whose they are, or of which game: their message type is not decoded."""
+        """Mask of bronze's rows without a key and a game: their message type is not decoded."""
         found = np.ones(rows.num_rows, dtype=bool)
-        for name in rows.column_names:
-            if name == self.entity or is_person(name, self.person):
-                found &= pc.is_null(rows.column(name)).to_numpy()
+        for name in (n for n in rows.column_names if n == self.entity or is_person(n, self.key)):
+            found &= pc.is_null(rows.column(name)).to_numpy()
         return found
 
     def unsearchable(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
-        """Rows of quarantine of which nobody can say for certain whose they are: they decode under nothing."""
+        """Mask of quarantine's rows that no schema decodes: they cannot be attributed to a data subject for certain."""
         decodes = pc.equal(rows.column("layer"), Layer.SILVER).to_numpy()
         if "replayed_batch" in rows.column_names:
-            # Noted without a table: a rejected row that bronze does not have any more, so nothing leads to it.
+            # Marked without a table: a rejected row that bronze does not have any more.
             noted = pc.is_valid(rows.column("replayed_batch")).to_numpy()
             decodes = np.where(noted, pc.is_valid(rows.column("replayed_table")).to_numpy(), decodes)
         old = pc.fill_null(pc.less(rows.column("_batch"), self.oldest_batch), False).to_numpy()
@@ -179,14 +177,14 @@ def _varint(number: int) -> bytes:
 
 
 def _in_either_form(pattern: re.Pattern[bytes] | None, value: bytes) -> bool:
-    """Whether bytes hold what is looked for, as they are or with JSON's escapes resolved: each writer has its own."""
+    """Whether a pattern is in bytes, as they are or with JSON's escapes resolved, which depend on the writer."""
     if pattern is None:
         return False
     return pattern.search(value) is not None or (b"\\" in value and pattern.search(_ESCAPE.sub(_resolved, value)) is not None)
 
 
 def _resolved(escape: re.Match[bytes]) -> bytes:
-    """What an escape, or a pair of them, of JSON stands for."""
+    """The characters of one or more JSON escapes."""
     text = escape[0]
     if text[1:2] == b"u":
         return bytes.fromhex(text.replace(b"\\u", b"").decode()).decode("utf-16-be", "replace").encode()
@@ -194,6 +192,6 @@ def _resolved(escape: re.Match[bytes]) -> bytes:
 
 
 def by_game_and_batch(records: pa.Table) -> Counter[tuple[str, int]]:
-    """(game, batch) -> rows, each record once."""
+    """(game, batch) -> number of distinct records."""
     each = records.group_by(RECORDS.names).aggregate([])
     return Counter(zip(each.column("game").to_pylist(), each.column("_batch").to_pylist(), strict=True))

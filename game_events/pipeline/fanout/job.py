@@ -6,12 +6,12 @@ to that game's writer; memory is bounded by the buffer, whatever share of the ro
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -20,19 +20,12 @@ from pyspark.sql import functions as F
 
 from game_events.errors import TransientError
 from game_events.extending import PLAYER_AGG
-from game_events.lakehouse.data.staging import (
-    REPORT_SCHEMA,
-    StagedFile,
-    StagedWriter,
-    buffer_bytes,
-    discard,
-    remove_empty_folder,
-    report,
-)
+from game_events.lakehouse.data.staging import StagedFile, StagedWriter, buffer_bytes, discard, remove_empty_folder
+from game_events.lakehouse.data.worker_job import WorkerJob
 from game_events.lakehouse.storage.errors import explain
 from game_events.lakehouse.tables import Lakehouse, Table
 from game_events.pipeline.fanout.routing import Routing
-from game_events.pipeline.quality.worker import RuleSplit, Splitter, counts_from_json, counts_to_json
+from game_events.pipeline.quality.worker import RuleSplit, Splitter
 from game_events.pipeline.reporting.report import RuleCounts
 
 #: Rows and bytes sorted at a time: large enough that a game's part is more than a handful of rows.
@@ -48,9 +41,51 @@ MAX_FILES_UNSHUFFLED = 512
 SALTS = 4
 
 
+@dataclass
+class FanOutResult:
+    """What the workers return.
+
+    Attributes:
+        files: game -> its files.
+        refused: why -> name -> rows that belong to no game.
+        failed: game -> why its files could not be written; it has none then.
+        rejected: game -> its files for quarantine.
+        counts: game -> counts of its rows by the rules; empty without rules.
+        crowded: a worker met more new names than `Routing.room`: nothing was kept.
+    """
+
+    files: dict[str, list[StagedFile]] = field(default_factory=dict)
+    refused: dict[str, Counter[str]] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    rejected: dict[str, list[StagedFile]] = field(default_factory=dict)
+    counts: dict[str, RuleCounts] = field(default_factory=dict)
+    crowded: bool = False
+
+    @property
+    def games(self) -> set[str]:
+        """Games that had rows, rejected or not."""
+        return (set(self.files) | set(self.counts)) - set(self.failed)
+
+    def rows(self, game: str) -> int:
+        """Rows that a game had, rejected or not."""
+        return self.counts[game].rows if game in self.counts else rows_of(self.files.get(game, []))
+
+    def add(self, other: FanOutResult) -> None:
+        """Add what workers return of other rows; a game that failed there has no files here either."""
+        for mine, theirs in ((self.files, other.files), (self.rejected, other.rejected)):
+            for game, files in theirs.items():
+                mine.setdefault(game, []).extend(files)
+        for why, names in other.refused.items():
+            self.refused.setdefault(why, Counter()).update(names)
+        for game, counts in other.counts.items():
+            self.counts.setdefault(game, RuleCounts()).add(counts)
+        self.failed.update(other.failed)
+        self.crowded |= other.crowded
+
+
 @dataclass(frozen=True)
-class FanOut:
-    """What a worker needs to write rows of games; picklable.
+class FanOut(WorkerJob[FanOutResult]):
+    """Writes rows to files of their games' tables; picklable.
 
     Attributes:
         lakehouse: where the tables are.
@@ -62,6 +97,7 @@ class FanOut:
         aggregate: for gold: which of a game's tables.
     """
 
+    result: ClassVar[type] = FanOutResult
     lakehouse: Lakehouse
     layer: str
     game_column: str
@@ -74,50 +110,9 @@ class FanOut:
         """Where a game's rows go."""
         return self.lakehouse.gold(game, self.aggregate) if self.layer == "gold" else self.lakehouse.silver(game)
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """For `mapInArrow`: consumes the rows, yields the report (`REPORT_SCHEMA`)."""
-        yield report(iter(_FanOutStage(self).run(batches)))
-
-
-@dataclass(frozen=True)
-class FanOutResult:
-    """What the workers report.
-
-    Attributes:
-        files: game -> its files.
-        refused: why -> name -> rows that belong to no game.
-        failed: game -> why its files could not be written; it has none then.
-        rejected: game -> its files for quarantine.
-        counts: game -> what the rules said of its rows; empty without rules.
-        crowded: a worker met more new names than there is room for: nothing was kept.
-    """
-
-    files: dict[str, list[StagedFile]] = field(default_factory=dict)
-    refused: dict[str, Counter[str]] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
-    rejected: dict[str, list[StagedFile]] = field(default_factory=dict)
-    counts: dict[str, RuleCounts] = field(default_factory=dict)
-    crowded: bool = False
-
-    @property
-    def games(self) -> set[str]:
-        """Games that had rows, were they all left out or not."""
-        return (set(self.files) | set(self.counts)) - set(self.failed)
-
-    def rows(self, game: str) -> int:
-        """Rows that a game had, were they left out or not."""
-        return self.counts[game].rows if game in self.counts else rows_of(self.files.get(game, []))
-
-    def add(self, other: FanOutResult) -> None:
-        """Take over what workers report of other rows; a game that failed there has no files here either."""
-        for mine, theirs in ((self.files, other.files), (self.rejected, other.rejected)):
-            for game, files in theirs.items():
-                mine.setdefault(game, []).extend(files)
-        for why, names in other.refused.items():
-            self.refused.setdefault(why, Counter()).update(names)
-        for game, counts in other.counts.items():
-            self.counts.setdefault(game, RuleCounts()).add(counts)
-        self.failed.update(other.failed)
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> FanOutResult:
+        """Write the rows."""
+        return _FanOutStage(self).run(batches)
 
 
 def stage(rows: DataFrame, task: FanOut, row_count: int, games: int, salt: str | None = None) -> FanOutResult:
@@ -138,36 +133,16 @@ def stage(rows: DataFrame, task: FanOut, row_count: int, games: int, salt: str |
         rows = rows.repartition(tasks, *keys)
     else:
         rows = rows.coalesce(tasks)
-    found = rows.mapInArrow(task, REPORT_SCHEMA).collect()
-    result = _reported((line["kind"], line["body"]) for line in found)
-    if any(line["kind"] == "crowded" for line in found):
+    result = FanOutResult()
+    for found in task.collect(rows):
+        result.add(found)
+    if result.crowded:
         _discard(task, result)
         return FanOutResult(crowded=True)
     for game in result.failed:
-        # What other workers wrote for it; never committed, removed by maintenance.
+        # Files of other workers; never committed, removed by maintenance.
         result.files.pop(game, None)
         result.rejected.pop(game, None)
-    return result
-
-
-def _reported(lines: Iterable[tuple[str, str]]) -> FanOutResult:
-    """What all workers together say."""
-    result = FanOutResult()
-    for kind, body in lines:
-        if kind == "file":
-            staged = StagedFile.from_json(body)
-            result.files.setdefault(staged.game or "", []).append(staged)
-        elif kind == "rejected":
-            staged = StagedFile.from_json(body)
-            result.rejected.setdefault(staged.game or "", []).append(staged)
-        elif kind == "counts":
-            for game, counts in counts_from_json(body).items():
-                result.counts.setdefault(game, RuleCounts()).add(counts)
-        elif kind == "failed":
-            result.failed.update(json.loads(body))
-        elif kind == "refused":
-            for why, names in json.loads(body).items():
-                result.refused.setdefault(why, Counter()).update(names)
     return result
 
 
@@ -187,17 +162,15 @@ class _FanOutStage:
     def __init__(self, task: FanOut) -> None:
         self._task = task
         self._writers: dict[str, StagedWriter] = {}
-        self._refused: dict[str, Counter[str]] = {}
-        self._failed: dict[str, str] = {}
+        self._result = FanOutResult()
         self._buffer: list[pa.RecordBatch] = []
         self._rows = self._bytes = self._held = 0
         self._splitter = Splitter(task.split) if task.split is not None else None
         self._new: set[str] = set()
-        self._crowded = False
 
-    def run(self, batches: Iterable[pa.RecordBatch]) -> list[tuple[str, str]]:
+    def run(self, batches: Iterable[pa.RecordBatch]) -> FanOutResult:
         for batch in batches:
-            if self._crowded:
+            if self._result.crowded:
                 continue  # the driver decides who comes in, and asks again
             self._buffer.append(batch)
             self._rows += batch.num_rows
@@ -205,35 +178,33 @@ class _FanOutStage:
             if self._rows >= SORT_ROWS or self._bytes >= SORT_BYTES:
                 self._split()
         self._split()
-        if self._crowded:
-            return [("crowded", "")]
-        for game, writer in self._writers.items():
-            self._try(game, writer.close)
-        files = [("file", f.to_json()) for f in self._closed(self._writers)]
+        if self._result.crowded:
+            return FanOutResult(crowded=True)
+        self._result.files = self._closed(self._writers)
         if self._splitter is not None:
-            for game, writer in self._splitter.writers.items():
-                self._try(game, writer.close)
-            files += [("rejected", f.to_json()) for f in self._closed(self._splitter.writers)]
-            files.append(("counts", counts_to_json(self._splitter.counts)))
-        refused = {why: dict(names) for why, names in self._refused.items()}
-        return [*files, ("refused", json.dumps(refused)), ("failed", json.dumps(self._failed))]
+            self._result.rejected = self._closed(self._splitter.writers)
+            self._result.counts = self._splitter.counts
+            self._result.files = {game: files for game, files in self._result.files.items() if game not in self._result.failed}
+        return self._result
 
-    def _closed(self, writers: dict[str, StagedWriter]) -> Iterator[StagedFile]:
-        return (f for game, writer in writers.items() if game not in self._failed for f in writer.files)
+    def _closed(self, writers: dict[str, StagedWriter]) -> dict[str, list[StagedFile]]:
+        for game, writer in writers.items():
+            self._try(game, writer.close)
+        return {game: w.files for game, w in writers.items() if w.files and game not in self._result.failed}
 
     def _try(self, game: str, write: Callable[[], object]) -> None:
         """One game's folder that cannot be written is that game's failure; the others go on.
 
         An object store that is away is away for all of them: the job ends instead of waiting once for each game.
         """
-        if game not in self._failed:
+        if game not in self._result.failed:
             try:
                 write()
             except OSError as error:
                 known = explain(error, self._task.table(game).uri)
                 if isinstance(known, TransientError):
                     raise
-                self._failed[game] = f"its files cannot be written: {known or error}"
+                self._result.failed[game] = f"its files cannot be written: {known or error}"
 
     def _split(self) -> None:
         """Sort the buffer by game, once, and hand each game its part."""
@@ -282,7 +253,7 @@ class _FanOutStage:
 
     def _give_up(self) -> None:
         """Delete what was written."""
-        self._crowded = True
+        self._result.crowded = True
         for game, writer in self._writers.items():
             with suppress(OSError):
                 writer.abort()
@@ -302,7 +273,7 @@ class _FanOutStage:
         why = self._task.routing.refusal(name)
         if why is None:
             return True
-        self._refused.setdefault(why, Counter())[self._task.routing.counted_as(name, why)] += rows
+        self._result.refused.setdefault(why, Counter())[self._task.routing.counted_as(name, why)] += rows
         return False
 
     def _writer(self, game: str) -> StagedWriter:

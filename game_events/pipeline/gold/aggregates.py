@@ -1,4 +1,4 @@
-"""Which gold aggregates there are: the one that is shipped, and the user's own, each with its own progress and interval."""
+"""Gold aggregates: the built-in one and custom ones, each with its own progress and interval."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from game_events.lakehouse.system_columns import AGGREGATE
 from game_events.lakehouse.system_tables.progress import Mark, Progress
 from game_events.spark.schemas import quoted
 
-#: The definition of a table that has the default columns again; others are hashes.
+#: The definition of a table that was reset to the default columns; others are hashes.
 DEFAULT_DEFINITION = 0
 COUNT, FIRST, LAST = "session_count", "min_timestamp", "max_timestamp"
 
 
 def player_agg(settings: Settings) -> GoldAggregate:
-    """`gold_{game}_player_agg`: sessions, first and last event of each player, or what `GOLD_COLUMNS` says of each key."""
+    """`gold_{game}_player_agg`: sessions, first and last event of each key, or the columns of `GOLD_COLUMNS`."""
     keys = (settings.key_column,)
     if not settings.gold_columns:
         when = quoted(settings.time_column)
-        # Keys or times of another column are other values: they are not merged into those that a table has. Tables with those
-        # of the usual columns say nothing, as all did before.
+        # Values of another key or time column are not merged with those of a table. Tables of the default columns have no
+        # definition, for compatibility.
         usual = all(getattr(settings, name) == Settings.model_fields[name].default for name in ("key_column", "time_column"))
         return GoldAggregate(
             PLAYER_AGG,
             "merge",
             keys=keys,
             measures={COUNT: count(), FIRST: min_of(when), LAST: max_of(when)},
-            description=f"One row per {settings.words.key}: sessions, first and last event",
+            description=f"One row per {settings.names.key}: sessions, first and last event",
             definition="" if usual else _hash([*keys, settings.time_column]),
             asset_name=settings.names.asset(settings.names.gold_asset),
         )
@@ -55,7 +55,7 @@ def player_agg(settings: Settings) -> GoldAggregate:
         keys=keys,
         measures=merging or {},
         function=None if merging else lambda silver: _aggregated(silver, ("_game", *keys), columns),
-        description=f"One row per {settings.words.key}: {', '.join(settings.gold_columns)}",
+        description=f"One row per {settings.names.key}: {', '.join(settings.gold_columns)}",
         definition=_hash(parts),
         where="GAME_EVENTS_GOLD_COLUMNS",
         asset_name=settings.names.asset(settings.names.gold_asset),
@@ -67,26 +67,26 @@ def _hash(parts: Sequence[object]) -> str:
 
 
 def has_shipped_columns(aggregate: GoldAggregate) -> bool:
-    """Whether it is the shipped aggregate with its own columns, whatever the key and time columns are called."""
+    """Whether it is the built-in aggregate with its default columns, from any key and time column."""
     return aggregate.name == PLAYER_AGG and aggregate.measures.keys() == {COUNT, FIRST, LAST} and aggregate.where == BUILT_IN
 
 
 def commented(aggregate: GoldAggregate, schema: pa.Schema) -> pa.Schema:
-    """Its columns with what they mean, where that is known: a name that settings or a declaration use may mean anything."""
+    """The schema with descriptions of the default columns."""
     if not has_shipped_columns(aggregate):
         return schema
     return pa.schema([f.with_metadata({COMMENT: AGGREGATE[f.name]}) if f.name in AGGREGATE else f for f in schema])
 
 
 def expressions(settings: Settings) -> dict[str, str]:
-    """The shipped aggregate's columns beside the key: name -> SQL aggregate over silver's rows."""
+    """The built-in aggregate's columns beside the key: name -> SQL aggregate over silver's rows."""
     if not settings.gold_columns:
         return {column: measure.sql for column, measure in player_agg(settings).measures.items()}
     return {column: expression(sql, settings.time_column) for column, sql in settings.gold_columns.items()}
 
 
 def player_agg_columns(spark: SparkSession, settings: Settings, silver: StructType) -> StructType:
-    """Its columns, where silver has these; one's own expressions are analyzed, not run.
+    """The built-in aggregate's columns for columns of silver, by analysis.
 
     Raises:
         ConfigurationError: an expression does not fit silver's columns.
@@ -116,26 +116,26 @@ def due(aggregate: GoldAggregate, state: Progress) -> bool:
 
 
 def scope(aggregate: GoldAggregate) -> str:
-    """What an aggregate's floor speaks of: its definition and its games; none for the shipped one as it is by default."""
+    """The scope of an aggregate's low watermark: its definition and games; empty for the built-in one by default."""
     if not aggregate.definition:
         return ""
     return f"{aggregate.definition[:16]}:{','.join(sorted(aggregate.games))}"
 
 
 def definition_app(aggregate: str) -> str:
-    """Name of the `txn` that holds the definition which an aggregate's table was made with."""
+    """Name of the `txn` with the definition of an aggregate's table."""
     return Txn.AGGREGATE.of(aggregate)
 
 
 def declared_in(table: DeltaTable | None, aggregate: GoldAggregate) -> int | None:
-    """The definition that a table says it was made with; None: the shipped one as it is by default."""
+    """The definition in a table; None: the built-in default."""
     return table.transaction_version(definition_app(aggregate.name)) if table is not None else None
 
 
 def definition_for(table: DeltaTable | None, aggregate: GoldAggregate) -> int | None:
-    """What a table made with this definition says; None: nothing, as always for the shipped one by default.
+    """The definition that a commit writes; None: none, as always for the built-in default.
 
-    A table that had other columns for a time, and has those of the default again, says so: a `txn` cannot be taken back.
+    A table that had other columns for a time gets `DEFAULT_DEFINITION`: a `txn` cannot be removed.
     """
     if aggregate.definition:
         return int(aggregate.definition[:15], 16)
@@ -143,5 +143,5 @@ def definition_for(table: DeltaTable | None, aggregate: GoldAggregate) -> int | 
 
 
 def is_current(table: DeltaTable, aggregate: GoldAggregate) -> bool:
-    """Whether a table's rows were made with this definition."""
+    """Whether a table has the aggregate's definition."""
     return declared_in(table, aggregate) == definition_for(table, aggregate)

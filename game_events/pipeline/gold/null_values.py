@@ -1,4 +1,4 @@
-"""Games of whose rows nobody can say whose they are, or when they happened: told, never NULL in silence."""
+"""Detection of games without any key, or without any time, in their gold rows: reported, never silently NULL."""
 
 from __future__ import annotations
 
@@ -27,26 +27,19 @@ SHOWN = 20
 
 
 def looked_at(settings: Settings) -> dict[str, str]:
-    """Gold's columns that are NULL where silver's are -> the setting that names silver's."""
+    """Column of gold that is NULL where a key or time of silver is -> the setting with silver's column."""
     found = {settings.key_column: "GAME_EVENTS_KEY_COLUMN"}
     return found | ({FIRST: "GAME_EVENTS_TIME_COLUMN"} if has_shipped_columns(player_agg(settings)) else {})
 
 
 def all_null(files: Iterable[StagedFile], columns: Collection[str]) -> list[str]:
-    """Which of these columns have no value in any row of some files; none if there are no rows."""
+    """Those of these columns that are NULL in every row of some files; none if there are no rows."""
     stats = [json.loads(f.stats) for f in files if f.rows]
     return [c for c in columns if stats and all(s["nullCount"].get(c) == s["numRecords"] for s in stats)]
 
 
 def null_notices(settings: Settings, game: str, columns: Collection[str], silver: Collection[str]) -> list[str]:
-    """What to say of a game whose gold has no value in these columns.
-
-    Args:
-        settings: the settings.
-        game: the game.
-        columns: gold's columns.
-        silver: names of its silver table's columns.
-    """
+    """Notices for a game with gold columns that are NULL in every row; `silver`: names of its silver table's columns."""
     sentences = []
     for column in columns:
         setting = looked_at(settings)[column]
@@ -61,7 +54,7 @@ def null_notices(settings: Settings, game: str, columns: Collection[str], silver
 
 
 def known_or_meant(settings: Settings, bronze: StructType) -> StructType:
-    """The key and time columns as bronze has them; of one that it has in other kinds only, the kind that it is kept for."""
+    """The key and time columns of bronze; one that has other types only in bronze has the type of the settings."""
     found = []
     for kept in _settings_of(settings).values():
         if kept.column in bronze.names:
@@ -72,7 +65,7 @@ def known_or_meant(settings: Settings, bronze: StructType) -> StructType:
 
 
 def of_another_kind(settings: Settings, columns: Mapping[str, pa.DataType]) -> list[str]:
-    """What to say of columns that another kind had taken before settings kept them, while values of theirs stand elsewhere."""
+    """Notices for key and time columns of another type in bronze, because records came before the settings kept the name."""
     return [
         f"bronze's column {kept.column} is {kind_of(columns[kept.column])}, as its first records had it; "
         f"{kept.kind} is in {other}: set {setting} to {other}, or begin a new lakehouse"
@@ -84,7 +77,7 @@ def of_another_kind(settings: Settings, columns: Mapping[str, pa.DataType]) -> l
 
 
 def keys_and_times_known(pipeline: Pipeline) -> CheckResult:
-    """Games whose gold has no key, or no time, in any of its rows; from the tables' logs alone."""
+    """Check for games without a key, or without a time, in all gold rows; reads the tables' logs alone."""
     bronze = pipeline.bronze.open()
     known = pipeline.progress.read(BronzeIdentity.of(bronze).key).games if bronze is not None else {}
     wrong = of_another_kind(pipeline.settings, {f.name: f.type for f in pa.schema(bronze.schema())}) if bronze else []
@@ -96,7 +89,7 @@ def keys_and_times_known(pipeline: Pipeline) -> CheckResult:
     }
     wrong += [f"{game}: {', '.join(missing)} NULL in every row" for game, missing in list(unknown.items())[:SHOWN]]
     wrong += [f"and {len(unknown) - SHOWN} more"] if len(unknown) > SHOWN else []
-    summary = "; ".join(wrong) or f"{len(known)} {pipeline.settings.words.entities} have keys and times"
+    summary = "; ".join(wrong) or f"{len(known)} {pipeline.settings.names.entities} have keys and times"
     return CheckResult(KNOWN, "gold", not wrong, summary, {"games": len(known), "games_without": len(unknown)})
 
 

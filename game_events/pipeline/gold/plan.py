@@ -1,157 +1,130 @@
-"""The plan of gold's one Spark job: rows of silver -> rows of an aggregate, for all games that changed at once."""
+"""Plans of gold's refresh: from which silver rows to which version each game's aggregate is brought. Needs no Spark.
+
+A refresh is `plan_games` (tables' logs), `execute.execute` (one Spark job, writes files), `commit.commit_plans`. Only plans go
+from one step to the next.
+"""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 
-import pyarrow as pa
 from deltalake import DeltaTable
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from game_events.config.naming import Names
-from game_events.errors import QUOTED, ExtensionError
-from game_events.extending import COLUMN_PATTERN, GoldAggregate
-from game_events.lakehouse.data.snapshot import FileSelection, game_of_file, read_files
-from game_events.spark.connect import is_session_lost
-from game_events.spark.schemas import arrow_schema, merged_columns, quoted
-
-#: The column that names the game while rows of several games are in one plan.
-GAME = "_game"
-_NAME, _FROM = "_limit_game", "_limit_batch"
+from game_events.errors import DataError, GameEventsError
+from game_events.extending import PLAYER_AGG, GoldAggregate
+from game_events.lakehouse.commits.generations import BronzeIdentity, silver_app
+from game_events.lakehouse.commits.parallel import for_games
+from game_events.lakehouse.commits.restores import restored
+from game_events.lakehouse.data.snapshot import FileSelection, selection, spark_schema
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.gold.aggregates import declared_in, definition_for, has_shipped_columns
+from game_events.pipeline.gold.null_values import known_or_meant
 
 
 @dataclass(frozen=True)
-class GameRows:
-    """What goes into one game's aggregate.
+class GoldRun:
+    """One refresh of one aggregate; `full`: all rows of silver are aggregated again."""
+
+    pipeline: Pipeline
+    aggregate: GoldAggregate
+    bronze: BronzeIdentity
+    full: bool
+
+    @property
+    def built_in(self) -> bool:
+        """Whether it is `player_agg`."""
+        return self.aggregate.name == PLAYER_AGG
+
+
+@dataclass(frozen=True)
+class GamePlan:
+    """The next version of one game's aggregate.
 
     Attributes:
-        silver: the silver table at the version that is read.
-        new: its files with new rows.
-        above: bronze batch above which rows are new.
-        gold: the game's gold table.
-        old: its files, whose rows are merged with the new ones; none: the aggregate begins anew.
+        game: the game.
+        silver: the version of the silver table that is read.
+        gold: the version of the gold table that is replaced; None: there is none.
+        app: name of gold's `txn` with the last bronze batch of its silver rows.
+        taken: that batch now; None: the table has rows of other contents of silver.
+        batch: that batch after the commit.
+        full: all rows of silver are aggregated; else new rows, which are merged with those of `old`.
+        declared: the definition in the gold table now.
+        definition: the definition after the commit.
+        above: silver rows of later bronze batches are new.
+        new: the files of silver with new rows.
+        old: the files of gold to merge with.
     """
 
+    game: str
     silver: DeltaTable
-    new: FileSelection
-    above: int
     gold: DeltaTable | None
+    app: str
+    taken: int | None
+    batch: int
+    full: bool
+    declared: int | None
+    definition: int | None
+    above: int
+    new: FileSelection
     old: FileSelection
 
 
-def aggregated(
-    spark: SparkSession,
-    aggregate: GoldAggregate,
-    games: Mapping[str, GameRows],
-    entity: str,
-    called: Names,
-    *,
-    small: bool,
-    asked: StructType,
-) -> tuple[DataFrame, pa.Schema]:
-    """The aggregate's new rows of some games.
+def plan_games(run: GoldRun, games: Collection[str], known: StructType) -> tuple[dict[str, GamePlan], dict[str, str]]:
+    """The plans of games that have to change, and failed game -> reason.
 
     Args:
-        spark: the session.
-        aggregate: what to make.
-        games: what of.
-        entity: silver's column that names the game.
-        called: names of the tables.
-        small: so few rows that one task takes them all: what groups them needs no shuffle then.
-        asked: columns that are NULL where no game's silver has them.
-
-    Returns:
-        a plan with `_game` and the aggregate's columns, and those columns.
-
-    Raises:
-        ExtensionError: the aggregate does not fit silver's columns, or its function raised: names function, file and line.
+        run: the refresh.
+        games: the games.
+        known: columns that are NULL where a silver table lacks them (`key_and_time`).
     """
-    columns, clashes = _columns(rows.silver for rows in games.values())
-    columns = StructType([*columns.fields, *(f for f in asked.fields if f.name not in {*columns.names, *clashes})])
-    silver = read_files(spark, [uri for rows in games.values() for uri in rows.new.files], columns)
-    if not all(rows.new.exact for rows in games.values()):
-        limits = pa.table({_NAME: list(games), _FROM: [rows.above for rows in games.values()]})
-        bounds = F.broadcast(spark.createDataFrame(limits))
-        silver = silver.join(bounds, F.col(quoted(entity)) == F.col(_NAME)).where(F.col("_batch") > F.col(_FROM))
-        silver = silver.drop(_NAME, _FROM)
-    silver = _together(silver.withColumn(GAME, F.col(quoted(entity))), small)
-    try:
-        if aggregate.mode == "recompute":
-            return _recomputed(aggregate, silver)
-        return _merged(spark, aggregate, games, silver, called, small=small)
-    except ExtensionError:
-        raise
-    except Exception as error:
-        if is_session_lost(error):
-            raise
-        unlike = "".join(f" Column {c} is {' and '.join(types)} in different games." for c, types in sorted(clashes.items()))
-        reason = next((line for line in str(error).splitlines() if line.strip()), "")
-        names = ", ".join(n for n in columns.fieldNames() if not n.startswith("_"))
-        raise ExtensionError(
-            f"{aggregate} raised {type(error).__name__}.{unlike} Silver has: {names}.{QUOTED}{reason.split(' SQLSTATE')[0]}"
-        ) from error
+
+    def plan(game: str) -> GamePlan | GameEventsError | None:
+        try:
+            # In this order: gold that followed a change of silver between the two reads has made a commit since.
+            gold = run.pipeline.lakehouse.gold(game, run.aggregate.name).open()
+            return _plan(run, known, game, gold, run.pipeline.lakehouse.silver(game).open())
+        except GameEventsError as error:
+            return error
+
+    found = for_games(sorted(games), plan)
+    plans = {game: item for game, item in found.items() if isinstance(item, GamePlan)}
+    return plans, {game: str(item) for game, item in found.items() if isinstance(item, GameEventsError)}
 
 
-def _merged(
-    spark: SparkSession,
-    aggregate: GoldAggregate,
-    games: Mapping[str, GameRows],
-    silver: DataFrame,
-    called: Names,
-    *,
-    small: bool,
-) -> tuple[DataFrame, pa.Schema]:
-    """New rows aggregated, and merged with what the games' tables hold."""
-    keys = [F.col(quoted(k)) for k in aggregate.keys]
-    measures = aggregate.measures.items()
-    fresh = silver.groupBy(GAME, *keys).agg(*(F.expr(m.sql).alias(column) for column, m in measures))
-    schema = arrow_schema(fresh.drop(GAME), aggregate)
-    uris = [uri for rows in games.values() for uri in rows.old.files]
-    if not uris:
-        return fresh, schema
-    stored, _ = _columns(rows.gold for rows in games.values() if rows.gold is not None and rows.old.files)
-    # A struct may have gained members since.
-    wider, _ = merged_columns([stored, fresh.drop(GAME).schema])
-    old = read_files(spark, uris, StructType([wider[f.name] if f.name in wider.names else f for f in stored.fields])).select(
-        game_of_file(uris, called.gold_path(aggregate.name)).alias(GAME),
-        *(F.col(quoted(c)) for c in schema.names),
-    )
-    types = {f.name: f.dataType for f in fresh.schema.fields}
-    whole = _together(fresh.unionByName(old), small).groupBy(GAME, *keys)
-    # A sum of decimals would get more digits with every merge.
-    return whole.agg(*(F.expr(m.merged(column)).cast(types[column]).alias(column) for column, m in measures)), schema
-
-
-def _together(rows: DataFrame, small: bool) -> DataFrame:
-    return rows.coalesce(1) if small else rows
-
-
-def _columns(tables: Iterable[DeltaTable]) -> tuple[StructType, dict[str, list[str]]]:
-    """Columns of many tables, most of which have the same."""
-    return merged_columns(
-        StructType.fromJson(json.loads(text)) for text in dict.fromkeys(table.schema().to_json() for table in tables)
-    )
-
-
-def _recomputed(aggregate: GoldAggregate, silver: DataFrame) -> tuple[DataFrame, pa.Schema]:
-    """What the user's function makes of all rows."""
-    rows = aggregate.function(silver) if aggregate.function is not None else None
-    if not isinstance(rows, DataFrame):
-        raise ExtensionError(f"{aggregate} must give a DataFrame; it gave {type(rows).__name__}")
-    lost = [c for c in (GAME, *aggregate.keys) if c not in rows.columns]
-    if lost:
-        raise ExtensionError(
-            f"{aggregate} gives no column {', '.join(lost)} (it gives {', '.join(rows.columns)}): group by `{GAME}` too, as "
-            "rows of several games come together"
+def _plan(run: GoldRun, known: StructType, game: str, gold: DeltaTable | None, silver: DeltaTable | None) -> GamePlan | None:
+    """One game's plan; None if gold has all rows of silver, or silver is missing or has rows of another bronze."""
+    batch = run.bronze.taken(silver)
+    if silver is None or batch is None:
+        return None
+    aggregate, app = run.aggregate, silver_app(silver)
+    taken = gold.transaction_version(app) if gold is not None else None
+    declared, definition = declared_in(gold, aggregate), definition_for(gold, aggregate)
+    if gold is not None and definition is not None and declared is None and not run.built_in:
+        raise DataError(
+            f"{gold.table_uri} is there, but {aggregate} did not make it: move that table away, or rename the aggregate"
         )
-    bad = [c for c in rows.columns if c != GAME and not re.fullmatch(COLUMN_PATTERN[1:-1], c)]
-    if bad:
-        raise ExtensionError(f"{aggregate} gives columns {', '.join(map(repr, bad))}: name them by {COLUMN_PATTERN}")
-    if dict(rows.dtypes)[GAME] != "string":
-        raise ExtensionError(f"{aggregate} gives `{GAME}` as {dict(rows.dtypes)[GAME]}: keep it as it is")
-    return rows, arrow_schema(rows.drop(GAME), aggregate)
+    again = run.full or taken is None or declared != definition or (gold is not None and restored(gold))
+    if taken == batch and not again:
+        return None
+    _require_columns(run, {f.name for f in silver.schema().fields} | set(known.names))
+    full = again or aggregate.mode == "recompute"
+    above = 0 if full else int(taken or 0)
+    old = FileSelection([], 0, True) if gold is None or full else selection(gold)
+    new = selection(silver, "_batch", above)
+    return GamePlan(game, silver, gold, app, taken, batch, full, declared, definition, above, new, old)
+
+
+def _require_columns(run: GoldRun, columns: Collection[str]) -> None:
+    """Raise DataError if the built-in aggregate lacks a column; Spark names those that custom aggregates lack."""
+    settings = run.pipeline.settings
+    missing = ", ".join(repr(c) for c in (settings.key_column, settings.time_column) if c not in columns)
+    if missing and has_shipped_columns(run.aggregate):
+        raise DataError(f"silver has no column {missing}: set GAME_EVENTS_KEY_COLUMN / GAME_EVENTS_TIME_COLUMN")
+
+
+def key_and_time(pipeline: Pipeline) -> StructType:
+    """Bronze's key and time columns: NULL for a game without rows since they exist, or with values of other types only."""
+    bronze = pipeline.bronze.open()
+    return known_or_meant(pipeline.settings, spark_schema(bronze.schema()) if bronze is not None else StructType())

@@ -1,7 +1,7 @@
-"""`gold_{game}_player_agg` of all games -> `gold_unified_player_agg`, one table for dashboards.
+"""Unified gold table: `gold_{game}_player_agg` of all games -> `gold_unified_player_agg`, one table for dashboards.
 
-Guarantee: its rows of a game are that game's gold at one version; a refresh that changes several games is one commit. Only
-games that changed are opened; the others' rows are carried over from the table itself.
+Guarantee: its rows of a game are that game's gold at one version; a refresh of several games is one commit. Only gold tables of
+games that may have changed are opened; rows of the other games are carried over from the table itself.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from pyspark.sql.types import StructType
 
 from game_events.errors import ConflictError, GameEventsError
 from game_events.extending import GoldAggregate
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.generations import BronzeIdentity
 from game_events.lakehouse.commits.parallel import GAME_ATTEMPTS, for_games
 from game_events.lakehouse.commits.restores import restored
+from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import BATCH_INFO, files_with, game_of_file, read_files, spark_schema
-from game_events.lakehouse.data.staging import REPORT_SCHEMA, StagedFile
-from game_events.lakehouse.data.table_writer import FileStage, staged_files
+from game_events.lakehouse.data.staging import StagedFile
+from game_events.lakehouse.data.table_writer import FileStage
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.progress import Progress
 from game_events.lakehouse.tables import UNIFIED, game_of_gold
@@ -38,102 +39,108 @@ from game_events.spark.schemas import merged_columns
 
 
 def gold_app(gold_id: str) -> str:
-    """Name of the `txn` that holds the version of a gold table whose rows are in the unified table."""
+    """Name of the `txn` with the version of a gold table in the unified table."""
     return Txn.GOLD.of(gold_id)
 
 
-#: Up to so many games are named in a filter; more are joined, which is a Spark job of its own.
+#: Games in a filter at most; more are joined, which costs a Spark job.
 NAMED_GAMES = 200
 
 
 def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False) -> None:
-    """Bring the unified table up to the games' gold tables; `full` rewrites it from all of them."""
+    """Replace the rows of games with new gold in the unified table; `full`: the rows of all games."""
     began = time.monotonic()
     bronze = pipeline.bronze.open()
     if bronze is None:
         return
-    bronze_key = BronzeIdentity.of(bronze).key
-    state = pipeline.progress.read(bronze_key)
-    target = state.floor(Layer.GOLD)
-    table = pipeline.lakehouse.table(UNIFIED)
-    unread: dict[str, str] = {}
-    for attempt in range(GAME_ATTEMPTS):
-        try:
-            unread = _refresh(pipeline, state, report, full=full)
-            break
-        except ConflictError:
-            if attempt == GAME_ATTEMPTS - 1:
-                report.tables.append(TableReport(Layer.UNIFIED, table.name, table.uri, error="rival runs won; run again"))
-                return
-    crash_points.reach("unified_committed")
-    behind = state.failed_in(Layer.GOLD)
+    key = BronzeIdentity.of(bronze).key
+    state = pipeline.progress.read(key)
+    table, behind = pipeline.lakehouse.table(UNIFIED), state.failed_in(Layer.GOLD)
+    try:
+        unread = _refresh(pipeline, state, report, full=full)
+    except ConflictError:
+        why = "commit conflict: every attempt lost to concurrent runs; run again"
+        report.tables.append(TableReport(Layer.UNIFIED, table.name, table.uri, error=why))
+        return
+    failpoints.reach("unified_committed")
     if not behind:
-        # A floor that is gone took its failures with it: then everything is looked at again.
-        kept = state.floor(Layer.UNIFIED)
-        pipeline.progress.update(
-            bronze_key,
-            lambda now: now.done(Layer.UNIFIED, target if now.floor(Layer.UNIFIED) >= kept else 0, failed=unread, seen=state),
-        )
+        pipeline.progress.update(key, partial(_progress, state, unread))
     elif unread:
-        why_noted = note(pipeline, "its gold cannot be read")
-        pipeline.progress.update(bronze_key, lambda now: now.pending(Layer.UNIFIED, unread, why_noted))
-    # A game that failed in gold is in the report already.
-    for game, why in unread.items():
-        if game not in behind:
-            report.tables.append(
-                TableReport(Layer.UNIFIED, table.name, table.uri, game, error=f"its gold cannot be read: {why}")
-            )
+        why = note(pipeline, "its gold cannot be read")
+        pipeline.progress.update(key, lambda now: now.pending(Layer.UNIFIED, unread, why))
+    for game in unread.keys() - behind:  # gold has reported the others
+        why = f"its gold cannot be read: {unread[game]}"
+        report.tables.append(TableReport(Layer.UNIFIED, table.name, table.uri, game, error=why))
     report.seconds[Layer.UNIFIED] = report.seconds.get(Layer.UNIFIED, 0.0) + time.monotonic() - began
 
 
+def _progress(seen: Progress, unread: dict[str, str], now: Progress) -> Progress:
+    """The progress `now`, after a run over every game that began with the progress `seen`."""
+    # If the low watermark was lost, so were the failures that it did not cover: the next run reads all games.
+    kept = now.floor(Layer.UNIFIED) >= seen.floor(Layer.UNIFIED)
+    return now.done(Layer.UNIFIED, seen.floor(Layer.GOLD) if kept else 0, failed=unread, seen=seen)
+
+
+@retry_on_conflict(GAME_ATTEMPTS)
 def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bool) -> dict[str, str]:
-    """Make the commit, if anything changed.
+    """Plan, stage and commit, if any game changed.
 
     Returns:
-        the games whose gold could not be read, and why. Their old rows stay, except where the whole table is written again:
-        there they are missing until their gold can be read.
+        game with unreadable gold -> reason. Its old rows stay, unless the whole table is written: then they are missing until
+        its gold can be read.
     """
-    table = pipeline.lakehouse.table(UNIFIED)
+    table, aggregate = pipeline.lakehouse.table(UNIFIED), player_agg(pipeline.settings)
     handle = table.open()
-    aggregate = player_agg(pipeline.settings)
-    # A new table, or one whose rows went back, or that had other columns, has no rows to carry over.
+    # A new or restored table, or one with other columns, has no rows to carry over.
     reshaped = handle is not None and not is_current(handle, aggregate)
     full = full or handle is None or reshaped or restored(handle)
     changed, unread = _changed(pipeline, state, aggregate, None if full else handle)
     if not changed:
         return unread
-    words = pipeline.settings.words
-    pipeline.on_progress(f"{table.name}: {len(changed)} {words.entities}")
-    entity = pipeline.settings.entity_column
+    pipeline.on_progress(f"{table.name}: {len(changed)} {pipeline.settings.names.entities}")
     kept = handle if handle is not None and not full and files_with(handle) else None
-    schema = _columns(changed.values(), kept, entity)
+    schema = _columns(changed.values(), kept, pipeline.settings.entity_column)
     files = _stage(pipeline, changed, kept, schema)
-    crash_points.reach("unified_staged")
-    # Rows of unchanged games are carried over: no rival's commit may come between, whatever games it changed.
-    commits = handle.transaction_version(Txn.COMMITS) if handle is not None else None
-    definition = definition_for(handle, aggregate)
-    made = {} if definition is None else {definition_app(aggregate.name): definition}
-    plan = Commit(
-        table,
-        schema,
-        files,
-        expected={Txn.COMMITS: commits},
-        advance={gold_app(str(g.metadata().id)): g.version() for g in changed.values()}
-        | {Txn.COMMITS: (commits or 0) + 1}
-        | made,
-        table_id=str(handle.metadata().id) if handle is not None else None,
-        replace=handle is not None,
-        reshape=reshaped,
-        info={BATCH_INFO: str(state.floor(Layer.GOLD)), "run_id": pipeline.run_id},
-        description=f"One row per {words.entity} and {words.key}: all {words.entities}' aggregates in one table",
-    )
-    landed = commit(plan)
-    report.add_landed(Layer.UNIFIED, table, landed, schema, state.floor(Layer.GOLD)).new = handle is None
+    failpoints.reach("unified_staged")
+    versions = {gold_app(str(gold.metadata().id)): gold.version() for gold in changed.values()}
+    if (definition := definition_for(handle, aggregate)) is not None:
+        versions[definition_app(aggregate.name)] = definition
+    batch = state.floor(Layer.GOLD)
+    landed = commit(_commit_plan(pipeline, handle, schema, files, versions, batch, reshape=reshaped))
+    report.add_landed(Layer.UNIFIED, table, landed, schema, batch).new = handle is None
     return unread
 
 
+def _commit_plan(
+    pipeline: Pipeline,
+    handle: DeltaTable | None,
+    schema: pa.Schema,
+    files: list[StagedFile],
+    versions: dict[str, int],
+    batch: int,
+    *,
+    reshape: bool,
+) -> Commit:
+    """The commit that replaces all rows; `versions`: the `txn` of the games' gold tables in it, and of the definition."""
+    # It fails after any concurrent commit: rows of unchanged games are carried over.
+    commits = handle.transaction_version(Txn.COMMITS) if handle is not None else None
+    words = pipeline.settings.names
+    return Commit(
+        pipeline.lakehouse.table(UNIFIED),
+        schema,
+        files,
+        expected={Txn.COMMITS: commits},
+        advance=versions | {Txn.COMMITS: (commits or 0) + 1},
+        table_id=str(handle.metadata().id) if handle is not None else None,
+        replace=handle is not None,
+        reshape=reshape,
+        info={BATCH_INFO: str(batch), "run_id": pipeline.run_id},
+        description=f"One row per {words.entity} and {words.key}: all {words.entities}' aggregates in one table",
+    )
+
+
 def _columns(golds: Collection[DeltaTable], unified: DeltaTable | None, entity: str) -> pa.Schema:
-    """The entity's and gold's columns; structs have the members of all games, and of the rows that are carried over."""
+    """The entity's column and gold's; structs have the members of all games, and of the rows that are carried over."""
     first = pa.schema(next(iter(golds)).schema())
     texts = dict.fromkeys(table.schema().to_json() for table in (*golds, *([unified] if unified is not None else [])))
     whole, _ = merged_columns(StructType.fromJson(json.loads(text)) for text in texts)
@@ -143,7 +150,7 @@ def _columns(golds: Collection[DeltaTable], unified: DeltaTable | None, entity: 
 
 
 def _stage(pipeline: Pipeline, changed: dict[str, DeltaTable], kept: DeltaTable | None, schema: pa.Schema) -> list[StagedFile]:
-    """Rows of the games that changed, and those of the others from a version of the unified table."""
+    """Stage the rows of the games that changed, and of the others from a version of the unified table."""
     table, spark, entity = pipeline.lakehouse.table(UNIFIED), pipeline.spark, pipeline.settings.entity_column
     columns = spark_schema(Schema.from_arrow(schema))
     uris = [uri for found in for_games(changed, lambda game: files_with(changed[game])).values() for uri in found]
@@ -159,25 +166,25 @@ def _stage(pipeline: Pipeline, changed: dict[str, DeltaTable], kept: DeltaTable 
             old = old.join(names, entity, "left_anti")
         rows = rows.unionByName(old)
     with crashes_explained(f" over rows for {table.name}"):
-        return staged_files(rows.coalesce(2).mapInArrow(FileStage(table, schema), REPORT_SCHEMA).collect())
+        return FileStage(table, schema).write(rows.coalesce(2))
 
 
 def _changed(
     pipeline: Pipeline, state: Progress, aggregate: GoldAggregate, unified: DeltaTable | None
 ) -> tuple[dict[str, DeltaTable], dict[str, str]]:
-    """Games whose gold is newer than the unified table's rows (None: all games), and games whose gold cannot be read: why."""
+    """Gold tables that are newer than their rows in the unified table (None: all), and game with unreadable gold -> reason."""
     pending = state.failed_in(Layer.UNIFIED)
-    # Also those that progress does not know (any more): of a bronze that was replaced.
+    # `pending` may have games that progress does not know: of a replaced bronze.
     games = sorted(pending | {g for g, batch in state.games.items() if batch > state.floor(Layer.UNIFIED)})
     if unified is None:
-        # Also of games that a bronze which was replaced does not have any more: they keep their tables.
+        # Games of a replaced bronze keep their tables.
         games = sorted(state.games.keys() | {g for g in map(game_of_gold, pipeline.lakehouse.names()) if g is not None})
     changed: dict[str, DeltaTable] = {}
     unread: dict[str, str] = {}
     for game, gold in for_games(games, partial(_gold, pipeline)).items():
         if isinstance(gold, GameEventsError):
             unread[game] = str(gold)
-        # Gold that does not have the columns of the settings yet has nothing to be shown.
+        # Gold with other columns than those of the settings is not shown.
         elif gold is not None and is_current(gold, aggregate):
             held = None if unified is None else unified.transaction_version(gold_app(str(gold.metadata().id)))
             if held != gold.version():
@@ -186,7 +193,7 @@ def _changed(
 
 
 def _gold(pipeline: Pipeline, game: str) -> DeltaTable | GameEventsError | None:
-    """A game's gold; None if it has none; what is wrong if it cannot be opened: the other games go on."""
+    """A game's gold; None if it has none; an error if it cannot be opened, which does not stop the other games."""
     try:
         return pipeline.lakehouse.gold(game).open()
     except GameEventsError as error:

@@ -100,9 +100,6 @@ class Sender:
 
 
 def _client(settings: Settings) -> OpenLineageClient:
-    for name in ("openlineage", "urllib3"):
-        # At DEBUG they repeat every event and address; urllib3 warns of each attempt.
-        logging.getLogger(name).setLevel(logging.ERROR)
     key = settings.openlineage_api_key
     ca = settings.tls_ca_file
     transport = HttpTransport(

@@ -1,7 +1,7 @@
-"""Upkeep of the tables that a loop writes, between two cycles, a little at a time: small files joined, replaced ones deleted.
+"""Incremental maintenance: compaction and deletion of files, between two cycles of a loop, within a share of its time.
 
-Guarantee: no row is touched, none of a table's progress; what a reader opened less than the retention ago stays readable; files
-that are staged for a commit to come stay. Upkeep that fails is told and tried again, and never ends the loop.
+Guarantee: no row and no progress changes; a version that a reader opened less than the retention ago stays readable; staged
+files stay. Maintenance that fails is logged and tried again, and never ends the loop.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 
 from game_events.errors import ConflictError
 from game_events.lakehouse.commits.commit import paths
-from game_events.lakehouse.commits.restores import waits_for_a_look
+from game_events.lakehouse.commits.restores import unchecked_restore
 from game_events.lakehouse.maintenance.compaction import LOOP_GOAL, Goal, join_files, small_files
 from game_events.lakehouse.maintenance.unreferenced_files import ReplacedFiles
 from game_events.lakehouse.retention import Retention, is_derived
@@ -24,40 +24,35 @@ from game_events.pipeline.reporting.maintenance_result import TableUpkeep
 
 log = logging.getLogger(__name__)
 
-#: A table is looked at after so many commits, or so long after one.
+#: A table is due after so many commits, or so many seconds after one.
 COMMITS, SECONDS = 16, 300.0
-#: Share of the loop's time that upkeep may take.
+#: Maximum share of the loop's time.
 SHARE = 0.1
 
 
 @dataclass
-class Upkeep:
-    """The upkeep of one loop.
-
-    Attributes:
-        lakehouse: its tables.
-        retention: how long replaced files stay.
-    """
+class IncrementalMaintenance:
+    """Maintenance of the tables that one loop commits to."""
 
     lakehouse: Lakehouse
     retention: Retention
     _commits: dict[str, int] = field(default_factory=dict)
-    _looked_at: dict[str, float] = field(default_factory=dict)
+    _checked_at: dict[str, float] = field(default_factory=dict)
     _logs: dict[str, ReplacedFiles] = field(default_factory=dict)
     _budget_s: float = 0.0
     _last: float = field(default_factory=time.monotonic)
 
     def note(self, tables: Iterable[str]) -> None:
-        """Names of tables that a cycle has committed to; what goes with every cycle is noted with them."""
+        """Count a commit to each table of a cycle, and to the tables that every cycle commits to."""
         changed = [self.lakehouse.key(name) for name in tables]
         for name in (*changed, *((PROGRESS, EVENT_LOG) if changed else ())):
             self._commits[name] = self._commits.get(name, 0) + 1
-            self._looked_at.setdefault(name, time.monotonic())
+            self._checked_at.setdefault(name, time.monotonic())
 
     def work(self) -> list[TableUpkeep]:
-        """Look after the tables that are due, as many as there is time for; the others' turn comes."""
+        """Maintain the tables that are due, as many as there is time for; the others remain due."""
         clock = time.monotonic()
-        # Unspent time is not saved up: a loop that was idle for an hour has nothing to catch up with.
+        # Unspent time is not saved up: a loop that was idle for an hour has no backlog.
         self._budget_s = min(self._budget_s + SHARE * (clock - self._last), 1.0)
         self._last = clock
         done = []
@@ -65,25 +60,25 @@ class Upkeep:
             if self._budget_s <= 0:
                 break
             began = time.monotonic()
-            done.append(self._look_after(name))
+            done.append(self._maintain(name))
             self._budget_s -= time.monotonic() - began
         return done
 
     def _due(self, clock: float) -> list[str]:
         waiting = {name for name, log_ in self._logs.items() if log_.waiting}
-        late = {n for n in self._commits.keys() | waiting if clock - self._looked_at.get(n, 0.0) >= SECONDS}
+        late = {n for n in self._commits.keys() | waiting if clock - self._checked_at.get(n, 0.0) >= SECONDS}
         due = {name for name, commits in self._commits.items() if commits >= COMMITS} | late
         return sorted(due, key=lambda name: -self._commits.get(name, 0))
 
-    def _look_after(self, name: str) -> TableUpkeep:
+    def _maintain(self, name: str) -> TableUpkeep:
         table = self.lakehouse.table(name)
         self._commits.pop(name, None)
-        self._looked_at[name] = time.monotonic()
+        self._checked_at[name] = time.monotonic()
         known = self._logs.setdefault(name, ReplacedFiles(table))
         done = TableUpkeep(table.name)
         try:
             handle = table.open()
-            done.skipped = waits_for_a_look(table, handle) if handle is not None else None
+            done.skipped = unchecked_restore(table, handle) if handle is not None else None
             if handle is not None and not done.skipped:
                 if self.retention.apply(name, handle):
                     handle = table.open() or handle
@@ -91,15 +86,20 @@ class Upkeep:
                 delete_replaced(known, handle, self.retention.seconds(name), done)
         except ConflictError as error:
             done.skipped = str(error)
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with one table is told, and ends no loop
+        except Exception as error:  # noqa: BLE001 - an error of one table is logged, and ends no loop
             done.error = str(error)
-            log.warning("upkeep=failed table=%s why=%r", name, str(error))
+            log.warning("maintenance=failed table=%s why=%r", name, str(error))
         return done
 
 
+def groups_of(table: Table, handle: DeltaTable, goal: Goal) -> list[list[str]]:
+    """Groups of files to merge; none of a derived table, which is one file."""
+    return [] if is_derived(table.key) else small_files(table, handle, goal)
+
+
 def join_small_files(table: Table, handle: DeltaTable, goal: Goal, done: TableUpkeep) -> DeltaTable:
-    """Join an append-only table's small files; returns the newest version. Derived tables are one file by themselves."""
-    groups = [] if is_derived(table.key) else small_files(table, handle, goal)
+    """Compact an append-only table; returns the newest version."""
+    groups = groups_of(table, handle, goal)
     for group in groups:
         landed = join_files(table, handle, group)
         done.joined += len(group)
@@ -109,7 +109,7 @@ def join_small_files(table: Table, handle: DeltaTable, goal: Goal, done: TableUp
 
 
 def delete_replaced(known: ReplacedFiles, handle: DeltaTable, older_than_s: float, done: TableUpkeep) -> None:
-    """Delete files that the table has replaced so long ago."""
+    """Delete files that were removed so long ago."""
     known.look(handle)
     done.replaced += known.delete(older_than_s)
     done.waiting = len(known.waiting)

@@ -1,7 +1,7 @@
-"""Maintenance of all tables, beside whatever runs: small files joined, old ones deleted, logs shortened.
+"""Maintenance of all tables, beside any run: compaction, deletion of old files, shorter logs.
 
-Guarantee: no row changes, no progress; what was opened less than the retention ago stays readable; files staged for a commit
-to come stay. A rival that is quicker wins; what is left over is done the next time.
+Guarantee: no row and no progress changes; a version that a reader opened less than the retention ago stays readable; staged
+files stay. What a concurrent writer prevents is done the next time.
 """
 
 from __future__ import annotations
@@ -14,36 +14,35 @@ from deltalake import DeltaTable
 
 from game_events.errors import ConfigurationError, ConflictError
 from game_events.extending import PLAYER_AGG
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import paths
-from game_events.lakehouse.commits.restores import waits_for_a_look
-from game_events.lakehouse.maintenance.compaction import FULL_GOAL, small_files
-from game_events.lakehouse.maintenance.unreferenced_files import Orphans, ReplacedFiles, delete_orphans, orphans
-from game_events.lakehouse.retention import is_derived
+from game_events.lakehouse.commits.restores import unchecked_restore
+from game_events.lakehouse.maintenance.compaction import FULL_GOAL
+from game_events.lakehouse.maintenance.unreferenced_files import Orphans, ReplacedFiles, delete_files, orphans
 from game_events.lakehouse.tables import OWN_TABLES, QUARANTINE, Table, game_of_gold, game_of_silver, is_game
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.maintenance.incremental import delete_replaced, join_small_files
+from game_events.pipeline.maintenance.incremental import delete_replaced, groups_of, join_small_files
 from game_events.pipeline.quarantine.full_refresh import listed_files
 from game_events.pipeline.reporting.maintenance_result import TableUpkeep
 from game_events.pipeline.reporting.report import RunReport
 
 #: Tables at a time; each holds a row group in memory.
 TABLES_AT_ONCE = 4
-#: A log with more entries gets a checkpoint, so that those behind it can go when they are old.
+#: A log with more entries gets a checkpoint, so that older entries can be deleted.
 LOG_ENTRIES = 10
 
 
 def maintain(pipeline: Pipeline, report: RunReport, only: Collection[str] = (), *, dry_run: bool = False) -> None:
-    """Look after the tables, several at a time; no Spark job.
+    """Maintain the tables, several at a time; no Spark job.
 
     Args:
         pipeline: the parts.
         report: gets an entry for each table (`upkeep`).
         only: names of tables; empty: all of this project.
-        dry_run: count what would be done, and do nothing.
+        dry_run: only count what would be done.
 
     Raises:
-        ConfigurationError: a table that does not exist was asked for.
+        ConfigurationError: a name in `only` has no table.
     """
     began = time.monotonic()
     names = pipeline.lakehouse.names()
@@ -56,47 +55,42 @@ def maintain(pipeline: Pipeline, report: RunReport, only: Collection[str] = (), 
     wanted = [name for name in names if (name in chosen.values() if only else is_ours(pipeline, name))]
     pipeline.on_progress(f"maintenance: {len(wanted)} tables")
     with ThreadPoolExecutor(TABLES_AT_ONCE) as pool:
-        report.add_upkeep(pool.map(lambda name: _look_after(pipeline, name, dry_run=dry_run), wanted))
+        report.add_upkeep(pool.map(lambda name: _maintain(pipeline, name, dry_run=dry_run), wanted))
     report.seconds["maintenance"] = time.monotonic() - began
 
 
-def _look_after(pipeline: Pipeline, name: str, *, dry_run: bool) -> TableUpkeep:
+def _maintain(pipeline: Pipeline, name: str, *, dry_run: bool) -> TableUpkeep:
     table = pipeline.lakehouse.table(name)
     done = TableUpkeep(table.name)
     try:
-        if dry_run:
-            _count(pipeline, table, done)
-        else:
-            _work(pipeline, table, done)
+        handle = table.open()
+        if handle is not None:
+            _refuse_partitioned(table, handle)
+            done.skipped = unchecked_restore(table, handle)
+            if not done.skipped:
+                (_count if dry_run else _work)(pipeline, table, handle, done)
     except ConflictError as error:
         done.skipped = str(error)
-    except Exception as error:  # noqa: BLE001 - whatever is wrong with one table is told, and keeps no other from it
+    except Exception as error:  # noqa: BLE001 - an error of one table is reported, and the others are maintained
         done.error = str(error)
     return done
 
 
 def is_ours(pipeline: Pipeline, name: str) -> bool:
-    """Whether this project makes a table of that name: others may keep tables below the root, which are never touched."""
+    """Whether a table is one of this project's, by its key: other tables below the root are never touched."""
     aggregates = (PLAYER_AGG, *(aggregate.name for aggregate in pipeline.extensions.aggregates))
     games = (game_of_silver(name), *(game_of_gold(name, aggregate) for aggregate in aggregates))
     return name in OWN_TABLES or any(is_game(game) for game in games)
 
 
 def _refuse_partitioned(table: Table, handle: DeltaTable) -> None:
-    """No table of this project is: files of such a table do not hold all of its columns."""
+    """Refuse a partitioned table: its files do not hold all columns. No table of this project is one."""
     columns = handle.metadata().partition_columns
     if columns:
         raise ConflictError(f"{table.name} is partitioned by {', '.join(columns)}: not a table of this project")
 
 
-def _work(pipeline: Pipeline, table: Table, done: TableUpkeep) -> None:
-    handle = table.open()
-    if handle is None:
-        return
-    _refuse_partitioned(table, handle)
-    done.skipped = waits_for_a_look(table, handle)
-    if done.skipped:
-        return
+def _work(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableUpkeep) -> None:
     if pipeline.retention.apply(table.key, handle):
         handle = table.open() or handle
     handle = join_small_files(table, handle, FULL_GOAL, done)
@@ -104,35 +98,27 @@ def _work(pipeline: Pipeline, table: Table, done: TableUpkeep) -> None:
     delete_replaced(known, handle, pipeline.retention.seconds(table.key), done)
     found = _orphans(pipeline, table, known, dry_run=False)
     done.orphan_bytes += found.bytes
-    done.orphans += delete_orphans(table, found)
-    # Writers make checkpoints as they go; a table that is seldom written has entries that none stands for.
+    done.orphans += delete_files(table, found.files)
+    # Writers make checkpoints as they go; a table that is seldom written has log entries that no checkpoint covers.
     if known.entries > LOG_ENTRIES:
         handle.create_checkpoint()
-        crash_points.reach("checkpoint_written", table.name)
+        failpoints.reach("checkpoint_written", table.name)
     handle.cleanup_metadata()
+
+
+def _count(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableUpkeep) -> None:
+    """Count what `_work` would do now."""
+    groups = groups_of(table, handle, FULL_GOAL)
+    done.joined, done.into = sum(len(group) for group in groups), len(groups)
+    known = ReplacedFiles(table)
+    known.look(handle)
+    done.replaced = len(known.due(pipeline.retention.seconds(table.key)))
+    done.waiting, done.files = len(known.waiting) - done.replaced, len(paths(handle))
+    found = _orphans(pipeline, table, known, dry_run=True)
+    done.orphans, done.orphan_bytes = len(found.files), found.bytes
 
 
 def _orphans(pipeline: Pipeline, table: Table, known: ReplacedFiles, *, dry_run: bool) -> Orphans:
     age = pipeline.settings.orphan_retention_h * 3600
     keep = listed_files(pipeline, age, dry_run=dry_run) if table.key == QUARANTINE else ()
     return orphans(table, age, known, keep)
-
-
-def _count(pipeline: Pipeline, table: Table, done: TableUpkeep) -> None:
-    """What `_work` would do now."""
-    handle = table.open()
-    if handle is None:
-        return
-    _refuse_partitioned(table, handle)
-    done.skipped = waits_for_a_look(table, handle)
-    if done.skipped:
-        return
-    groups = [] if is_derived(table.key) else small_files(table, handle, FULL_GOAL)
-    done.joined, done.into = sum(len(group) for group in groups), len(groups)
-    known = ReplacedFiles(table)
-    known.look(handle)
-    before = time.time() * 1000 - pipeline.retention.seconds(table.key) * 1000
-    done.replaced = sum(removed.at_ms <= before for removed in known.waiting)
-    done.waiting, done.files = len(known.waiting) - done.replaced, len(paths(handle))
-    found = _orphans(pipeline, table, known, dry_run=True)
-    done.orphans, done.orphan_bytes = len(found.files), found.bytes

@@ -105,8 +105,6 @@ def send(settings: Settings, alert: Alert) -> bool:
     if settings.alert_webhook_url is None:
         return True
     url = settings.alert_webhook_url.get_secret_value()
-    # At INFO it repeats the address, which may hold a token.
-    logging.getLogger("httpx2").setLevel(logging.WARNING)
     attempts = tenacity.Retrying(
         stop=tenacity.stop_after_attempt(ATTEMPTS) | tenacity.stop_after_delay(TOTAL_S),
         wait=tenacity.wait_random_exponential(multiplier=0.2, max=2.0),

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from game_events.config.masking import without_secrets
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.system_tables.event_log import append_events
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.lineage.run import Lineage
@@ -72,7 +72,7 @@ def write_events(pipeline: Pipeline, report: RunReport, run: RunFacts, part: str
     Returns:
         whether they are in the table.
     """
-    crash_points.reach("events_due")
+    failpoints.reach("events_due")
     try:
         rows = event_rows(report, run, pipeline.settings)
         append_events(pipeline.lakehouse, rows, pipeline.run_id, f"{run.job}#{part}")

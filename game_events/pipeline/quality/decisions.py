@@ -1,9 +1,9 @@
-"""Which rows of silver are rejected: decided by one commit to `quarantine_events`, before silver's own.
+"""Rejection decisions: which rows of silver are rejected, decided by one commit to `quarantine_events` before silver's own.
 
-Guarantee: a bronze row up to the batch that quarantine has decided for its game is kept out of silver if quarantine holds it
-for that game (layer `silver`, no `replayed_batch`), and only then, whatever rules are in force by now. So neither a crash
-between this commit and silver's, nor a rival, nor a rule that changed in between puts a row into both tables or into neither.
-And what quarantine holds for a game that is decided are rows of this bronze, each once: others get a note (`readmissions`).
+Guarantee: of the bronze rows up to the batch that is decided for a game, silver lacks those that quarantine holds for the game
+(layer `silver`, no `replayed_batch`), and only those, whatever rules are in force by now. So neither a crash between the two
+commits, nor a concurrent run, nor a changed rule puts a row into both tables or into neither. And the rows that quarantine
+holds for a decided game are of this bronze, each once: others are marked as replayed (`silver.commit.noted`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 
 import pyarrow as pa
@@ -21,9 +21,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from game_events.errors import ConflictError
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
 from game_events.lakehouse.commits.parallel import for_games
+from game_events.lakehouse.commits.restore_check import refuse_restored
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_arrow, read_files, spark_schema
 from game_events.lakehouse.data.staging import StagedFile, discard
@@ -31,18 +32,18 @@ from game_events.lakehouse.event_columns import COORDINATES, QUARANTINE_COLUMNS,
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.quarantine.lost import refuse_restored_quarantine
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Decisions:
-    """What one version of quarantine has decided about silver's rows.
+    """The decisions on silver's rows in one version of quarantine.
 
     Attributes:
-        table: quarantine; `handle` is its version, None if there is none.
-        bronze_id: which bronze's batches are meant (`BronzeIdentity.key`).
+        table: quarantine.
+        handle: its version; None: there is no table.
+        bronze_id: the bronze that batches refer to (`BronzeIdentity.key`).
     """
 
     table: Table
@@ -51,13 +52,14 @@ class Decisions:
 
     @classmethod
     def read(cls, pipeline: Pipeline, bronze_id: str) -> Decisions:
-        """The newest.
+        """The decisions in quarantine's latest version.
 
         Raises:
-            DataError: quarantine was restored: decisions that its rows belong to are gone.
+            DataError: quarantine was restored: rows of committed decisions are gone.
         """
         handle = pipeline.quarantine.open()
-        refuse_restored_quarantine(pipeline, handle)
+        if handle is not None:
+            handle = refuse_restored(pipeline.quarantine, handle)
         return cls(pipeline.quarantine, handle, bronze_id)
 
     @cached_property
@@ -66,21 +68,21 @@ class Decisions:
         return self._value(Txn.DECIDED_BATCH) is not None
 
     @cached_property
-    def made_anew(self) -> int:
-        """How many commits decided anew, each for silver tables that are replaced."""
+    def redecisions(self) -> int:
+        """Number of commits that decided again on all rows of games, each for silver tables that are replaced."""
         return self._value(Txn.DECIDED_INCARNATION) or 0
 
     def batch(self, game: str) -> int | None:
-        """Bronze batch up to which a game's rows are decided; None: there never was a decision."""
+        """Last bronze batch for which a game's rows are decided; None: there never was a decision."""
         return self._value(Txn.DECIDED_BATCH, game) if self.in_force else None
 
-    def generation(self, game: str) -> int | None:
-        """Generation of the silver table that the decisions on a game's rows were made anew for; None: they never were."""
-        return self._value(Txn.DECIDED_INCARNATION, game) if self.made_anew else None
+    def incarnation(self, game: str) -> int:
+        """Incarnation of the silver table that a game's rows were decided again for; 0: they never were."""
+        return (self._value(Txn.DECIDED_INCARNATION, game) or 0) if self.redecisions else 0
 
     @cached_property
     def rejected_rows(self) -> Counter[str]:
-        """Game -> rows in quarantine that are kept out of its silver: from the log, but for files of several games."""
+        """Game -> its rejected rows in quarantine: from the log's statistics, except files of several games, which are read."""
         found: Counter[str] = Counter()
         if self.handle is None:
             return found
@@ -102,7 +104,7 @@ class Decisions:
         return found
 
     def held_rows(self, pipeline: Pipeline, games: Iterable[str]) -> DataFrame | None:
-        """Coordinates and game of these games' rows that are kept out of silver; None if there are none."""
+        """Coordinates and game of these games' rejected rows; None: there are none."""
         wanted = sorted(self.rejected_rows.keys() & set(games))
         if self.handle is None or not wanted:
             return None
@@ -118,23 +120,27 @@ class Decisions:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What is to be decided about one game.
+class RejectionDecision:
+    """A decision on one game's rows.
 
     Attributes:
-        batch: its rows of bronze up to this batch are decided.
-        files: rows that are rejected, and were not before.
-        generation: if all its rows are decided anew: the generation that its silver table is to have.
+        batch: rows up to this bronze batch are decided.
+        files: staged rows that are rejected now.
+        incarnation: if all rows are decided again: the incarnation of the silver table that replaces them.
     """
 
     batch: int
     files: Sequence[StagedFile] = ()
-    generation: int | None = None
+    incarnation: int | None = None
+
+    def is_new(self, before: int | None) -> bool:
+        """Whether it decides on more than the rows up to the batch `before`."""
+        return bool(self.files) or self.incarnation is not None or (before or 0) < self.batch
 
 
 @dataclass(frozen=True)
 class Rewritten:
-    """Files of quarantine whose rows get a note, and the paths of the files they stand for."""
+    """Staged files with the rows of quarantine that are marked as replayed, and the paths of the files that they replace."""
 
     files: Sequence[StagedFile] = ()
     paths: frozenset[str] = frozenset()
@@ -142,89 +148,84 @@ class Rewritten:
 
 @dataclass(frozen=True)
 class DecisionOutcome:
-    """What a decision came to: what landed, and the games that a rival has decided on meanwhile."""
+    """The commit, if there was one, and the games that a concurrent run has decided on since they were planned."""
 
     landed: Landed | None = None
-    moved: frozenset[str] = field(default_factory=frozenset)
+    moved: frozenset[str] = frozenset()
 
 
 def decide(
-    pipeline: Pipeline, planned_from: Decisions, verdicts: Mapping[str, Verdict], rewritten: Rewritten = Rewritten()
+    pipeline: Pipeline,
+    planned_from: Decisions,
+    planned: Mapping[str, RejectionDecision],
+    rewritten: Rewritten = Rewritten(),
 ) -> DecisionOutcome:
-    """Commit what is decided about some games, all of them at once.
+    """Commit the decisions on some games, all at once.
 
-    Games that a rival has decided on since `planned_from` was read are left out, their files deleted: they have to be planned
-    again. A game with no rejected row is decided like any other, or a rival with other rules could decide otherwise.
+    The files of games that a concurrent run has decided on since `planned_from` was read are deleted. A game without rejected
+    rows is decided, too: a concurrent run with other rules could decide otherwise.
 
     Raises:
-        TransientError: the outcome is not known. Nothing of silver may be committed; the next run finds out.
+        TransientError: the outcome is not known: silver must not be committed; the next run reads the outcome.
     """
     now = Decisions.read(pipeline, planned_from.bronze_id)
-    same = _table_id(now.handle) == _table_id(planned_from.handle)
-    moved = {
-        game
-        for game, unchanged in for_games(verdicts, partial(_unchanged, planned_from, now)).items()
-        if not (same and unchanged)
-    }
-    if moved and rewritten.paths:  # the notes are of all games together
-        moved = set(verdicts)
+    moved = set(planned)
+    if _table_id(now.handle) == _table_id(planned_from.handle):
+        moved -= {g for g, same in for_games(planned, partial(_unchanged, planned_from, now)).items() if same}
+    if moved and rewritten.paths:  # these files have rows of all games
+        moved = set(planned)
         discard(pipeline.quarantine, list(rewritten.files))
     for game in moved:
-        discard(pipeline.quarantine, list(verdicts[game].files))
-    due = {g: v for g, v in verdicts.items() if g not in moved and _is_news(planned_from, g, v)}
+        discard(pipeline.quarantine, list(planned[game].files))
+    due = {g: d for g, d in planned.items() if g not in moved and d.is_new(planned_from.batch(g))}
     if not due:
         return DecisionOutcome(None, frozenset(moved))
-    expected, advance = _progress(planned_from, now, due)
-    files = [f for v in due.values() for f in v.files]
-    plan = Commit(
+    try:
+        landed = commit(_commit_plan(pipeline, planned_from, now, due, rewritten))
+    except ConflictError as error:
+        log.info("rejections_conflict=%r planned_again=%d", str(error), len(planned))
+        return DecisionOutcome(None, frozenset(planned))
+    failpoints.reach("rejections_decided")
+    return DecisionOutcome(landed, frozenset(moved))
+
+
+def _commit_plan(
+    pipeline: Pipeline, before: Decisions, now: Decisions, due: Mapping[str, RejectionDecision], rewritten: Rewritten
+) -> Commit:
+    bronze_id = now.bronze_id
+    # A full refresh of bronze that has reached quarantine meanwhile: the rows are of a bronze that is gone.
+    refreshed = Txn.FULL_REFRESH.of(bronze_id.partition("@")[0])
+    expected = {refreshed: before.handle.transaction_version(refreshed) if before.handle is not None else None}
+    advance: dict[str, int] = {}
+    for game, decision in due.items():
+        app = Txn.DECIDED_BATCH.of(bronze_id, game)
+        expected[app] = before.batch(game)
+        advance[app] = max(decision.batch, expected[app] or 0)
+        if decision.incarnation is not None:
+            app = Txn.DECIDED_INCARNATION.of(bronze_id, game)
+            expected[app], advance[app] = before.incarnation(game) or None, decision.incarnation
+    if not now.in_force:
+        advance[Txn.DECIDED_BATCH.of(bronze_id)] = 1
+    if any(decision.incarnation is not None for decision in due.values()):
+        app = Txn.DECIDED_INCARNATION.of(bronze_id)
+        expected[app], advance[app] = now.redecisions or None, now.redecisions + 1
+    files = [file for decision in due.values() for file in decision.files]
+    return Commit(
         pipeline.quarantine,
         QUARANTINE_COLUMNS,
         [*files, *rewritten.files],
         expected=expected,
         advance=advance,
         table_id=_table_id(now.handle),
-        seen=planned_from.handle.version() if planned_from.handle is not None else None,
+        seen=before.handle.version() if before.handle is not None else None,
         rewritten=rewritten.paths,
-        info={"rejected_rows": str(sum(f.rows for f in files)), "run_id": pipeline.run_id},
+        info={"rejected_rows": str(sum(file.rows for file in files)), "run_id": pipeline.run_id},
         description=QUARANTINE_DESCRIPTION,
     )
-    try:
-        landed = commit(plan)
-    except ConflictError as error:
-        log.info("rejections_conflict=%r planned_again=%d", str(error), len(verdicts))
-        return DecisionOutcome(None, frozenset(verdicts))
-    crash_points.reach("rejections_decided")
-    return DecisionOutcome(landed, frozenset(moved))
-
-
-def _progress(before: Decisions, now: Decisions, due: Mapping[str, Verdict]) -> tuple[dict[str, int | None], dict[str, int]]:
-    """The `txn` that the commit compares, and those that it gives."""
-    bronze_id = now.bronze_id
-    # A full refresh of bronze came to quarantine since: these are rows of a bronze that is gone.
-    reset = Txn.FULL_REFRESH.of(bronze_id.partition("@")[0])
-    expected: dict[str, int | None] = {reset: before.handle.transaction_version(reset) if before.handle is not None else None}
-    advance: dict[str, int] = {}
-    for game, verdict in due.items():
-        app = Txn.DECIDED_BATCH.of(bronze_id, game)
-        expected[app] = before.batch(game)
-        advance[app] = max(verdict.batch, expected[app] or 0)
-        if verdict.generation is not None:
-            app = Txn.DECIDED_INCARNATION.of(bronze_id, game)
-            expected[app], advance[app] = before.generation(game), verdict.generation
-    if not now.in_force:
-        advance[Txn.DECIDED_BATCH.of(bronze_id)] = 1
-    if any(verdict.generation is not None for verdict in due.values()):
-        app = Txn.DECIDED_INCARNATION.of(bronze_id)
-        expected[app], advance[app] = now.made_anew or None, now.made_anew + 1
-    return expected, advance
 
 
 def _unchanged(before: Decisions, now: Decisions, game: str) -> bool:
-    return (before.batch(game), before.generation(game)) == (now.batch(game), now.generation(game))
-
-
-def _is_news(before: Decisions, game: str, verdict: Verdict) -> bool:
-    return bool(verdict.files) or verdict.generation is not None or (before.batch(game) or 0) < verdict.batch
+    return (before.batch(game), before.incarnation(game)) == (now.batch(game), now.incarnation(game))
 
 
 def _table_id(handle: DeltaTable | None) -> str | None:

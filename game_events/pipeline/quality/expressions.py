@@ -1,4 +1,4 @@
-"""Rules as columns of the one Spark job that writes a layer: which rules a row violates, and what becomes of the row."""
+"""Rules as columns of a layer's Spark job: the rules that a row violates, and the row's disposition."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from game_events.rules import Action, Rule, RuleLayer
 #: Rules of one bigint of bits; the sign stays unused.
 BITS = 62
 FATE = "_fate"
-#: Whether a row only says what rules say of it, and is not to be written.
+#: Whether a row only has the results of rules, and is not written.
 APART = "_apart"
 #: Whether quarantine holds the row as rejected (NULL: it does not), and the batch up to which quarantine has decided.
 HELD, DECIDED = "_held", "_decided"
-#: What becomes of a row: it is in the table; left out and counted; left out and written to quarantine; left out and there
-#: already; in the table although quarantine held it back before.
+#: Dispositions of a row: in the table; left out and counted; left out and written to quarantine; left out and in quarantine
+#: already; in the table although quarantine has it as rejected.
 KEEP, DROP, REJECT, HELD_BACK, READMIT = 0, 1, 2, 3, 4
 
 
 def holds(sql: str) -> Column:
-    """Whether a condition is TRUE; FALSE for NULL and for what cannot be computed, whatever the function that fails.
+    """Whether a condition is TRUE; FALSE for NULL and for every error in its evaluation.
 
     Spark shows its `TryEval` (any exception is NULL) only behind functions of its own: adding the condition as a number of
     days to a date is the cheapest of them.
@@ -84,10 +84,10 @@ class RuleColumns:
         return F.col(self.names[number // BITS]).bitwiseAND(F.lit(1 << number % BITS).cast("bigint")) != 0
 
     def fate(self) -> Column:
-        """What becomes of a row of silver; needs the columns of `violated`, `HELD` and `DECIDED`.
+        """The disposition of a row of silver; needs the columns of `violated`, `HELD` and `DECIDED`.
 
-        Quarantine has decided on rows up to a batch: they are rejected if it holds them, whatever the rules say by now. Past
-        it the rules decide; a row that quarantine holds (a refresh decides anew) stays there while it may not be in silver.
+        Up to the batch `DECIDED` a row is rejected if quarantine has it, whatever the rules are now. Later rows are decided by
+        the rules; a row that quarantine has already (it is decided again) stays there while the rules keep it out of silver.
         """
         held, rejected, dropped = F.col(HELD).isNotNull(), self.any_of("quarantine"), self.any_of("drop")
         decided = F.col("_batch") <= F.col(DECIDED)

@@ -1,4 +1,4 @@
-"""Whether rules can be evaluated: before a job, for `doctor`, for a dry run. Nothing is read."""
+"""Validation of rules by Spark's analysis: before a job, for `doctor`, for a dry run. Reads no rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from game_events.errors import ConfigurationError, first_line
 from game_events.rules import Rule
 from game_events.spark.config import null_on_error
 
-#: Texts, quoted names and comments: what stands in them is no SQL.
+#: Texts, quoted names and comments: their content is no SQL.
 _QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`|--[^\n]*|/\*.*?\*/""", re.DOTALL)
 _SUBQUERY = re.compile(r"\bselect\b|\(\s*(?:from|table|with)\s+\w|\(\s*values\s*[(\w']", re.IGNORECASE)
 _CLOCK = re.compile(
@@ -30,8 +30,8 @@ def require_valid(spark: SparkSession, rules: Iterable[Rule], columns: StructTyp
     """Analyze each rule against the columns of its layer's rows.
 
     Raises:
-        ConfigurationError: a rule does not parse, names no column of the rows, is no condition, or asks for more than one row
-            and its values; the message names the rule, the problem and the columns there are.
+        ConfigurationError: a rule does not parse, names no column of the rows, is no condition, or needs more than one row; the
+            message has the rule, the problem and the columns.
     """
     refuse(problems(spark, rules, columns), columns.names)
 
@@ -55,7 +55,7 @@ def _problem(spark: SparkSession, rule: Rule, columns: StructType | None) -> str
 
 
 def _refused(sql: str) -> str | None:
-    """What a rule may not hold although Spark would compute it."""
+    """The reason if a rule has a query or a clock, which Spark would evaluate; else None."""
     bare = _QUOTED.sub("''", sql)
     if _SUBQUERY.search(bare):
         return f"{sql!r} holds a query: a rule may look at one row and nothing else"
@@ -68,7 +68,7 @@ def _refused(sql: str) -> str | None:
 
 
 def _unsound(spark: SparkSession, sql: str, columns: StructType | None) -> str | None:
-    """What Spark's analysis has against it."""
+    """The reason if Spark's analysis refuses a condition; else None."""
     with null_on_error(spark), _quiet():
         try:
             empty = spark.createDataFrame([], columns or "_no_column int")
@@ -100,8 +100,8 @@ def _reason(error: AnalysisException) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """PySpark writes each refused expression to stderr with the JVM's whole stack; the error says it in one line."""
-    # Made by PySpark: an ordinary logger of that name would turn each of its errors into a TypeError.
+    """Silence PySpark, which writes each refused expression to stderr with the JVM's whole stack."""
+    # From PySpark: an ordinary logger of that name would turn each of its errors into a TypeError.
     logger = PySparkLogger.getLogger("SQLQueryContextLogger")
     disabled, logger.disabled = logger.disabled, True
     try:

@@ -1,9 +1,7 @@
-"""What Spark's workers do with rows that violate rules: count them, leave them out, write them to quarantine."""
+"""Rules in Spark's workers: rows that violate them are counted, left out, or written to quarantine."""
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -29,30 +27,17 @@ from game_events.pipeline.reporting.report import RuleCounts
 from game_events.rules import Rule
 
 
-def counts_to_json(counts: dict[str, RuleCounts]) -> str:
-    """Game -> counts, for the way back through Spark."""
-    return json.dumps({game: vars(found) for game, found in counts.items()})
-
-
-def counts_from_json(text: str) -> dict[str, RuleCounts]:
-    """The inverse of `counts_to_json`."""
-    found = {game: RuleCounts(**body) for game, body in json.loads(text).items()}
-    for counts in found.values():
-        counts.violated, counts.reasons = Counter(counts.violated), Counter(counts.reasons)
-    return found
-
-
 @dataclass(frozen=True)
 class RuleSplit:
-    """What a worker needs; picklable.
+    """Configuration of a `Splitter`; picklable.
 
     Attributes:
         rules: rule n is bit n of `masks`.
         masks: columns with the bits of violated rules.
-        has_fate: rows carry what becomes of them (silver); else all are kept.
-        quarantine: where rejected rows go, with bronze's own columns; None: no rule rejects.
-        run_id: who rejects them.
-        apart: the column `APART` tells rows that rules judge, and that are not written, from those that are written.
+        has_fate: rows have a disposition (silver); else all are kept.
+        quarantine: the table of rejected rows, with bronze's own columns; None: no rule rejects.
+        run_id: the run that rejects them.
+        apart: rows with `APART` have the results of rules, the others are written.
     """
 
     rules: tuple[Rule, ...]
@@ -64,7 +49,7 @@ class RuleSplit:
 
     @property
     def columns(self) -> list[str]:
-        """Columns that travel with the rows."""
+        """Columns of the rows besides those of the table."""
         heavy = BRONZE_ONLY if self.quarantine is not None else ()
         return [*self.masks, *([FATE] if self.has_fate else []), *heavy, *([APART] if self.apart else [])]
 
@@ -150,7 +135,7 @@ class Splitter:
 
 
 def _coordinates(rows: pa.Table, row: int) -> str:
-    """Where a row of silver came from; an aggregate came from nowhere, and its key is a person's."""
+    """Coordinates of a row of silver; empty for gold: its rows have none, and its key is personal data."""
     if "_kafka_offset" not in rows.column_names:
         return ""
     topic, partition, offset = (rows.column(c)[row].as_py() for c in ("_kafka_topic", "_kafka_partition", "_kafka_offset"))
@@ -158,7 +143,7 @@ def _coordinates(rows: pa.Table, row: int) -> str:
 
 
 def failed_rules(rules: tuple[Rule, ...], counts: RuleCounts | None) -> str | None:
-    """Why nothing may be committed for a game; None if no rule says so."""
+    """The violated rules with the action fail, which prevent a game's commit; None if there are none."""
     if counts is None or not counts.examples:
         return None
     broken = [

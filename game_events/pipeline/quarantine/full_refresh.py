@@ -23,18 +23,20 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from game_events.errors import ConflictError
-from game_events.lakehouse import failpoints as crash_points
-from game_events.lakehouse.commits.commit import Commit, Landed, commit, evolve, paths
+from game_events.lakehouse import failpoints
+from game_events.lakehouse.commits.commit import Commit, Landed, commit, paths
+from game_events.lakehouse.commits.evolution import evolve
 from game_events.lakehouse.commits.generations import generation
+from game_events.lakehouse.commits.restore_check import refuse_restored
+from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_files, spark_schema
-from game_events.lakehouse.data.staging import REPORT_SCHEMA, StagedFile, discard, file_system
-from game_events.lakehouse.data.table_writer import FileStage, staged_files
+from game_events.lakehouse.data.staging import StagedFile, discard, file_system
+from game_events.lakehouse.data.table_writer import FileStage
 from game_events.lakehouse.event_columns import HEADERS, QUARANTINE_COLUMNS, QUARANTINE_DESCRIPTION, travelling
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.quarantine.lost import refuse_restored_quarantine
 from game_events.pipeline.reporting.report import RunReport
 from game_events.sources.core.source import FILES, KAFKA, TABLE, Split
 
@@ -65,6 +67,7 @@ def is_finished(bronze: DeltaTable, quarantine: DeltaTable) -> bool:
     return ticket is None or ticket == quarantine.transaction_version(_app(bronze))
 
 
+@retry_on_conflict(ATTEMPTS)
 def finish_reset(pipeline: Pipeline, report: RunReport) -> None:
     """Give quarantine the rows of a full refresh of bronze that has not come to it yet; looks at two logs otherwise.
 
@@ -76,30 +79,24 @@ def finish_reset(pipeline: Pipeline, report: RunReport) -> None:
         ConflictError: rivals won every attempt; the next run goes on.
         DataError: quarantine was restored: this commit would cover that up.
     """
-    for attempt in range(ATTEMPTS):
-        bronze, quarantine = pipeline.bronze.open(), pipeline.quarantine.open()
-        ticket = bronze.transaction_version(Txn.FULL_REFRESH) if bronze is not None else None
-        if bronze is None or ticket is None or (quarantine is not None and is_finished(bronze, quarantine)):
-            return
-        listed = _read(pipeline.quarantine, ticket)
-        if quarantine is None and (listed is None or not listed.files):
-            return  # there was nothing undecodable, or somebody deleted the table: no row to bring
-        refuse_restored_quarantine(pipeline, quarantine)
-        try:
-            landed = _finish(pipeline, bronze, quarantine, ticket, listed)
-        except ConflictError:  # a rival finished it, or rewrote files: look again
-            if attempt == ATTEMPTS - 1:
-                raise
-            continue
-        except (PySparkException, Py4JJavaError):
-            if _read(pipeline.quarantine, ticket) is None and listed is not None:
-                continue  # a rival finished it, and removed the files that this job was reading
-            raise
-        crash_points.reach("reset_finished")
-        report.add_landed(Layer.QUARANTINE, pipeline.quarantine, landed, QUARANTINE_COLUMNS, generation(bronze))
-        if listed is not None:
-            forget(pipeline.quarantine, ticket, listed.files)
+    bronze, quarantine = pipeline.bronze.open(), pipeline.quarantine.open()
+    ticket = bronze.transaction_version(Txn.FULL_REFRESH) if bronze is not None else None
+    if bronze is None or ticket is None or (quarantine is not None and is_finished(bronze, quarantine)):
         return
+    listed = _read(pipeline.quarantine, ticket)
+    if quarantine is None and (listed is None or not listed.files):
+        return  # there was nothing undecodable, or somebody deleted the table: no row to bring
+    quarantine = refuse_restored(pipeline.quarantine, quarantine) if quarantine is not None else None
+    try:
+        landed = _finish(pipeline, bronze, quarantine, ticket, listed)
+    except (PySparkException, Py4JJavaError) as error:
+        if _read(pipeline.quarantine, ticket) is None and listed is not None:
+            raise ConflictError(f"{pipeline.quarantine.name}: a concurrent run deleted the files of this job") from error
+        raise
+    failpoints.reach("reset_finished")
+    report.add_landed(Layer.QUARANTINE, pipeline.quarantine, landed, QUARANTINE_COLUMNS, generation(bronze))
+    if listed is not None:
+        forget(pipeline.quarantine, ticket, listed.files)
 
 
 def sweep(pipeline: Pipeline) -> None:
@@ -248,9 +245,8 @@ def _stage(pipeline: Pipeline, listed: ResetList, rewritten: frozenset[str]) -> 
     if rewritten:
         old = read_files(pipeline.spark, [f"{root}/{path}" for path in sorted(rewritten)], columns)
         rows = old.where(~F.col("layer").eqNullSafe(Layer.BRONZE) | _later(listed)).unionByName(rows)
-    stage = FileStage(pipeline.quarantine, QUARANTINE_COLUMNS, HEADERS)
-    moved = rows.select(travelling(QUARANTINE_COLUMNS.names)).coalesce(2).mapInArrow(stage, REPORT_SCHEMA)
-    return staged_files(moved.collect())
+    moved = rows.select(travelling(QUARANTINE_COLUMNS.names)).coalesce(2)
+    return FileStage(pipeline.quarantine, QUARANTINE_COLUMNS, HEADERS).write(moved)
 
 
 def _may_hold(handle: DeltaTable, layer: str) -> list[str]:

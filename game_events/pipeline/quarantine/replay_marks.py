@@ -6,16 +6,17 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from game_events.errors import ConflictError
-from game_events.lakehouse.commits.commit import CONFLICT_ATTEMPTS, Commit, commit, evolve, paths
+from game_events.lakehouse.commits.commit import Commit, commit, paths
+from game_events.lakehouse.commits.evolution import evolve
+from game_events.lakehouse.commits.restore_check import refuse_restored
+from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import files_with, read_files, spark_schema
-from game_events.lakehouse.data.staging import REPORT_SCHEMA, StagedFile
-from game_events.lakehouse.data.table_writer import FileStage, staged_files
+from game_events.lakehouse.data.staging import StagedFile
+from game_events.lakehouse.data.table_writer import FileStage
 from game_events.lakehouse.event_columns import COORDINATES, HEADERS, QUARANTINE_COLUMNS, travelling
 from game_events.lakehouse.layers import Layer
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.quarantine.lost import refuse_restored_quarantine
 
 
 def is_noted(bronze: DeltaTable, quarantine: DeltaTable) -> bool:
@@ -24,6 +25,7 @@ def is_noted(bronze: DeltaTable, quarantine: DeltaTable) -> bool:
     return batch is None or batch == quarantine.transaction_version(_noted_app(bronze))
 
 
+@retry_on_conflict()
 def note_replay(pipeline: Pipeline) -> None:
     """Note the replay that bronze has and quarantine does not, if there is one: it crashed between its two commits.
 
@@ -31,17 +33,11 @@ def note_replay(pipeline: Pipeline) -> None:
         ConflictError: rivals won every attempt.
         DataError: quarantine was restored: a note would cover that up.
     """
-    for attempt in range(CONFLICT_ATTEMPTS):
-        bronze, quarantine = pipeline.bronze.open(), pipeline.quarantine.open()
-        if bronze is None or quarantine is None or is_noted(bronze, quarantine):
-            return
-        refuse_restored_quarantine(pipeline, quarantine)
-        try:
-            _note(pipeline, bronze, quarantine)
-            return
-        except ConflictError:  # a rival noted it, or rewrote the files: look again
-            if attempt == CONFLICT_ATTEMPTS - 1:
-                raise
+    bronze, quarantine = pipeline.bronze.open(), pipeline.quarantine.open()
+    if bronze is None or quarantine is None or is_noted(bronze, quarantine):
+        return
+    quarantine = refuse_restored(pipeline.quarantine, quarantine)
+    _note(pipeline, bronze, quarantine)
 
 
 def _noted_app(bronze: DeltaTable) -> str:
@@ -82,10 +78,8 @@ def _stage(
     rewritten = frozenset(path for path in paths(quarantine) if path.rpartition("/")[2] in names)
     files = [f"{quarantine.table_uri.rstrip('/')}/{path}" for path in rewritten]
     rows = read_files(pipeline.spark, files, spark_schema(quarantine.schema()))
-    staged = _noted(rows.join(came, list(COORDINATES), "left"), str(bronze.metadata().id), batch).mapInArrow(
-        FileStage(pipeline.quarantine, QUARANTINE_COLUMNS, HEADERS), REPORT_SCHEMA
-    )
-    return staged_files(staged.collect()), rewritten
+    noted = _noted(rows.join(came, list(COORDINATES), "left"), str(bronze.metadata().id), batch)
+    return FileStage(pipeline.quarantine, QUARANTINE_COLUMNS, HEADERS).write(noted), rewritten
 
 
 def _noted(rows: DataFrame, table_id: str, batch: int) -> DataFrame:

@@ -1,4 +1,4 @@
-"""What each run replays by itself: rows whose schema became known, and rows replayed to a bronze that is gone."""
+"""Automatic replay in each run: rows with a schema that became known, and rows replayed to a bronze that is gone."""
 
 from __future__ import annotations
 
@@ -14,27 +14,24 @@ from game_events.decoding.core.reasons import Reason
 from game_events.decoding.core.wire_format import SchemaId
 from game_events.errors import ConflictError, TransientError
 from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.restore_check import refuse_restored
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.event_columns import QUARANTINE_COLUMNS, SCHEMA_COLUMNS
 from game_events.lakehouse.layers import Layer
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.quarantine.lost import refuse_restored_quarantine
 from game_events.pipeline.quarantine.replay_marks import note_replay
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing.replay import ReplaySelection, replay
 
 log = logging.getLogger(__name__)
 
-#: Unknown ids that a run asks the registry about, those with most rows first: made-up ids may be any number.
+#: Unknown ids that a run asks the registry about, those with most rows first: there may be any number of invalid ids.
 IDS_ASKED = 200
 
 
 def replay_what_became_known(pipeline: Pipeline, report: RunReport) -> None:
-    """Finish a replay that crashed, then replay what is due.
-
-    Costs two looks at table logs where quarantine holds no such rows.
-    """
+    """Complete an interrupted replay, then replay what is due; reads two table logs if quarantine has no such rows."""
     note_replay(pipeline)
     quarantine, bronze = pipeline.quarantine.open(), pipeline.bronze.open()
     if quarantine is None or bronze is None:
@@ -58,17 +55,17 @@ def _left(quarantine: DeltaTable, schema_id: SchemaId) -> int | None:
 
 
 def _note_left(pipeline: Pipeline, known: frozenset[SchemaId], expected: int) -> None:
-    """Note how many rows of these ids do not decode all the same: until there are others, no run need try them again."""
+    """Note how many rows of these ids still do not decode: no run tries them again before there are others."""
     quarantine, bronze = pipeline.quarantine.open(), pipeline.bronze.open()
     if not expected or quarantine is None or bronze is None:
         return
-    refuse_restored_quarantine(pipeline, quarantine)
+    quarantine = refuse_restored(pipeline.quarantine, quarantine)
     ids, _ = _due(pipeline, quarantine, str(bronze.metadata().id))
     left = {i: ids[i] for i in known if ids[i]}
     if sum(left.values()) != expected:
-        return  # rows came meanwhile, and nobody has tried them
+        return  # a concurrent run has added rows that were not tried
     apps = {i: Txn.REPLAY_LEFT.of(i) for i in left}
-    with suppress(ConflictError):  # a rival noted it, or the next run will
+    with suppress(ConflictError):  # a concurrent run noted it, or the next run will
         commit(
             Commit(
                 pipeline.quarantine,
@@ -83,12 +80,12 @@ def _note_left(pipeline: Pipeline, known: frozenset[SchemaId], expected: int) ->
 
 
 def _due(pipeline: Pipeline, quarantine: DeltaTable, bronze_id: str) -> tuple[Counter[SchemaId], bool]:
-    """Rows of each id that was unknown; and whether rows were replayed to another bronze. Only files that may say so."""
+    """Rows of each unknown id, and whether rows were replayed to another bronze; reads only files that may have such rows."""
     actions = pa.table(quarantine.get_add_actions(flatten=True))
     if "max.reason" not in actions.column_names:
         return Counter(), False
     waits = pc.or_kleene(pc.is_null(actions["max.reason"]), pc.greater_equal(actions["max.reason"], Reason.UNKNOWN_SCHEMA))
-    # Rules have lower-case names, which sort behind every reason of a row that does not decode.
+    # Rules have lower-case names, which sort after every reason of undecodable rows.
     above = pc.greater(actions["min.reason"], Reason.UNKNOWN_SCHEMA)
     waits = pc.and_kleene(waits, pc.invert(pc.fill_null(above, False)))
     elsewhere = False
@@ -115,7 +112,7 @@ def _due(pipeline: Pipeline, quarantine: DeltaTable, bronze_id: str) -> tuple[Co
 
 
 def _to_another_bronze(pipeline: Pipeline, quarantine: DeltaTable, bronze_id: str, candidates: list[str]) -> bool:
-    """Whether files hold rows that were replayed to another bronze; a file may also hold rows that rules let in again."""
+    """Whether files have rows that were replayed to another bronze, among released rows of silver."""
     if not candidates:
         return False
     rows = read_arrow(pipeline.quarantine, quarantine, ["layer", "replayed_table"], candidates)

@@ -1,7 +1,7 @@
-"""Bronze's decoded columns, rebuilt from its raw values: without Kafka, in one atomic commit.
+"""Redecode: bronze's decoded columns are rebuilt from its raw values, without Kafka, in one atomic commit.
 
 Guarantee: rows, coordinates, batches and progress stay; readers see the old columns or the new. A row that does not decode any
-more, or holds no raw value, keeps the columns it has and is counted; one of a message type that is not selected has none.
+more, or has no raw value, keeps its columns and is counted; a row of a message type that is not selected has none.
 """
 
 from __future__ import annotations
@@ -11,43 +11,44 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from pyspark.sql import DataFrame
+import pyarrow as pa
+from deltalake import DeltaTable
 
-from game_events.decoding.batch_decoder import DecodePlan, TypeKey
+from game_events.decoding.batch_decoder import DecodePlan
 from game_events.decoding.core.reasons import Reason
 from game_events.errors import ConflictError, DataError
-from game_events.lakehouse import failpoints as crash_points
-from game_events.lakehouse.commits.commit import Commit, commit, evolve
+from game_events.lakehouse import failpoints
+from game_events.lakehouse.commits.commit import Commit, Landed, commit
+from game_events.lakehouse.commits.evolution import evolve
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_files, row_count, spark_schema
 from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.event_columns import FIRST_MESSAGE, OWN_COLUMNS, bronze_schema, column_map, schema_ids, travelling
 from game_events.lakehouse.layers import Layer
-from game_events.pipeline.bronze.decode_job import run_decode_job
+from game_events.pipeline.bronze.decode_job import StageResult, run_decode_job
 from game_events.pipeline.bronze.stored_worker import StoredTask
-from game_events.pipeline.bronze.worker_result import StageResult
 from game_events.pipeline.column_comments import documented
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure.commits import erase_from_quarantine
-from game_events.pipeline.quarantine.lost import refuse_lost_quarantine
+from game_events.pipeline.quarantine.intact import intact_tables
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.state.commit_info import ERASED_BY_BATCH
-from game_events.pipeline.suppression.driver import suppression, unfenced
+from game_events.pipeline.suppression.driver import erasure_fence, suppression
 from game_events.spark.crashed_workers import crashes_explained
 
-#: Why a row keeps its columns although nothing is wrong with it: bronze was written with `keep_raw: failures`.
+#: Reason of rows that keep their columns because bronze was written with `keep_raw: failures`.
 NO_RAW_VALUE = "NO_RAW_VALUE"
 
 
 @dataclass
 class Redecoded:
-    """What happened.
+    """Result of a redecode.
 
     Attributes:
         rows: rows of the table.
-        kept: rows that keep the columns they had, by reason (`NO_RAW_VALUE`: bronze did not keep it).
+        kept: rows that keep their columns, by reason.
         new_columns: columns that bronze did not have before.
-        other_types: rows of message types that are not selected, which are in no decoded column now.
+        other_types: rows without decoded columns, by message type: types that are not selected.
     """
 
     rows: int = 0
@@ -57,83 +58,81 @@ class Redecoded:
 
 
 def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
-    """Decode every row of bronze again with what is known now. One Spark job over the whole table.
+    """Decode every row of bronze again with the schemas known now. One Spark job over the whole table.
 
-    Silver and gold keep what they have; a full refresh of silver takes the new columns over.
+    Silver and gold stay as they are; a full refresh of silver adds the new columns.
 
     Raises:
-        ConflictError: a run committed to bronze meanwhile: nothing has changed, run it again.
-        DataError: quarantine was restored or deleted, or the rows written are not all: nothing has changed.
-        TransientError: a schema is neither archived nor can the registry be asked.
+        ConflictError: a concurrent run committed to bronze: nothing has changed, run it again.
+        DataError: bronze or quarantine was restored, quarantine was deleted, or rows are missing: nothing has changed.
+        TransientError: a schema is not archived, and the registry does not answer.
     """
     began = time.monotonic()
-    handle = pipeline.bronze.open()
+    handle, _ = intact_tables(pipeline, report) or (None, None)
     if handle is None or not row_count(handle):
         return Redecoded()
-    refuse_lost_quarantine(pipeline, handle, report)
     before = {f.name for f in handle.schema().fields}
     handle = evolve(pipeline.bronze, handle, OWN_COLUMNS)
-    batch = int(handle.transaction_version(Txn.BATCH) or 0)
-    rows = read_files(pipeline.spark, handle.file_uris(), spark_schema(handle.schema()))
-    pipeline.on_progress(f"redecode: {row_count(handle):,} rows of bronze")
-
-    whom = suppression(pipeline, handle)
-
-    def task(plan: DecodePlan) -> StoredTask:
-        return StoredTask(pipeline.bronze, plan, None, keep_raw=True, keep_undecodable=True, suppression=whom)
-
-    with crashes_explained(f" while it decoded {pipeline.bronze.name} anew"):
-        staged = run_decode_job(
-            pipeline, column_map(handle), _types_of(rows), lambda: rows.select(travelling(rows.columns)), task
-        )
-    crash_points.reach("redecode_staged")
-    written = sum(f.rows for f in staged.bronze)
-    if written + staged.suppressed != row_count(handle):
-        discard(pipeline.bronze, staged.bronze)
-        raise DataError(f"redecode wrote {written} rows of {row_count(handle)}: nothing was committed; please report this")
+    staged = _stage(pipeline, handle)
+    failpoints.reach("redecode_staged")
     info = {"redecode": "all decoded columns rebuilt from raw values", "run_id": pipeline.run_id}
     if staged.suppressed:
         info[ERASED_BY_BATCH] = _erase(pipeline, report, staged)
-    columns = pipeline.catalog.message_columns(column_map(handle), staged.types)
-    schema = documented(pipeline, bronze_schema(columns), columns, staged.types)
-    count = handle.transaction_version(Txn.REDECODE)
-    try:
-        landed = commit(
-            Commit(
-                pipeline.bronze,
-                schema,
-                staged.bronze,
-                expected={Txn.BATCH: batch, Txn.REDECODE: count} | unfenced(handle),
-                # The batch too, as it is: of two commits that name it, Delta lets one land, however close they come.
-                advance={Txn.REDECODE: (count or 0) + 1, Txn.BATCH: batch},
-                table_id=str(handle.metadata().id),
-                replace=True,
-                owns_map=True,
-                info=info,
-            )
-        )
-    except ConflictError as error:
-        raise ConflictError(
-            f"{error}. Nothing was changed: run `game-events redecode` again while no run is under way"
-        ) from None
-    crash_points.reach("redecode_committed")
-    entry = report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, batch)
+    landed, schema = _commit(pipeline, handle, staged, info)
+    failpoints.reach("redecode_committed")
+    entry = report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, int(handle.transaction_version(Txn.BATCH) or 0))
     entry.new_columns = [f.name for f in schema if f.name not in before]
     report.seconds[Layer.BRONZE] = time.monotonic() - began
     kept = Counter({NO_RAW_VALUE if why == Reason.TOMBSTONE else why: n for why, n in staged.reasons.items()})
     return Redecoded(landed.rows, kept, entry.new_columns, pipeline.catalog.other_types(staged.undecoded))
 
 
-def _types_of(rows: DataFrame) -> list[TypeKey]:
-    """The types that rows of bronze were written with."""
-    return [(schema_id, FIRST_MESSAGE) for schema_id in schema_ids(rows)]
+def _stage(pipeline: Pipeline, handle: DeltaTable) -> StageResult:
+    """Write all rows with new decoded columns to files; DataError if rows are missing in them."""
+    total = row_count(handle)
+    rows = read_files(pipeline.spark, handle.file_uris(), spark_schema(handle.schema()))
+    pipeline.on_progress(f"redecode: {total:,} rows of bronze")
+    subjects, types = suppression(pipeline, handle), [(schema_id, FIRST_MESSAGE) for schema_id in schema_ids(rows)]
+    job = StoredTask(pipeline.bronze, None, DecodePlan(), None, keep_raw=True, keep_undecodable=True, suppression=subjects)
+    with crashes_explained(f" during the redecode of {pipeline.bronze.name}"):
+        staged = run_decode_job(pipeline, job, rows.select(travelling(rows.columns)), column_map(handle), types)
+    written = sum(f.rows for f in staged.bronze)
+    if written + staged.suppressed != total:
+        discard(pipeline.bronze, staged.bronze)
+        raise DataError(f"redecode wrote {written} rows of {total}: nothing was committed; please report this")
+    return staged
+
+
+def _commit(pipeline: Pipeline, handle: DeltaTable, staged: StageResult, info: dict[str, str]) -> tuple[Landed, pa.Schema]:
+    """Replace bronze's files by the staged ones."""
+    columns = pipeline.catalog.message_columns(column_map(handle), staged.types)
+    schema = documented(pipeline, bronze_schema(columns), columns, staged.types)
+    batch, count = int(handle.transaction_version(Txn.BATCH) or 0), handle.transaction_version(Txn.REDECODE)
+    plan = Commit(
+        pipeline.bronze,
+        schema,
+        staged.bronze,
+        expected={Txn.BATCH: batch, Txn.REDECODE: count} | erasure_fence(handle),
+        # The unchanged batch, too: of two concurrent commits with the same `txn`, Delta lets only one succeed.
+        advance={Txn.REDECODE: (count or 0) + 1, Txn.BATCH: batch},
+        table_id=str(handle.metadata().id),
+        replace=True,
+        owns_map=True,
+        info=info,
+    )
+    try:
+        return commit(plan), schema
+    except ConflictError as error:
+        raise ConflictError(
+            f"{error}. Nothing was changed: run `game-events redecode` again while no run is under way"
+        ) from None
 
 
 def _erase(pipeline: Pipeline, report: RunReport, staged: StageResult) -> str:
-    """Forgotten gamers whose id was in no column before go from quarantine too; returns their rows by batch, as JSON.
+    """Erase rows of data subjects that were not recognized before from quarantine, too; returns their rows by batch, as JSON.
 
-    What silver has of them goes when it is made anew. What rules have rejected goes before bronze's commit: once bronze's rows
-    are gone nothing leads to it.
+    Before bronze's commit: the rows that rules have rejected are found by bronze's rows. A full refresh of silver removes the
+    rows there.
     """
     erase_from_quarantine(pipeline, staged.suppressed_records)
     report.suppressed += staged.suppressed

@@ -1,9 +1,9 @@
-"""Rows of `quarantine_events` that can be decoded after all -> `bronze_events`, and so by the ordinary way to silver and gold.
+"""Replay: rows of `quarantine_events` that can be decoded now are appended to `bronze_events`, as a new batch.
 
-Guarantee: a replayed row is in bronze once, through any crash and beside any rival; its row of quarantine stays and says when
-it was replayed and as which batch. Bronze's commit is the decision: it carries the rows and the number of the replay (`txn`
-``replay``). Quarantine notes it in a second commit; a replay that finds the first without the second notes it before anything
-else, so at most one replay is ever without its note.
+Guarantee: a replayed row is in bronze once, through any crash and beside concurrent runs; its row of quarantine stays, with the
+time and the batch of the replay. Bronze's commit is the decision: it has the rows and the number of the replay (`txn`
+``replay``). A second commit marks the rows of quarantine; a replay first completes the marks of the last one, so at most one
+replay is without its marks.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ from game_events.decoding.batch_decoder import DecodePlan, TypeKey
 from game_events.decoding.core.reasons import NO_RECORD, Reason
 from game_events.decoding.core.wire_format import SchemaId
 from game_events.errors import ConfigurationError, ConflictError
-from game_events.lakehouse import failpoints as crash_points
-from game_events.lakehouse.commits.commit import CONFLICT_ATTEMPTS, Commit, commit, evolve
+from game_events.lakehouse import failpoints
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.evolution import evolve
+from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_files, spark_schema
 from game_events.lakehouse.event_columns import (
@@ -43,36 +45,34 @@ from game_events.lakehouse.event_columns import (
     travelling,
 )
 from game_events.lakehouse.layers import Layer
-from game_events.pipeline.bronze.decode_job import run_decode_job
+from game_events.pipeline.bronze.decode_job import StageResult, run_decode_job
 from game_events.pipeline.bronze.load import archive_schemas
-from game_events.pipeline.bronze.restored import mend_restored_bronze
 from game_events.pipeline.bronze.stored_worker import StoredTask
-from game_events.pipeline.bronze.worker_result import StageResult
 from game_events.pipeline.column_comments import documented
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure.commits import erase_from_quarantine
 from game_events.pipeline.quarantine.full_refresh import finish_reset, is_finished
-from game_events.pipeline.quarantine.lost import refuse_lost_quarantine
+from game_events.pipeline.quarantine.intact import intact_tables
 from game_events.pipeline.quarantine.replay_marks import is_noted, note_replay
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.state.commit_info import slice_info
-from game_events.pipeline.suppression.driver import suppression, unfenced
+from game_events.pipeline.suppression.driver import erasure_fence, suppression
 from game_events.rules import RULE_NAME
 from game_events.spark.crashed_workers import WORKER_CRASHED, crashes_explained
 
 log = logging.getLogger(__name__)
 
-#: A frame has 4 bytes for it.
+#: A frame has 4 bytes for the id.
 MAX_SCHEMA_ID = 2**32 - 1
 
 
 @dataclass(frozen=True)
 class ReplaySelection:
-    """Which rows of quarantine to try; empty: all that hold a raw value and are not in bronze, or that rules reject.
+    """Selection of rows of quarantine; empty: all with a raw value that are not in bronze, and all that rules reject.
 
     Attributes:
-        reasons: only these reasons: of rows that do not decode, or names of rules; empty: all but records that kill workers.
-        schema_ids: only these schema ids (numbers) or GUIDs (texts).
+        reasons: reasons of undecodable rows, or names of rules; empty: all except records that crash workers.
+        schema_ids: schema ids (numbers) or GUIDs (texts).
     """
 
     reasons: frozenset[str] = frozenset()
@@ -80,12 +80,12 @@ class ReplaySelection:
 
     @property
     def undecodable(self) -> bool:
-        """Whether rows that do not decode are among them."""
+        """Whether undecodable rows are selected."""
         return not self.reasons or bool(self.reasons & set(Reason))
 
     @property
     def rejected(self) -> bool:
-        """Whether rows that rules reject are among them: a schema id says nothing of these."""
+        """Whether rows that rules reject are selected; never by a schema id."""
         return not self.schema_ids and (not self.reasons or bool(self.rules))
 
     @property
@@ -94,14 +94,14 @@ class ReplaySelection:
         return self.reasons - set(Reason)
 
     def condition(self, bronze_id: str) -> Column:
-        """As a condition on quarantine's rows."""
+        """The condition for undecodable rows of quarantine."""
         waiting = F.col("replayed_table").isNull() | (F.col("replayed_table") != bronze_id)
         found = (F.col("layer") == Layer.BRONZE) & F.col("_raw_value").isNotNull() & waiting
         found &= ~F.col("reason").isin(*map(str, NO_RECORD))
         if self.reasons:
             found &= F.col("reason").isin(*sorted(self.reasons))
         else:
-            # They would end the job, and with it the replay of all others.
+            # They would crash the job.
             found &= ~F.coalesce(F.col("detail").startswith(WORKER_CRASHED), F.lit(False))
         if self.schema_ids:
             found &= of_schemas(self.schema_ids)
@@ -109,10 +109,10 @@ class ReplaySelection:
 
 
 def replay_selection(reasons: Collection[str], schema_ids: Collection[str]) -> ReplaySelection:
-    """A selection from a user's words.
+    """The selection for a user's input.
 
     Raises:
-        ConfigurationError: one of them is no reason, or neither a schema id nor a GUID; the message says which.
+        ConfigurationError: a text is no reason, or neither a schema id nor a GUID; the message has the text.
     """
     unknown = sorted(r for r in set(reasons) - set(Reason) if not re.fullmatch(RULE_NAME, r))
     if unknown:
@@ -135,33 +135,27 @@ def _schema_id(word: str) -> SchemaId:
 
 @dataclass
 class Replayed:
-    """What a replay did: rows that came to bronze, and those that still cannot be decoded, by reason."""
+    """Result of a replay: rows added to bronze, and rows that still cannot be decoded, by reason."""
 
     rows: int = 0
     left: Counter[str] = field(default_factory=Counter)
 
 
 def replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) -> Replayed:
-    """Try the selected rows again with what the registry knows now; those that decode are appended to bronze.
+    """Decode the selected rows with the schemas known now, and append those that decode to bronze.
 
     Raises:
-        ConflictError: rivals won every attempt.
-        TransientError: the registry cannot be asked about a schema that is not archived.
+        ConflictError: every attempt lost to concurrent runs.
+        TransientError: a schema is not archived, and the registry does not answer.
     """
     began = time.monotonic()
-    result = Replayed()
-    for attempt in range(CONFLICT_ATTEMPTS):
-        try:
-            result = _replay(pipeline, report, selection)
-            break
-        except ConflictError:
-            if attempt == CONFLICT_ATTEMPTS - 1:
-                raise
+    result = _replay(pipeline, report, selection)
     report.replayed += result.rows
     report.seconds["replay"] = report.seconds.get("replay", 0.0) + time.monotonic() - began
     return result
 
 
+@retry_on_conflict()
 def _replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) -> Replayed:
     tables = _settled_tables(pipeline, report)
     if tables is None:
@@ -171,67 +165,67 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) -
     batch = int(bronze.transaction_version(Txn.BATCH) or 0) + 1
     pipeline.on_progress("replay: rows of quarantine are tried again")
     staged = _stage(pipeline, bronze, quarantine, selection, batch, report)
-    crash_points.reach("replay_staged")
-    # Now that they decode it is known whose they are: they are in no table any more.
+    failpoints.reach("replay_staged")
+    # Rows of erased data subjects that are recognized only now that they decode.
     report.suppressed += erase_from_quarantine(pipeline, staged.suppressed_records)
     if not staged.bronze:
         return Replayed(0, staged.reasons)
-    archive_schemas(pipeline, report, {*staged.types, *staged.undecoded})
+    rows = _commit(pipeline, report, bronze, staged, batch)
+    note_replay(pipeline)
+    failpoints.reach("replay_noted")
+    log.info("replayed_rows=%d batch=%d left=%s", rows, batch, dict(staged.reasons))
+    return Replayed(rows, staged.reasons)
+
+
+def _commit(pipeline: Pipeline, report: RunReport, bronze: DeltaTable, staged: StageResult, batch: int) -> int:
+    """Append the staged rows to bronze, and report them; returns their number."""
+    types = {*staged.types, *staged.undecoded}
+    archive_schemas(pipeline, report, types)
     columns = pipeline.catalog.message_columns(column_map(bronze), staged.types)
     schema = documented(pipeline, bronze_schema(columns), columns, staged.types)
     last = bronze.transaction_version(Txn.REPLAY)
+    rows = slice_info(batch, sum(f.rows for f in staged.bronze))
     plan = Commit(
         pipeline.bronze,
         schema,
         staged.bronze,
-        expected={Txn.BATCH: batch - 1, Txn.REPLAY: last} | unfenced(bronze),
+        expected={Txn.BATCH: batch - 1, Txn.REPLAY: last} | erasure_fence(bronze),
         advance={Txn.BATCH: batch, Txn.REPLAY: batch},
         table_id=str(bronze.metadata().id),
         seen=bronze.version(),
         owns_map=True,
-        info={
-            **slice_info(batch, sum(f.rows for f in staged.bronze)),
-            "replay_of": pipeline.quarantine.name,
-            "run_id": pipeline.run_id,
-        },
+        info={**rows, "replay_of": pipeline.quarantine.name, "run_id": pipeline.run_id},
     )
     landed = commit(plan)
-    crash_points.reach("replay_committed")
+    failpoints.reach("replay_committed")
     known = {f.name for f in bronze.schema().fields}
     entry = report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, batch)
     entry.new_columns += [f.name for f in schema if f.name not in known]
     report.batches.append(batch)
-    report.schema_ids.update(i for i, _ in (*staged.types, *staged.undecoded))
+    report.schema_ids.update(i for i, _ in types)
     report.other_types += pipeline.catalog.other_types(staged.undecoded)
-    note_replay(pipeline)
-    crash_points.reach("replay_noted")
-    log.info("replayed_rows=%d batch=%d left=%s", landed.rows, batch, dict(staged.reasons))
-    return Replayed(landed.rows, staged.reasons)
+    return landed.rows
 
 
 def _stage(
     pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable, selection: ReplaySelection, batch: int, report: RunReport
 ) -> StageResult:
-    """Decode the selected rows that bronze does not hold; nothing is committed."""
+    """Decode the selected rows that bronze lacks; commits nothing."""
     held = read_files(pipeline.spark, quarantine.file_uris(), spark_schema(quarantine.schema()))
     waiting = held.where(selection.condition(str(bronze.metadata().id)))
     rows = _not_in_bronze(pipeline, bronze, waiting, report).select(travelling(OWN_COLUMNS.names))
-    whom = suppression(pipeline, bronze)
-
-    def task(plan: DecodePlan) -> StoredTask:
-        keep_raw = pipeline.settings.keep_raw == "all"
-        return StoredTask(pipeline.bronze, plan, batch, keep_raw, keep_undecodable=False, suppression=whom)
-
+    keep_raw, subjects = pipeline.settings.keep_raw == "all", suppression(pipeline, bronze)
+    job = StoredTask(pipeline.bronze, None, DecodePlan(), batch, keep_raw, keep_undecodable=False, suppression=subjects)
     wanted: set[TypeKey] = {(i, FIRST_MESSAGE) for i in selection.schema_ids}
     with crashes_explained(f" over rows of {pipeline.quarantine.name}"):
-        return run_decode_job(pipeline, column_map(bronze), wanted, lambda: rows, task)
+        return run_decode_job(pipeline, job, rows, column_map(bronze), wanted)
 
 
 def _not_in_bronze(pipeline: Pipeline, bronze: DeltaTable, waiting: DataFrame, report: RunReport) -> DataFrame:
-    """Rows of quarantine without those that bronze holds too: only a version that knew no announcements has left such."""
+    """Rows of quarantine that bronze lacks; only an early version of this project has left rows that are in both."""
     offset = F.col("_kafka_offset")
-    lanes = waiting.groupBy("_kafka_partition").agg(F.min(offset).alias("first"), F.max(offset).alias("last")).collect()
-    files = _may_hold(bronze, [(lane["_kafka_partition"], lane["first"], lane["last"]) for lane in lanes])
+    ranges = waiting.groupBy("_kafka_partition").agg(F.min(offset).alias("first"), F.max(offset).alias("last")).collect()
+    files = _may_hold(bronze, [(found["_kafka_partition"], found["first"], found["last"]) for found in ranges])
     there = read_files(pipeline.spark, files, spark_schema(bronze.schema())).select(*COORDINATES)
     twice = waiting.join(there, list(COORDINATES), "left_semi").count() if files else 0
     if not twice:
@@ -241,37 +235,36 @@ def _not_in_bronze(pipeline: Pipeline, bronze: DeltaTable, waiting: DataFrame, r
     return waiting.join(there, list(COORDINATES), "left_anti")
 
 
-def _may_hold(bronze: DeltaTable, lanes: Sequence[tuple[int, int, int]]) -> list[str]:
-    """URIs of the files that may hold records of these partitions, from the first to the last offset, by their statistics."""
+def _may_hold(bronze: DeltaTable, ranges: Sequence[tuple[int, int, int]]) -> list[str]:
+    """URIs of the files that may hold records of (partition, first offset, last offset), by their statistics."""
     actions = pa.table(bronze.get_add_actions(flatten=True))
     if "max._kafka_offset" not in actions.column_names:
         return bronze.file_uris()
     chosen = pc.is_null(actions["max._kafka_offset"])
-    for partition, first, last in lanes:
+    for partition, first, last in ranges:
         within = [("partition", partition, partition), ("offset", first, last)]
-        for_lane = [pc.greater_equal(actions[f"max._kafka_{name}"], low) for name, low, _ in within]
-        for_lane += [pc.less_equal(actions[f"min._kafka_{name}"], high) for name, _, high in within]
-        chosen = pc.or_(chosen, pc.fill_null(reduce(pc.and_, for_lane), True))
+        overlaps = [pc.greater_equal(actions[f"max._kafka_{name}"], low) for name, low, _ in within]
+        overlaps += [pc.less_equal(actions[f"min._kafka_{name}"], high) for name, _, high in within]
+        chosen = pc.or_(chosen, pc.fill_null(reduce(pc.and_, overlaps), True))
     root = bronze.table_uri.rstrip("/")
     return [f"{root}/{path}" for path in actions.filter(chosen)["path"].to_pylist()]
 
 
 def _settled_tables(pipeline: Pipeline, report: RunReport) -> tuple[DeltaTable, DeltaTable] | None:
-    """Bronze and quarantine, with what was left half-way between them finished; None if one of them is not there.
+    """Bronze and quarantine after completion of interrupted work on both; None if one of them does not exist.
 
     Raises:
-        ConflictError: a rival has begun something since.
+        ConflictError: a concurrent run has begun such work since.
     """
     finish_reset(pipeline, report)
     note_replay(pipeline)
-    bronze = mend_restored_bronze(pipeline, report)
-    quarantine = refuse_lost_quarantine(pipeline, bronze, report) if bronze is not None else None
+    bronze, quarantine = intact_tables(pipeline, report) or (None, None)
     if bronze is None or quarantine is None:
         return None
     if not is_finished(bronze, quarantine):
-        # A rival replaced bronze since the look above: it may hold the rows that quarantine still has.
-        raise ConflictError(f"{pipeline.quarantine.name}: a rival's full refresh of bronze is not finished yet")
+        # Bronze may have the rows that quarantine still has.
+        raise ConflictError(f"{pipeline.quarantine.name}: a concurrent full refresh of bronze is not finished yet")
     if not is_noted(bronze, quarantine):
-        # A rival replayed since the look above, and these rows of quarantine do not say so: they would be in bronze twice.
-        raise ConflictError(f"{pipeline.quarantine.name}: a rival's replay is not noted yet")
+        # The replayed rows are not marked yet: they would be in bronze twice.
+        raise ConflictError(f"{pipeline.quarantine.name}: a concurrent replay is not noted yet")
     return bronze, quarantine

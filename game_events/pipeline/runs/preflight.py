@@ -231,7 +231,7 @@ def _no_room(settings: Settings) -> str:
     if settings.games or games < settings.max_games:
         return ""
     more = f"with {settings.new_game_min_rows:,} rows" if games < most_games(settings) else "of GAME_EVENTS_GAMES"
-    return f"; {games:,} {settings.words.entities}, no fewer than GAME_EVENTS_MAX_GAMES: of new names only those {more} come in"
+    return f"; {games:,} {settings.names.entities}, no fewer than GAME_EVENTS_MAX_GAMES: of new names only those {more} come in"
 
 
 def _forgotten(settings: Settings) -> str:

@@ -148,7 +148,7 @@ class _Names:
 
     def _templates(self) -> Iterable[str]:
         """Tables of a game, one of each kind."""
-        called, game = self._pipeline.settings.names, f"{{{self._pipeline.settings.words.entity}}}"
+        called, game = self._pipeline.settings.names, f"{{{self._pipeline.settings.names.entity}}}"
         own = (gold_name(game, a.name) for a in self._pipeline.extensions.aggregates)
         return [called.name_of(key) for key in (silver_name(game), gold_name(game), *own)]
 

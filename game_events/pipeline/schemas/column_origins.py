@@ -1,7 +1,6 @@
-"""Where a table's columns come from: which field of which message, first in which schema, and what its author says of it.
+"""Origins of a table's columns: field, message, first schema, and comment.
 
-From the lakehouse alone: the column map in bronze's metadata, the archived texts, the event log. Neither registry nor Spark is
-asked.
+From the lakehouse alone: the column map in bronze's metadata, the archived texts, the event log. Needs no registry, no Spark.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from game_events.lakehouse.tables import BRONZE, Lakehouse
 
 @dataclass(frozen=True)
 class ColumnOrigin:
-    """One field that lands in a column.
+    """One field of a column.
 
     Attributes:
         column: the column, nested ones as `place.city`.
         message, field: the message type, and the field's path of names in the newest schema that has it.
         declared: its type there.
-        comment: its author's words there.
+        comment: its comment there.
         first_schema: id of the first schema that has it.
         first_version: that schema's version of the topic's subject, where the event log has it.
     """
@@ -45,7 +44,7 @@ class ColumnOrigin:
 
 
 def origins(lakehouse: Lakehouse) -> list[ColumnOrigin]:
-    """Every field that lands in a column of bronze, and so of silver, in the order of schemas."""
+    """Every field with a column in bronze, and so in silver, in the order of schemas."""
     bronze = lakehouse.table(BRONZE).open()
     known = column_map(bronze) if bronze is not None else ColumnMap()
     versions = _versions(lakehouse)
@@ -82,7 +81,7 @@ def _fields(lakehouse: Lakehouse, known: ColumnMap) -> Iterator[tuple[SchemaId, 
 
 
 def _versions(lakehouse: Lakehouse) -> dict[str, int]:
-    """Schema id -> version, as the runs that met it first noted."""
+    """Schema id -> version, from the event log."""
     found = {}
     for event in read_events(lakehouse, kind="schema").to_pylist():
         detail = json.loads(event["detail"]) if event["detail"] else {}

@@ -1,4 +1,4 @@
-"""The versions of a subject: what each one holds, what each one changed, and in which columns it lands."""
+"""The versions of a subject: their fields, changes and columns."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from game_events.schema_registry import SchemaRegistry, SubjectVersion
 
 @dataclass(frozen=True)
 class SchemaHistory:
-    """A subject of a registry, seen from a lakehouse. Starts no Spark.
+    """The versions of a subject, with the columns of a lakehouse. Needs no Spark.
 
     Attributes:
-        registry: where the versions are.
-        lakehouse: whose bronze table says which columns there are; without the table, a new one is assumed.
+        registry: has the versions.
+        lakehouse: its bronze table has the columns; without the table, a new one is assumed.
         subject: the subject.
         kept: the columns that settings name (`kept_columns`).
     """
@@ -73,17 +73,17 @@ class SchemaHistory:
         return field_columns(messages, columns)
 
     def left_out(self, *versions: SubjectVersion) -> str:
-        """Which message types `fields` and `changes` do not look at, in a sentence; empty: they look at all."""
+        """A sentence about the message types that `fields` and `changes` leave out; empty if there are none."""
         counts = {v.version: self._catalog.left_out(v.schema_id, self.occurred()) for v in versions}
         said = [f"version {number}: {count:,}" for number, count in counts.items() if count]
         return f"only {MAX_TYPES:,} message types of a schema are looked at; left out of {', '.join(said)}" if said else ""
 
     def occurred(self) -> frozenset[str]:
-        """Full names of the message types that bronze has columns of; of all others no record was decoded yet."""
+        """Full names of the message types that bronze has columns of."""
         return self._columns().messages
 
     def changes(self, old: SubjectVersion, new: SubjectVersion) -> list[Change]:
-        """What one version changed against another: fields of the message types that `fields` has, and values of enums.
+        """Changes from one version to another: of the fields in `fields`, and of the values of enums.
 
         Raises:
             DataError: one of the schemas does not compile.

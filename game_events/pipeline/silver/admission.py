@@ -1,7 +1,7 @@
-"""Which new names of bronze's rows become games: where there are many, decided before a file is written for any of them.
+"""Admission of new games: which new names in bronze's rows get tables.
 
-Guarantee: however many names there are, and however many rows each, no more tables, folders and files are made than the
-settings have room for. Rows of the others stay in bronze, are counted, and come once there is room.
+Guarantee: with any number of names and rows, no more tables, folders and files are made than the settings have room for. Rows
+of other names stay in bronze, are counted, and are read again once there is room.
 """
 
 from __future__ import annotations
@@ -14,20 +14,28 @@ from pyspark.sql import functions as F
 
 from game_events.config.naming import GAME_PATTERN, RESERVED_GAMES
 from game_events.lakehouse.commits.parallel import for_games
+from game_events.lakehouse.data.snapshot import files_with, read_files, row_count, spark_schema
+from game_events.lakehouse.event_columns import has_decoded_columns
+from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import is_game
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout.routing import INVALID, NO_NAME, OVER_LIMIT, Routing, admit, most_games
-from game_events.pipeline.silver.stage import Staging
+from game_events.pipeline.silver.stage import SilverInput, Staging
+
+
+def is_allowed(pipeline: Pipeline, game: str) -> bool:
+    """Whether a game has a valid name that is in the allow list, if there is one."""
+    return Routing(frozenset(pipeline.settings.games)).refusal(game) is None
 
 
 def is_valid(name: Column) -> Column:
-    """Whether a name may become a game, as `tables.is_game` has it."""
-    text = name.cast("string")  # whatever kind the column has; what is no text is left out by those who ask
+    """`tables.is_game` as a column."""
+    text = name.cast("string")  # callers leave out names that are no texts
     return text.rlike(rf"\A{GAME_PATTERN[1:-1]}\z") & ~text.isin(*RESERVED_GAMES)
 
 
 def routing(pipeline: Pipeline, known: set[str]) -> Routing:
-    """Which names get files, while there is room: a worker that meets more new ones gives up."""
+    """Which names get files: the allow list, or all while there is room; a worker that meets more new names gives up."""
     settings = pipeline.settings
     unnamed = NO_NAME if settings.message_types else INVALID
     if settings.games:
@@ -36,10 +44,10 @@ def routing(pipeline: Pipeline, known: set[str]) -> Routing:
 
 
 def counted_routing(work: Staging, known: set[str]) -> tuple[Routing, Counter[str]]:
-    """Which names get files, by a count of the rows to be staged, and the rows of all the others by why."""
+    """Which names get files, decided by a count of the rows to stage; and the rows of the other names, by reason."""
     pipeline = work.source.pipeline
     listed = set(pipeline.lakehouse.games()) - known
-    # In an object store the folder of a first write that was never committed is listed, too.
+    # An object store also lists the folder of a first write that was never committed.
     there = for_games(listed, lambda game: pipeline.lakehouse.silver(game).exists())
     known = known | {game for game in listed if there[game]}
     names, others = _new_names(work, known)
@@ -49,15 +57,39 @@ def counted_routing(work: Staging, known: set[str]) -> tuple[Routing, Counter[st
 
 
 def _new_names(work: Staging, known: set[str]) -> tuple[dict[str, int], Counter[str]]:
-    """Rows of the names that are no game yet, of no more than could be let in; and the rows of all such names by why."""
+    """Rows of the most frequent new names, as many as can be admitted; and the rows of all new names, by reason."""
     settings, spark = work.source.pipeline.settings, work.source.pipeline.spark
     games = spark.createDataFrame(pa.table({"_game": pa.array(sorted(known), pa.string())}), "_game string")
     name = F.col("name")
     new = work.names().join(F.broadcast(games), name == F.col("_game"), "left_anti")
     valid = F.coalesce(is_valid(name), F.lit(False))
-    # A flood of names stays in the workers.
+    # The driver collects no more names than that.
     places = max(0, most_games(settings) - len(known))
     first = new.where(valid).orderBy(F.desc("rows"), "name").limit(places).collect()
     why = F.when(valid, OVER_LIMIT).when(name.isNull(), NO_NAME if settings.message_types else INVALID)
     sums = new.groupBy(why.otherwise(INVALID).alias("why")).agg(F.sum("rows").alias("rows")).collect()
     return {r["name"]: int(r["rows"]) for r in first if is_game(r["name"])}, Counter({r["why"]: int(r["rows"]) for r in sums})
+
+
+def new_games(pipeline: Pipeline, above: int | None = None) -> list[str]:
+    """Valid, allowed names in bronze that are no games yet, as many as there is room for.
+
+    Args:
+        pipeline: the parts.
+        above: only rows of later bronze batches; None: above silver's low watermark.
+    """
+    handle = pipeline.bronze.open()
+    if handle is None or not row_count(handle) or not has_decoded_columns(handle):
+        return []
+    source = SilverInput.of(pipeline, handle)
+    state = pipeline.progress.read(source.bronze.key)
+    uris = files_with(handle, "_batch", state.floor(Layer.SILVER) if above is None else above)
+    if not uris:
+        return []
+    # Read first: PySpark's columns need a session, and this may be its first use.
+    rows = read_files(pipeline.spark, uris, spark_schema(handle.schema()))
+    rows = rows.select(F.col(pipeline.settings.entity_column).alias("game")).where(is_valid(F.col("game")))
+    room = max(0, pipeline.settings.max_games - len(state.games))
+    counted = rows.groupBy("game").count().orderBy(F.desc("count"), "game").limit(room + len(state.games)).collect()
+    names = [r["game"] for r in counted if is_allowed(pipeline, r["game"]) and r["game"] not in state.games]
+    return names[:room]

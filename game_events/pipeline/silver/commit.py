@@ -1,7 +1,8 @@
-"""From staged rows to silver's commits: rules that fail, then quarantine's decision, then one commit for each game."""
+"""Commits of silver's staged rows: rules that fail, then quarantine's rejections, then one commit for each game."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -14,14 +15,15 @@ from game_events.lakehouse.commits.generations import BronzeIdentity, erasures, 
 from game_events.lakehouse.commits.parallel import Committed, commit_games
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import BATCH_INFO, files_with, read_files, spark_schema
-from game_events.lakehouse.data.staging import REPORT_SCHEMA, discard
-from game_events.lakehouse.data.table_writer import FileStage, staged_files
+from game_events.lakehouse.data.staging import discard
+from game_events.lakehouse.data.table_writer import FileStage
 from game_events.lakehouse.event_columns import COORDINATES, HEADERS, QUARANTINE_COLUMNS, travelling
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import silver_name
 from game_events.pipeline.column_comments import message_comment
+from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout.job import FanOutResult
-from game_events.pipeline.quality.decisions import Decisions, Rewritten, Verdict, decide
+from game_events.pipeline.quality.decisions import Decisions, RejectionDecision, Rewritten, decide
 from game_events.pipeline.quality.expressions import FATE, HELD_BACK, READMIT
 from game_events.pipeline.quality.worker import failed_rules
 from game_events.pipeline.reporting.report import RuleCounts, RunReport
@@ -32,72 +34,82 @@ from game_events.spark.config import null_on_error
 def settle(
     source: SilverInput, decisions: Decisions, starts: Mapping[str, Start], result: FanOutResult, report: RunReport
 ) -> Committed:
-    """Decide and commit what was staged for these games.
+    """Commit what was staged for the games of `starts`.
 
-    Games that are not among `starts` are none of this function's business. A game that fails, or has to be planned again, is
-    not committed, and its files are deleted.
+    Quarantine's commit comes first: it decides which rows are rejected, for silver's commits, this run's or a later one's.
+
+    | case | game | its staged files |
+    |---|---|---|
+    | staging failed, or a rule with the action `fail` is violated | failed | deleted |
+    | bronze has other contents since it was read, or a data subject was erased from it | retry | deleted |
+    | a concurrent run has decided on the game's rejections, or quarantine is another table | retry | deleted |
+    | a data subject was erased from the silver table since bronze was read | retry | deleted |
+    | the silver table is not at the batch that was planned from | retry | deleted by the commit |
+    | else | committed | in quarantine and silver |
     """
-    outcome = Committed()
-    ready = dict(starts)
+    schema, rules, failed = source.schema, source.rules.rules, dict[str, str]()
     for game in starts:
-        why = result.failed.get(game) or failed_rules(source.rules.rules, result.counts.get(game))
+        why = result.failed.get(game) or failed_rules(rules, result.counts.get(game))
         if why is not None:
-            outcome.failed[game] = why
+            failed[game] = why
             if game in result.counts:
-                report.add_rules(Layer.SILVER, game, source.rules.rules, result.counts[game])
-    again = _decide(source, decisions, {g: s for g, s in ready.items() if g not in outcome.failed}, result, report)
-    for game in {*again, *outcome.failed}:
-        del ready[game]
-        _discard(source, result, game, quarantine=game in outcome.failed)
-    plans = {game: partial(_commit_plan, source, decisions, game, start, result) for game, start in ready.items()}
+                report.add_rules(Layer.SILVER, game, rules, result.counts[game])
+    ready = {game: start for game, start in starts.items() if game not in failed}
+    current = _is_current(source)
+    retry = _decide(source, decisions, ready, result, report) if current else set(ready)
+    for game in {*retry, *failed}:  # `decide` has deleted the rejected rows of the games that it returned
+        drop(source.pipeline, result, game, quarantine=game in failed or not current)
+    plans = {g: partial(_commit_plan, source, decisions, g, s, result) for g, s in ready.items() if g not in retry}
     committed = commit_games(plans, "game_committed", source.pipeline.settings)
     for game, landed in sorted(committed.landed.items()):
-        entry = report.add_landed(
-            Layer.SILVER, source.pipeline.lakehouse.silver(game), landed, source.schema, source.batch, game
-        )
-        counts = result.counts.get(game)
-        if counts is not None:
-            report.add_rules(Layer.SILVER, game, source.rules.rules, counts, entry)
-    committed.again |= again
-    committed.failed |= outcome.failed
+        entry = report.add_landed(Layer.SILVER, source.pipeline.lakehouse.silver(game), landed, schema, source.batch, game)
+        if game in result.counts:
+            report.add_rules(Layer.SILVER, game, rules, result.counts[game], entry)
+    committed.again |= retry
+    committed.failed |= failed
     return committed
+
+
+def _is_current(source: SilverInput) -> bool:
+    """Whether bronze has the same contents and erasures as the version that was read."""
+    bronze = source.pipeline.bronze.open()
+    same = bronze is not None and BronzeIdentity.of(bronze) == source.bronze
+    return same and erasures(bronze) == erasures(source.handle)
 
 
 def _decide(
     source: SilverInput, decisions: Decisions, starts: Mapping[str, Start], result: FanOutResult, report: RunReport
 ) -> set[str]:
-    """Commit which rows are rejected; returns the games that have to be planned again."""
+    """Commit which rows are rejected, of all games at once; returns the games to retry."""
     pipeline = source.pipeline
-    bronze = pipeline.bronze.open()
-    if bronze is None or BronzeIdentity.of(bronze) != source.bronze or erasures(bronze) != erasures(source.handle):
-        # Replaced or rebuilt since: whoever reads the new one decides on its rows, under another key. Or a gamer was erased
-        # from it since, whose rows these may be.
-        for game in starts:
-            discard(pipeline.quarantine, result.rejected.get(game, []))
-        return set(starts)
-    anew = {game for game, start in starts.items() if start.anew}
-    if not (source.rules.has("quarantine") or decisions.in_force or anew):
-        # A rival whose rules reject rows may have begun since: then its decisions hold for this run too.
+    redecided = {game: start for game, start in starts.items() if start.redecide}
+    if not (source.rules.has("quarantine") or decisions.in_force or redecided):
+        # Decisions of a concurrent run with other rules hold for this run, too.
         return set(starts) if Decisions.read(pipeline, source.bronze.key).in_force else set()
-    generations = {game: _next_generation(decisions, game, starts[game]) for game in anew}
-    verdicts = {game: Verdict(source.batch, result.rejected.get(game, []), generations.get(game)) for game in starts}
-    # Of what is decided anew, rows that were not held back just now are not kept out of silver any more.
-    held = {game: result.counts[game].held if game in result.counts else 0 for game in anew}
-    noting = {game: starts[game] for game in anew if decisions.rejected_rows[game] > held[game]}
-    rewritten = noted(source, decisions, noting) if noting else Rewritten()
-    outcome = decide(pipeline, decisions, verdicts, rewritten)
+    found = {game: result.counts.get(game, RuleCounts()) for game in starts}
+    due = {
+        game: RejectionDecision(
+            source.batch,
+            result.rejected.get(game, []),
+            _next_incarnation(decisions, game, start) if start.redecide else None,
+        )
+        for game, start in starts.items()
+    }
+    # Rows of quarantine that the rules of this run do not hold back are released.
+    released = {game: start for game, start in redecided.items() if decisions.rejected_rows[game] > found[game].held}
+    rewritten = noted(source, decisions, released) if released else Rewritten()
+    outcome = decide(pipeline, decisions, due, rewritten)
     if outcome.landed is not None:
-        reasons = [result.counts[g].reasons for g in verdicts if g not in outcome.moved and g in result.counts]
-        rows = sum(found.total() for found in reasons)
-        for found in reasons:
-            report.rejected += found
-        back = sum(result.counts[game].readmitted for game in noting if game in result.counts)
-        gone = sum(decisions.rejected_rows[game] - held[game] for game in noting) - back
-        report.readmitted += back
+        reasons = [found[game].reasons for game in due if game not in outcome.moved]
+        rows = sum(of_game.total() for of_game in reasons)
+        report.rejected += sum(reasons, Counter[str]())
+        readmitted = sum(found[game].readmitted for game in released)
+        report.readmitted += readmitted
+        gone = sum(decisions.rejected_rows[game] - found[game].held for game in released) - readmitted
         if gone:
             report.notices.append(
                 f"{gone:,} rejected rows of {pipeline.quarantine.name} are of records that {pipeline.bronze.name} does not "
-                f"have, or not of that {pipeline.settings.words.entity}: they are history"
+                f"have, or not of that {pipeline.settings.names.entity}: they are history"
             )
         if rows or rewritten.paths:
             landed = replace(outcome.landed, rows=rows)
@@ -105,55 +117,52 @@ def _decide(
     return set(outcome.moved)
 
 
-def _discard(source: SilverInput, result: FanOutResult, game: str, *, quarantine: bool) -> None:
-    """Delete a game's files; those of quarantine are deleted already where a decision did not land."""
-    discard(source.pipeline.lakehouse.silver(game), result.files.pop(game, []))
+def drop(pipeline: Pipeline, result: FanOutResult, game: str, *, quarantine: bool = True) -> None:
+    """Delete a game's staged files: of silver, and of quarantine unless they are deleted already."""
+    discard(pipeline.lakehouse.silver(game), result.files.pop(game, []))
     rejected = result.rejected.pop(game, [])
     if quarantine:
-        discard(source.pipeline.quarantine, rejected)
+        discard(pipeline.quarantine, rejected)
+    result.counts.pop(game, None)
 
 
-def _next_generation(decisions: Decisions, game: str, start: Start) -> int:
-    """Generation of a table that is replaced. One that quarantine has decided on anew gets just that one."""
-    decided = decisions.generation(game) or 0
-    if start.anew:
-        return max(generation(start.handle), decided) + 1
-    return max(generation(start.handle) + (start.handle is not None), decided)
+def _next_incarnation(decisions: Decisions, game: str, start: Start) -> int:
+    """Incarnation of a table after its rows are replaced; the one that quarantine has decided again for, if it has."""
+    decided, before = decisions.incarnation(game), generation(start.handle)
+    return max(before, decided) + 1 if start.redecide else max(before + (start.handle is not None), decided)
 
 
 def _commit_plan(source: SilverInput, decisions: Decisions, game: str, start: Start, result: FanOutResult) -> Commit | None:
+    """The commit of one game; None: plan it again."""
     handle = start.handle
     if source.bronze.erased(handle) > erasures(source.handle):
-        # Rows of a gamer who was erased since bronze was read may be among these.
-        _discard(source, result, game, quarantine=False)
+        # The staged rows may be of a data subject who was erased after bronze was read.
+        drop(source.pipeline, result, game, quarantine=False)
         return None
-    advance = {source.app: source.batch}
+    advance = {source.bronze.app: source.batch}
     if start.replace or handle is None:
-        target = _next_generation(decisions, game, start)
-        if target:
-            advance[Txn.INCARNATION] = target
+        advance |= {Txn.INCARNATION: target} if (target := _next_incarnation(decisions, game, start)) else {}
     counts = result.counts.get(game, RuleCounts())
     for app, rows in ((Txn.ROWS_DROPPED, counts.dropped), (Txn.ROWS_QUARANTINED, counts.quarantined)):
         before = handle.transaction_version(app) if handle is not None else None
         if rows or before is not None:
             advance[app] = rows + (0 if start.replace else before or 0)
-    word = source.pipeline.settings.words.entity
+    word = source.pipeline.settings.names.entity
     return Commit(
         source.pipeline.lakehouse.silver(game),
         source.schema,
         result.files.get(game, []),
+        # Of `bronze.app` the value in the log, even if it is of other contents of bronze.
         expected={
-            # As it stands, whatever bronze it is of.
-            source.app: handle.transaction_version(source.app) if handle is not None else None,
-            Txn.INCARNATION: handle.transaction_version(Txn.INCARNATION) if handle is not None else None,
-            Txn.ERASURES: handle.transaction_version(Txn.ERASURES) if handle is not None else None,
+            app: handle.transaction_version(app) if handle is not None else None
+            for app in (source.bronze.app, Txn.INCARNATION, Txn.ERASURES)
         },
         advance=advance,
         table_id=str(handle.metadata().id) if handle is not None else None,
-        # A table that is replaced as a whole may have been restored to whatever it was.
+        # If all its rows are replaced, it does not matter whether it was restored.
         seen=handle.version() if handle is not None and not start.replace else None,
         replace=start.replace and handle is not None,
-        # All rows are new, so columns that no transformation gives any more go, and types may be others.
+        # All rows are new: columns may go and types may change.
         reshape=start.replace,
         info={BATCH_INFO: str(source.batch), "run_id": source.pipeline.run_id},
         description=f"Events of the {word} {game}: its rows of {source.pipeline.bronze.name}, append-only"
@@ -162,11 +171,11 @@ def _commit_plan(source: SilverInput, decisions: Decisions, game: str, start: St
 
 
 def noted(source: SilverInput, decisions: Decisions, starts: Mapping[str, Start]) -> Rewritten:
-    """Write the files of quarantine with these games' rejected rows anew: those that are not held back now get a note.
+    """Rewrite the files of quarantine with these games' rejected rows; rows that are not held back now are marked as replayed.
 
-    The note: `replayed_batch` is the bronze batch up to which silver is made, `replayed_table`, of rows that pass, the id of
-    the game's silver table (its name if there is no table yet). The rules are those, and the rows of bronze, that silver was
-    staged with, and a rule says the same of a row each time, so the rows that pass are those that the staged files hold.
+    `replayed_batch` is the last bronze batch of the staged rows; `replayed_table`, of rows that pass, the id of the game's
+    silver table (its name if there is none yet). Bronze's version and the rules are those of the staged rows, and rules are
+    deterministic, so the rows that pass are those in the staged files.
     """
     held, handle, spark = decisions.held_rows(source.pipeline, starts), decisions.handle, source.pipeline.spark
     if held is None or handle is None:
@@ -190,7 +199,5 @@ def noted(source: SilverInput, decisions: Decisions, starts: Mapping[str, Start]
         now = F.current_timestamp()
         values = {"replayed_table": F.col("_table"), "replayed_batch": F.lit(source.batch), "replayed_at": now}
         new = new.withColumns({n: F.when(leaves, value).otherwise(F.col(n)) for n, value in values.items()})
-        staged = new.select(travelling(QUARANTINE_COLUMNS.names)).mapInArrow(
-            FileStage(source.pipeline.quarantine, QUARANTINE_COLUMNS, HEADERS), REPORT_SCHEMA
-        )
-        return Rewritten(staged_files(staged.collect()), rewritten)
+        stage = FileStage(source.pipeline.quarantine, QUARANTINE_COLUMNS, HEADERS)
+        return Rewritten(stage.write(new.select(travelling(QUARANTINE_COLUMNS.names))), rewritten)

@@ -1,4 +1,4 @@
-"""Silver's one job, and what is done when a worker dies of it: one game's rows do not keep the others' from their tables."""
+"""Silver's Spark job with isolation of games that crash a worker: they fail, the others are staged."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.silver.stage import Staging
 from game_events.spark.crashed_workers import WorkerCrashError, bisect
 
-#: Names that are told apart in the driver; with more of them in one pass (a flood) the run fails instead, and is tried again.
+#: Names that the driver can bisect; with more of them in one pass the run fails, and is tried again.
 MAX_NAMES = 100_000
 
 
 def stage_games(work: Staging) -> FanOutResult:
-    """Stage the rows in one job; if a worker dies, in several, and games whose rows it dies of are among the failed ones.
+    """Stage the rows in one job; if a worker crashes, bisect: games that crash a worker alone are failed ones of the result.
 
     Returns:
-        what the workers report; `crowded` if new names have to be counted first.
+        the workers' results; `crowded` if new names have to be counted first.
 
     Raises:
-        WorkerCrashError: a worker dies, and there are too many names to look for the guilty ones.
+        WorkerCrashError: a worker crashed, and there are more than `MAX_NAMES` names.
         ExtensionError: a transformation failed.
     """
     if not work.files.files:
@@ -28,10 +28,10 @@ def stage_games(work: Staging) -> FanOutResult:
         return work.stage()
     except WorkerCrashError as error:
         if work.routing.room is not None:
-            # Names are counted first, so that halves of them have room for exactly those that are let in.
+            # Names are counted first, so that each half has room for exactly those that are admitted.
             return FanOutResult(crowded=True)
         pipeline = work.source.pipeline
-        pipeline.on_progress(f"silver: {error}. Halves of the {pipeline.settings.words.entities} are tried by themselves")
+        pipeline.on_progress(f"silver: {error}. It is retried for halves of the {pipeline.settings.names.entities}")
         rows = [(r["name"], int(r["rows"])) for r in work.names().limit(MAX_NAMES + 1).collect()]
         if len(rows) > MAX_NAMES:
             raise
@@ -43,7 +43,6 @@ def stage_games(work: Staging) -> FanOutResult:
         if why is None:
             games.append(name)
         else:
-            # Rows that get no table need no worker.
             result.refused.setdefault(why, Counter())[work.routing.counted_as(name, why)] += count
     parts, failed = bisect(sorted(games), work.stage, work.batches)
     for part in parts:

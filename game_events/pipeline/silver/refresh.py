@@ -1,51 +1,92 @@
-"""`bronze_events` -> one `silver_{game}_events` for each game, all games in one Spark job.
+"""Refresh of silver: `bronze_events` -> one `silver_{game}_events` for each game, all games in one Spark job.
 
-Guarantee: every bronze row of an admitted game is in its silver table once, or is kept out by a rule and counted (and, for
-rules with the action quarantine, in `quarantine_events` once), through any crash and beside any rival. Each game's table holds
-the highest bronze batch it has taken; its commit lands only if that is where its rows were planned from.
+Guarantee: every bronze row of an admitted game is in its silver table once, or a rule has kept it out and counted it (and, for
+rules with the action quarantine, put it into `quarantine_events` once), through any crash and beside concurrent runs. Each
+table's `txn` holds the last bronze batch in it; a commit succeeds only if its rows were planned from that batch.
+
+The first pass stages the rows of all games above the low watermark and opens only the tables of games that have such rows. If a
+table is not at the low watermark, or its commit lost a conflict, the next pass stages the game's rows from its own batch.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
 from deltalake.exceptions import DeltaError
-from pyspark.sql import functions as F
 
 from game_events.errors import ConflictError, ExtensionError, GameEventsError
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.generations import BronzeIdentity, erasures, generation
-from game_events.lakehouse.commits.parallel import GAME_ATTEMPTS, Committed, for_games
+from game_events.lakehouse.commits.parallel import GAME_ATTEMPTS, for_games
 from game_events.lakehouse.commits.restores import restored
-from game_events.lakehouse.data.snapshot import files_with, read_files, row_count, spark_schema
-from game_events.lakehouse.data.staging import discard, remove_empty_folder
+from game_events.lakehouse.data.staging import remove_empty_folder
 from game_events.lakehouse.event_columns import has_decoded_columns
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.progress import Progress
-from game_events.pipeline.bronze.restored import refuse_undone_erasures
 from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.fanout.routing import INVALID, NO_NAME, OVER_LIMIT, Routing, admit
 from game_events.pipeline.quality.decisions import Decisions
-from game_events.pipeline.quarantine.lost import refuse_lost_quarantine
+from game_events.pipeline.quarantine.intact import intact_tables
 from game_events.pipeline.reporting.report import RunReport, TableReport
-from game_events.pipeline.silver.admission import counted_routing, is_valid, routing
-from game_events.pipeline.silver.commit import settle
+from game_events.pipeline.silver.admission import counted_routing, is_allowed, new_games, routing
+from game_events.pipeline.silver.commit import drop, settle
 from game_events.pipeline.silver.isolation import stage_games
 from game_events.pipeline.silver.stage import SilverInput, Staging, Start
 
 T = TypeVar("T")
-#: What is noted of a game that has rows to come, while the allow list leaves it out.
+#: Noted for a game with pending rows that is not in the allow list.
 LEFT_OUT = "GAME_EVENTS_GAMES left it out when its rows were due"
+REPLACED = "its silver table was replaced"
 
 
 class _ErasedMeanwhileError(ConflictError):
-    """A gamer was erased from bronze since its rows were read: they are read again."""
+    """A data subject was erased from bronze after its rows were read: they are read again."""
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Input of every pass; `state` is the progress that the run began with."""
+
+    pipeline: Pipeline
+    source: SilverInput
+    state: Progress
+    report: RunReport
+    games: frozenset[str] | None
+    full: bool
+
+    @property
+    def whole(self) -> bool:
+        return self.games is None and not self.full
+
+
+@dataclass(frozen=True)
+class PassResult:
+    """Outcome of one or more passes.
+
+    Attributes:
+        done: game -> last bronze batch in its silver table.
+        failed: game -> reason.
+        retry: games for the next pass.
+        replaced: games with all rows replaced by a pass that was planned from their tables.
+        unrouted: reason -> rows that belong to no game.
+    """
+
+    done: dict[str, int] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    retry: frozenset[str] = frozenset()
+    replaced: frozenset[str] = frozenset()
+    unrouted: Counter[str] = field(default_factory=Counter)
+
+    def then(self, later: PassResult) -> PassResult:
+        """Both results together; only the later pass has games to retry."""
+        done, failed, replaced = self.done | later.done, self.failed | later.failed, self.replaced | later.replaced
+        return PassResult(done, failed, later.retry, replaced, self.unrouted + later.unrouted)
 
 
 def refresh_silver(
@@ -56,38 +97,35 @@ def refresh_silver(
     full: bool = False,
     just_loaded: bool = False,
 ) -> None:
-    """Bring silver up to bronze.
+    """Add bronze's new rows to silver.
 
     Args:
         pipeline: the parts.
         report: gets an entry for each game that changed or failed.
-        games: only these; None: every game, and the floor moves.
-        full: replace the given games' tables by everything bronze has of them.
-        just_loaded: `load_bronze` has looked at bronze and quarantine in this cycle.
+        games: only these; None: every game, and the low watermark moves.
+        full: replace the tables of the games by all rows that bronze has of them.
+        just_loaded: `load_bronze` has checked bronze and quarantine in this cycle.
 
     Raises:
-        DataError: somebody restored or deleted quarantine, or brought forgotten gamers back: a commit to quarantine would hide
-            that from every later run, and silver would take what it must not.
+        DataError: bronze or quarantine was restored by hand, or quarantine was deleted: a commit to quarantine would hide that
+            from every later run.
     """
     began = time.monotonic()
-    handle = pipeline.bronze.open()
+    handle = pipeline.bronze.open() if just_loaded else (intact_tables(pipeline, report) or (None, None))[0]
     if handle is None:
         return
-    if not just_loaded:
-        refuse_lost_quarantine(pipeline, handle, report)
-        refuse_undone_erasures(pipeline, handle)
     if not has_decoded_columns(handle):
-        return  # no record of a selected message type has come yet
+        return  # there is no record of a selected message type yet
     for attempt in range(GAME_ATTEMPTS):
         source = SilverInput.of(pipeline, pipeline.bronze.open() or handle if attempt else handle)
         try:
-            _refresh(pipeline, report, source, games, full=full)
+            _refresh(_Run(pipeline, source, pipeline.progress.read(source.bronze.key), report, games, full))
             break
-        except _ErasedMeanwhileError:  # what landed before it stays, and is found ahead of the floor
+        except _ErasedMeanwhileError:  # committed games stay committed; the next attempt finds them ahead of the watermark
             if attempt == GAME_ATTEMPTS - 1:
                 raise
         except ExtensionError as error:
-            # Every game's: nothing moves, and the run's account of bronze stays.
+            # It concerns all games: silver does not move, and the run still reports bronze.
             report.tables.append(
                 TableReport(Layer.SILVER, pipeline.settings.names.silver_asset, pipeline.lakehouse.root, error=str(error))
             )
@@ -95,165 +133,225 @@ def refresh_silver(
     report.seconds[Layer.SILVER] = report.seconds.get(Layer.SILVER, 0.0) + time.monotonic() - began
 
 
-def _refresh(pipeline: Pipeline, report: RunReport, source: SilverInput, games: frozenset[str] | None, *, full: bool) -> None:
-    state = pipeline.progress.read(source.bronze.key)
-    floor = state.floor(Layer.SILVER)
-    done: dict[str, int] = {}
-    failed: dict[str, str] = {}
-    unrouted: Counter[str] = Counter()
-    again: set[str] = set()
-    replaced: set[str] = set()
-    why = note(pipeline, "its silver table was replaced")
-    if full or games is not None:
-        # Rows that had no game before they were decoded anew may have one now.
-        again = set(games or state.games) | (set(new_games(pipeline, above=0)) if games is None else set())
-        if full:
-            # Before any commit: a crash between the layers' commits must not leave the later ones with the old rows.
-            pipeline.progress.update(source.bronze.key, lambda now: now.pending_downstream(again, why))
-    elif source.batch > floor:
-        again, failed, unrouted = _default_pass(pipeline, source, state, report, done)
-    whole = games is None and not full
-    known_anew = state.decided_anew
-    if whole:
-        again |= state.failed_in(Layer.SILVER)
-        decisions = Decisions.read(pipeline, source.bronze.key)
-        if decisions.made_anew != known_anew:
-            pending = _not_carried_out(pipeline, decisions, state.games)
-            if pending:
-                pipeline.progress.update(source.bronze.key, lambda now: now.pending_downstream(pending, why))
-            again |= pending
-            known_anew = decisions.made_anew
-    owed = _owed(pipeline, state, again)
-    for attempt in range(GAME_ATTEMPTS):
-        if not again:
-            break
-        newest = pipeline.bronze.open() if full and attempt else None
-        if newest is not None:  # a rival has read on, and decided on rows that this run does not know of
-            source = SilverInput.of(pipeline, newest)
-        bronze = pipeline.bronze.open()
-        if bronze is None or BronzeIdentity.of(bronze) != source.bronze:
-            break  # nothing that was read is there any more: the next run reads what is
-        if erasures(bronze) != erasures(source.handle):
-            raise _ErasedMeanwhileError(f"{bronze.table_uri}: gamers are being erased from it; run again")
-        again = _planned_pass(pipeline, source, state, again, report, done, failed, replaced=replaced, full=full)
-    failed |= dict.fromkeys(again, "rival runs won every attempt; run again")
-    crash_points.reach("silver_committed")
-    for game, why in failed.items():
+def _refresh(run: _Run) -> None:
+    """All passes, the report of failed games, and the new progress."""
+    pipeline, state, redecided = run.pipeline, run.state, run.state.redecided
+    if run.whole:
+        result = _pass(run) if run.source.batch > state.floor(Layer.SILVER) else PassResult()
+        undone, redecided = _undone_replacements(run)
+        result = replace(result, retry=result.retry | state.failed_in(Layer.SILVER) | undone)
+    else:
+        result = PassResult(retry=_requested(run))
+    # A later run may allow games that the allow list leaves out now: their rows are below the low watermark then.
+    noted = result.retry & (state.games.keys() | state.failed_in(Layer.SILVER))
+    owed = {g: state.failed.get((Layer.SILVER, g), LEFT_OUT) for g in noted if not is_allowed(pipeline, g)}
+    run, result = _retry(run, result)
+    failpoints.reach("silver_committed")
+    for game, why in result.failed.items():
         table = pipeline.lakehouse.silver(game)
-        report.tables.append(TableReport(Layer.SILVER, table.name, table.uri, game, error=why))
-    valid_unrouted = any(why not in (INVALID, NO_NAME) and rows for why, rows in unrouted.items())
-
-    def moved(now: Progress) -> Progress:
-        # A floor that is gone took with it the failures that it left out: then all is looked at again.
-        floor_now = source.batch if whole and now.floor(Layer.SILVER) >= floor else now.floor(Layer.SILVER)
-        after = now.done(Layer.SILVER, floor_now, done, owed | failed if whole else _other(now, done, failed))
-        after = replace(after, decided_anew=max(known_anew, after.decided_anew))
-        if replaced:
-            # Once more: a rival that looked before these commits has found nothing to do, and taken the first note back.
-            after = after.pending_downstream(replaced, note(pipeline, "its silver table was replaced"))
-        return _with_unrouted(after, source.batch) if valid_unrouted else after
-
-    pipeline.progress.update(source.bronze.key, moved)
-    report.unrouted += unrouted
+        run.report.tables.append(TableReport(Layer.SILVER, table.name, table.uri, game, error=why))
+    pipeline.progress.update(run.source.bronze.key, partial(_progress, run, result, owed, redecided))
+    run.report.unrouted += result.unrouted
 
 
-def _owed(pipeline: Pipeline, state: Progress, again: set[str]) -> dict[str, str]:
-    """Games that this run would plan if its allow list had them -> why they stay noted as failed.
-
-    A later run may have them again. So it is with a new game, which has no table yet: its rows are below the floor.
-    """
-    noted = again & (state.games.keys() | state.failed_in(Layer.SILVER))
-    return {game: state.failed.get((Layer.SILVER, game), LEFT_OUT) for game in noted if _left_out(pipeline, game)}
-
-
-def _left_out(pipeline: Pipeline, game: str) -> bool:
-    return Routing(frozenset(pipeline.settings.games)).refusal(game) is not None
+def _requested(run: _Run) -> frozenset[str]:
+    """The games of a run that does not move the low watermark; of a full refresh, they are noted for the later layers."""
+    requested = frozenset(run.games or run.state.games)
+    if run.games is None:
+        requested |= set(new_games(run.pipeline, above=0))  # a redecode may have given a game to rows without one
+    if run.full:
+        # Before any commit: after a crash between the layers' commits, the later layers must not keep the old rows.
+        _note_replaced(run, requested)
+    return requested
 
 
-def _other(now: Progress, done: Mapping[str, int], failed: Mapping[str, str]) -> dict[str, str]:
-    """Failures after a run over some games only: the others' stand."""
+def _undone_replacements(run: _Run) -> tuple[frozenset[str], int]:
+    """Games decided again by quarantine that a crash has kept from being replaced, and how often it decided again at all."""
+    decisions = Decisions.read(run.pipeline, run.source.bronze.key)
+    undone: frozenset[str] = frozenset()
+    if decisions.redecisions != run.state.redecided:
+        redecided = filter(decisions.incarnation, run.state.games)
+        silver = run.pipeline.lakehouse.silver
+        due = _guarded(lambda game: decisions.incarnation(game) > generation(silver(game).open()))
+        undone = frozenset(game for game, found in for_games(redecided, due).items() if found)
+        _note_replaced(run, undone)
+    return undone, decisions.redecisions
+
+
+def _note_replaced(run: _Run, games: Collection[str]) -> None:
+    why = note(run.pipeline, REPLACED)
+    run.pipeline.progress.update(run.source.bronze.key, lambda now: now.pending_downstream(games, why))
+
+
+def _retry(run: _Run, result: PassResult) -> tuple[_Run, PassResult]:
+    """Passes over the games to retry until there is none, or attempts run out; and the run with the bronze of the last pass."""
+    for attempt in range(GAME_ATTEMPTS):
+        bronze = run.pipeline.bronze.open() if result.retry else None
+        if bronze is not None and run.full and attempt:
+            # A concurrent run has decided on rows that this run has not read.
+            run = replace(run, source=SilverInput.of(run.pipeline, bronze))
+        if bronze is None or BronzeIdentity.of(bronze) != run.source.bronze:
+            break  # bronze has other contents now: the next run reads them
+        if erasures(bronze) != erasures(run.source.handle):
+            raise _ErasedMeanwhileError(f"{bronze.table_uri}: data subjects are being erased from it; run again")
+        result = result.then(_pass(run, result.retry))
+    lost = dict.fromkeys(result.retry, "commit conflict: every attempt lost to concurrent runs; run again")
+    return run, replace(result, failed=result.failed | lost)
+
+
+def _progress(run: _Run, result: PassResult, owed: dict[str, str], redecided: int, now: Progress) -> Progress:
+    """The progress `now`, after the run."""
     floor = now.floor(Layer.SILVER)
-    before = {game: why for (layer, game), why in now.failed.items() if layer == Layer.SILVER and done.get(game, -1) < floor}
-    return before | dict(failed)
+    if not run.whole:  # failures of the other games stay
+        owed = {g: why for (at, g), why in now.failed.items() if at == Layer.SILVER and result.done.get(g, -1) < floor}
+    elif floor >= run.state.floor(Layer.SILVER):  # else it was lost, and the failures with it: the next run reads all rows
+        floor = run.source.batch
+    after = now.done(Layer.SILVER, floor, result.done, owed | result.failed)
+    after = replace(after, redecided=max(redecided, after.redecided))
+    if result.replaced:
+        # Again: a concurrent run that read the tables before these commits found nothing to do and removed the first note.
+        after = after.pending_downstream(result.replaced, note(run.pipeline, REPLACED))
+    if any(rows for why, rows in result.unrouted.items() if why not in (INVALID, NO_NAME)):
+        after = replace(after, unrouted_batch=max(run.source.batch, after.unrouted_batch))
+    return after
 
 
-def _with_unrouted(state: Progress, batch: int) -> Progress:
-    return replace(state, unrouted_batch=max(batch, state.unrouted_batch))
+def _pass(run: _Run, games: Collection[str] | None = None) -> PassResult:
+    """Stage rows of many games in one Spark job, and commit them game by game.
 
-
-def _not_carried_out(pipeline: Pipeline, decisions: Decisions, games: Iterable[str]) -> set[str]:
-    """Games whose rejections were decided anew, and whose tables were not replaced since: a crash came between."""
-
-    def pending(game: str) -> bool:
-        decided = decisions.generation(game)
-        return decided is not None and decided > generation(pipeline.lakehouse.silver(game).open())
-
-    return {game for game, found in for_games(games, _guarded(pending)).items() if found}
-
-
-def _default_pass(
-    pipeline: Pipeline, source: SilverInput, state: Progress, report: RunReport, done: dict[str, int]
-) -> tuple[set[str], dict[str, str], Counter[str]]:
-    """All games of the batches above the floor, without opening a table before the rows are staged.
-
-    Returns:
-        games to plan one by one (ahead of the floor, restored, failed before), games that failed, unrouted rows by why.
+    Args:
+        run: the input.
+        games: these, each from its own batch; None: all games, from the low watermark.
     """
-    floor = state.floor(Layer.SILVER)
-    known = set(state.games)
+    decisions = Decisions.read(run.pipeline, run.source.bronze.key)
+    if games is None:
+        starts, staged, found = _stage_from_watermark(run, decisions)
+    else:
+        starts, staged, found = _stage_from_tables(run, decisions, games)
+    if not starts:
+        return found
+    outcome = settle(run.source, decisions, starts, staged, run.report)
+    entries = {entry.game: entry for entry in run.report.of(Layer.SILVER)}
+    for game in outcome.landed:
+        entries[game].new = game not in run.state.games
+    # Tables that the first pass replaces are above the low watermarks of the later layers.
+    replaced = frozenset(game for game in outcome.landed if starts[game].replace and games is not None)
+    done = dict.fromkeys(outcome.landed, run.source.batch)
+    return found.then(PassResult(done, outcome.failed, found.retry | outcome.again, replaced))
+
+
+def _stage_from_watermark(run: _Run, decisions: Decisions) -> tuple[dict[str, Start], FanOutResult, PassResult]:
+    """Stage all rows above the low watermark, and drop the files of games with tables that are not there."""
+    pipeline, source, known = run.pipeline, run.source, set(run.state.games)
+    floor = run.state.floor(Layer.SILVER)
     pipeline.on_progress(f"silver: batches {floor + 1} to {source.batch}")
-    decisions = Decisions.read(pipeline, source.bronze.key)
-    source = source.with_transformations()
-    # Games that failed are planned by themselves, and what kills a worker has done so before.
-    left_out = frozenset(state.failed_in(Layer.SILVER))
+    # Games that failed are staged by the next pass: their rows may crash a worker.
+    left_out = frozenset(run.state.failed_in(Layer.SILVER))
     work = Staging(source, floor, routing(pipeline, known), len(known), None, decisions, left_out)
     result, unrouted = _stage_admitted(work, known)
-    crash_points.reach("silver_staged")
+    failpoints.reach("silver_staged")
     if unrouted[OVER_LIMIT]:
-        report.notices.append(
-            f"names that are no {pipeline.settings.words.entities} yet stay in bronze, as there is no room for more: raise "
+        run.report.notices.append(
+            f"names that are no {pipeline.settings.names.entities} yet stay in bronze, as there is no room for more: raise "
             "GAME_EVENTS_MAX_GAMES and GAME_EVENTS_MAX_GAMES_EVER, or name those you want in GAME_EVENTS_GAMES"
         )
-
-    def look(game: str) -> Start | None:
-        """Where its staged rows begin, if that is the floor."""
-        handle = pipeline.lakehouse.silver(game).open()
-        taken = source.bronze.taken(handle)
-        if handle is None:
-            # Rows below the floor exist only if the table is gone, or the name was kept out before.
-            from_floor = not floor or (game not in state.games and not state.unrouted_batch)
-        elif taken is None:
-            from_floor = not floor
-        else:
-            # Ahead of the floor: a crash or a rival. Behind what is known of it, or of rows kept out: rows are missing below.
-            from_floor = max(state.games.get(game, 0), state.unrouted_batch) <= taken <= floor and not restored(handle)
-        decided = decisions.batch(game)
-        # Quarantine has decided on rows that silver has not taken (a crash, a rival), or on the rows of another bronze.
-        undecided = (decided or 0) <= (taken or 0) and (decisions.generation(game) or 0) <= generation(handle)
-        undecided = undecided and (decided is not None or game not in decisions.rejected_rows)
-        if game in state.failed_in(Layer.SILVER) or not from_floor or not undecided:
-            return None
-        # Rows of another bronze are replaced: with a floor of 0 these files are everything this bronze has.
-        return Start(handle, taken, floor, replace=handle is not None and taken is None)
-
     starts: dict[str, Start] = {}
-    failed, again = dict(result.failed), set()
-    for game, found in for_games(sorted(result.games), _guarded(look)).items():
-        if isinstance(found, Start):
-            starts[game] = found
+    failed, retry = dict(result.failed), set()
+    for game, start in _starts(run, decisions, sorted(result.games), redecide=False).items():
+        if isinstance(start, Start) and _is_at_watermark(run.state, decisions, game, start):
+            starts[game] = replace(start, begin=floor)
             continue
-        _forget(pipeline, result, game)
-        if isinstance(found, str):
-            failed[game] = found
+        drop(pipeline, result, game)
+        if isinstance(start, Start):
+            retry.add(game)
         else:
-            again.add(game)
-    outcome = settle(source, decisions, starts, result, report)
-    _record(source, report, outcome, done, known)
-    return outcome.again | again, outcome.failed | failed, +unrouted
+            failed[game] = start
+    return starts, result, PassResult(failed=failed, retry=frozenset(retry), unrouted=+unrouted)
+
+
+def _stage_from_tables(
+    run: _Run, decisions: Decisions, games: Collection[str]
+) -> tuple[dict[str, Start], FanOutResult, PassResult]:
+    """Stage each game's rows above the batch of its own table."""
+    pipeline, source = run.pipeline, run.source
+    rejects = source.rules.has("quarantine") or decisions.in_force
+    allowed = sorted(game for game in games if is_allowed(pipeline, game))
+    starts: dict[str, Start] = {}
+    done: dict[str, int] = {}
+    failed: dict[str, str] = {}
+    retry: set[str] = set()
+    for game, start in _starts(run, decisions, allowed, redecide=run.full and rejects).items():
+        if isinstance(start, str):
+            failed[game] = start
+        elif ((run.full or start.replace) and (start.taken or 0) > source.batch) or (
+            start.redecide and start.decided > source.batch
+        ):
+            retry.add(game)  # a concurrent run has read later batches: this run would replace its rows by fewer
+        elif start.begin >= source.batch and not start.replace:
+            done[game] = start.begin
+        else:
+            starts[game] = replace(start, decided=0) if start.redecide else start
+    result = FanOutResult()
+    if starts:
+        pipeline.on_progress(f"silver: {len(starts)} {pipeline.settings.names.entities} from their own progress")
+        routed = Routing(frozenset(pipeline.settings.games), frozenset(starts))
+        lowest = min(start.begin for start in starts.values())
+        result = stage_games(Staging(source, lowest, routed, len(starts), dict(starts), decisions))
+        failpoints.reach("silver_replanned")
+    for game in starts.keys() - result.games - result.failed.keys():
+        start = starts[game]
+        # All its rows are gone from bronze: the silver table is the only one that has them.
+        expired = start.handle is not None and start.taken is None and not pipeline.extensions.transformed(game)
+        if expired or not start.replace:
+            del starts[game]
+            if start.handle is not None and not expired:
+                done[game] = start.begin  # bronze has no new rows of the game
+    return starts, result, PassResult(done, failed, frozenset(retry))
+
+
+def _starts(run: _Run, decisions: Decisions, games: Iterable[str], *, redecide: bool) -> dict[str, Start | str]:
+    """Game -> from which batch it is staged, by its own table and quarantine's decisions; or why its table cannot be read."""
+
+    def start(game: str) -> Start:
+        handle = run.pipeline.lakehouse.silver(game).open()
+        taken, decided = run.source.bronze.taken(handle), decisions.batch(game)
+        whole = run.full or decisions.incarnation(game) > generation(handle) or (handle is not None and restored(handle))
+        # Rows that quarantine holds from other contents of bronze are decided again, too.
+        again = redecide or (decided is None and game in decisions.rejected_rows)
+        begin = 0 if taken is None or whole or again else taken
+        return Start(handle, taken, begin, replace=handle is not None and begin == 0, decided=decided or 0, redecide=again)
+
+    return for_games(games, _guarded(start))
+
+
+def _is_at_watermark(state: Progress, decisions: Decisions, game: str, start: Start) -> bool:
+    """Whether a game's rows above the low watermark are exactly those that its table lacks.
+
+    | its silver table | at the low watermark |
+    |---|---|
+    | none | if the watermark is 0, or no row of the game can be below it: the game is new, and no name was ever refused |
+    | of other contents of bronze | if the watermark is 0: the staged rows replace the table |
+    | restored, or to be replaced | no |
+    | ahead of the watermark (a crash, a concurrent run) | no: rows would be added twice |
+    | behind its known batch, or a refused name's | no: rows are missing below the watermark |
+    | else | yes |
+
+    And quarantine has decided on no row that the table lacks: those decisions hold, whatever the rules are now.
+    """
+    floor = state.floor(Layer.SILVER)
+    if game in state.failed_in(Layer.SILVER) or start.redecide or start.decided > (start.taken or 0):
+        return False
+    if decisions.incarnation(game) > generation(start.handle):
+        return False
+    if start.handle is None:
+        return not floor or (game not in state.games and not state.unrouted_batch)
+    if start.taken is None:
+        return not floor
+    return not start.replace and max(state.games.get(game, 0), state.unrouted_batch) <= start.taken <= floor
 
 
 def _stage_admitted(work: Staging, known: set[str]) -> tuple[FanOutResult, Counter[str]]:
-    """Stage the rows of all games and of the new names that are let in; and rows of the others by why."""
+    """Stage the rows of known games and admitted names; and the rows of the other names, by reason."""
     pipeline = work.source.pipeline
     if work.routing.room != 0:
         result = stage_games(work)
@@ -261,12 +359,12 @@ def _stage_admitted(work: Staging, known: set[str]) -> tuple[FanOutResult, Count
             new = {game: result.rows(game) for game in result.games if game not in known}
             _, refused = admit(pipeline.settings, known, new)
             if refused:
-                # A name with a table was let in before, whatever became of the record of it, and if it can be read or not.
+                # A name with a table was admitted before, even if progress has lost it or the table cannot be read.
                 opened = for_games(new, _guarded(lambda game: pipeline.lakehouse.silver(game).open()))
                 had = {game for game, found in opened.items() if found is not None}
                 _, refused = admit(pipeline.settings, known | had, {g: rows for g, rows in new.items() if g not in had})
             for game in refused:
-                _forget(pipeline, result, game)
+                drop(pipeline, result, game)
                 remove_empty_folder(pipeline.lakehouse.silver(game))
             unrouted = Counter({why: sum(names.values()) for why, names in result.refused.items()})
             unrouted[OVER_LIMIT] += sum(refused.values())
@@ -275,111 +373,13 @@ def _stage_admitted(work: Staging, known: set[str]) -> tuple[FanOutResult, Count
     return stage_games(replace(work, routing=only, games=len(only.only or ()))), others
 
 
-def _planned_pass(  # noqa: PLR0913 - one pass of a loop, its state passed explicitly
-    pipeline: Pipeline,
-    source: SilverInput,
-    state: Progress,
-    games: set[str],
-    report: RunReport,
-    done: dict[str, int],
-    failed: dict[str, str],
-    *,
-    replaced: set[str],
-    full: bool,
-) -> set[str]:
-    """Some games, each from its own progress, still in one Spark job; returns those that rivals won."""
-    start: dict[str, Start] = {}
-    behind: set[str] = set()
-    decisions = Decisions.read(pipeline, source.bronze.key)
-    asked = sorted(g for g in games if not _left_out(pipeline, g))
-    rejects = source.rules.has("quarantine") or decisions.in_force
-    look = partial(_start, source, decisions, full=full, rejects=rejects)
-    for game, found in for_games(asked, _guarded(look)).items():
-        if isinstance(found, str):
-            failed[game] = found
-        elif ((full or found.replace) and (found.taken or 0) > source.batch) or (found.anew and found.decided > source.batch):
-            behind.add(game)  # a rival has read on: what this run would replace its rows by is less
-        elif found.begin >= source.batch and not found.replace:
-            done[game] = found.begin
-        else:
-            start[game] = replace(found, decided=0) if found.anew else found
-    if not start:
-        return behind
-    pipeline.on_progress(f"silver: {len(start)} {pipeline.settings.words.entities} from their own progress")
-    source = source.with_transformations()
-    lowest = min(s.begin for s in start.values())
-    asked_for = Routing(frozenset(pipeline.settings.games), frozenset(start))
-    result = stage_games(Staging(source, lowest, asked_for, len(start), start, decisions))
-    crash_points.reach("silver_replanned")
-    for game, planned in list(start.items()):
-        # Bronze was replaced or rebuilt and has no row of it: then its table is the only one that has them.
-        expired = planned.handle is not None and planned.taken is None and not source.pipeline.extensions.transformed(game)
-        if game not in result.games | set(result.failed) and (expired or not planned.replace):
-            del start[game]
-            if planned.handle is not None and not expired:
-                done[game] = planned.begin  # idle since: nothing to commit
-    outcome = settle(source, decisions, start, result, report)
-    _record(source, report, outcome, done, set(state.games))
-    replaced |= {game for game in outcome.landed if start[game].replace}
-    failed |= outcome.failed
-    return outcome.again | behind
-
-
-def _start(source: SilverInput, decisions: Decisions, game: str, *, full: bool, rejects: bool) -> Start:
-    """Where a game stands by its own table, and by what quarantine has decided about it."""
-    handle = source.pipeline.lakehouse.silver(game).open()
-    taken = source.bronze.taken(handle)
-    decided = decisions.batch(game)
-    # Decided anew, and not replaced yet: a crash came between.
-    pending = (decisions.generation(game) or 0) > generation(handle)
-    whole = full or pending or taken is None or (handle is not None and restored(handle))
-    # Rows that quarantine holds from another bronze are looked at anew, too.
-    anew = (full and rejects) or (decided is None and game in decisions.rejected_rows)
-    begin = 0 if taken is None or whole or anew else taken
-    return Start(handle, taken, begin, replace=handle is not None and begin == 0, decided=decided or 0, anew=anew)
-
-
-def _guarded(look: Callable[[str], T]) -> Callable[[str], T | str]:
-    """What is wrong with one game's table is that game's failure, in words."""
+def _guarded(read: Callable[[str], T]) -> Callable[[str], T | str]:
+    """The function with errors of one game's table as a text: they fail this game, not the run."""
 
     def guarded(game: str) -> T | str:
         try:
-            return look(game)
+            return read(game)
         except (GameEventsError, DeltaError, OSError) as error:
             return str(error)
 
     return guarded
-
-
-def _forget(pipeline: Pipeline, result: FanOutResult, game: str) -> None:
-    """Delete what was staged for a game."""
-    discard(pipeline.lakehouse.silver(game), result.files.pop(game, []))
-    discard(pipeline.quarantine, result.rejected.pop(game, []))
-    result.counts.pop(game, None)
-
-
-def _record(source: SilverInput, report: RunReport, outcome: Committed, done: dict[str, int], known: set[str]) -> None:
-    landed = {entry.game: entry for entry in report.of(Layer.SILVER)}
-    for game in outcome.landed:
-        done[game] = source.batch
-        landed[game].new = game not in known
-
-
-def new_games(pipeline: Pipeline, above: int | None = None) -> list[str]:
-    """Valid, allowed names without a table in bronze above a batch (None: silver's floor), while there is room for games."""
-    handle = pipeline.bronze.open()
-    if handle is None or not row_count(handle) or not has_decoded_columns(handle):
-        return []
-    source = SilverInput.of(pipeline, handle)
-    state = pipeline.progress.read(source.bronze.key)
-    uris = files_with(handle, "_batch", state.floor(Layer.SILVER) if above is None else above)
-    if not uris:
-        return []
-    # First the rows: a column can be named only once there is a session, and here may be the first need of one.
-    rows = read_files(pipeline.spark, uris, spark_schema(handle.schema()))
-    rows = rows.select(F.col(pipeline.settings.entity_column).alias("game")).where(is_valid(F.col("game")))
-    room = max(0, pipeline.settings.max_games - len(state.games))
-    allowed = Routing(frozenset(pipeline.settings.games))
-    counted = rows.groupBy("game").count().orderBy(F.desc("count"), "game").limit(room + len(state.games)).collect()
-    names = [r["game"] for r in counted if allowed.refusal(r["game"]) is None and r["game"] not in state.games]
-    return names[:room]

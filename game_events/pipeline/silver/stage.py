@@ -1,10 +1,10 @@
-"""Bronze's rows -> files of every game's silver table, and of quarantine, in one Spark job; nothing is committed here."""
+"""The Spark job of silver: bronze's rows -> staged files of each game's silver table and of quarantine, without a commit."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import pyarrow as pa
@@ -36,15 +36,14 @@ from game_events.spark.schemas import quoted
 
 @dataclass(frozen=True)
 class SilverInput:
-    """Bronze at one version: what every game of a run is planned from.
+    """One version of bronze, the input of silver.
 
     Attributes:
         pipeline: the parts.
-        handle: bronze's version.
-        bronze: which content of the table that is.
-        batch: its highest batch.
-        base: columns of bronze that silver is made of: what rules see.
-        schema: columns of silver: the same but for transformations of the user's own.
+        handle: the version of bronze.
+        bronze: identity of its contents.
+        batch: its last batch.
+        base: bronze's columns that silver has, and that rules are evaluated on.
     """
 
     pipeline: Pipeline
@@ -52,14 +51,13 @@ class SilverInput:
     bronze: BronzeIdentity
     batch: int
     base: pa.Schema
-    schema: pa.Schema
 
     @classmethod
     def of(cls, pipeline: Pipeline, handle: DeltaTable) -> SilverInput:
-        """A version of bronze.
+        """The input for a version of bronze.
 
         Raises:
-            ConfigurationError: it has no column that names the game.
+            ConfigurationError: bronze has no column that names the game.
         """
         schema = pa.schema([f for f in pa.schema(handle.schema()) if f.name not in BRONZE_ONLY])
         batch = int(handle.transaction_version(Txn.BATCH) or 0)
@@ -68,40 +66,36 @@ class SilverInput:
                 f"bronze has no column {pipeline.settings.entity_column!r} (it has {', '.join(schema.names)}): set "
                 "GAME_EVENTS_ENTITY_COLUMN to the one that names the game"
             )
-        return cls(pipeline, handle, BronzeIdentity.of(handle), batch, schema, schema)
+        return cls(pipeline, handle, BronzeIdentity.of(handle), batch, schema)
 
-    def with_transformations(self) -> SilverInput:
-        """With the columns that silver gets: asked of Spark, so only when there is work to do.
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """Columns of silver: `base`, unless transformations change them, which needs Spark.
 
         Raises:
             ExtensionError: a transformation cannot be applied.
         """
         if not self.pipeline.extensions.transformations:
-            return self
+            return self.base
         nothing = read_files(self.pipeline.spark, [], spark_schema(self.handle.schema())).select(*self.base.names)
-        return replace(self, schema=self.transformed(nothing)[1])
+        return self.transformed(nothing)[1]
 
     def transformed(self, rows: DataFrame) -> tuple[DataFrame, pa.Schema]:
-        """Rows with the columns of `base` as silver has them, and their columns."""
+        """Rows with the columns of `base`, transformed, and the columns of the result."""
         entity = self.pipeline.settings.entity_column
         return transformed(rows, self.base, entity, self.pipeline.extensions.transformations)
 
     @property
-    def app(self) -> str:
-        """`txn` of silver."""
-        return self.bronze.app
-
-    @property
     def columns(self) -> StructType:
-        """The columns of `base`, as Spark has them."""
+        """`base` in Spark's types."""
         return StructType([f for f in spark_schema(self.handle.schema()).fields if f.name in self.base.names])
 
     @cached_property
     def rules(self) -> RuleColumns:
-        """The rules of silver's rows.
+        """The rules for silver.
 
         Raises:
-            ConfigurationError: one of them cannot be evaluated on these rows.
+            ConfigurationError: a rule cannot be evaluated on these columns.
         """
         found = RuleColumns.of(self.pipeline.rules, "silver", self.pipeline.settings.entity_column)
         if found.rules:
@@ -111,15 +105,15 @@ class SilverInput:
 
 @dataclass(frozen=True)
 class Start:
-    """Where one game is planned from.
+    """From which bronze batch one game is staged.
 
     Attributes:
-        handle: its silver table, None if there is none.
-        taken: the highest batch that it has of this bronze; None: it is of another one, or there is no table.
-        begin: bronze batch above which its rows are staged.
-        replace: they are all it gets; the rows it has go.
-        decided: bronze batch up to which quarantine has decided which of them are rejected.
-        anew: that is decided anew for all its rows, by the rules in force.
+        handle: its silver table; None: there is none.
+        taken: last batch of this bronze in the table; None: it has rows of another bronze, or there is no table.
+        begin: rows of later bronze batches are staged.
+        replace: the staged rows replace those of the table.
+        decided: last bronze batch for which quarantine has decided which rows are rejected.
+        redecide: the rules in force decide on all its rows again.
     """
 
     handle: DeltaTable | None
@@ -127,21 +121,21 @@ class Start:
     begin: int
     replace: bool = False
     decided: int = 0
-    anew: bool = False
+    redecide: bool = False
 
 
 @dataclass(frozen=True)
 class Staging:
-    """What is to be staged: the rows above a batch, or those of some games, each from its own start.
+    """One Spark job: rows above a low watermark, or rows of some games, each above its own.
 
     Attributes:
         source: bronze.
-        above: bronze batch; with `starts` the lowest of them.
+        above: the low watermark, a bronze batch; with `starts` the lowest of them.
         routing: which names get files.
-        games: about how many games there are; 0: nobody knows.
-        starts: game -> where it is planned from; None: every game from `above`, nothing decided yet.
-        decisions: what quarantine has decided.
-        left_out: without `starts`: games whose rows somebody else stages.
+        games: estimated number of games; 0: unknown.
+        starts: game -> its start; None: every game starts at `above`, with nothing decided.
+        decisions: quarantine's decisions.
+        left_out: without `starts`: games of another pass.
     """
 
     source: SilverInput
@@ -158,7 +152,7 @@ class Staging:
         return selection(self.source.handle, "_batch", self.above)
 
     def rows(self) -> DataFrame:
-        """Bronze's rows, with the batch up to which they are decided."""
+        """Bronze's rows with the column `DECIDED`."""
         rows = read_files(self.source.pipeline.spark, self.files.files, spark_schema(self.source.handle.schema()))
         if self.starts is not None:
             return rows_from(self.source, rows, self.starts)
@@ -168,55 +162,54 @@ class Staging:
         return rows.withColumn(DECIDED, F.lit(0).cast("bigint"))
 
     def names(self) -> DataFrame:
-        """Names of games, valid or not, and how many rows each has (`name`, `rows`); no worker is asked."""
+        """Names of games, valid or not, and their number of rows (`name`, `rows`), without Python workers."""
         entity = F.col(quoted(self.source.pipeline.settings.entity_column))
         return self.rows().groupBy(entity.alias("name")).agg(F.count(F.lit(1)).alias("rows"))
 
     def stage(self, part: Collection[str] | None = None) -> FanOutResult:
-        """Write the rows' files in one job; of some games only, if these are named.
+        """Write the rows of all games, or of a part of them, to files by game in one job.
 
         Raises:
             WorkerCrashError: a worker's process ended.
             ExtensionError: a transformation failed.
         """
-        source, starts, rows = self.source, self.starts, self.rows()
+        source, starts, schema, rows = self.source, self.starts, self.source.schema, self.rows()
         entity, spark = source.pipeline.settings.entity_column, source.pipeline.spark
         rows = rows if part is None else rows.where(self._named(part))
         with null_on_error(spark) if source.rules.rules else nullcontext():
-            asked = [game for game, start in (starts or {}).items() if start.anew or start.decided > start.begin]
+            asked = [game for game, start in (starts or {}).items() if start.redecide or start.decided > start.begin]
             held = self.decisions.held_rows(source.pipeline, asked) if asked else None
             games = self.games if part is None else len(part)
             if not games and self.files.rows > TASK_ROWS:
-                # The first load: whether to shuffle hangs on how many games there are, and one column tells.
+                # The first load: the number of games decides whether to shuffle, and reading one column gives it.
                 games = int(rows.agg(F.approx_count_distinct(entity)).first()[0])  # type: ignore[index]
             split = _split(source, held=held is not None)
-            task = FanOut(source.pipeline.lakehouse, "silver", entity, source.schema, self.routing, split=split)
-            rows = _judged_and_transformed(source, rows, held, split)
+            task = FanOut(source.pipeline.lakehouse, "silver", entity, schema, self.routing, split=split)
+            rows = _prepared(source, rows, held, split)
             try:
                 return stage(rows, task, self.files.rows, games, salt="_kafka_offset")
             except (PySparkException, Py4JJavaError) as error:
                 if is_crash(error):
-                    whose = f" of {named(sorted(part))}" if part is not None else ""
-                    raise crash(error, f" over the rows{whose} in {self.batches}") from error
+                    of_games = f" of {named(sorted(part))}" if part is not None else ""
+                    raise crash(error, f" over the rows{of_games} in {self.batches}") from error
                 if not source.pipeline.extensions.transformations or is_session_lost(error):
                     raise
                 raise run_time_failure("; ".join(map(str, source.pipeline.extensions.transformations)), error) from error
 
     @property
     def batches(self) -> str:
-        """Which rows these are, for a sentence."""
+        """The batches of the rows, for messages."""
         return f"batches {self.above + 1} to {self.source.batch} of {self.source.pipeline.bronze.name}"
 
     def _named(self, games: Collection[str]) -> Column:
         return F.col(quoted(self.source.pipeline.settings.entity_column)).isin(list(games))
 
 
-def _judged_and_transformed(source: SilverInput, rows: DataFrame, held: DataFrame | None, split: RuleSplit | None) -> DataFrame:
-    """Rows as the workers get them.
+def _prepared(source: SilverInput, rows: DataFrame, held: DataFrame | None, split: RuleSplit | None) -> DataFrame:
+    """The input of the workers.
 
-    Rules judge a row before transformations of the user's own, which may make any number of rows of it, give it other columns
-    or leave it out. So these get the rows that silver keeps and nothing of what rules say of them; that goes to the workers in
-    rows apart, which are written to no silver table.
+    Rules are evaluated before user transformations, because a transformation may drop, multiply or reshape rows. Accepted rows
+    go through the transformation; the rules' results go to the workers in separate rows (`APART`), which are not written.
     """
     names = source.base.names
     if split is None:
@@ -232,7 +225,7 @@ def _judged_and_transformed(source: SilverInput, rows: DataFrame, held: DataFram
 
 
 def rows_from(source: SilverInput, rows: DataFrame, starts: Mapping[str, Start]) -> DataFrame:
-    """Bronze's rows of some games, each above its own start, with the batch up to which they are decided."""
+    """Bronze's rows of some games, each above its own start, with the column `DECIDED`."""
     bounds = pa.table(
         {
             "_game": pa.array(starts, pa.string()),
@@ -247,11 +240,11 @@ def rows_from(source: SilverInput, rows: DataFrame, starts: Mapping[str, Start])
 
 
 def with_fate(source: SilverInput, rows: DataFrame, held: DataFrame | None) -> DataFrame:
-    """Rows with the rules they violate and what becomes of them."""
+    """Rows with the rules that they violate and their disposition."""
     if held is None:
         rows = rows.withColumn(HELD, F.lit(None).cast("boolean"))
     else:
-        # By the game, too: a record that is decoded anew may have another one than when it was rejected.
+        # By the game, too: since a row was rejected, a redecode may have given it another one.
         entity = source.pipeline.settings.entity_column
         held = held.withColumnRenamed("game", entity).withColumn(HELD, F.lit(True))
         rows = rows.join(held, [*COORDINATES, entity], "left")
@@ -274,11 +267,11 @@ def _split(source: SilverInput, *, held: bool) -> RuleSplit | None:
 
 
 def _more(split: RuleSplit) -> list[Column]:
-    """What travels with a row; raw values, keys and headers only of rows that go to quarantine."""
+    """Columns of `RuleSplit`; raw values, keys and headers only for rows that go to quarantine."""
     rejected = F.col(FATE) == REJECT
 
     def only(name: str) -> Column:
-        if name == HEADERS:  # never NULL on the way: see `bronze_stage.travelling`
+        if name == HEADERS:  # never NULL between Spark and workers: see `event_columns.travelling`
             return F.when(rejected & F.col(name).isNotNull(), F.col(name)).otherwise(no_headers()).alias(name)
         return F.when(rejected, F.col(name)).alias(name) if name in BRONZE_ONLY else F.col(name)
 

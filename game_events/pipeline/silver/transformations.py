@@ -1,7 +1,6 @@
-"""Silver transformations of one's own, put into the plan of silver's one Spark job.
+"""User-defined transformations of silver, as steps of silver's one Spark job.
 
-Those for every game are one more step of the plan. Games with transformations of their own are filtered out into a branch
-each (games with the same transformations share one), and the branches are united: Spark reads the rows once for each branch.
+Games with the same transformations share a branch of the plan; Spark reads the rows once for each branch.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from game_events.spark.schemas import arrow_schema, quoted
 def transformed(
     rows: DataFrame, source: pa.Schema, entity: str, transformations: Sequence[SilverTransformation]
 ) -> tuple[DataFrame, pa.Schema]:
-    """Rows of bronze as silver will have them, and their columns.
+    """Rows of bronze with all transformations applied, and their columns.
 
     Args:
         rows: the plan; has the columns of `source`.
@@ -45,11 +44,11 @@ def transformed(
     branches = [_applied(rows.where(name.isin(games)), chosen, source, entity) for chosen, games in groups.items()]
     rest = rows.where(~F.coalesce(name.isin(named), F.lit(False))) if named else rows
     branches.append(_applied(rest, [t for t in transformations if not t.games], source, entity))
-    whose = "; ".join(map(str, transformations))
-    schemas = [arrow_schema(branch, whose, source) for branch in branches]
-    _check_same_types(schemas, whose)
+    names = "; ".join(map(str, transformations))
+    schemas = [arrow_schema(branch, names, source) for branch in branches]
+    _check_same_types(schemas, names)
     whole = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), branches)
-    schema = arrow_schema(whole, whose, source)
+    schema = arrow_schema(whole, names, source)
     return whole.select(*(F.col(quoted(c)) for c in schema.names)), schema
 
 
@@ -79,26 +78,26 @@ def _applied(rows: DataFrame, chosen: Sequence[SilverTransformation], source: pa
     return rows
 
 
-def _check_same_types(schemas: Sequence[pa.Schema], whose: str) -> None:
-    """Spark would make one type of two by itself, and a text of a number."""
+def _check_same_types(schemas: Sequence[pa.Schema], names: str) -> None:
+    """Raise if a column has two types: Spark would cast silently, a number to a text, too."""
     types: dict[str, pa.DataType] = {}
     for schema in schemas:
         for item in schema:
             other = types.setdefault(item.name, item.type)
             if other != item.type:
                 raise ExtensionError(
-                    f"{whose}: the column {item.name} is {type_name(other)} for some games and {type_name(item.type)} for "
+                    f"{names}: the column {item.name} is {type_name(other)} for some games and {type_name(item.type)} for "
                     "others: cast it, or give it two names"
                 )
 
 
-def run_time_failure(whose: object, error: Exception) -> ExtensionError:
-    """What to raise for an error of the job itself: code of the user's own is what the job runs besides ours."""
-    return ExtensionError(f"{whose} failed while running, nothing was committed.{QUOTED}{_cause(error)}")
+def run_time_failure(code: object, error: Exception) -> ExtensionError:
+    """The error to raise if a Spark job that runs user code fails."""
+    return ExtensionError(f"{code} failed while running, nothing was committed.{QUOTED}{_cause(error)}")
 
 
 def _cause(error: Exception) -> str:
-    """The line that says what happened: a Python function's error is the last line of its traceback."""
+    """The line with the reason: of a Python function, the last line of its traceback."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     raised = [line for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Exception): ", line) and "Traceback" not in line]
     return (raised or lines or [type(error).__name__])[-1 if "Traceback" in str(error) and raised else 0]

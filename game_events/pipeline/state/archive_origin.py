@@ -7,6 +7,7 @@ which archive its slices are of, and that is over with the first slice that is o
 from __future__ import annotations
 
 import hashlib
+import re
 
 from deltalake import DeltaTable
 
@@ -15,6 +16,21 @@ from game_events.lakehouse.commits.transactions import Txn
 from game_events.pipeline.state.offsets import next_offsets
 from game_events.sources.core.source import Offsets, Source
 from game_events.sources.files.source import FileSource
+
+#: A topic's id: 16 bytes as librdkafka writes them.
+_TOPIC_ID = re.compile(r"[A-Za-z0-9+/]{21}[AQgw]")
+
+
+def ends_of_origins(origins: Offsets) -> Offsets:
+    """Split -> end of an archive's records, for each topic that they were read from; plain files have no topic."""
+    return {split: end for split, end in origins.items() if _TOPIC_ID.fullmatch(split.topic_id)}
+
+
+def behind_origins(bronze: DeltaTable, origins: Offsets) -> Offsets:
+    """Split -> next offset of these topics: a run that reads them continues after what the archive and bronze have."""
+    ends = ends_of_origins(origins)
+    reached = next_offsets(bronze, ends)
+    return {split: max(end, reached.get(split, 0)) for split, end in ends.items()}
 
 
 def archive_noted(bronze: DeltaTable, source: Source) -> dict[str, int]:

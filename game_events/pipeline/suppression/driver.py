@@ -1,13 +1,14 @@
-"""Driver's part of keeping forgotten gamers out: the key, and who is on the list.
+"""Suppression of erased data subjects, in the driver: the key and the list of hashes.
 
-Guarantee: where anybody was forgotten, nothing is decoded into bronze without the key that recognises them.
+Guarantee: on a lakehouse with erased data subjects, nothing is decoded into bronze without the key of their hashes.
 """
 
 from __future__ import annotations
 
 from deltalake import DeltaTable
 
-from game_events.config.settings import MIN_ERASURE_KEY_CHARS, Settings
+from game_events.config.groups.tables import MIN_ERASURE_KEY_CHARS
+from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.commits.generations import erasures
 from game_events.lakehouse.commits.transactions import Txn
@@ -20,10 +21,10 @@ KEY = "GAME_EVENTS_ERASURE_KEY"
 
 
 def erasure_key(settings: Settings) -> bytes | None:
-    """The key of the hashes; None if no setting names one.
+    """The key of the hashes; None if no setting has one.
 
     Raises:
-        ConfigurationError: both settings name one, or the file cannot be read or holds too little.
+        ConfigurationError: both settings have one, or the file cannot be read or is too short.
     """
     if settings.erasure_key is not None and settings.erasure_key_file is not None:
         raise ConfigurationError(f"{KEY} and {KEY}_FILE are both set: keep one of them")
@@ -43,11 +44,7 @@ def erasure_key(settings: Settings) -> bytes | None:
 
 
 def required_key(settings: Settings) -> bytes:
-    """The key.
-
-    Raises:
-        ConfigurationError: there is none.
-    """
+    """The key of the hashes; ConfigurationError if there is none."""
     key = erasure_key(settings)
     if key is None:
         raise ConfigurationError(
@@ -58,14 +55,14 @@ def required_key(settings: Settings) -> bytes:
 
 
 def suppression(pipeline: Pipeline, bronze: DeltaTable) -> Suppression | None:
-    """Whom to keep out now; None where nobody was ever forgotten: then it costs one look for a folder.
+    """The data subjects to suppress; None if none was ever erased, which costs one request for a folder.
 
     Args:
         pipeline: the parts.
-        bronze: the handle whose `erasures` the commit compares: who is put on the list later moves that.
+        bronze: the version with the `erasures` that the commit compares: each addition to the list changes them.
 
     Raises:
-        ConfigurationError, DataError: as `recognised` does.
+        ConfigurationError, DataError: as `recognised`.
     """
     found = recognised(pipeline.settings, pipeline.lakehouse, bronze)
     if found is None:
@@ -76,11 +73,11 @@ def suppression(pipeline: Pipeline, bronze: DeltaTable) -> Suppression | None:
 
 
 def recognised(settings: Settings, lakehouse: Lakehouse, bronze: DeltaTable | None) -> tuple[Listed, bytes] | None:
-    """The list and the key that its gamers are recognised by; None where nobody was ever forgotten.
+    """The list and the key of its hashes; None if no data subject was ever erased.
 
     Raises:
-        ConfigurationError: somebody was forgotten, and the key is missing or another one.
-        DataError: somebody was forgotten, and the list is gone.
+        ConfigurationError: the key is missing, or is not that of the list.
+        DataError: data subjects were erased, and the list is gone.
     """
     listed = read_suppressed(lakehouse)
     if not listed.entries:
@@ -96,8 +93,8 @@ def recognised(settings: Settings, lakehouse: Lakehouse, bronze: DeltaTable | No
     return listed, key
 
 
-def unfenced(bronze: DeltaTable) -> dict[str, int | None]:
-    """What a commit to bronze compares, so that it holds nobody who was forgotten since its rows were planned."""
+def erasure_fence(bronze: DeltaTable) -> dict[str, int | None]:
+    """The expected `erasures` of a commit to bronze: it fails if a data subject was erased since its rows were planned."""
     return {Txn.ERASURES: bronze.transaction_version(Txn.ERASURES)}
 
 

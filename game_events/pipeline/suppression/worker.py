@@ -1,4 +1,4 @@
-"""Workers' part of keeping forgotten gamers out: which rows of a batch are theirs."""
+"""Suppression of erased data subjects, in workers: which rows of a batch belong to them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import pyarrow.compute as pc
 from game_events.lakehouse.system_tables.suppressed import Record, entity_hash
 from game_events.lakehouse.tables import is_person
 
-#: Ids whose hash was compared are remembered, so many of them: a worker sees the same gamers again and again.
+#: Size of the cache of hashed ids: most ids occur many times.
 REMEMBERED = 200_000
 
 
 @dataclass(frozen=True)
 class Suppression:
-    """Whom to keep out; picklable. Travels to workers inside a function, so that no plan or log shows it.
+    """Data subjects to suppress; picklable. Sent to workers inside a function, so that no plan or log shows it.
 
     Attributes:
-        column: the column that says whom a row is about.
+        column: the column with the id of a row's data subject.
         key: the key of the hashes.
-        hashes: of the forgotten.
-        records: of theirs that do not decode and have another key: topic id, partition, offset of each.
+        hashes: of the erased ids.
+        records: erased undecodable records with other Kafka keys: topic id, partition, offset of each.
     """
 
     column: str
@@ -41,7 +41,7 @@ class Suppressor:
         self._known: dict[str | bytes, bool] = {}
 
     def decoded(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
-        """Which decoded rows are about somebody who was forgotten."""
+        """Which decoded rows belong to erased data subjects."""
         found = np.zeros(rows.num_rows, dtype=bool)
         for name in rows.column_names:
             if is_person(name, self._suppression.column):
@@ -49,7 +49,7 @@ class Suppressor:
         return found
 
     def values(self, values: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.bool_]:
-        """Which of these ids (or Kafka keys) are a forgotten one's; each distinct value is hashed once."""
+        """Which of these ids (or Kafka keys) are erased; each distinct value is hashed once."""
         texts = as_texts(values)
         if texts is None:
             return np.zeros(len(values), dtype=bool)
@@ -63,11 +63,11 @@ class Suppressor:
         return np.asarray(np.array([*forgotten, False])[which], dtype=bool)
 
     def undecodable(self, batch: pa.RecordBatch, topic_ids: pa.Array) -> npt.NDArray[np.bool_]:
-        """Which records are theirs, if they do not decode: by their key, or by what an erasure has noted.
+        """Which undecodable records belong to erased data subjects: by their Kafka key, or by the records of `Suppression`.
 
         Args:
-            batch: the records as they came.
-            topic_ids: of each of them.
+            batch: raw records.
+            topic_ids: the topic id of each record.
         """
         found = self.values(batch.column("key"))
         noted = self._suppression.records
@@ -75,8 +75,8 @@ class Suppressor:
             partitions, offsets = batch.column("partition").to_numpy(), batch.column("offset").to_numpy()
             for topic_id, partition in {(topic_id, partition) for topic_id, partition, _ in noted}:
                 there = pc.equal(topic_ids, topic_id).to_numpy(zero_copy_only=False) & (partitions == partition)
-                theirs = [offset for topic, of, offset in noted if (topic, of) == (topic_id, partition)]
-                found |= there & np.isin(offsets, np.array(theirs, dtype=np.int64))
+                erased = [offset for topic, of, offset in noted if (topic, of) == (topic_id, partition)]
+                found |= there & np.isin(offsets, np.array(erased, dtype=np.int64))
         return found
 
     def _is_forgotten(self, value: str | bytes) -> bool:

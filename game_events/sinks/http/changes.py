@@ -1,6 +1,6 @@
-"""What is new since the last export, of silver, of gold, or of a folder of files: as rows that workers cut into chunks.
+"""Finds the rows of silver or gold that are new since the last export.
 
-Progress is in the outbox: a `txn` for each table says up to which bronze batch its rows were fixed in chunks. A table with
+Progress is in the outbox: a `txn` for each table is the last bronze batch with rows in chunks. A table with
 replaced rows (a full refresh, a repair, another bronze) has another name there: the setting `rest_on_replaced`, or an option
 of the run, decides what is sent of it.
 """
@@ -8,12 +8,10 @@ of the run, decides what is sent of it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from game_events.errors import GameEventsError
@@ -34,8 +32,8 @@ class OnReplaced:
 
     Attributes:
         usual: for all of them: hold, resend, go_on.
-        resend: games of which everything is sent again, replaced or not.
-        go_on: games of which only what comes is sent, whatever is there now.
+        resend: games of which all rows are sent again, replaced or not.
+        go_on: games of which only later rows are sent.
     """
 
     usual: str = "hold"
@@ -45,14 +43,15 @@ class OnReplaced:
 
 @dataclass(frozen=True)
 class Step:
-    """One game's way from what was exported to what is there.
+    """New rows of one game.
 
     Attributes:
         game: the game.
-        silver: its silver table; `gold`: its gold table, if that is what is exported.
+        silver: its silver table.
+        gold: its gold table, if gold is exported.
         above, upto: bronze batches (above, upto] are new.
         files: (path, lowest and highest batch, rows) of silver's files with new rows.
-        origin: for the chunks' keys.
+        origin: origin of the rows, for the chunks' keys.
         expected, advance: `txn` of the outbox.
     """
 
@@ -68,18 +67,18 @@ class Step:
 
     @property
     def rows(self) -> int:
-        """Rows of silver to look at, about."""
+        """Approximate number of silver rows to read."""
         return sum(rows for *_, rows in self.files)
 
     @property
     def erased(self) -> int:
-        """How often gamers were erased from the version that is read."""
+        """Number of erasures of the version that is read."""
         return erasures(self.silver)
 
 
 @dataclass
 class Changes:
-    """Games with new rows, and those of which nothing is planned, with why."""
+    """Games with new rows, and the reasons of games that are held back or failed."""
 
     steps: list[Step] = field(default_factory=list)
     held: dict[str, str] = field(default_factory=dict)
@@ -87,14 +86,21 @@ class Changes:
 
 
 def find_changes(pipeline: Pipeline, outbox: DeltaTable | None, on_replaced: OnReplaced) -> Changes:
-    """What is new, of every game; about `SLICE_ROWS` rows, and at least one batch."""
+    """The new rows of every game: about `SLICE_ROWS`, and at least one batch."""
     bronze = pipeline.bronze.open()
     changes = Changes()
     if bronze is None:
         return changes
     games = sorted(filter(is_game, pipeline.lakehouse.games()))
-    find = partial(_find_step, pipeline, BronzeIdentity.of(bronze), outbox, on_replaced)
-    for game, found in for_games(games, _errors_as_values(find)).items():
+    identity = BronzeIdentity.of(bronze)
+
+    def find(game: str) -> Step | str | GameEventsError | None:
+        try:
+            return _find_step(pipeline, identity, outbox, on_replaced, game)
+        except GameEventsError as error:  # of one game: the others are exported
+            return error
+
+    for game, found in for_games(games, find).items():
         if isinstance(found, Step):
             changes.steps.append(found)
         elif isinstance(found, GameEventsError):
@@ -105,36 +111,23 @@ def find_changes(pipeline: Pipeline, outbox: DeltaTable | None, on_replaced: OnR
     return changes
 
 
-def _errors_as_values(
-    find: Callable[[str], Step | str | None],
-) -> Callable[[str], Step | str | GameEventsError | None]:
-    def found(game: str) -> Step | str | GameEventsError | None:
-        try:
-            return find(game)
-        except GameEventsError as error:  # one game's tables keep no other from being exported
-            return error
-
-    return found
-
-
 def _find_step(
     pipeline: Pipeline, identity: BronzeIdentity, outbox: DeltaTable | None, on_replaced: OnReplaced, game: str
 ) -> Step | str | None:
-    """One game: what is new, why it is held, or None if nothing is."""
-    of_gold = pipeline.settings.rest_source == "gold"
+    """New rows of one game, the reason why they are held back, or None if there are none."""
+    kind = pipeline.settings.rest_source
+    of_gold = kind == "gold"
     gold = pipeline.lakehouse.gold(game).open() if of_gold else None
     silver = pipeline.lakehouse.silver(game).open()
     upto = identity.taken(silver)
     if silver is None or upto is None or (of_gold and gold is None):
-        return None  # another bronze's rows: silver is replaced first
+        return None  # rows of another bronze: silver is replaced first
+    source, content = pipeline.lakehouse.silver(game), f"{silver.metadata().id}:{generation(silver)}"
     if gold is not None:
         upto = gold.transaction_version(silver_app(silver))
         if upto is None:
-            return None  # gold has not followed silver yet
-    source = pipeline.lakehouse.gold(game) if of_gold else pipeline.lakehouse.silver(game)
-    kind = pipeline.settings.rest_source
-    table = str((gold or silver).metadata().id)
-    content = f"{table}:{silver.metadata().id}:{generation(silver)}" if of_gold else f"{table}:{generation(silver)}"
+            return None  # gold is not refreshed from this silver yet
+        source, content = pipeline.lakehouse.gold(game), f"{gold.metadata().id}:{content}"
     apps = {
         name: Txn(kind).of(game, of)
         for name, of in (("content", content), ("bronze", identity.key), ("any", ""), ("resent", "resent"))
@@ -161,7 +154,7 @@ def _find_step(
 def _start(
     game: str, table: str, upto: int, held: Mapping[str, int | None], on_replaced: OnReplaced
 ) -> tuple[int, int, str | None]:
-    """Batch above which rows are sent, how often all was sent again, and why nothing is."""
+    """Batch above which rows are sent, number of full resends, and the reason why nothing is sent."""
     resent, taken, why = held["resent"] or 0, held["content"], None
     replaced = taken is None and held["any"] is not None
     above = taken or 0
@@ -170,7 +163,7 @@ def _start(
     elif game in on_replaced.go_on:
         above = upto
     elif replaced and on_replaced.usual == "go_on":
-        # Of the same bronze the batches still mean the same; of another one all that is there was there before.
+        # Of the same bronze the batch numbers are still valid; of another one all present rows are old.
         above = upto if held["bronze"] is None else held["bronze"]
     elif replaced:
         why = (
@@ -182,21 +175,17 @@ def _start(
 
 
 def _files(silver: DeltaTable, above: int) -> tuple[tuple[str, int | None, int | None, int], ...]:
-    """Files that may hold rows above a batch."""
-    actions = pa.table(silver.get_add_actions(flatten=True))
-    rows = actions.num_rows
-    bounds = [
-        actions.column(name).to_pylist() if name in actions.column_names else [None] * rows
-        for name in ("min._batch", "max._batch")
-    ]
+    """Files that may have rows above a batch."""
     root = silver.table_uri.rstrip("/")
-    paths, counts = actions.column("path").to_pylist(), pc.fill_null(actions.column("num_records"), 0).to_pylist()
-    found = zip((f"{root}/{path}" for path in paths), *bounds, counts, strict=True)
+    actions = pa.table(silver.get_add_actions(flatten=True))
+    names = {"path", "num_records", "min._batch", "max._batch"} & set(actions.column_names)
+    rows = actions.select(sorted(names)).to_pylist()
+    found = ((f"{root}/{a['path']}", a.get("min._batch"), a.get("max._batch"), a["num_records"] or 0) for a in rows)
     return tuple(file for file in found if file[2] is None or file[2] > above)
 
 
 def _bounded(steps: list[Step]) -> list[Step]:
-    """The steps up to a batch that so many rows reach; those of gold are whole, as only changed players are sent."""
+    """The steps up to the batch that reaches `SLICE_ROWS`; gold's are unchanged, as only changed players are sent."""
     if not steps or steps[0].gold is not None or sum(step.rows for step in steps) <= SLICE_ROWS:
         return steps
     known = sorted((file[2] or step.upto, file[3]) for step in steps for file in step.files)

@@ -1,8 +1,7 @@
-"""Workers' part of planning: sorted rows -> chunks, each what one call sends, written as files of the outbox.
+"""Cuts sorted rows into chunks in workers, and writes them as files of the outbox.
 
-A chunk holds neighbours of one table: so many rows, or so many bytes of JSON, whichever comes first; a row that has more bytes
-by itself is a chunk of its own. Its key is a hash of where its rows come from, so that planning the same rows again (should the
-outbox be lost) gives the same keys.
+A chunk is the body of one call: neighbouring rows of one table, limited by number and by bytes of JSON; a larger row is a chunk
+by itself. Its key is a hash of its rows' origin: rows that are planned again after a loss of the outbox get the same key.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 
-from game_events.lakehouse.data.staging import StagedWriter, report
+from game_events.lakehouse.data.staging import StagedWriter
+from game_events.lakehouse.data.table_writer import StagedFiles
+from game_events.lakehouse.data.worker_job import WorkerJob
 from game_events.lakehouse.tables import Table
 from game_events.sinks.http.tables import outbox_schema
 
@@ -33,13 +35,13 @@ GROUP_ROWS = 2_048
 
 @dataclass(frozen=True)
 class ChunkOrigin:
-    """Where a group's rows come from.
+    """Origin of a group's rows.
 
     Attributes:
         source: the table, or the file.
-        game: if it is one's.
-        era: distinguishes this content from another of the same name: Delta's id of the table and what may replace its rows.
-        batch_from, batch_to: bronze batches (from, to] that the rows are of.
+        game: the game, if the source is one game's.
+        era: incarnation of the source: Delta's table id, and counters of replacements of its rows.
+        batch_from, batch_to: the rows' bronze batches (from, to].
     """
 
     source: str
@@ -50,17 +52,18 @@ class ChunkOrigin:
 
 
 @dataclass(frozen=True)
-class CutChunks:
-    """For `mapInArrow`; picklable.
+class CutChunks(WorkerJob[StagedFiles]):
+    """Writes chunks of rows (`ROWS`) to files of the outbox; picklable.
 
     Attributes:
         table: the outbox.
         person: its column with the data subject's key.
         slice: number of the slice that is made.
         rows_per_call, bytes_per_call: limits of a chunk.
-        origins: group -> where it comes from.
+        origins: group -> its origin.
     """
 
+    result: ClassVar[type] = StagedFiles
     table: Table
     person: str
     slice: int
@@ -68,16 +71,16 @@ class CutChunks:
     bytes_per_call: int
     origins: Mapping[str, ChunkOrigin] = field(repr=False)
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Consumes rows of `ROWS`, yields the files (`REPORT_SCHEMA`)."""
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> StagedFiles:
+        """Write a task's chunks."""
         context = TaskContext.get()
         writer = StagedWriter(self.table, outbox_schema(self.person), group_rows=GROUP_ROWS)
         for rows in self.cut((pa.Table.from_batches([b]) for b in batches), context.partitionId() if context else 0):
             writer.write(rows)
-        yield report(("file", f.to_json()) for f in writer.close())
+        return StagedFiles(writer.close())
 
     def cut(self, parts: Iterable[pa.Table], task: int) -> Iterator[pa.Table]:
-        """Rows of the outbox; a chunk that a part's end cuts off goes on in the next one."""
+        """Rows of the outbox; a chunk may span several parts."""
         left: pa.Table | None = None
         number, positions = task << COUNT_BITS, dict.fromkeys(self.origins, 0)
         for part in parts:
@@ -158,7 +161,7 @@ def _sizes(rows: pa.Table) -> npt.NDArray[np.int64]:
 
 
 def _coordinates(rows: pa.Table) -> list[str | None]:
-    """Where rows come from, as text; None for those that have no coordinates."""
+    """Coordinates of rows, as text; None: the row has none."""
     found: list[str | None] = []
     names = ("_place", "_kafka_partition", "_kafka_offset")
     for place, partition, offset in zip(*(rows.column(n).to_pylist() for n in names), strict=True):

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from game_events.errors import ConflictError
+from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import StagedWriter
+from game_events.lakehouse.duckdb_connection import connect, records
 from game_events.pipeline.context import Pipeline
 from game_events.sinks.http.plan import commit_slice, next_slice
 from game_events.sinks.http.tables import DEAD, DELIVERED, ExportTables, dead_letters_schema, outbox_schema
@@ -31,12 +31,11 @@ WHERE e.outcome = 'dead' AND e.key NOT IN (SELECT key FROM outbox)
 
 
 def dead_letters(pipeline: Pipeline) -> list[dict[str, Any]]:
-    """Chunks that were given up and not replayed: where they come from, why, since when. No row is in it."""
+    """Counts of the dead letters that wait, by source, game and status, with reason and times; without rows."""
     tables = ExportTables.of(pipeline.lakehouse, pipeline.settings.key_column)
-    with duckdb.connect() as connection:
-        _register(connection, tables)
-        return _records(
-            # Of a chunk with only erased rows nothing is left to send or to count.
+    with connect(**_views(tables)) as connection:
+        return records(
+            # The join leaves out chunks with only erased rows.
             connection.execute(
                 f"SELECT w.source, w.game, w.status, any_value(d.reason) AS reason, any_value(d.answer) AS answer, "  # noqa: S608
                 "count(DISTINCT w.key) AS chunks, count(DISTINCT (w.key, d.number)) AS rows, "
@@ -46,48 +45,41 @@ def dead_letters(pipeline: Pipeline) -> list[dict[str, Any]]:
         )
 
 
+@retry_on_conflict(ATTEMPTS)
 def replay_dead_letters(pipeline: Pipeline, statuses: Collection[int] = ()) -> tuple[int, int]:
-    """Put dead letters back into the outbox: the export sends them, under their keys.
+    """Put dead letters back into the outbox, from which the export sends them under their keys.
 
     Args:
-        pipeline: the parts.
-        statuses: only those that were answered with one of these; empty: all of them.
+        pipeline: the pipeline.
+        statuses: HTTP statuses of the dead letters; empty: all.
 
     Returns:
-        (chunks, rows) that are in the outbox again.
+        (chunks, rows) of the outbox.
 
     Raises:
         ConflictError: concurrent writers won every attempt.
     """
     tables = ExportTables.of(pipeline.lakehouse, pipeline.settings.key_column)
     schema = outbox_schema(tables.person)
-    for attempt in range(ATTEMPTS):
-        outbox = tables.outbox.open()
-        found = _letters(tables, schema, statuses)
-        if not found.num_rows:
-            return 0, 0
-        number = pa.repeat(pa.scalar(next_slice(tables, outbox), pa.int64()), found.num_rows)
-        rows = pa.Table.from_arrays(
-            [pa.chunked_array([number]) if f.name == "slice" else found.column(f.name).cast(f.type) for f in schema],
-            schema=schema,
-        )
-        writer = StagedWriter(tables.outbox, schema)
-        writer.write(rows)
-        try:
-            commit_slice(tables, outbox, writer.close(), ({}, {}))
-        except ConflictError:
-            if attempt == ATTEMPTS - 1:
-                raise
-            continue
-        return len(set(rows.column("chunk").to_pylist())), rows.num_rows
-    raise ConflictError(f"{tables.outbox.name}: commit conflict, {ATTEMPTS} attempts lost to concurrent runs")
+    outbox = tables.outbox.open()
+    found = _waiting(tables, schema, statuses)
+    if not found.num_rows:
+        return 0, 0
+    number = pa.repeat(pa.scalar(next_slice(tables, outbox), pa.int64()), found.num_rows)
+    rows = pa.Table.from_arrays(
+        [pa.chunked_array([number]) if f.name == "slice" else found.column(f.name).cast(f.type) for f in schema],
+        schema=schema,
+    )
+    writer = StagedWriter(tables.outbox, schema)
+    writer.write(rows)
+    commit_slice(tables, outbox, writer.close(), ({}, {}))
+    return pc.count_distinct(rows.column("chunk")).as_py(), rows.num_rows
 
 
-def _letters(tables: ExportTables, schema: pa.Schema, statuses: Collection[int]) -> pa.Table:
-    """Rows of dead letters that wait, with the columns of the outbox but `slice`, numbered by chunk."""
+def _waiting(tables: ExportTables, schema: pa.Schema, statuses: Collection[int]) -> pa.Table:
+    """Rows of the dead letters that wait, with the outbox's columns except `slice`."""
     names = ", ".join(f'd."{f.name}"' for f in schema if f.name not in ("slice", "chunk"))
-    with duckdb.connect() as connection:
-        _register(connection, tables)
+    with connect(**_views(tables)) as connection:
         # A run that was killed between the dead letter and the delivery log has written the dead letter twice.
         return connection.sql(
             f"WITH w AS ({_WAITING}), "  # noqa: S608
@@ -99,11 +91,11 @@ def _letters(tables: ExportTables, schema: pa.Schema, statuses: Collection[int])
 
 
 def export_status(pipeline: Pipeline) -> dict[str, Any]:
-    """Chunks and rows that wait, that were delivered, that were given up."""
+    """Counts of waiting, delivered and dead chunks and rows."""
     tables = ExportTables.of(pipeline.lakehouse, pipeline.settings.key_column)
-    outbox, ledger = tables.outbox.open(), tables.deliveries.open()
-    waiting = tables.waiting(outbox, ledger)
-    settled = tables.settled(ledger, 0, ["rows", "outcome"])
+    outbox, deliveries = tables.outbox.open(), tables.deliveries.open()
+    waiting = tables.waiting(outbox, deliveries)
+    settled = tables.settled(deliveries, 0, ["rows", "outcome"])
     delivered = settled.filter(pc.equal(settled.column("outcome"), DELIVERED))
     dead = dead_letters(pipeline)
     return {
@@ -114,17 +106,10 @@ def export_status(pipeline: Pipeline) -> dict[str, Any]:
     }
 
 
-def _register(connection: duckdb.DuckDBPyConnection, tables: ExportTables) -> None:
-    connection.execute("SET TimeZone = 'UTC'")
+def _views(tables: ExportTables) -> dict[str, pa.Table]:
     dead = tables.dead_letters.open()
-    connection.register("entries", tables.settled(tables.deliveries.open(), 0))
-    connection.register("outbox", tables.chunks(tables.outbox.open()))
-    if dead is not None:
-        connection.register("dead", read_arrow(tables.dead_letters, dead))
-    else:
-        connection.register("dead", dead_letters_schema(tables.person).empty_table())
-
-
-def _records(result: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
-    names = [column[0] for column in result.description or []]
-    return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
+    return {
+        "dead": read_arrow(tables.dead_letters, dead) if dead is not None else dead_letters_schema(tables.person).empty_table(),
+        "entries": tables.settled(tables.deliveries.open(), 0),
+        "outbox": tables.chunks(tables.outbox.open()),
+    }

@@ -1,8 +1,7 @@
-"""One chunk's calls: tried until it is taken, refused for good, or out of attempts.
+"""Delivery of one chunk: calls until it is accepted, refused for good, or out of attempts.
 
-A call that failed for the time being (429, 408, 425, 5xx, a connection that broke, no answer in time) is tried again after a
-pause that doubles and is spread at random, and never before the time that a `Retry-After` names: then all calls of this task
-wait. Whatever came of a call before, each attempt carries the same key and the same bytes.
+A transient failure (429, 408, 425, 5xx, a broken connection, a time-out) is retried after exponential backoff with jitter, and
+not before a `Retry-After`, for which all calls of the task wait. Each attempt has the same key and the same bytes.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from game_events.sinks.http.rate_limiter import RateLimiter
 from game_events.sinks.http.target import RestTarget
 
 KEY_HEADER = "Idempotency-Key"
-#: Answers that say nothing about the rows: the same call may be taken later.
+#: Statuses of transient failures.
 LATER = frozenset({408, 425, 429})
-#: Answers that a person has to do something about, before any other chunk fares better.
+#: Statuses that no other chunk avoids until the credentials are changed.
 LOCKED_OUT = frozenset({401, 403, 407})
-#: Longest pause of one's own between two attempts, and longest one that a receiver is granted, in seconds.
+#: Longest backoff, and longest `Retry-After` that is respected, in seconds.
 MAX_PAUSE_S, MAX_RETRY_AFTER_S = 60.0, 3_600.0
-#: Characters of an answer that are kept, and bytes that are read of it.
+#: Characters of an answer that are stored, and bytes that are read.
 EXCERPT_CHARS, MAX_ANSWER_BYTES = 500, 64 * 1024
 #: Latencies that a task keeps.
 LATENCIES = 2_000
@@ -36,15 +35,15 @@ LATENCIES = 2_000
 
 @dataclass(frozen=True)
 class ChunkOutcome:
-    """What became of a chunk.
+    """Outcome of a chunk.
 
     Attributes:
-        taken: the receiver has answered 2xx.
-        status: of the last answer; None: there was none.
-        reason: why it was given up, or what the last failure was.
+        taken: the receiver answered 2xx.
+        status: status of the last answer; None: no answer.
+        reason: the last failure.
         answer: beginning of the last answer's body, without secrets.
-        attempts: calls made.
-        for_good: another attempt would fare no better.
+        attempts: number of calls.
+        for_good: another attempt would fail too.
     """
 
     taken: bool
@@ -56,7 +55,7 @@ class ChunkOutcome:
 
     @property
     def locked_out(self) -> bool:
-        """The receiver does not let us in: nothing is wrong with the rows."""
+        """Whether the receiver refused the credentials, not the rows."""
         return self.status in LOCKED_OUT
 
 
@@ -65,11 +64,11 @@ class Calls:
     """A task's calls.
 
     Attributes:
-        target: where to.
-        session: the task's client, with its pool of connections.
+        target: the receiver.
+        session: the task's client.
         limiter: rate limiter of the calls.
-        answers: status, or kind of failure -> calls.
-        latencies: seconds of answered calls, the first `LATENCIES`.
+        answers: status, or kind of failure -> number of calls.
+        latencies: seconds of the first `LATENCIES` answered calls.
     """
 
     target: RestTarget
@@ -128,7 +127,7 @@ class Calls:
 
 
 def client(target: RestTarget, **options: Any) -> aiohttp.ClientSession:  # noqa: ANN401 - aiohttp's own
-    """A client for a target; within a loop. Answers are taken as they come: unpacking one could fill the memory."""
+    """A client for a target. Answers are not decompressed, as that could fill the memory."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(ssl=target.trust(), **options),
         timeout=aiohttp.ClientTimeout(total=target.timeout_s),
@@ -138,7 +137,7 @@ def client(target: RestTarget, **options: Any) -> aiohttp.ClientSession:  # noqa
 
 
 async def _beginning(response: aiohttp.ClientResponse) -> bytes:
-    """An answer's first bytes; of one that goes on and on nothing more is read, and its connection is not used again."""
+    """First bytes of an answer; the connection of a longer one is closed."""
     found = bytearray()
     async for part in response.content.iter_any():
         found += part
@@ -149,7 +148,7 @@ async def _beginning(response: aiohttp.ClientResponse) -> bytes:
 
 
 def failure_of(error: Exception) -> str:
-    """What went wrong with a connection, without the client's words, which may repeat the address."""
+    """Kind of a connection's failure, without the client's message, which may have the address."""
     if isinstance(error, aiohttp.ClientConnectorCertificateError | aiohttp.ClientSSLError):
         return "certificate not trusted"
     if isinstance(error, aiohttp.ClientConnectorError):
@@ -158,7 +157,7 @@ def failure_of(error: Exception) -> str:
 
 
 def retry_after_s(value: str | None) -> float | None:
-    """Seconds that a `Retry-After` names, as a number or as an HTTP date (RFC 9110, 10.2.3); None if there is none."""
+    """Seconds of a `Retry-After` header: a number or an HTTP date (RFC 9110, 10.2.3); None: no valid header."""
     if value is None:
         return None
     text = value.strip()

@@ -65,8 +65,8 @@ def _listed(place: Table) -> list[str]:
 
 def _exported(tables: ExportTables, outbox: DeltaTable | None, uri: str) -> set[str]:
     """Files below an address of which chunks were made."""
-    ledger = tables.deliveries.open()
-    found = [read_arrow(tables.deliveries, ledger, ["source"])] if ledger is not None else []
+    deliveries = tables.deliveries.open()
+    found = [read_arrow(tables.deliveries, deliveries, ["source"])] if deliveries is not None else []
     if outbox is not None:
         found.append(read_arrow(tables.outbox, outbox, ["source"]))
     if not found:

@@ -1,7 +1,7 @@
-"""Driver's part of planning: new rows are fixed in chunks by one commit to the outbox, before any of them is sent.
+"""Plans an export in the driver: one commit to the outbox fixes new rows in chunks, before any of them is sent.
 
-Guarantee: each row of the source is in one chunk. The commit carries how far each table was exported and compares it with where
-it began, so of two plans one lands.
+Guarantee: each row of the source is in one chunk. The commit compares and advances each table's exported batch, so one of two
+concurrent plans fails.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame
 
 from game_events.errors import ConflictError
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.generations import erasures
+from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_arrow
-from game_events.lakehouse.data.staging import REPORT_SCHEMA, StagedFile, discard
-from game_events.lakehouse.data.table_writer import staged_files
+from game_events.lakehouse.data.staging import StagedFile, discard
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.export_result import Export
 from game_events.pipeline.reporting.report import RunReport, TableReport
@@ -34,48 +34,43 @@ ATTEMPTS = 5
 DESCRIPTION = "Rows fixed in chunks that wait for their call over HTTP; a chunk's rows go when all of its slice is settled"
 
 
+@retry_on_conflict(ATTEMPTS)
 def plan_slice(
     pipeline: Pipeline, tables: ExportTables, target: RestTarget, report: RunReport, account: Export, on_replaced: OnReplaced
 ) -> bool:
-    """Fix what is new in silver or gold; whether there was anything.
+    """Fix the new rows of silver or gold in chunks; returns whether there were any.
 
     Raises:
         ConflictError: concurrent writers won every attempt; nothing was sent.
     """
-    for attempt in range(ATTEMPTS):
-        outbox = tables.outbox.open()
-        # A requested resend is done once, also where Dagster tries the run again after its rows were fixed.
-        granted = f"granted:{pipeline.run_id}"
-        if outbox is not None and outbox.transaction_version(granted) is not None:
-            on_replaced = OnReplaced(on_replaced.usual)
-        changes = find_changes(pipeline, outbox, on_replaced)
-        _report_held(pipeline, report, account, changes.held, changes.failed)
-        if not changes.steps:
-            return False
-        pipeline.on_progress(f"rest export: fixing rows of {len(changes.steps)} {pipeline.settings.words.entities}")
-        origins = {step.game: step.origin for step in changes.steps}
-        expected = {app: value for step in changes.steps for app, value in step.expected.items()}
-        advance = {app: value for step in changes.steps for app, value in step.advance.items()}
-        if (on_replaced.resend | on_replaced.go_on) & origins.keys():
-            advance[granted] = 1
-        files: list[StagedFile] = []
-        if any(step.files or step.gold is not None for step in changes.steps):
-            files = _staged(tables, target, outbox, new_rows(pipeline, changes.steps), origins)
-        if _erased_since(pipeline, changes.steps):
-            # Erased rows may be among these.
-            discard(tables.outbox, files)
-            continue
-        try:
-            _commit(tables, outbox, files, expected, advance, account)
-            return True
-        except ConflictError:
-            if attempt == ATTEMPTS - 1:
-                raise
-    raise ConflictError("gamers were erased during each of the attempts to plan the export: run it again")
+    outbox = tables.outbox.open()
+    # A requested resend is done once, also where Dagster tries the run again after its rows were fixed.
+    granted = f"granted:{pipeline.run_id}"
+    if outbox is not None and outbox.transaction_version(granted) is not None:
+        on_replaced = OnReplaced(on_replaced.usual)
+    changes = find_changes(pipeline, outbox, on_replaced)
+    _report_held(pipeline, report, account, changes.held | changes.failed)
+    if not changes.steps:
+        return False
+    pipeline.on_progress(f"rest export: fixing rows of {len(changes.steps)} {pipeline.settings.names.entities}")
+    origins = {step.game: step.origin for step in changes.steps}
+    expected = {app: value for step in changes.steps for app, value in step.expected.items()}
+    advance = {app: value for step in changes.steps for app, value in step.advance.items()}
+    if (on_replaced.resend | on_replaced.go_on) & origins.keys():
+        advance[granted] = 1
+    files: list[StagedFile] = []
+    if any(step.files or step.gold is not None for step in changes.steps):
+        files = _staged(tables, target, outbox, new_rows(pipeline, changes.steps), origins)
+    if _erased_since(pipeline, changes.steps):
+        # Erased rows may be among these.
+        discard(tables.outbox, files)
+        raise ConflictError("gamers were erased during each of the attempts to plan the export: run it again")
+    _commit(tables, outbox, files, expected, advance, account)
+    return True
 
 
 def plan_files(pipeline: Pipeline, tables: ExportTables, target: RestTarget, account: Export, folder: str) -> bool:
-    """Fix the rows of files that were not exported yet; whether there were any. Files without rows make no commit.
+    """Fix the rows of new files in chunks; returns whether there were any. Files without rows make no commit.
 
     Raises:
         ConfigurationError: there is no such folder, or its files cannot be read together.
@@ -100,7 +95,7 @@ def commit_slice(
     files: Sequence[StagedFile],
     txn: tuple[Mapping[str, int | None], Mapping[str, int]],
 ) -> None:
-    """Make files part of the outbox, as its next slice.
+    """Commit files to the outbox, as its next slice.
 
     Raises:
         ConflictError: another run has changed the outbox since; the files are deleted.
@@ -121,9 +116,9 @@ def commit_slice(
 
 
 def next_slice(tables: ExportTables, outbox: DeltaTable | None) -> int:
-    """Number of the slice that the next commit makes.
+    """Number of the next slice.
 
-    A recreated outbox goes on where the delivery log ends: with a reused number new chunks would be taken for settled.
+    In a recreated outbox it follows the delivery log's last one: chunks with a reused number would count as settled.
     """
     if outbox is not None:
         return int(outbox.transaction_version(Txn.COMMITS) or 0) + 1
@@ -137,8 +132,8 @@ def _staged(
     cut = CutChunks(
         tables.outbox, tables.person, next_slice(tables, outbox), target.rows_per_call, target.bytes_per_call, origins
     )
-    files = staged_files(rows.mapInArrow(cut, REPORT_SCHEMA).collect())
-    crash_points.reach("rest_staged")
+    files = [file for found in cut.collect(rows) for file in found.files]
+    failpoints.reach("rest_staged")
     return files
 
 
@@ -151,7 +146,7 @@ def _commit(
     account: Export,
 ) -> None:
     commit_slice(tables, outbox, files, (expected, advance))
-    crash_points.reach("rest_planned")
+    failpoints.reach("rest_planned")
     account.planned_rows += sum(file.rows for file in files)
     now = tables.outbox.open()
     if now is not None:
@@ -164,14 +159,11 @@ def _erased_since(pipeline: Pipeline, steps: Sequence[Step]) -> bool:
     return any(handle is None or erasures(handle) != step.erased for step, handle in now)
 
 
-def _report_held(
-    pipeline: Pipeline, report: RunReport, account: Export, held: Mapping[str, str], failed: Mapping[str, str]
-) -> None:
-    """Games of which nothing is sent are failures of the run, once each, so that missing rows do not go unnoticed."""
-    for game, why in {**held, **failed}.items():
+def _report_held(pipeline: Pipeline, report: RunReport, account: Export, held: Mapping[str, str]) -> None:
+    """Report each game that is not exported as a failure of the run, once."""
+    of_game = pipeline.lakehouse.silver if pipeline.settings.rest_source == "silver" else pipeline.lakehouse.gold
+    for game, why in held.items():
         if game not in account.held:
             account.held[game] = why
-            name = (
-                pipeline.lakehouse.silver(game) if pipeline.settings.rest_source == "silver" else pipeline.lakehouse.gold(game)
-            )
-            report.tables.append(TableReport("rest", name.name, name.uri, game, error=why))
+            table = of_game(game)
+            report.tables.append(TableReport("rest", table.name, table.uri, game, error=why))

@@ -1,4 +1,4 @@
-"""One call before the first batch: whether the receiver is there, trusted, and lets us in."""
+"""One call before the first chunk: checks the receiver's address, certificate and credentials."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def preflight(settings: Settings, target: RestTarget) -> None:
     """Make the call of the setting `rest_preflight`; no rows are sent.
 
     Raises:
-        ConfigurationError: the receiver's certificate is not trusted, it does not let us in, or does not know the address.
-        TransientError: it is not there, or busy.
+        ConfigurationError: the certificate is not trusted, or the credentials or the address are refused.
+        TransientError: the receiver does not answer, or is busy.
     """
     if not settings.rest_preflight:
         return

@@ -80,20 +80,20 @@ class RateLimiterServer:
         self._loop.close()
 
     async def _start(self) -> int:
-        # Without a log: aiohttp would write there whatever a stranger sends.
+        # Without a log: aiohttp would write unauthenticated clients' data to it.
         self._http = web.Server(self._connection, logger=logging.Logger(__name__, logging.CRITICAL), access_log=None)
         bind = LOOPBACK if is_loopback(self._host) else "0.0.0.0"  # noqa: S104 - executors on other machines connect
         self._listener = await self._loop.create_server(self._connected, bind, 0)
-        self._permitting = asyncio.create_task(self._permit())
+        self._granting = asyncio.create_task(self._grant())
         return int(self._listener.sockets[0].getsockname()[1])
 
     async def _close(self) -> None:
-        self._permitting.cancel()
+        self._granting.cancel()
         self._listener.close()
         for connection in self._http.connections:
             connection.force_close()
         await self._http.shutdown(CLOSE_S)
-        await asyncio.gather(self._permitting, return_exceptions=True)
+        await asyncio.gather(self._granting, return_exceptions=True)
 
     def _connected(self) -> RequestHandler:
         """Give a connection `HELLO_S` for the token."""
@@ -123,8 +123,8 @@ class RateLimiterServer:
                 self._released.set()
         return task
 
-    async def _permit(self) -> None:
-        """Permit calls in the order in which they were asked for."""
+    async def _grant(self) -> None:
+        """Grant calls in the order of the requests."""
         while True:
             task = await self._asked.get()
             while not task.closed:
@@ -172,22 +172,22 @@ class RateLimiter:
             await self._session.close()
 
     async def acquire(self) -> int:
-        """Wait until a call may be made; its number.
+        """Wait until a call may be made; returns its number.
 
         Raises:
             TransientError: the server is gone.
         """
         if self._address is None:
             return 0
-        permitted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._asked.append(permitted)
+        granted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._asked.append(granted)
         try:
             await self._server.send_str("")
         except ConnectionError:
             self._fail()
         if self._listener.done():
             self._fail()
-        return await permitted
+        return await granted
 
     async def release(self, number: int) -> None:
         """Report that a call is over; if the server is gone, its answer is noted all the same."""
@@ -197,9 +197,9 @@ class RateLimiter:
 
     async def _listen(self) -> None:
         async for message in self._server:
-            permitted = self._asked.popleft()
-            if not permitted.done():
-                permitted.set_result(int(message.data))
+            granted = self._asked.popleft()
+            if not granted.done():
+                granted.set_result(int(message.data))
         self._fail()
 
     def _fail(self) -> None:

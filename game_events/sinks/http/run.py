@@ -1,27 +1,25 @@
-"""The export: what is left of the last run is sent, then what is new, micro-batch by micro-batch.
+"""Runs an export: sends the outbox's chunks, then new rows, slice by slice.
 
-Guarantee: at least once, in chunks that are fixed before their first call and have the same key and bytes in each; a chunk that
-the ledger has as delivered is not sent again. Two runs at once: the later one goes on, the other stops at its next commit.
+Guarantee: at least once, in chunks that are fixed before their first call, with the same key and bytes in each call. A chunk
+that is delivered by the delivery log is not sent again. Of two concurrent runs the earlier one stops at its next commit.
 """
 
 from __future__ import annotations
 
-import json
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from game_events.errors import ConfigurationError, ConflictError, DataError, GameEventsError, TransientError
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit, paths
+from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.staging import REPORT_SCHEMA
-from game_events.lakehouse.data.table_writer import staged_files
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.reporting.export_result import Export, TaskAccount
+from game_events.pipeline.reporting.export_result import Export
 from game_events.pipeline.reporting.report import RunReport
 from game_events.sinks.http.changes import OnReplaced
 from game_events.sinks.http.plan import plan_files, plan_slice
@@ -30,27 +28,27 @@ from game_events.sinks.http.rate_limiter import LimiterAddress, RateLimiterServe
 from game_events.sinks.http.rate_window import RateWindow
 from game_events.sinks.http.tables import DELIVERIES, ExportTables, outbox_schema
 from game_events.sinks.http.target import RestTarget
-from game_events.sinks.http.worker import FILE, LEDGER, TASK, SendChunks
+from game_events.sinks.http.worker import DELIVERY_LOG, SendChunks
 
 ATTEMPTS = 5
-#: What may stop a task, the most urgent first.
+#: Errors that stop a task, the most urgent first.
 _ERRORS: dict[str, type[GameEventsError]] = {
     error.__name__: error for error in (ConfigurationError, DataError, ConflictError, TransientError)
 }
 
 
 def export_rows(pipeline: Pipeline, report: RunReport, on_replaced: OnReplaced | None = None, files: str | None = None) -> None:
-    """Send what waits, and everything that is new.
+    """Send waiting chunks and all new rows.
 
     Args:
-        pipeline: the parts.
-        report: gets the account (`export`), as it goes.
+        pipeline: the pipeline.
+        report: gets the result (`export`) during the run.
         on_replaced: how tables with replaced rows are exported; None: as set.
         files: a folder of Parquet files, or a Delta table, instead of silver or gold.
 
     Raises:
         ConfigurationError: the export is off, or the receiver refuses the credentials.
-        TransientError: the receiver is not there, or takes nothing: what is left waits for the next run.
+        TransientError: the receiver does not answer, or accepts nothing: the remaining chunks wait for the next run.
         ConflictError: another run has taken over.
     """
     settings = pipeline.settings
@@ -69,7 +67,7 @@ def export_rows(pipeline: Pipeline, report: RunReport, on_replaced: OnReplaced |
 
 
 class _Exporter:
-    """Sends what the outbox holds."""
+    """Sends the outbox's chunks."""
 
     def __init__(self, pipeline: Pipeline, tables: ExportTables, target: RestTarget, account: Export) -> None:
         self._pipeline, self._tables, self._target, self._account = pipeline, tables, target, account
@@ -78,11 +76,11 @@ class _Exporter:
         self._limit = RateWindow.of(settings.rest_calls_per_s, settings.rest_calls_per_min)
 
     def send_all(self) -> None:
-        """Every chunk that waits; then their rows go from the outbox."""
+        """Send every waiting chunk, then empty the outbox."""
         tables, account = self._tables, self._account
         while True:
-            outbox, ledger = tables.outbox.open(), tables.deliveries.open()
-            waiting = tables.waiting(outbox, ledger)
+            outbox, deliveries = tables.outbox.open(), tables.deliveries.open()
+            waiting = tables.waiting(outbox, deliveries)
             account.waiting_chunks = waiting.num_rows
             if not waiting.num_rows:
                 break
@@ -92,11 +90,11 @@ class _Exporter:
             number = waiting.column("slice")[0].as_py()
             self._send(number, waiting.filter(pc.equal(waiting.column("slice"), number)))
         if outbox is not None and paths(outbox):
-            crash_points.reach("rest_settled")
+            failpoints.reach("rest_settled")
             _clear(tables)
 
     def _send(self, number: int, chunks: pa.Table) -> None:
-        """One slice, in one Spark job."""
+        """Send a slice's chunks by one Spark job."""
         pipeline, settings = self._pipeline, self._pipeline.settings
         outbox = self._tables.outbox.open()
         if outbox is None or self._run is None:
@@ -120,9 +118,9 @@ class _Exporter:
                 pipeline.run_id,
                 limiter,
             )
-            found = pipeline.spark.range(0, tasks, 1, tasks).mapInArrow(job, REPORT_SCHEMA).collect()
-        job.note(staged_files(line for line in found if line["kind"] == FILE))
-        done = [TaskAccount(**json.loads(line["body"])) for line in found if line["kind"] == TASK]
+            found = job.collect(pipeline.spark.range(0, tasks, 1, tasks))
+        job.note([file for sent in found for file in sent.files])
+        done = [account for sent in found for account in sent.accounts]
         self._account.seconds += time.monotonic() - began
         self._account.add(done)
         stopped = [task for task in done if task.stopped is not None]
@@ -134,38 +132,33 @@ class _Exporter:
             raise _ERRORS.get(task.kind, DataError)(f"{self._target.shown}: {what}")
 
 
+@retry_on_conflict(ATTEMPTS)
 def _take_over(tables: ExportTables, run_id: str) -> int:
-    """From now on only this run writes the ledger; the value of its `txn`.
+    """Make this run the only writer of the delivery log; returns the value of its `txn`.
 
     Raises:
-        ConflictError: other runs took it over at the same time in each attempt.
+        ConflictError: every attempt was lost to concurrent runs.
     """
-    for attempt in range(ATTEMPTS):
-        ledger = tables.deliveries.open()
-        before = ledger.transaction_version(Txn.EXPORT_RUN) if ledger is not None else None
-        number = (before or 0) + 1
-        table_id = str(ledger.metadata().id) if ledger is not None else None
-        plan = Commit(
+    deliveries = tables.deliveries.open()
+    before = deliveries.transaction_version(Txn.EXPORT_RUN) if deliveries is not None else None
+    number = (before or 0) + 1
+    commit(
+        Commit(
             tables.deliveries,
             DELIVERIES,
             [],
             {Txn.EXPORT_RUN: before},
             {Txn.EXPORT_RUN: number},
-            table_id,
+            str(deliveries.metadata().id) if deliveries is not None else None,
             info={"run_id": run_id},
-            description=LEDGER,
+            description=DELIVERY_LOG,
         )
-        try:
-            commit(plan)
-            return number
-        except ConflictError:
-            if attempt == ATTEMPTS - 1:
-                raise
-    raise ConflictError(f"{tables.deliveries.name}: commit conflict, {ATTEMPTS} attempts lost to concurrent runs")
+    )
+    return number
 
 
 def _clear(tables: ExportTables) -> None:
-    """Empty the outbox, once the delivery log has every chunk's outcome; a run that plans meanwhile is not hindered."""
+    """Empty the outbox, once the delivery log has every chunk's outcome; concurrent planning is not blocked."""
     outbox = tables.outbox.open()
     if outbox is None or tables.waiting(outbox, tables.deliveries.open()).num_rows:
         return
@@ -179,7 +172,5 @@ def _clear(tables: ExportTables) -> None:
         str(outbox.metadata().id),
         replace=True,
     )
-    try:
+    with suppress(ConflictError):  # a run that planned, or erased, since will empty it
         commit(plan)
-    except ConflictError:
-        return  # another run has planned, or erased, since, and will clear it

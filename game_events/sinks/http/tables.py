@@ -105,19 +105,19 @@ class ExportTables:
         names = [f.name for f in CHUNK]
         return read_arrow(self.outbox, outbox, names).group_by(names).aggregate([]).select(names)
 
-    def settled(self, ledger: DeltaTable | None, since: int, columns: list[str] | None = None) -> pa.Table:
+    def settled(self, deliveries: DeltaTable | None, since: int, columns: list[str] | None = None) -> pa.Table:
         """Ledger rows, or some columns of them, of slices from a number on; older ones' files are not opened."""
-        if ledger is None:
+        if deliveries is None:
             found = DELIVERIES.empty_table()
             return found if columns is None else found.select(columns)
-        return read_arrow(self.deliveries, ledger, columns, _files_since(ledger, since))
+        return read_arrow(self.deliveries, deliveries, columns, _files_since(deliveries, since))
 
-    def waiting(self, outbox: DeltaTable | None, ledger: DeltaTable | None) -> pa.Table:
+    def waiting(self, outbox: DeltaTable | None, deliveries: DeltaTable | None) -> pa.Table:
         """Chunks that nothing has become of yet, in their order (`CHUNK`)."""
         chunks = self.chunks(outbox)
         if not chunks.num_rows:
             return chunks
-        done = self.settled(ledger, pc.min(chunks.column("slice")).as_py(), ["slice", "chunk"])
+        done = self.settled(deliveries, pc.min(chunks.column("slice")).as_py(), ["slice", "chunk"])
         left = chunks.join(done, ["slice", "chunk"], join_type="left anti")
         return left.select([f.name for f in CHUNK]).sort_by([("slice", "ascending"), ("chunk", "ascending")])
 

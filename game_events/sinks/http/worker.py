@@ -1,19 +1,18 @@
-"""Workers' part of sending: a task's chunks are read, POSTed several at a time, and noted in the ledger as it goes.
+"""Sends chunks in workers: each task reads its chunks, POSTs several at a time, and commits outcomes to the delivery log.
 
-Guarantee: what the ledger calls delivered was answered 2xx. Who is killed leaves at most `NOTE_EVERY_S` of each task's answers
-unnoted; their chunks are sent again, under the same keys. Rows of a dead letter are in their table before the ledger says so.
-What a task has not noted when it ends, the driver notes: many tasks end at once, and their commits would wait for each other.
+Guarantee: a chunk that the log has as delivered was answered 2xx. A killed run loses at most `NOTE_EVERY_S` of each task's
+answers; these chunks are sent again, under the same keys. A dead letter's rows are committed before its outcome. The driver
+commits a task's last outcomes: many tasks end at once, and their commits would wait for each other.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +22,11 @@ import pyarrow.parquet as pq
 from pyspark import TaskContext
 
 from game_events.errors import ConflictError, GameEventsError
-from game_events.lakehouse import failpoints as crash_points
+from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.staging import StagedFile, StagedWriter, file_system, report
+from game_events.lakehouse.data.staging import StagedFile, StagedWriter, file_system
+from game_events.lakehouse.data.worker_job import WorkerJob
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.reporting.export_result import LATENCIES_TOLD, TaskAccount
 from game_events.sinks.http.delivery import Calls, ChunkOutcome, client
@@ -34,35 +34,42 @@ from game_events.sinks.http.rate_limiter import LimiterAddress, RateLimiter
 from game_events.sinks.http.tables import DEAD, DELIVERED, DELIVERIES, ExportTables, dead_letters_schema, outbox_schema, share
 from game_events.sinks.http.target import RestTarget
 
-#: Seconds between two commits of a task to the ledger, for each so many tasks at work: their commits meet on one table.
+#: Seconds between two commits of a task to the delivery log, per `TASKS_FOR_IT` tasks, as all commit to one table.
 NOTE_EVERY_S, TASKS_FOR_IT = 2.0, 8
-#: Rows of the outbox in a task's memory.
+#: Outbox rows in a task's memory.
 ROWS_AT_ONCE = 20_000
 APPEND_ATTEMPTS = 20
-#: Kinds of what a task reports.
-TASK, FILE = "task", "file"
-LEDGER = "What became of each chunk of exported rows"
-#: Chunks given up one after the other, none taken between: it is the receiver, not the rows.
+DELIVERY_LOG = "Outcome of each chunk of exported rows"
+#: Consecutive chunks without success after which the receiver is at fault, not the rows.
 GIVEN_UP_IN_A_ROW = 5
 
 
 @dataclass(frozen=True)
-class SendChunks:
-    """For `mapInArrow`; picklable.
+class Sent:
+    """Results of tasks, and files of the delivery log that are not committed yet."""
+
+    accounts: list[TaskAccount] = field(default_factory=list)
+    files: list[StagedFile] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SendChunks(WorkerJob[Sent]):
+    """Sends the chunks of tasks, of which each row is the number; picklable.
 
     Attributes:
         tables: the export's tables.
-        target: where to.
+        target: the receiver.
         files: paths of the outbox's files.
-        slice: which slice is sent.
-        chunks: its chunks that wait, in order.
-        rows: rows of each.
-        tasks: number of tasks that share them.
-        run: `txn` of the ledger as this run has set it.
-        run_id: who sends.
-        limiter: rate limiter of the calls; None: there is no limit.
+        slice: number of the slice.
+        chunks: its waiting chunks, in order.
+        rows: number of rows of each chunk.
+        tasks: number of tasks.
+        run: this run's `txn` of the delivery log.
+        run_id: id of the run.
+        limiter: rate limiter of the calls; None: no limit.
     """
 
+    result: ClassVar[type] = Sent
     tables: ExportTables
     target: RestTarget
     files: Sequence[str]
@@ -74,20 +81,23 @@ class SendChunks:
     run_id: str
     limiter: LimiterAddress | None = None
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Each row that comes is the number of a task; yields what it did (`REPORT_SCHEMA`)."""
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> Sent:
+        """Send the chunks of these tasks."""
         context = TaskContext.get()
         again = context is not None and context.attemptNumber() > 0
+        sent = Sent()
         for batch in batches:
             for task in batch.column(0).to_pylist():
                 account, files = self.run_task(task, again=again)
-                yield report(iter([(TASK, json.dumps(asdict(account))), *((FILE, file.to_json()) for file in files)]))
+                sent.accounts.append(account)
+                sent.files.extend(files)
+        return sent
 
     def run_task(self, task: int, *, again: bool = False) -> tuple[TaskAccount, list[StagedFile]]:
-        """Send one task's share; `again`: an attempt before this one may have sent some of it.
+        """Send one task's chunks; `again`: an earlier attempt may have sent some of them.
 
         Returns:
-            what it did, and files of the ledger with what it has not noted yet (`note`).
+            the task's result, and files of the delivery log that are not committed yet (`note`).
         """
         mine = share(self.chunks, task, self.tasks)
         counts = share(self.rows, task, self.tasks)
@@ -99,13 +109,13 @@ class SendChunks:
         return asyncio.run(_Task(self, task, mine, counts).run())
 
     def note(self, files: Sequence[StagedFile]) -> None:
-        """The driver's part: one commit of what the tasks had not noted when they ended.
+        """Commit the tasks' last outcomes, in the driver.
 
         Raises:
             ConflictError: another run has taken over.
         """
         if files:
-            _add(self.tables.deliveries, DELIVERIES, files, {Txn.EXPORT_RUN: self.run}, LEDGER)
+            _add(self.tables.deliveries, DELIVERIES, files, {Txn.EXPORT_RUN: self.run}, DELIVERY_LOG)
 
 
 @dataclass
@@ -116,7 +126,7 @@ class _Result:
 
 
 class _Task:
-    """One task at work."""
+    """A running task."""
 
     def __init__(self, job: SendChunks, number: int, mine: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> None:
         self._job, self._number = job, number
@@ -124,16 +134,16 @@ class _Task:
         self._results: list[_Result] = []
         self._noted = time.monotonic()
         self._noting = asyncio.Lock()
-        self._doubtful: list[_Result] = []
+        self._failed: list[_Result] = []
         self._account = TaskAccount(began=time.time())
         self._error: Exception | None = None
 
     async def run(self) -> tuple[TaskAccount, list[StagedFile]]:
-        """Send, and return what was done; a project's error as a value: raised, it would reach the driver as mere text."""
+        """Send and return the result, errors of this project included: Spark would pass only their text to the driver."""
         account, files = self._account, list[StagedFile]()
         try:
             await self._send()
-            files = self._hand_over()
+            files = self._stage_rest()
         except GameEventsError as error:
             account.stopped, account.kind = str(error), type(error).__name__
         account.ended = time.time()
@@ -147,14 +157,14 @@ class _Task:
             account.answers, account.calls = dict(calls.answers), calls.answers.total()
             account.latencies = calls.latencies[:: max(1, len(calls.latencies) // LATENCIES_TOLD)]
             if account.stopped is None and self._error is None:
-                self._results += self._doubtful
+                self._results += self._failed
             if self._error is not None or not all(result.outcome.taken for result in self._results):
                 await self._note()
         if self._error is not None:
             raise self._error
 
     async def _work(self, calls: Calls) -> None:
-        """One of the calls that are under way at the same time."""
+        """Send chunks one after another; several of these coroutines run concurrently."""
         try:
             while self._account.stopped is None and self._error is None:
                 chunk = next(self._chunks, None)
@@ -166,43 +176,43 @@ class _Task:
                 self._settle(_Result(chunk, outcome, datetime.now(UTC)))
                 if time.monotonic() - self._noted >= NOTE_EVERY_S * max(1.0, self._job.tasks / TASKS_FOR_IT):
                     await self._note()
-        except Exception as error:  # noqa: BLE001 - the other calls end first, and what they delivered is noted
+        except Exception as error:  # noqa: BLE001 - raised by `_send`, after the other calls' outcomes are committed
             self._error = self._error or error
 
     def _settle(self, result: _Result) -> None:
-        """Note what became of a chunk, or leave it, and the rest of the task, to a run that fares better.
+        """Record a chunk's outcome, or stop the task.
 
-        Whether a call that was not taken in all its attempts is the rows' fault or the receiver's, the next ones tell.
+        A chunk that failed in all attempts is a dead letter if a later one succeeds; else the receiver is at fault.
         """
         outcome, account = result.outcome, self._account
         if outcome.locked_out:
             account.stopped, account.kind = f"the receiver does not let us in: {outcome.reason}", "ConfigurationError"
         elif outcome.taken:
-            self._results += [*self._doubtful, result]
-            self._doubtful = []
+            self._results += [*self._failed, result]
+            self._failed = []
         elif outcome.for_good:
             self._results.append(result)
         else:
-            self._doubtful.append(result)
-            if len(self._doubtful) >= GIVEN_UP_IN_A_ROW:
-                account.stopped = f"{len(self._doubtful)} calls in a row were {outcome.reason}"
+            self._failed.append(result)
+            if len(self._failed) >= GIVEN_UP_IN_A_ROW:
+                account.stopped = f"{len(self._failed)} calls in a row were {outcome.reason}"
 
     async def _note(self) -> None:
-        """Commit what is known by now; the other calls go on meanwhile."""
+        """Commit the known outcomes; other calls continue."""
         async with self._noting:
             results, self._results = self._results, []
             self._noted = time.monotonic()
             if results:
-                crash_points.reach("rest_answered", self._number)
+                failpoints.reach("rest_answered", self._number)
                 await asyncio.to_thread(self._commit, results)
                 self._count(results)
 
-    def _hand_over(self) -> list[StagedFile]:
-        """What is left, as files that the driver commits."""
+    def _stage_rest(self) -> list[StagedFile]:
+        """Stage the last outcomes for the driver to commit."""
         results, self._results = self._results, []
         if not results:
             return []
-        crash_points.reach("rest_answered", self._number)
+        failpoints.reach("rest_answered", self._number)
         files = _staged(self._job.tables.deliveries, self._heads(results))
         self._count(results)
         return files
@@ -221,33 +231,33 @@ class _Task:
         dead = [r for r in results if not r.outcome.taken]
         if dead:
             rows = pa.concat_tables([r.chunk for r in dead])
-            said = [
-                _said(r, job.run_id) | {"reason": r.outcome.reason, "answer": r.outcome.answer}
+            outcomes = [
+                _outcome(r, job.run_id) | {"reason": r.outcome.reason, "answer": r.outcome.answer}
                 for r in dead
                 for _ in range(r.chunk.num_rows)
             ]
             _append(
                 tables.dead_letters,
-                _with(rows, said, dead_letters_schema(tables.person)),
+                _with(rows, outcomes, dead_letters_schema(tables.person)),
                 {},
                 "Rows of chunks that the receiver refused, or did not take in time",
             )
-        _append(tables.deliveries, self._heads(results), {Txn.EXPORT_RUN: job.run}, LEDGER)
+        _append(tables.deliveries, self._heads(results), {Txn.EXPORT_RUN: job.run}, DELIVERY_LOG)
 
     def _heads(self, results: Sequence[_Result]) -> pa.Table:
-        """Rows of the ledger."""
+        """Rows of the delivery log."""
         heads = pa.concat_tables([result.chunk.slice(0, 1) for result in results])
-        said = [_said(r, self._job.run_id) | {"outcome": DELIVERED if r.outcome.taken else DEAD} for r in results]
-        return _with(heads, said, DELIVERIES)
+        outcomes = [_outcome(r, self._job.run_id) | {"outcome": DELIVERED if r.outcome.taken else DEAD} for r in results]
+        return _with(heads, outcomes, DELIVERIES)
 
 
-def _said(result: _Result, run_id: str) -> dict[str, Any]:
+def _outcome(result: _Result, run_id: str) -> dict[str, Any]:
     outcome = result.outcome
     return {"status": outcome.status, "attempts": outcome.attempts, "at": result.at, "run_id": run_id}
 
 
 def _with(rows: pa.Table, more: Sequence[dict[str, Any]], schema: pa.Schema) -> pa.Table:
-    """Rows with further columns, of values for each row."""
+    """Rows with further columns, given as one dictionary per row."""
     arrays = [
         pa.chunked_array([pa.array([values[f.name] for values in more], f.type)])
         if f.name in more[0]
@@ -258,17 +268,16 @@ def _with(rows: pa.Table, more: Sequence[dict[str, Any]], schema: pa.Schema) -> 
 
 
 def _append(table: Table, rows: pa.Table, expected: dict[str, int | None], description: str) -> None:
-    """Append rows; rivals that append too are no conflict, another run in charge is.
+    """Append rows, again after a conflict with another append.
 
     Raises:
-        ConflictError: another run has taken over, or others won every attempt.
+        ConflictError: another run has taken over, or every attempt was lost to concurrent writers.
     """
     for attempt in range(APPEND_ATTEMPTS):
         try:
             _add(table, rows.schema, _staged(table, rows), expected, description)
             return
         except ConflictError:
-            # Of many that append at once, or make the table, one has to come again.
             if attempt == APPEND_ATTEMPTS - 1 or _taken_over(table, expected):
                 raise
 
@@ -282,7 +291,7 @@ def _staged(table: Table, rows: pa.Table) -> list[StagedFile]:
 def _add(
     table: Table, schema: pa.Schema, files: Sequence[StagedFile], expected: dict[str, int | None], description: str
 ) -> None:
-    """One attempt to append files; they are deleted if it fails."""
+    """Append files; they are deleted after a conflict."""
     handle = table.open()
     table_id = str(handle.metadata().id) if handle is not None else None
     try:
@@ -299,7 +308,7 @@ def _taken_over(table: Table, expected: dict[str, int | None]) -> bool:
 
 
 def _read(job: SendChunks, mine: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> Iterator[pa.Table]:
-    """A task's chunks, one after the other; what an erasure has emptied is left out."""
+    """A task's chunks, except those that an erasure has emptied."""
     names = outbox_schema(job.tables.person).names
     system, prefix = file_system(job.tables.outbox)
     at = 0

@@ -11,18 +11,18 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import pyarrow as pa
+from deltalake import DeltaTable
 
-from game_events.errors import ConflictError, DataError
-from game_events.lakehouse import failpoints as crash_points
-from game_events.lakehouse.commits.commit import Commit, commit, paths
+from game_events.errors import DataError
+from game_events.lakehouse import failpoints
+from game_events.lakehouse.commits.commit import paths
 from game_events.lakehouse.commits.restores import ANY_COMMIT, restored_lately
+from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.snapshot import read_arrow
-from game_events.lakehouse.data.staging import StagedWriter
+from game_events.lakehouse.system_tables.system_table import SystemTable
 from game_events.lakehouse.tables import SOURCE_FILES, Lakehouse
 from game_events.sources.files.location import SourceFile
 
-ATTEMPTS = 50
 TAKEN, CHANGED = "taken", "changed"
 
 SCHEMA = pa.schema(
@@ -74,11 +74,12 @@ class FileLog:
 
     def __init__(self, lakehouse: Lakehouse, run_id: str = "") -> None:
         """Nothing is read yet."""
-        self._table = lakehouse.table(SOURCE_FILES)
+        description = "Files that are the source, each with its number: bronze has read them up to one"
+        self._table = SystemTable(lakehouse.table(SOURCE_FILES), SCHEMA, description)
         self._run_id = run_id
         self._read: set[str] = set()
         self._known = LogContent()
-        self._commits: int | None = None
+        self._handle: DeltaTable | None = None
 
     def known(self) -> LogContent:
         """Every file that was taken in; only what came since the last look is read.
@@ -86,11 +87,12 @@ class FileLog:
         Raises:
             DataError: the table was restored: numbers would be given twice.
         """
-        handle = self._table.open()
+        table = self._table.table
+        self._handle = handle = table.open()
         if handle is None:
-            self._read, self._known, self._commits = set(), LogContent(), None
+            self._read, self._known = set(), LogContent()
             return self._known
-        if restored_lately(self._table, ANY_COMMIT, handle.version()):
+        if restored_lately(table, ANY_COMMIT, handle.version()):
             raise DataError(
                 f"{SOURCE_FILES} was restored to an older version: files that came since would get numbers that bronze has "
                 "read already. Nothing was done: restore its newest version"
@@ -99,13 +101,13 @@ class FileLog:
         log_id = str(handle.metadata().id)
         if log_id != self._known.log_id or not self._read <= there:  # another table, or after compaction
             self._read, self._known = set(), LogContent(log_id=log_id)
-        self._add(read_arrow(self._table, handle, only=sorted(there - self._read)))
+        self._add(self._table.read(handle, paths=sorted(there - self._read)))
         self._read = there
-        self._commits = int(handle.transaction_version(Txn.COMMITS) or 0)
         if len(self._known.entries) != int(handle.transaction_version(Txn.NEXT_FILE) or 0):
-            raise DataError(f"{self._table.uri}: its rows were changed: restore its newest version")
+            raise DataError(f"{table.uri}: its rows were changed: restore its newest version")
         return self._known
 
+    @retry_on_conflict()
     def take_in(self, new: Sequence[SourceFile], changed: Sequence[SourceFile]) -> LogContent:
         """Number new files, in this order, and record changed ones, in one commit.
 
@@ -114,22 +116,16 @@ class FileLog:
         Raises:
             ConflictError: concurrent runs won every attempt.
         """
-        for attempt in range(ATTEMPTS):
-            known = self.known()
-            left, other = known.compare(new)[0], known.compare(changed)[1]
-            if not left and not other and self._commits is not None:
-                return known
-            try:
-                self._commit(known, left, other)
-            except ConflictError:
-                if attempt == ATTEMPTS - 1:
-                    raise
+        known = self.known()
+        left, other = known.compare(new)[0], known.compare(changed)[1]
+        if not left and not other and self._handle is not None:
+            return known
+        self._commit(known, left, other)
         return self.known()
 
     def _commit(self, known: LogContent, new: Sequence[SourceFile], changed: Sequence[SourceFile]) -> None:
         first, now = len(known.entries), datetime.now(UTC)
         rows = [(first + n, f, TAKEN) for n, f in enumerate(new)] + [(known.numbers[f.path], f, CHANGED) for f in changed]
-        writer = StagedWriter(self._table, SCHEMA)
         columns = {
             "number": [n for n, _, _ in rows],
             "path": [f.path for _, f, _ in rows],
@@ -139,21 +135,13 @@ class FileLog:
             "seen_at": [now] * len(rows),
             "run_id": [self._run_id] * len(rows),
         }
-        if rows:
-            writer.write(pa.table(columns, schema=SCHEMA))
-        commit(
-            Commit(
-                self._table,
-                SCHEMA,
-                writer.close(),
-                expected={Txn.COMMITS: self._commits},
-                advance={Txn.COMMITS: (self._commits or 0) + 1, Txn.NEXT_FILE: first + len(new)},
-                table_id=None if self._commits is None else self._known.log_id,
-                info={"files": str(len(new)), "changed": str(len(changed))},
-                description="Files that are the source, each with its number: bronze has read them up to one",
-            )
+        self._table.commit(
+            self._handle,
+            pa.table(columns, schema=SCHEMA),
+            advance={Txn.NEXT_FILE: first + len(new)},
+            info={"files": str(len(new)), "changed": str(len(changed))},
         )
-        crash_points.reach("files_taken_in")
+        failpoints.reach("files_taken_in")
 
     def _add(self, rows: pa.Table) -> None:
         entries, numbers = self._known.entries, self._known.numbers

@@ -1,6 +1,8 @@
-"""Limits of records, files and names of games; a part of `Settings`. Effects of each limit: docs/operations.md."""
+"""Limits of records, files and names of games. Effects of each limit: docs/operations.md."""
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 from pydantic import Field
 from pydantic_settings import BaseSettings
@@ -8,6 +10,8 @@ from pydantic_settings import BaseSettings
 
 class LimitSettings(BaseSettings):
     """Limits of one record, one file, all games, and one query."""
+
+    group: ClassVar[str] = "limits"
 
     # --- limits (docs/operations.md)
     max_record_bytes: int = Field(

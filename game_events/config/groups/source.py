@@ -1,16 +1,16 @@
-"""Settings of the source of bronze's records; a part of `Settings`."""
+"""Settings of the source of bronze's records."""
 
 from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AwareDatetime, BeforeValidator, Field, SecretStr, field_validator, model_validator
-from pydantic_settings import NoDecode
+from pydantic import AwareDatetime, Field, SecretStr, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode
 
-from game_events.config.limit_settings import LimitSettings
+from game_events.config.groups.values import NameList, refuse_credentials, split_names
 
 #: Kafka's rule for names of topics.
 TOPIC_PATTERN = r"[a-zA-Z0-9._-]{1,249}"
@@ -19,27 +19,10 @@ _Number = Annotated[int, Field(ge=0)]
 StartingOffsets = Literal["earliest", "latest"] | dict[str, dict[_Number, Annotated[int, Field(ge=-2)]]]
 
 
-def split_names(value: str) -> tuple[str, ...]:
-    """``a, b`` as names."""
-    return tuple(name.strip() for name in value.split(",") if name.strip())
+class KafkaSettings(BaseSettings):
+    """Kafka, the schema registry, and data loss."""
 
-
-#: ``a, b`` in the environment, or a list in YAML.
-NameList = Annotated[tuple[str, ...], NoDecode, BeforeValidator(lambda v: split_names(v) if isinstance(v, str) else v)]
-
-
-def refuse_credentials(address: str) -> str:
-    """An address, unchanged; raises ValueError if it holds a key or password, as reports, logs and metadata show it."""
-    parts = urlsplit(address)
-    # In Azure's `abfss://container@account` it is no login.
-    named = "@" in parts.netloc and not (parts.scheme.startswith("abfs") and parts.password is None)
-    if "://" in address and (named or parts.query):
-        raise ValueError("must hold no key or password: credentials come from the environment (docs/object-store.md)")
-    return address
-
-
-class SourceSettings(LimitSettings):
-    """One topic, several, another pipeline's bronze, or files; see docs/sources.md."""
+    group: ClassVar[str] = "kafka"
 
     # --- Kafka and the registry (docs/sources.md)
     kafka_bootstrap_servers: str = Field("localhost:9092", description="host:port of the brokers, comma separated")
@@ -88,63 +71,6 @@ class SourceSettings(LimitSettings):
         "`record_gap`: continue and record the gap",
     )
 
-    # --- files as the source (docs/sources.md)
-    source: Literal["kafka", "files"] = Field(
-        "kafka", description="where records are read from: `kafka`, or `files`: a folder or prefix instead of a topic"
-    )
-    files_path: str | None = Field(None, description="folder, or prefix of an object store (`s3://bucket/prefix`)")
-    files_pattern: str = Field("*", min_length=1, description="which files below the path; `*` matches slashes, too")
-    files_format: Literal["auto", "protobuf", "avro", "jsonl", "parquet"] = Field(
-        "auto", description="format of the files; `auto`: by the ending of each name"
-    )
-    files_schema: str | None = Field(
-        None, description="schema of protobuf and JSON records: a `.proto` or `.json` file, or `subject:NAME` of the registry"
-    )
-    files_message_type: str | None = Field(
-        None, description="full name of the message type of protobuf records; else the schema's first"
-    )
-    files_framed: bool = Field(False, description="each protobuf record begins with a registry frame that names its schema")
-    files_settle_s: float = Field(
-        10.0, ge=0, description="a file is read only once it has not been written for this many seconds"
-    )
-    files_incomplete_s: float = Field(
-        3600.0, ge=0, description="seconds that a Parquet file without a footer is left for later; then it is quarantined"
-    )
-    files_per_batch: int = Field(10_000, ge=1, description="files of one bronze commit")
-    files_bytes_per_batch: int = Field(
-        2**30, ge=1, description="bytes of the files of one bronze commit, beyond the first file"
-    )
-
-    @property
-    def kafka_topics(self) -> tuple[str, ...]:
-        """Names of the topics that are read; empty for a pattern, a table or files."""
-        if self.kafka_topic_pattern is not None or self.source_table is not None or self.source == "files":
-            return ()
-        return tuple(self.kafka_assign) or split_names(self.kafka_topic)
-
-    @property
-    def produced_topic(self) -> str:
-        """The topic that the simulator writes to: the first one."""
-        return (self.kafka_topics or split_names(self.kafka_topic))[0]
-
-    @property
-    def source_name(self) -> str:
-        """Display name of the source."""
-        if self.source == "files":
-            return str(self.files_path)
-        if self.source_table is not None:
-            return self.source_table
-        if self.kafka_topic_pattern is not None:
-            return f"topics like {self.kafka_topic_pattern}"
-        return ", ".join(self.kafka_topics)
-
-    @property
-    def source_holder(self) -> str:
-        """Display name of the system that holds the records."""
-        if self.source == "files":
-            return str(self.files_path)
-        return self.source_table or "Kafka"
-
     @field_validator("kafka_topic")
     @classmethod
     def _topics(cls, value: str) -> str:
@@ -181,15 +107,94 @@ class SourceSettings(LimitSettings):
         except json.JSONDecodeError:
             raise ValueError('must be earliest, latest, or JSON like {"topic": {"0": 23, "1": -2}}') from None
 
+    @field_validator("source_table")
+    @classmethod
+    def _table(cls, value: str | None) -> str | None:
+        return None if value is None else refuse_credentials(value).rstrip("/")
+
+    @field_validator("schema_registry_url")
+    @classmethod
+    def _http(cls, value: str) -> str:
+        if not value.startswith(("http://", "https://", "mock://")):
+            raise ValueError("must start with http:// or https://")
+        # Errors, tables and Dagster's events name this address.
+        if any("@" in urlsplit(url.strip()).netloc for url in value.split(",")):
+            raise ValueError(
+                "must hold no password: set GAME_EVENTS_SCHEMA_REGISTRY_USER and GAME_EVENTS_SCHEMA_REGISTRY_PASSWORD"
+            )
+        return value.rstrip("/")
+
+
+class FileSettings(BaseSettings):
+    """Files as the source of records."""
+
+    group: ClassVar[str] = "files"
+
+    # --- files as the source (docs/sources.md)
+    source: Literal["kafka", "files"] = Field(
+        "kafka", description="where records are read from: `kafka`, or `files`: a folder or prefix instead of a topic"
+    )
+    files_path: str | None = Field(None, description="folder, or prefix of an object store (`s3://bucket/prefix`)")
+    files_pattern: str = Field("*", min_length=1, description="which files below the path; `*` matches slashes, too")
+    files_format: Literal["auto", "protobuf", "avro", "jsonl", "parquet"] = Field(
+        "auto", description="format of the files; `auto`: by the ending of each name"
+    )
+    files_schema: str | None = Field(
+        None, description="schema of protobuf and JSON records: a `.proto` or `.json` file, or `subject:NAME` of the registry"
+    )
+    files_message_type: str | None = Field(
+        None, description="full name of the message type of protobuf records; else the schema's first"
+    )
+    files_framed: bool = Field(False, description="each protobuf record begins with a registry frame that names its schema")
+    files_settle_s: float = Field(
+        10.0, ge=0, description="a file is read only once it has not been written for this many seconds"
+    )
+    files_incomplete_s: float = Field(
+        3600.0, ge=0, description="seconds that a Parquet file without a footer is left for later; then it is quarantined"
+    )
+    files_per_batch: int = Field(10_000, ge=1, description="files of one bronze commit")
+    files_bytes_per_batch: int = Field(
+        2**30, ge=1, description="bytes of the files of one bronze commit, beyond the first file"
+    )
+
     @field_validator("files_path")
     @classmethod
     def _files(cls, value: str | None) -> str | None:
         return None if value is None else refuse_credentials(value)
 
-    @field_validator("source_table")
-    @classmethod
-    def _table(cls, value: str | None) -> str | None:
-        return None if value is None else refuse_credentials(value).rstrip("/")
+
+class SourceSettings(KafkaSettings, FileSettings):
+    """Source of bronze's records: topics, another pipeline's bronze, or files; see docs/sources.md."""
+
+    @property
+    def kafka_topics(self) -> tuple[str, ...]:
+        """Names of the topics that are read; empty for a pattern, a table or files."""
+        if self.kafka_topic_pattern is not None or self.source_table is not None or self.source == "files":
+            return ()
+        return tuple(self.kafka_assign) or split_names(self.kafka_topic)
+
+    @property
+    def produced_topic(self) -> str:
+        """The topic that the simulator writes to: the first one."""
+        return (self.kafka_topics or split_names(self.kafka_topic))[0]
+
+    @property
+    def source_name(self) -> str:
+        """Display name of the source."""
+        if self.source == "files":
+            return str(self.files_path)
+        if self.source_table is not None:
+            return self.source_table
+        if self.kafka_topic_pattern is not None:
+            return f"topics like {self.kafka_topic_pattern}"
+        return ", ".join(self.kafka_topics)
+
+    @property
+    def source_holder(self) -> str:
+        """Display name of the system that holds the records."""
+        if self.source == "files":
+            return str(self.files_path)
+        return self.source_table or "Kafka"
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

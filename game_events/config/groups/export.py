@@ -1,15 +1,19 @@
-"""Settings of the export of rows over HTTP (docs/rest-export.md); a part of `Settings`."""
+"""Settings of the export of rows over HTTP (docs/rest-export.md)."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings
+
+from game_events.config.groups.values import require_http
 
 
 class ExportSettings(BaseSettings):
     """Target, size, rate, authentication and retries of calls."""
+
+    group: ClassVar[str] = "rest"
 
     # --- export over HTTP (docs/rest-export.md)
     rest_url: SecretStr | None = Field(
@@ -50,3 +54,8 @@ class ExportSettings(BaseSettings):
     rest_on_replaced: Literal["hold", "resend", "go_on"] = Field(
         "hold", description="tables with replaced rows: `hold` them, `resend` all rows, or `go_on` with new rows only"
     )
+
+    @field_validator("rest_url")
+    @classmethod
+    def _http_address(cls, value: SecretStr | None) -> SecretStr | None:
+        return require_http(value)

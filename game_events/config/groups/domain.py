@@ -1,0 +1,78 @@
+"""Settings of the domain: columns, names, rules, user code."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field, ValidationInfo, field_validator
+from pydantic_settings import BaseSettings
+
+from game_events.config.gold_columns import problem
+from game_events.config.groups.values import ENV_PREFIX, NameList
+from game_events.config.naming import Names
+from game_events.config.producer import SampleData
+from game_events.rules import Rule, require_unique
+
+
+class DomainSettings(BaseSettings):
+    """What the message's columns mean, names, rules and extensions."""
+
+    group: ClassVar[str] = "domain"
+
+    # --- the domain: what the message's columns mean (docs/domains.md)
+    entity_column: str = Field("game_name", description="column that names the game: one silver and gold table for each value")
+    key_column: str = Field("gamer_id", description="column that gold aggregates by")
+    time_column: str = Field("event_timestamp", description="column with the event time: gold keeps its minimum and maximum")
+    gold_columns: dict[str, str] = Field(
+        default_factory=dict,
+        description="gold's columns beside the key: name -> SQL aggregate; empty: `session_count`, `min_timestamp`, "
+        "`max_timestamp`",
+    )
+    names: Names = Field(
+        default_factory=Names, description="prefix and nouns in names of tables and assets, and in texts (docs/domains.md)"
+    )
+    producer: SampleData = Field(
+        default_factory=SampleData, description="the message and sample data of `produce` and `demo`; default: the game event"
+    )
+
+    # --- checks on tables (docs/observability.md)
+    freshness_s: int = Field(
+        93_600, ge=0, description="maximum age of bronze's last commit of records, in seconds; `0`: not checked"
+    )
+
+    # --- data quality (docs/quality.md)
+    rules: tuple[Rule, ...] = Field(
+        (), description="expectations of silver and gold rows: a list in YAML, JSON in the environment"
+    )
+
+    # --- extensions (docs/extending.md)
+    extensions: NameList = Field(
+        (),
+        description="modules or `.py` files with user-defined rules, silver transformations and gold aggregates, comma "
+        "separated",
+    )
+
+    @field_validator("rules")
+    @classmethod
+    def _each_name_once(cls, value: tuple[Rule, ...]) -> tuple[Rule, ...]:
+        require_unique(value)
+        return value
+
+    @field_validator("producer")
+    @classmethod
+    def _proto(cls, value: SampleData) -> SampleData:
+        if value.proto is None:
+            return value
+        # It need not exist: only `produce` and `demo` read it.
+        folder = Path(os.environ.get(ENV_PREFIX + "CONFIG") or "game_events.yaml").parent
+        return value.model_copy(update={"proto": (folder / value.proto).resolve()})
+
+    @field_validator("gold_columns")
+    @classmethod
+    def _gold_columns(cls, value: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+        wrong = problem(value, (info.data.get("key_column", ""), info.data.get("entity_column", "")))
+        if wrong is not None:
+            raise ValueError(wrong)
+        return value

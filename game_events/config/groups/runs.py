@@ -1,0 +1,107 @@
+"""Settings of runs: Spark, continuous mode, retries, alerts, the UI."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import Field, SecretStr, field_validator
+from pydantic_settings import BaseSettings
+
+from game_events.config.groups.values import NameList, require_http
+
+
+class SparkSettings(BaseSettings):
+    """Spark's session, cluster and code."""
+
+    group: ClassVar[str] = "spark"
+
+    # --- Spark (docs/cluster.md)
+    spark_master: str = Field("local[*]", description="Spark master, unless `SPARK_REMOTE` is set")
+    spark_remote: str | None = Field(None, description="`sc://host:port` of a Spark Connect server, instead of a master")
+    spark_conf: dict[str, str] = Field(default_factory=dict, description="further Spark settings")
+    spark_driver_memory: str = Field(
+        "1g", pattern=r"^\d+[mg]$", description="heap of the Spark driver's JVM: a number with `m` or `g`"
+    )
+    spark_ship_code: Literal["auto", "always", "never"] = Field(
+        "auto",
+        description="send this project's code to Spark's workers: `auto` (to those of other machines), `always`, `never`",
+    )
+    spark_py_files: NameList = Field(
+        (), description="`.py` and `.zip` files that extensions import, sent to the workers too, comma separated"
+    )
+    warm_spark: bool = Field(
+        True, description="`game-events up`: all runs share one Spark Connect server; `False`: each run starts a JVM"
+    )
+
+
+class RunSettings(BaseSettings):
+    """Continuous mode, retries, alerts, the UI, this machine."""
+
+    group: ClassVar[str] = "runs"
+
+    # --- continuous mode (docs/continuous.md)
+    poll_interval_s: float = Field(
+        1.0, ge=0.05, le=60, description="seconds between two polls of the topic; cycles start no more often"
+    )
+    gold_interval_s: float = Field(
+        10.0,
+        ge=0,
+        description="seconds between two refreshes of gold and the unified table; `0`: in each cycle. A triggered run "
+        "always refreshes them",
+    )
+
+    continuous_run_h: float = Field(24.0, gt=0, description="hours after which a continuous run ends and a new one takes over")
+    run_history_h: float = Field(
+        168.0, gt=0, description="hours that ended runs stay in Dagster's storage; their results stay in `event_log`"
+    )
+
+    # --- retries and alerts (docs/alerts.md)
+    mode: Literal["production", "development"] = Field(
+        "production", description="`production` retries transient errors; `development` fails at the first error"
+    )
+    max_retries: int = Field(3, ge=0, le=20, description="times a run's step is retried after a transient error")
+    retry_delay_s: float = Field(2.0, gt=0, description="seconds before the first retry; doubled each time, at most 300")
+    alert_webhook_url: SecretStr | None = Field(None, description="where alerts are POSTed; may hold a token, never shown")
+    alert_severity: dict[str, Literal["error", "warning", "none"]] = Field(
+        default_factory=dict, description="name of a check -> severity of its alerts (`error`, `warning`; `none`: no alerts)"
+    )
+    alert_lag_records: int = Field(0, ge=0, description="records of lag that raise an alert; 0: no such alert")
+    dagster_url: str | None = Field(
+        None,
+        description="address of the Dagster UI, for links in alerts; also the one name besides this machine's own under "
+        "which `game-events up` answers",
+    )
+
+    # --- TLS: certificates are always verified (docs/security.md)
+    tls_ca_file: Path | None = Field(
+        None,
+        description="PEM file of the authorities that certificates of the registry, the webhook and `REST_URL` are "
+        "verified with",
+    )
+
+    # --- access to the Dagster UI (docs/security.md)
+    job_places: NameList = Field(
+        (),
+        description="folders and prefixes that jobs started in the UI may archive to or send files of, comma separated; "
+        "commands may use any",
+    )
+    ui_users: NameList = Field(
+        (),
+        description="further users of this machine (a proxy's) who may connect to the UI of `game-events up`, comma separated",
+    )
+
+    # --- this machine
+    state_dir: Path = Field(Path(".game_events"), description="folder of the local stack's data and Dagster's storage")
+
+    @field_validator("alert_webhook_url")
+    @classmethod
+    def _webhook(cls, value: SecretStr | None) -> SecretStr | None:
+        return require_http(value)
+
+    @field_validator("tls_ca_file")
+    @classmethod
+    def _authorities(cls, value: Path | None) -> Path | None:
+        if value is not None and not value.is_file():
+            raise ValueError(f"{value} is not a file")
+        return value

@@ -1,0 +1,38 @@
+"""Types and checks of single values that several groups of settings use."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import BeforeValidator, SecretStr
+from pydantic_settings import NoDecode
+
+#: Prefix of all environment variables.
+ENV_PREFIX = "GAME_EVENTS_"
+
+
+def split_names(value: str) -> tuple[str, ...]:
+    """``a, b`` as names."""
+    return tuple(name.strip() for name in value.split(",") if name.strip())
+
+
+#: ``a, b`` in the environment, or a list in YAML.
+NameList = Annotated[tuple[str, ...], NoDecode, BeforeValidator(lambda v: split_names(v) if isinstance(v, str) else v)]
+
+
+def refuse_credentials(address: str) -> str:
+    """An address, unchanged; raises ValueError if it holds a key or password, as reports, logs and metadata show it."""
+    parts = urlsplit(address)
+    # In Azure's `abfss://container@account` it is no login.
+    named = "@" in parts.netloc and not (parts.scheme.startswith("abfs") and parts.password is None)
+    if "://" in address and (named or parts.query):
+        raise ValueError("must hold no key or password: credentials come from the environment (docs/object-store.md)")
+    return address
+
+
+def require_http(value: SecretStr | None) -> SecretStr | None:
+    """A secret address, unchanged; raises ValueError for one that is not HTTP or HTTPS."""
+    if value is not None and not value.get_secret_value().startswith(("http://", "https://")):
+        raise ValueError("must start with http:// or https://")
+    return value

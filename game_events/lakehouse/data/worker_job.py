@@ -1,0 +1,87 @@
+"""Functions that Spark's workers run over Arrow batches, and their results as Arrow structs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+
+import pyarrow as pa
+from deltalake import Schema
+from pyspark.sql import DataFrame
+
+from game_events.lakehouse.data.snapshot import spark_schema
+
+Result = TypeVar("Result")
+_PLAIN = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+
+
+class WorkerJob(ABC, Generic[Result]):
+    """A function for `mapInArrow` that consumes a task's rows and returns one result; picklable.
+
+    Attributes:
+        result: dataclass of the result, of texts, numbers, tuples, lists, sets, mappings and other such dataclasses.
+    """
+
+    result: ClassVar[type]
+
+    @abstractmethod
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> Result:
+        """Consume a task's rows, in a worker."""
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """For `mapInArrow`: one row for each task."""
+        codec = _codec(self.result)
+        yield pa.RecordBatch.from_pylist([codec.encode(self.stage(batches))], pa.schema(codec.type))
+
+    def collect(self, rows: DataFrame) -> list[Result]:
+        """Run the job over the rows; one result for each task."""
+        codec = _codec(self.result)
+        found = rows.mapInArrow(self, spark_schema(Schema.from_arrow(pa.schema(codec.type))))
+        return [codec.decode(row) for row in found.collect()]
+
+
+class _Codec(NamedTuple):
+    """A type of Python in Arrow: `decode` takes what Spark's `collect` returns, where structs are tuples."""
+
+    type: pa.DataType
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+
+
+@cache
+def _codec(hint: Any) -> _Codec:  # noqa: ANN401 - any type
+    origin, args = get_origin(hint), get_args(hint)
+    if hint in _PLAIN:
+        return _Codec(_PLAIN[hint], lambda value: value, lambda value: value)
+    if NoneType in args:
+        some = _codec(args[0])
+        return _Codec(some.type, *(lambda v, call=call: None if v is None else call(v) for call in (some.encode, some.decode)))
+    if origin is UnionType:  # a schema's id or GUID
+        return _Codec(pa.string(), str, lambda text: int(text) if text.isdecimal() else text)
+    if origin is not None and issubclass(origin, Mapping):
+        # Not Arrow's map: Spark's does not take every key.
+        key, value = args if origin is not Counter else (*args, int)
+        pairs = _codec(list[tuple[key, value]])  # type: ignore[valid-type]
+        return _Codec(pairs.type, lambda found: pairs.encode(found.items()), lambda found: origin(dict(pairs.decode(found))))
+    if args and (origin is not tuple or args[-1] is Ellipsis):
+        item = _codec(args[0])
+        return _Codec(pa.list_(item.type), lambda v: [item.encode(i) for i in v], lambda v: origin(item.decode(i) for i in v))
+    hints = {f"_{n}": arg for n, arg in enumerate(args)} if origin is tuple else _fields(hint)
+    parts = {name: _codec(part) for name, part in hints.items()}
+    made = (lambda *values: values) if origin is tuple else hint
+    kind = pa.struct([(name, part.type) for name, part in parts.items()])
+
+    def encode(value: Any) -> dict[str, Any]:  # noqa: ANN401
+        values = value if isinstance(value, tuple) else [getattr(value, name) for name in parts]
+        return {name: part.encode(v) for (name, part), v in zip(parts.items(), values, strict=True)}
+
+    return _Codec(kind, encode, lambda row: made(*(part.decode(v) for part, v in zip(parts.values(), row, strict=True))))
+
+
+def _fields(kind: type) -> dict[str, Any]:
+    """Field name -> type of a dataclass or a named tuple."""
+    return {name: hint for name, hint in get_type_hints(kind).items() if get_origin(hint) is not ClassVar}

@@ -1,0 +1,85 @@
+"""Small tables of the project's own state, read and written by the driver with Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.transactions import Txn
+from game_events.lakehouse.data.snapshot import read_arrow
+from game_events.lakehouse.data.staging import StagedWriter
+from game_events.lakehouse.tables import Table
+
+
+@dataclass(frozen=True)
+class SystemTable:
+    """A table with a fixed schema; each commit compares and advances the number of commits.
+
+    Guarantee: rows are committed to the version they were planned from, or not at all.
+
+    Attributes:
+        table: the table, existing or not.
+        schema: its columns.
+        description: Delta's description of a new table.
+        counter: `txn` with the number of commits.
+    """
+
+    table: Table
+    schema: pa.Schema
+    description: str
+    counter: Txn = Txn.COMMITS
+
+    def read(
+        self, handle: DeltaTable | None, columns: Sequence[str] | None = None, paths: Sequence[str] | None = None
+    ) -> pa.Table:
+        """Rows of a version (none without a table), of all files or some; columns that an older table lacks are NULL."""
+        schema = self.schema if columns is None else pa.schema([self.schema.field(name) for name in columns])
+        if handle is None:
+            return schema.empty_table()
+        rows = read_arrow(self.table, handle, schema.names, paths)
+        for field in schema:
+            if field.name not in rows.column_names:
+                rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
+        return rows.select(schema.names)
+
+    def commit(
+        self,
+        handle: DeltaTable | None,
+        rows: pa.Table,
+        *,
+        replace: bool = False,
+        advance: Mapping[str, int] | None = None,
+        info: Mapping[str, str] | None = None,
+    ) -> None:
+        """Append rows, or replace all rows by them; a table that does not exist is created.
+
+        Args:
+            handle: the version that the rows were planned from; None: there was no table.
+            rows: rows of `schema`.
+            replace: remove the rows of `handle`.
+            advance: further `txn` -> value.
+            info: further information of the commit.
+
+        Raises:
+            ConflictError: a concurrent writer committed since `handle`.
+        """
+        before = handle.transaction_version(self.counter) if handle is not None else None
+        writer = StagedWriter(self.table, self.schema)
+        writer.write(rows)
+        commit(
+            Commit(
+                self.table,
+                self.schema,
+                writer.close(),
+                expected={self.counter: before},
+                advance={self.counter: (before or 0) + 1, **(advance or {})},
+                table_id=str(handle.metadata().id) if handle is not None else None,
+                replace=replace,
+                info=info or {},
+                description=self.description,
+            )
+        )

@@ -1,0 +1,68 @@
+"""Check that neither bronze nor quarantine lacks rows, as after a manual restore or delete: no run would read these again."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from game_events.config.settings import SETTING
+from game_events.errors import ConflictError, DataError
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.restore_check import REBUILD, refuse_restored
+from game_events.lakehouse.commits.transactions import Txn
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.reporting.report import RunReport
+
+
+def intact_tables(pipeline: Pipeline, report: RunReport) -> tuple[DeltaTable, DeltaTable | None] | None:
+    """Open bronze and quarantine and check that no row of them is missing.
+
+    Args:
+        pipeline: the parts.
+        report: gets a notice, once, if the run goes on without a deleted quarantine.
+
+    Returns:
+        bronze and quarantine (None: there is no such table); commits that are planned from them compare their versions. None:
+        there is no bronze.
+
+    Raises:
+        DataError: one of them was restored; or quarantine was deleted, and the setting does not allow to go on.
+    """
+    bronze = pipeline.bronze.open()
+    if bronze is None:
+        return None
+    bronze, quarantine = refuse_restored(pipeline.bronze, bronze), pipeline.quarantine.open()
+    if quarantine is not None:
+        return bronze, refuse_restored(pipeline.quarantine, quarantine)
+    rows = int(bronze.transaction_version(Txn.RECORDS_QUARANTINED) or 0)
+    if not rows:
+        return bronze, None
+    if pipeline.settings.on_data_loss != "record_gap":
+        raise DataError(
+            f"{pipeline.quarantine.name} is gone, and with it {rows:,} records with committed offsets: no run reads them "
+            f"again. Nothing was done. Put the table back; or rebuild it with bronze: run {REBUILD}; "
+            f"or set {SETTING}=record_gap to go on without these records"
+        )
+    report.notices.append(f"{pipeline.quarantine.name} is gone, and with it the {rows:,} records that it was given")
+    _note_loss(pipeline, bronze, rows)
+    return pipeline.bronze.open() or bronze, None
+
+
+def _note_loss(pipeline: Pipeline, bronze: DeltaTable, rows: int) -> None:
+    """Record in bronze that a run went on without these records, so that the loss is reported once."""
+    with suppress(ConflictError):  # another process recorded it, or the next check does
+        commit(
+            Commit(
+                pipeline.bronze,
+                pa.schema(bronze.schema()),
+                [],
+                expected={Txn.RECORDS_QUARANTINED: rows},
+                advance={Txn.RECORDS_QUARANTINED: 0},
+                table_id=str(bronze.metadata().id),
+                seen=bronze.version(),
+                owns_map=True,
+                info={"quarantine_gone": f"{rows} records"},
+            )
+        )

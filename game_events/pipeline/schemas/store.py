@@ -1,0 +1,230 @@
+"""Schemas by id: fetched from the registry, checked against the archive, compiled once per process.
+
+The archive (table `schemas`) is also the cache: runs go on while the registry is down, and a registry that gives an old id
+another schema is detected.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from game_events.decoding.batch_decoder import TypeKey
+from game_events.decoding.comments import NO_COMMENTS, Comments, read_comments
+from game_events.decoding.compiler import compile_schema, first_decoder
+from game_events.decoding.core.column_map import Field
+from game_events.decoding.core.protocols import CompiledSchema, PayloadDecoder
+from game_events.decoding.core.registry_schema import RegistrySchema
+from game_events.decoding.core.wire_format import IndexPath, SchemaId, ordered
+from game_events.decoding.declared_names import declared_names
+from game_events.errors import DataError, TransientError
+from game_events.lakehouse.system_tables.schema_archive import SchemaArchive, require_same
+from game_events.lakehouse.tables import Lakehouse
+from game_events.schema_registry import SchemaRegistry
+from game_events.sources.files.schemas import FileSchemas
+
+log = logging.getLogger(__name__)
+
+#: Seconds without requests for an id that the registry did not know: a flood of such ids costs no request per micro-batch.
+UNKNOWN_S = 60
+#: Seconds between two requests for a subject's versions, and after a failed one (each costs a time-out).
+IDS_S, DOWN_S = 5.0, 30.0
+
+
+@dataclass
+class _Known:
+    """One known id.
+
+    Attributes:
+        schema: its text; None: it is too long to be read.
+        archived: the archive has it.
+        verified: the registry was asked, and is not asked again.
+        compiled: the compiled schema, or why it does not compile; None: not compiled yet.
+        decoders: decoders of its message types, or why there is none.
+        comments: its authors' comments, once they were read.
+    """
+
+    schema: RegistrySchema | None
+    archived: bool = False
+    verified: bool = False
+    compiled: CompiledSchema | DataError | None = None
+    decoders: dict[IndexPath, PayloadDecoder | DataError] = field(default_factory=dict)
+    comments: Comments | None = None
+
+
+@dataclass
+class _Subject:
+    """Versions of a subject at the last request: their numbers, and schema id -> version; no request before `ask_again`."""
+
+    ask_again: float = 0.0
+    numbers: list[int] | None = None
+    ids: dict[int, int] = field(default_factory=dict)
+
+
+class SchemaStore:
+    """Schema ids known in this process; entries are never removed, ids that are unknown expire after `UNKNOWN_S`."""
+
+    def __init__(self, registry: SchemaRegistry | FileSchemas, lakehouse: Lakehouse) -> None:
+        """Read the archive; the registry is asked later, id by id."""
+        self._registry, self._archive = registry, SchemaArchive(lakehouse)
+        self._known = {i: _Known(schema, archived=True) for i, schema in self._archive.read().items()}
+        self._unknown_since: dict[SchemaId, float] = {}
+        self._subjects: dict[str, _Subject] = {}
+
+    def expected_ids(self, subject: str) -> list[int]:
+        """Ids of a subject to plan for: those that have occurred, or all if none has.
+
+        A registered version that is never sent would take names and make columns (`run_decode_job` then reads twice).
+        """
+        ids = self.ids_of(subject)
+        return [i for i in ids if i in self._known and self._known[i].archived] or ids
+
+    def ids_of(self, subject: str) -> list[int]:
+        """Ids of all versions of a subject, to plan for them before their first record; empty while the registry is down.
+
+        The registry is asked at most every `IDS_S` seconds; a newer version is found by its first record.
+        """
+        found = self._subjects.setdefault(subject, _Subject())
+        if time.monotonic() >= found.ask_again:
+            found.ask_again = time.monotonic() + IDS_S
+            try:
+                numbers = self._registry.version_numbers(subject)
+                if numbers != found.numbers:
+                    found.ids = {v.schema_id: v.version for v in self._registry.versions(subject)}
+                    found.numbers = numbers
+            except TransientError:
+                found.ask_again = time.monotonic() + DOWN_S
+                log.info("registry_down=true subject=%s going_on_with=archive", subject)
+        return list(found.ids)
+
+    def version_of(self, schema_id: SchemaId) -> tuple[str, int] | None:
+        """Subject and version of an id at the last `ids_of`; no request."""
+        if not isinstance(schema_id, int):
+            return None
+        return next(((subject, s.ids[schema_id]) for subject, s in self._subjects.items() if schema_id in s.ids), None)
+
+    def unknown_ids(self) -> set[SchemaId]:
+        """Ids that the registry does not know, and is not asked about now."""
+        now = time.monotonic()
+        self._unknown_since = {i: since for i, since in self._unknown_since.items() if now < since + UNKNOWN_S}
+        return set(self._unknown_since)
+
+    def compiled(self, schema_id: SchemaId) -> CompiledSchema | DataError | None:
+        """The compiled schema, or why it does not compile; None: neither the registry nor the archive has the id.
+
+        Raises:
+            TransientError: the id is not archived, and the registry does not answer.
+            DataError: REGISTRY_CHANGED, the registry gives an archived id another schema.
+        """
+        known = self._fetch(schema_id)
+        if known is not None and known.compiled is None and known.schema is not None:
+            try:
+                known.compiled = compile_schema(known.schema)
+            except DataError as error:
+                known.compiled = error
+        return known.compiled if known is not None else None
+
+    def _fetch(self, schema_id: SchemaId) -> _Known | None:
+        """The entry of an id: from the registry, once per process; from the archive while the registry is down."""
+        known, since = self._known.get(schema_id), self._unknown_since.get(schema_id)
+        if known is not None and known.verified:
+            return known
+        if since is not None and time.monotonic() < since + UNKNOWN_S:
+            return None
+        try:
+            found = self._registry.fetch(schema_id)
+        except TransientError:
+            if known is None:
+                raise
+            return known
+        except DataError as error:  # too long to be read
+            found = None
+            known = known or _Known(None, compiled=error)
+        if found is None and known is None:
+            self._unknown_since[schema_id] = time.monotonic()
+            return None
+        if found is not None:
+            require_same(known.schema if known is not None else None, found, self._registry.url, self._archive.uri)
+        known = self._known[schema_id] = known or _Known(found)
+        known.verified = True
+        return known
+
+    def require(self, schema_id: SchemaId) -> CompiledSchema:
+        """The compiled schema.
+
+        Raises:
+            DataError: the registry has no such id, or the schema does not compile; the message has the reason.
+        """
+        compiled = self.compiled(schema_id)
+        if compiled is None:
+            raise DataError(self.no_such_id(schema_id))
+        if isinstance(compiled, DataError):
+            raise compiled
+        return compiled
+
+    def no_such_id(self, schema_id: SchemaId) -> str:
+        """The reason why records with an unknown id are not decoded."""
+        return f"the registry {self._registry.url} has no schema with id {schema_id}"
+
+    def decoder(self, compiled: CompiledSchema, key: TypeKey) -> PayloadDecoder:
+        """The decoder of a message type; DataError if there is none."""
+        decoders = self._known[key[0]].decoders
+        if key[1] not in decoders:
+            try:
+                decoders[key[1]] = first_decoder(compiled, key[1])
+            except DataError as error:
+                decoders[key[1]] = error
+        found = decoders[key[1]]
+        if isinstance(found, DataError):
+            raise found
+        return found
+
+    def has(self, schema_id: SchemaId) -> bool:
+        """Whether a schema with this id was compiled in this process."""
+        return schema_id in self._known and self._known[schema_id].compiled is not None
+
+    def knows(self, schema_id: SchemaId) -> bool:
+        """Whether the registry or the archive has this id now: unknown ids are requested again."""
+        self._unknown_since.pop(schema_id, None)
+        return self.compiled(schema_id) is not None
+
+    def known_messages(self, schema_id: SchemaId) -> dict[str, tuple[Field, ...]]:
+        """Message types that were decoded with this id in this process, by full name; no request."""
+        decoders = self._known[schema_id].decoders.values() if schema_id in self._known else ()
+        return {decoder.message: decoder.fields for decoder in decoders if not isinstance(decoder, DataError)}
+
+    def comments(self, schema_id: SchemaId) -> Comments:
+        """The authors' comments on the fields of a known schema; no request."""
+        known = self._known.get(schema_id)
+        if known is None or known.schema is None:
+            return NO_COMMENTS
+        if known.comments is None:
+            known.comments = read_comments(known.schema)
+        return known.comments
+
+    def declared(self, schema_id: SchemaId) -> Mapping[IndexPath, str]:
+        """Message types by index path, read from the text alone: of a schema that does not compile."""
+        known = self._known.get(schema_id)
+        return declared_names(known.schema) if known is not None and known.schema is not None else {}
+
+    def offer(self, schemas: Iterable[RegistrySchema]) -> None:
+        """Add schemas that came with the records of files."""
+        if isinstance(self._registry, FileSchemas):
+            self._registry.offer(schemas)
+
+    def archive(self, schema_ids: Iterable[SchemaId]) -> list[SchemaId]:
+        """Write the texts of these ids to the archive, before the first row that needs them is committed.
+
+        Returns:
+            the ids that it did not have before.
+        """
+        used = [self._known[i] for i in sorted(set(schema_ids), key=ordered) if i in self._known]
+        new = [known for known in used if known.schema is not None and not known.archived]
+        if not new:
+            return []
+        added = self._archive.add([known.schema for known in new if known.schema is not None], self._registry.url)
+        for known in new:
+            known.archived = True
+        return list(added)
