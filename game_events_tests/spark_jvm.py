@@ -1,4 +1,6 @@
-"""The JVM that the tests share, held by a process of its own: ``python -m game_events_tests.spark_jvm FILE OWNER``.
+"""The JVM that the tests share, held by a process of its own.
+
+``python -m game_events_tests.spark_jvm FILE OWNER``
 
 It writes how to reach it into FILE, and ends with SIGTERM or when the process with the pid OWNER has gone.
 """

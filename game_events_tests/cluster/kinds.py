@@ -1,8 +1,8 @@
 """The Spark that a run of the tests is given: in the JVM that all its processes share, on a standalone cluster, or on a Connect
 server.
 
-`GAME_EVENTS_TEST_SPARK=standalone pytest game_events_tests/pipeline` runs any tests of the pipeline on that kind. One process
-has one kind: PySpark's functions are either those of classic Spark or those of Connect.
+`GAME_EVENTS_TEST_SPARK=standalone pytest game_events_tests/pipeline` runs tests on that kind.
+One process has one kind: PySpark's functions are either those of classic Spark or those of Connect.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a schema version changed in the values of enums; changes of fields are in `test_columns.py` and `cli/test_schema.py`."""
+"""What a schema version changed in the values of enums; `test_columns.py` has changes of fields."""
 
 import json
 

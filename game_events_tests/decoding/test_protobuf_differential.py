@@ -67,7 +67,7 @@ class World:
             return None, {Reason.OUT_OF_RANGE, Reason.BAD_UTF8}
 
 
-def check(world, payloads):
+def assert_as_python_reads(world, payloads):
     good, bad = world.decode(payloads)
     assert sorted([*good, *bad]) == list(range(len(payloads)))
     for position, payload in enumerate(payloads):
@@ -87,21 +87,21 @@ def test_a_row_that_is_not_as_python_reads_it_is_noticed():
     changed = next(p for p in payloads[1:] if p != payloads[0])
     world.expected = lambda _, of=changed, expected=world.expected: expected(of)
     with pytest.raises(AssertionError):
-        check(world, payloads)
+        assert_as_python_reads(world, payloads)
 
 
 @examples(60)
 @given(st.integers(0, 2**32))
 def test_well_formed_messages_of_any_schema_are_read_as_python_reads_them(seed):
     world = World(seed)
-    check(world, world.payloads(oddity=0, damage=0))
+    assert_as_python_reads(world, world.payloads(oddity=0, damage=0))
 
 
 @examples(80)
 @given(st.integers(0, 2**32), st.sampled_from([0.02, 0.1, 0.3]))
 def test_unusual_bytes_of_any_schema_are_read_as_python_reads_them(seed, oddity):
     world = World(seed)
-    check(world, world.payloads(oddity, damage=0))
+    assert_as_python_reads(world, world.payloads(oddity, damage=0))
 
 
 @examples(80)
@@ -109,7 +109,7 @@ def test_unusual_bytes_of_any_schema_are_read_as_python_reads_them(seed, oddity)
 def test_damaged_bytes_of_any_schema_are_refused_or_read_as_python_does(seed, oddity, damage):
     world = World(seed)
     payloads = world.payloads(oddity, damage)
-    check(world, payloads + [spoilt(world.chance, payload) for payload in payloads])
+    assert_as_python_reads(world, payloads + [spoilt(world.chance, payload) for payload in payloads])
 
 
 @examples(40)
@@ -117,7 +117,7 @@ def test_damaged_bytes_of_any_schema_are_refused_or_read_as_python_does(seed, od
 def test_a_message_merged_with_another_is_read_as_python_reads_it(seed):
     world = World(seed)
     payloads = world.payloads(oddity=0, damage=0)
-    check(world, [a + b for a, b in itertools.pairwise(payloads)])
+    assert_as_python_reads(world, [a + b for a, b in itertools.pairwise(payloads)])
 
 
 @examples(40)
@@ -130,7 +130,7 @@ def test_what_python_writes_is_decoded_natively_unless_another_encoding_is_as_lo
     payloads = [message.SerializePartialToString() for message in written]
     lengths = [len(payload) for payload in payloads]
     reading = native_reading(world.decoder, payloads)
-    check(world, payloads)
+    assert_as_python_reads(world, payloads)
     assume(reading is not None)
     assert not reading.doubts.wrong, (lengths, world.text)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -25,6 +24,7 @@ from game_events.pipeline.bronze import load as bronze
 from game_events.pipeline.bronze.decode_job import StageResult
 from game_events.pipeline.context import Pipeline
 from game_events.sources.core.source import MicroBatch, Offsets, SourceSnapshot, Split
+from game_events_tests.support.pipelines import reading
 
 LANE = Split("t", "A" * 21 + "A", 0)
 #: Of a record without decoded columns.
@@ -92,15 +92,7 @@ def pipeline_of(settings: Settings, reader: Reader) -> Pipeline:
     """As a new process has it."""
     made = Pipeline(settings, lambda: pytest.fail("no Spark is needed"))
     columns = ColumnMap(dict(reader.topic.columns))
-    catalog = SimpleNamespace(
-        ids_of=lambda _: [],
-        archive=lambda _: [],
-        message_columns=lambda *_: columns,
-        other_types=lambda _: Counter(),
-        knows=lambda schema: schema in reader.schemas,
-    )
-    made.__dict__.update(source=reader, catalog=catalog)
-    return made
+    return reading(made, reader, message_columns=lambda *_: columns, knows=lambda schema: schema in reader.schemas)
 
 
 def without_services(patch: pytest.MonkeyPatch) -> None:

@@ -50,8 +50,8 @@ PARTS = [pytest.param(SAMPLE, id="sample", marks=pytest.mark.sample), *(_REST[n:
 FIRST_POINTS = ("bronze_staged", "quarantine_committed", "before_create:silver_rummy_events", "gold_committed")
 #: The command as a user starts it, with a JVM of its own that dies with it.
 COMMAND_POINTS = ("game_committed:1",)
-#: Points of other work than a plain run's: test_crashes_of_other_work.py here, the tests of game_events_tests/files, and
-#: test_replay.py, test_redecode.py, test_rejections.py and test_bronze_reset.py of game_events_tests/pipeline trip them.
+#: Points of other work than a plain run's: test_crashes_of_other_work.py, test_archive.py, test_replay.py, test_redecode.py,
+#: test_rejections.py and test_bronze_reset.py crash at them.
 OTHER_POINTS = (
     "replay_staged",
     "replay_committed",

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from game_events.config.settings import load_settings
 from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.data.snapshot import BATCH_INFO
 from game_events.lakehouse.tables import Lakehouse, Table
@@ -20,6 +19,7 @@ from game_events.pipeline.reporting.steps import TableMaintenance
 from game_events_tests.guarantees.attached_driver import start_driver
 from game_events_tests.guarantees.waves import wait_all
 from game_events_tests.lakehouse.helpers import committed_files, data_files, grow_old, plan, rows
+from game_events_tests.support.pipelines import without_spark
 
 #: Each point of maintenance once, in a table of each kind. Gold's comes first: tables are looked after side by side.
 POINTS = (
@@ -35,8 +35,7 @@ AT_ONCE = 1e-6
 
 @pytest.fixture
 def maintained(tmp_path: Path) -> Pipeline:
-    settings = load_settings(lakehouse=str(tmp_path), retention_h=AT_ONCE, derived_retention_h=AT_ONCE, orphan_retention_h=1)
-    return Pipeline(settings, lambda: pytest.fail("no Spark is needed"))
+    return without_spark(tmp_path, retention_h=AT_ONCE, derived_retention_h=AT_ONCE, orphan_retention_h=1)
 
 
 def killed(pipeline: Pipeline, point: str, log: Path) -> None:

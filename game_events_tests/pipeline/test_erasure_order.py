@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 from pydantic import SecretStr
 
-from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError, ConflictError, DataError
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
@@ -23,7 +22,6 @@ from game_events.lakehouse.tables import SUPPRESSED
 from game_events.pipeline.bronze import load as bronze_module
 from game_events.pipeline.bronze.decode_job import StageResult
 from game_events.pipeline.bronze.offset_plan import OffsetPlan
-from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure import commits as erasure_passes
 from game_events.pipeline.erasure import run as erasure
 from game_events.pipeline.erasure.resume import resume
@@ -32,6 +30,7 @@ from game_events.pipeline.runs.preflight import environment_checks
 from game_events.pipeline.suppression.driver import hashes_of, suppression
 from game_events.sources.core.source import MicroBatch
 from game_events_tests.lanes import lanes, seen
+from game_events_tests.support.pipelines import without_spark
 
 KEY = "a key of the tests, long enough"
 TOPIC, ID = "games", "5cB9Bc9QRbCeqUM/tZO+tg"
@@ -39,8 +38,7 @@ TOPIC, ID = "games", "5cB9Bc9QRbCeqUM/tZO+tg"
 
 @pytest.fixture
 def pipeline(tmp_path):
-    settings = load_settings(lakehouse=str(tmp_path / "lakehouse"), kafka_topic=TOPIC, erasure_key=KEY)
-    return Pipeline(settings, lambda: pytest.fail("no Spark is needed"))
+    return without_spark(tmp_path / "lakehouse", kafka_topic=TOPIC, erasure_key=KEY)
 
 
 def put(table, **txns):

@@ -36,6 +36,7 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.suppression.driver import erasure_key
 from game_events.pipeline.suppression.worker import Suppression, Suppressor
 from game_events_tests.pipeline.undecodable_rows import WHOM
+from game_events_tests.support.pipelines import without_spark
 
 KEY = b"a key of the tests, long enough"
 
@@ -185,10 +186,7 @@ def test_a_record_of_another_topic_at_the_same_place_of_the_same_batch_is_not_th
 
 @pytest.fixture
 def pipeline(tmp_path):
-    def no_spark():
-        raise AssertionError("a handful of files needs no Spark job")
-
-    return Pipeline(load_settings(lakehouse=str(tmp_path / "lakehouse"), erasure_key=KEY.decode()), no_spark)
+    return without_spark(tmp_path / "lakehouse", erasure_key=KEY.decode())
 
 
 def make(table, gamers, rows=1):

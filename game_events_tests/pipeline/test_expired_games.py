@@ -4,16 +4,15 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from game_events.config.settings import load_settings
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.layers import Layer
-from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver import refresh as silver
 from game_events.pipeline.silver.refresh import refresh_silver
+from game_events_tests.support.pipelines import without_spark
 
 SCHEMA = pa.schema([("game_name", pa.string()), ("_batch", pa.int64())])
 
@@ -26,10 +25,7 @@ def made(table, game, number, **txn):
 
 @pytest.fixture
 def pipeline(tmp_path, monkeypatch):
-    def no_spark():
-        raise AssertionError("no Spark here")
-
-    made_of = Pipeline(load_settings(lakehouse=str(tmp_path / "lake")), no_spark)
+    made_of = without_spark(tmp_path / "lake")
     # Batches before 2 are gone.
     made(made_of.bronze, "uno", 2, batch=2, generation=2)
     monkeypatch.setattr(silver, "stage_games", lambda *_: FanOutResult())

@@ -5,15 +5,13 @@ import time
 from pathlib import Path
 
 import pyarrow as pa
-import pytest
 
-from game_events.config.settings import load_settings
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.data.staging import StagedWriter
-from game_events.pipeline.context import Pipeline
 from game_events.pipeline.maintenance.run import maintain
 from game_events.pipeline.quarantine.full_refresh import ResetList, keep
 from game_events.pipeline.reporting.report import RunReport
+from game_events_tests.support.pipelines import without_spark
 
 SCHEMA = pa.schema([("layer", pa.string())])
 DAY_S = 86_400
@@ -26,7 +24,7 @@ def staged(table):
 
 
 def test_files_listed_for_a_full_refresh_count_only_if_it_never_came_about_and_a_dry_run_removes_nothing(tmp_path):
-    pipeline = Pipeline(load_settings(lakehouse=str(tmp_path)), lambda: pytest.fail("maintenance needs no Spark"))
+    pipeline = without_spark(tmp_path)
     table = pipeline.quarantine
     commit(Commit(table, SCHEMA, staged(table), expected={}, advance={}, table_id=None))
     for days in (1, 30):  # the younger one may belong to a full refresh under way

@@ -21,6 +21,7 @@ from game_events.pipeline.state.commit_info import batch_info
 from game_events.pipeline.state.offsets import identity
 from game_events.sources.core.source import Gap, Split
 from game_events_tests.lanes import by_partition, lanes, next_micro_batch, seen
+from game_events_tests.support.pipelines import without_spark
 
 OLD, NEW = "5cB9Bc9QRbCeqUM/tZO+tg", "AAAAAAAAAAAAAAAAAAAAAQ"
 STOP, GO_ON = load_settings(), load_settings(on_data_loss="record_gap")
@@ -54,7 +55,7 @@ def plan(settings, table, now):
 
 
 def checks(tmp_path):
-    pipeline = Pipeline(load_settings(lakehouse=str(tmp_path)), lambda: pytest.fail("no Spark is needed"))
+    pipeline = without_spark(tmp_path)
     return offsets_continuous(pipeline), offsets_lost(pipeline)
 
 

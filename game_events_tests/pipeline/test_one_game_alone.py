@@ -5,20 +5,19 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from game_events.config.settings import load_settings
 from game_events.errors import TransientError
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import UNIFIED, Table
-from game_events.pipeline.context import Pipeline, no_spark
 from game_events.pipeline.gold.refresh import refresh_gold
 from game_events.pipeline.gold.unified import gold_app, refresh_unified
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver.refresh import refresh_silver
 from game_events_tests.books import gold as gold_rows
 from game_events_tests.books import rows
+from game_events_tests.support.pipelines import without_spark
 
 TIME = pa.timestamp("us", tz="UTC")
 
@@ -26,7 +25,7 @@ TIME = pa.timestamp("us", tz="UTC")
 @pytest.fixture
 def pipeline(tmp_path):
     """A pipeline over a lakehouse of this test, that may not need Spark."""
-    return lambda **settings: Pipeline(load_settings(lakehouse=str(tmp_path), **settings), no_spark)
+    return lambda **settings: without_spark(tmp_path, **settings)
 
 
 def put(table, columns, advance, info):

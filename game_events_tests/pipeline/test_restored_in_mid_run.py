@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 
-from game_events.config.settings import load_settings
 from game_events.errors import DataError
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.transactions import Txn
@@ -22,7 +20,6 @@ from game_events.lakehouse.event_columns import OWN_COLUMNS, QUARANTINE_COLUMNS,
 from game_events.pipeline.bronze import load as bronze_module
 from game_events.pipeline.bronze.decode_job import StageResult
 from game_events.pipeline.bronze.load import load_bronze
-from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.quality.decisions import Decisions, RejectionDecision, decide
 from game_events.pipeline.reporting.report import RunReport
@@ -30,6 +27,7 @@ from game_events.pipeline.silver.commit import settle
 from game_events.pipeline.silver.stage import SilverInput, Start
 from game_events.pipeline.state.offsets import offsets_of
 from game_events_tests.lanes import by_partition, seen
+from game_events_tests.support.pipelines import reading, without_spark
 
 TOPIC, ID = "games", "5cB9Bc9QRbCeqUM/tZO+tg"
 COORDINATES = ["_kafka_partition", "_kafka_offset"]
@@ -70,13 +68,7 @@ class World:
         monkeypatch.setattr(bronze_module, "stage_micro_batch", self.stage)
 
     def pipeline(self, **more):
-        settings = load_settings(lakehouse=str(self.root), kafka_topic=TOPIC, max_records_per_batch=5, **more)
-        made = Pipeline(settings, lambda: pytest.fail("no Spark is needed"))
-        catalog = SimpleNamespace(
-            ids_of=lambda _: [], archive=lambda _: [], message_columns=lambda columns, _: columns, other_types=Counter
-        )
-        made.__dict__.update(source=self.topic, catalog=catalog)
-        return made
+        return reading(without_spark(self.root, kafka_topic=TOPIC, max_records_per_batch=5, **more), self.topic)
 
     def stage(self, pipeline, *planned):
         columns, part, batch, decided = planned[-4:]

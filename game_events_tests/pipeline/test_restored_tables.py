@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from game_events.config.settings import load_settings
 from game_events.errors import DataError
 from game_events.lakehouse.commits import restore_check
 from game_events.lakehouse.commits.commit import Commit, commit
@@ -22,7 +21,6 @@ from game_events.lakehouse.system_tables.suppressed import add_suppressed, finis
 from game_events.lakehouse.tables import QUARANTINE, UNIFIED
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.bronze.starting_offsets import is_gone, not_there_any_more
-from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure.run import forget
 from game_events.pipeline.maintenance.incremental import COMMITS, IncrementalMaintenance
 from game_events.pipeline.maintenance.run import maintain
@@ -34,6 +32,7 @@ from game_events.pipeline.state.commit_info import ERASED_ROWS, batch_info
 from game_events.pipeline.state.offsets import identity, offsets_of
 from game_events.sources.core.source import Split
 from game_events_tests.lanes import by_partition, seen
+from game_events_tests.support.pipelines import without_spark
 
 ROWS = pa.schema([pa.field("_batch", pa.int64())])
 TOPIC, ID = "games", "5cB9Bc9QRbCeqUM/tZO+tg"
@@ -42,8 +41,7 @@ TOPIC, ID = "games", "5cB9Bc9QRbCeqUM/tZO+tg"
 @pytest.fixture
 def make(tmp_path):
     def pipeline(**more):
-        settings = load_settings(lakehouse=str(tmp_path / "lakehouse"), kafka_topic=TOPIC, **more)
-        return Pipeline(settings, lambda: pytest.fail("no Spark is needed"))
+        return without_spark(tmp_path / "lakehouse", kafka_topic=TOPIC, **more)
 
     return pipeline
 

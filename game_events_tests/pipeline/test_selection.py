@@ -5,12 +5,12 @@ import pytest
 from deltalake import write_deltalake
 
 from game_events.config.extensions import Extensions
-from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
 from game_events.extending import GoldAggregate, count
 from game_events.lakehouse.layers import REFRESHED
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.runs.selection import EVERYTHING, selection_of
+from game_events_tests.support.pipelines import without_spark
 
 ALL_OF_IT = dict.fromkeys(REFRESHED)
 CHESS, POKER = frozenset({"chess"}), frozenset({"poker"})
@@ -20,7 +20,7 @@ CHESS, POKER = frozenset({"chess"}), frozenset({"poker"})
 def pipeline(tmp_path):
     for game in ("chess", "poker"):
         write_deltalake(str(tmp_path / f"silver_{game}_events"), pa.table({"a": [1]}))
-    return Pipeline(load_settings(lakehouse=str(tmp_path)), lambda: pytest.fail("Spark was started"))
+    return without_spark(tmp_path)
 
 
 def test_nothing_asked_for_is_everything_and_replaces_nothing(pipeline):
@@ -90,15 +90,16 @@ def test_a_name_that_there_is_not_is_an_error_that_lists_those_that_there_are(pi
         selection_of(pipeline, **asked)
 
 
-def test_games_of_the_allow_list_are_known_before_they_have_tables_and_no_others_are(tmp_path, pipeline):
-    listed = Pipeline(load_settings(lakehouse=str(tmp_path), games=("chess", "ludo")), pipeline.get_spark)
+@pytest.mark.usefixtures("pipeline")
+def test_games_of_the_allow_list_are_known_before_they_have_tables_and_no_others_are(tmp_path):
+    listed = without_spark(tmp_path, games=("chess", "ludo"))
     assert selection_of(listed, games=["ludo"]).update["silver"] == {"ludo"}
     with pytest.raises(ConfigurationError, match="games: chess, ludo"):
         selection_of(listed, games=["poker"])
 
 
 def test_an_empty_lakehouse_says_that_there_are_no_games_yet(tmp_path):
-    empty = Pipeline(load_settings(lakehouse=str(tmp_path / "none")), lambda: pytest.fail("Spark was started"))
+    empty = without_spark(tmp_path / "none")
     with pytest.raises(ConfigurationError, match="there are no games yet: the first run finds them"):
         selection_of(empty, games=["chess"])
     assert not (tmp_path / "none").exists()

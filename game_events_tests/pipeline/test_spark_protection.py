@@ -11,7 +11,7 @@ from game_events.spark.security import refuse_credentials
 #: Names of Spark's and Hadoop's documentation that have a credential's words and hold none, with values that they may have.
 HARMLESS = {
     "spark.authenticate.secretBitLength": "256",
-    "spark.hadoop.dfs.ha.fencing.ssh.private-key-files": "/root/.ssh/id_rsa",
+    "spark.hadoop.dfs.ha.fencing.ssh.private-key-files": "/etc/hadoop/fencing.pem",
     "spark.hadoop.fs.azure.local.sas.key.mode": "false",
     "spark.hadoop.fs.azure.sas.expiry.period": "90d",
     "spark.hadoop.fs.s3a.delegation.token.binding": "org.apache.hadoop.fs.s3a.auth.delegation.SessionTokenBinding",
@@ -42,6 +42,7 @@ HARMLESS = {
 @pytest.mark.parametrize(("name", "value"), HARMLESS.items())
 def test_a_documented_name_with_a_credentials_word_that_holds_none_is_taken(name, value):
     refuse_credentials({name: value})
+    assert not is_credential(name, value)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +68,7 @@ def test_a_credential_that_looks_like_a_number_or_a_switch_is_one(name):
 
 def test_an_empty_value_is_no_credential():
     refuse_credentials({"spark.ssl.keyPassword": ""})
+    assert not is_credential("spark.ssl.keyPassword", "")
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,15 @@
 
 import pytest
 
-from game_events.config.settings import load_settings
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.event_columns import OWN_COLUMNS, QUARANTINE_COLUMNS
-from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.quality.decisions import Decisions, RejectionDecision, decide
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver.commit import settle
 from game_events.pipeline.silver.stage import SilverInput, Start
 from game_events.rules import Rule
+from game_events_tests.support.pipelines import without_spark
 
 
 def advance(table, schema, **txn):
@@ -22,7 +21,7 @@ def advance(table, schema, **txn):
 
 @pytest.fixture
 def pipeline(tmp_path):
-    made = Pipeline(load_settings(lakehouse=str(tmp_path / "lake")), lambda: None)
+    made = without_spark(tmp_path / "lake")
     advance(made.bronze, OWN_COLUMNS, batch=1)
     advance(made.quarantine, QUARANTINE_COLUMNS, other=1)
     return made

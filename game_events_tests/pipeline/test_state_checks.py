@@ -16,17 +16,17 @@ from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.event_log import append_events
-from game_events.pipeline.context import Pipeline, no_spark
 from game_events.pipeline.runs import state_checks
 from game_events.pipeline.runs.preflight import run_checks
 from game_events.pipeline.runs.state_checks import schemas
+from game_events_tests.support.pipelines import without_spark
 
 AT = datetime(2026, 7, 1, 10, tzinfo=UTC)
 
 
 @pytest.fixture
 def pipeline(tmp_path):
-    return Pipeline(load_settings(lakehouse=str(tmp_path)), no_spark)
+    return without_spark(tmp_path)
 
 
 def put(table, columns, advance):

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 
-from game_events.config.settings import load_settings
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import StagedWriter
@@ -21,9 +19,9 @@ from game_events.pipeline.bronze import load as bronze_module
 from game_events.pipeline.bronze.decode_job import StageResult
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.checks.offsets import offsets_continuous
-from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
 from game_events.sources.core.source import SourceSnapshot, Split
+from game_events_tests.support.pipelines import reading, without_spark
 
 IDS = [f"{letter * 21}A" for letter in "ABCDEFGH"]
 POINTS = ("bronze_staged", "quarantine_committed", "bronze_committed")
@@ -69,13 +67,7 @@ class World:
             raise Killed
 
     def pipeline(self):
-        settings = load_settings(lakehouse=str(self.root), kafka_topic_pattern=r"t\..", on_data_loss="record_gap")
-        made = Pipeline(settings, lambda: pytest.fail("no Spark is needed"))
-        catalog = SimpleNamespace(
-            ids_of=lambda _: [], archive=lambda _: [], message_columns=lambda columns, _: columns, other_types=Counter
-        )
-        made.__dict__.update(source=self.broker, catalog=catalog)
-        return made
+        return reading(without_spark(self.root, kafka_topic_pattern=r"t\..", on_data_loss="record_gap"), self.broker)
 
     def stage(self, pipeline, _handle, columns, part, batch, decided):
         if self.meanwhile:

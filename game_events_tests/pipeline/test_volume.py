@@ -8,7 +8,6 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from game_events.config.settings import load_settings
 from game_events.lakehouse.system_tables.event_log import append_events
 from game_events.lakehouse.tables import BRONZE, Lakehouse
 from game_events.pipeline.checks.schema_drift import LOOK_BACK_FILES, column_changes, schema_drift
@@ -16,13 +15,14 @@ from game_events.pipeline.checks.volume import MIN_DAYS, daily_rows, is_unusual,
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.observability.event_log import recorded
 from game_events.pipeline.reporting.report import RunReport
+from game_events_tests.support.pipelines import without_spark
 
 NOW = datetime(2026, 3, 20, 12, 0, tzinfo=UTC)
 
 
 @pytest.fixture
 def pipeline(tmp_path):
-    return Pipeline(load_settings(lakehouse=str(tmp_path / "lakehouse")), lambda: None)
+    return without_spark(tmp_path / "lakehouse")
 
 
 def log_days(pipeline, **games):

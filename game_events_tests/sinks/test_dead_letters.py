@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from game_events.config.settings import load_settings
-from game_events.pipeline.context import Pipeline
 from game_events.sinks.http import run as export
 from game_events.sinks.http.dead_letters import export_status, replay_dead_letters
 from game_events_tests.sinks.receiver import receiving
 from game_events_tests.sinks.test_send import TASKS, job
+from game_events_tests.support.pipelines import without_spark
 
 
 def test_a_dead_letter_whose_rows_were_all_erased_waits_for_nobody(tmp_path: Path):
@@ -17,7 +16,7 @@ def test_a_dead_letter_whose_rows_were_all_erased_waits_for_nobody(tmp_path: Pat
         sending = job(tmp_path, receiver.url, TASKS)
         assert [sending.run_task(task)[0].dead for task in range(TASKS)] == [1] * TASKS
     export._clear(sending.tables)
-    pipeline = Pipeline(load_settings(lakehouse=str(tmp_path / "lakehouse")), lambda: None)
+    pipeline = without_spark(tmp_path / "lakehouse")
     assert export_status(pipeline)["dead"] == {"chunks": 3, "rows": 3}
     letters = sending.tables.dead_letters.open()
     assert letters is not None

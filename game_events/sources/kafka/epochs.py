@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
@@ -23,7 +24,7 @@ def epochs_before(
     offsets: Offsets,
     earliest: Offsets,
     timeout_s: float,
-    make: Callable[[Mapping[str, object]], Consumer] = Consumer,  # type: ignore[assignment]
+    make: Callable[[dict[str, Any]], Consumer] = Consumer,
 ) -> Offsets:
     """Split -> epoch of the last record before an offset; splits without a record right before it are left out.
 

@@ -1,0 +1,34 @@
+"""Pipelines of tests that need neither Spark nor a server."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from pyspark.sql import SparkSession
+
+from game_events.config.settings import load_settings
+from game_events.pipeline.context import Pipeline
+
+
+def without_spark(lakehouse: Path | str, **settings: object) -> Pipeline:
+    """A pipeline over the tables of a folder; a test in which it asks for Spark fails."""
+    return Pipeline(load_settings(lakehouse=str(lakehouse), **settings), _no_spark)
+
+
+def _no_spark() -> SparkSession:
+    pytest.fail("Spark was started")
+
+
+def reading(pipeline: Pipeline, source: object, **catalog: object) -> Pipeline:
+    """The pipeline with a source and a catalog of schemas that are made by hand."""
+    by_hand = {
+        "ids_of": lambda _: [],
+        "archive": lambda _: [],
+        "message_columns": lambda columns, _: columns,
+        "other_types": lambda _: Counter(),
+    }
+    pipeline.__dict__.update(source=source, catalog=SimpleNamespace(**{**by_hand, **catalog}))
+    return pipeline
