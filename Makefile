@@ -55,7 +55,7 @@ bench: setup  ## Benchmarks: ratios measured in one run; table and JSON in bench
 	@$(BIN)/python -m benchmarks.run
 
 chaos: setup  ## Kill every process at random, 50 times, then count every row: 20 to 30 minutes; KILLS, SEED
-	@$(BIN)/python -m game_events_tests.chaos --kills $(or $(KILLS),50) --seed $(or $(SEED),1)
+	@$(BIN)/python -m game_events_tests.scenarios.chaos --kills $(or $(KILLS),50) --seed $(or $(SEED),1)
 
 docs: setup  ## Write docs/reference and build the docs as a site, in site/; fails on broken links and on pages that the navigation lacks
 	@$(BIN)/python scripts/docs_pages.py && $(BIN)/zensical build --strict --clean

@@ -17,16 +17,17 @@ from game_events.config.settings import Settings, load_settings
 from game_events.decoding.formats import allow_deep_calls
 from game_events.pipeline.context import Pipeline
 from game_events.stack.stack_state import StackState
-from game_events_tests import shared_servers
-from game_events_tests.cluster.kinds import KIND, spark_of
-from game_events_tests.guarantees.conftest import crash  # noqa: F401 - a fixture for every folder
-from game_events_tests.object_store.client import KEY, SECRET, ObjectStore
+from game_events_tests.support.fixtures.crashes import crash  # noqa: F401 - a fixture for every folder
+from game_events_tests.support.servers import shared_servers
+from game_events_tests.support.servers.object_store import KEY, SECRET, ObjectStore
+from game_events_tests.support.servers.spark_kinds import KIND, spark_of
 
 #: Read before the tests' environment is made.
 NO_SKIPS = bool(os.environ.get("GAME_EVENTS_TEST_NO_SKIPS"))
 #: In the order in which files of tests are run.
 TIERS = ("scenario", "integration", "unit")
-#: Fixtures that make a test one of integration.
+FOLDERS = {"unit": "unit", "integration": "integration", "scenarios": "scenario"}
+#: Fixtures that no test in `unit` may use.
 SERVERS = frozenset({"servers", "stack", "spark", "store"})
 #: What the tests' own settings leave in the environment.
 KEPT = ("GAME_EVENTS_CACHE", shared_servers.VARIABLE, shared_servers.OWNER)
@@ -44,15 +45,23 @@ def pytest_cmdline_main() -> Generator[None, object, object]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tiers. Files with scenarios come first, so that no process begins one when the others are done."""
+    """Mark each test with its folder's tier. Scenarios come first, so that no process begins one when the others are done."""
     for item in items:
-        if item.get_closest_marker("scenario") is None:
-            uses = item.fixturenames if isinstance(item, pytest.Function) else ()
-            item.add_marker("unit" if SERVERS.isdisjoint(uses) else "integration")
+        item.add_marker(_tier(item))
     first = {item.path: TIERS.index("unit") for item in items}
     for item in items:
         first[item.path] = min(first[item.path], *(TIERS.index(m.name) for m in item.iter_markers() if m.name in TIERS))
     items.sort(key=lambda item: first[item.path])
+
+
+def _tier(item: pytest.Item) -> str:
+    """The tier of a test's folder; in `integration` a test that takes long is marked as a scenario itself."""
+    tier = FOLDERS[item.path.relative_to(Path(__file__).parent).parts[0]]
+    servers = SERVERS.intersection(item.fixturenames if isinstance(item, pytest.Function) else ())
+    own = item.get_closest_marker("scenario") is not None
+    if tier == "unit" and (servers or own):
+        raise pytest.UsageError(f"{item.nodeid}: a test in unit/ uses no server and is no scenario ({', '.join(servers)})")
+    return "scenario" if own else tier
 
 
 @pytest.hookimpl(wrapper=True)

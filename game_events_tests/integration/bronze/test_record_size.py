@@ -1,0 +1,98 @@
+"""Records that are too large: kept in part, with their size and their coordinates; what comes behind them is read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from confluent_kafka import Producer
+
+from game_events.config.settings import Settings
+from game_events.decoding.core.reasons import KEPT_BYTES
+from game_events.pipeline.checks.reconcile import reconcile
+from game_events.pipeline.record_archive import archive
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reprocessing.replay import ReplaySelection, replay
+from game_events.pipeline.runs.refresh import refresh
+from game_events.pipeline.runs.selection import selection_of
+from game_events_tests.conftest import MakePipeline, MakeSettings
+from game_events_tests.support.reconciliation import count, rows
+from game_events_tests.support.worlds.quality import SCHEMA, Event, encoded, varint
+from game_events_tests.support.worlds.topic import register, send_values
+
+
+def record(settings: Settings, note: int = 0, gamer: str = "ann") -> bytes:
+    """A record of a game with a note of so many bytes."""
+    frame = b"\0" + register(settings, SCHEMA).to_bytes(4, "big") + b"\0"
+    return frame + encoded(Event("uno", 1, gamer=gamer)) + (b"\x2a" + varint(note) + b"x" * note if note else b"")
+
+
+def held(settings: Settings) -> list[tuple[int, str, int, int, int]]:
+    sql = (
+        "SELECT _kafka_offset, detail, octet_length(_raw_value), octet_length(_kafka_key), len(_kafka_headers) FROM t "
+        "WHERE reason = 'TOO_LARGE' ORDER BY 1"
+    )
+    return [tuple(row) for row in rows(settings, "quarantine_events", sql)]  # type: ignore[misc]
+
+
+def test_records_above_the_bound_are_rows_of_quarantine_and_no_run_ends_by_them(
+    make_settings: MakeSettings, make_pipeline: MakePipeline, tmp_path: object
+) -> None:
+    settings = make_settings(max_record_bytes=100_000)
+    small, large = record(settings), record(settings, 500_000)
+    send_values(settings, [small])
+    send_values(settings, [large, small])
+    send_values(settings, [small], key=b"k" * 150_000)
+    send_values(settings, [small], [("h", b"h" * 150_000), ("i", None)])
+    send_values(settings, [small, None, record(settings, 90_000)], [("h", b"v")], key=b"key")
+    report = refresh(make_pipeline(settings))
+    assert report.success, report.errors
+    assert report.rejected == {"TOO_LARGE": 3, "TOMBSTONE": 1}
+    assert any("TOO_LARGE" in notice for notice in report.notices)
+    assert count(settings, "silver_uno_events") == count(settings, "bronze_events") == 4
+    size = len(small)
+    said = " bytes, 100,000 are allowed (GAME_EVENTS_MAX_RECORD_BYTES)"
+    assert held(settings) == [
+        (1, f"a record of {len(large):,}{said}", len(large), None, None),
+        (3, f"a record of {size + 150_000:,}{said}", size, 150_000, None),
+        (4, f"a record of {size + 150_002:,}{said}", size, None, None),
+    ]
+    headers = rows(settings, "bronze_events", "SELECT _kafka_headers FROM t WHERE _kafka_offset = 7")
+    assert [(h["key"], h["value"]) for h in headers[0][0]] == [("h", b"v")]
+    assert reconcile(make_pipeline(settings)).passed
+    # What is left of them is no record: it is neither decoded, nor archived as one.
+    assert replay(make_pipeline(settings), RunReport(), ReplaySelection()).rows == 0
+    archived = RunReport()
+    archive(make_pipeline(settings), archived, f"{tmp_path}/archive")
+    assert archived.archive is not None
+    assert archived.archive.rows == 5
+    # Kafka still has them.
+    more = settings.model_copy(update={"max_record_bytes": 10_000_000, "allow_bronze_full_refresh": True})
+    pipeline = make_pipeline(more)
+    assert refresh(pipeline, selection=selection_of(pipeline, full_refresh=["all"])).rejected == {"TOMBSTONE": 1}
+    assert count(settings, "silver_uno_events") == 7
+    assert held(settings) == []
+
+
+@pytest.mark.parametrize("size", [40_000_000])
+def test_a_batch_that_is_packed_ten_thousand_times_smaller_is_read_all_the_same(
+    size: int, make_settings: MakeSettings, make_pipeline: MakePipeline
+) -> None:
+    """The broker counts packed bytes: its limit of a megabyte lets in a record of forty."""
+    settings = make_settings(max_record_bytes=1_000_000)
+    send_values(settings, [record(settings)])
+    options = {
+        "bootstrap.servers": settings.kafka_bootstrap_servers,
+        "compression.type": "zstd",
+        "message.max.bytes": 64_000_000,
+    }
+    producer = Producer(options)
+    producer.produce(settings.kafka_topic, record(settings, size), partition=0)
+    assert producer.flush(60) == 0
+    send_values(settings, [record(settings)])
+    report = refresh(make_pipeline(settings))
+    assert (report.success, report.rows("silver"), dict(report.rejected)) == (True, 2, {"TOO_LARGE": 1})
+    ((offset, detail, kept, _, _),) = held(settings)
+    assert (offset, kept) == (1, KEPT_BYTES)
+    assert detail.startswith("a record of 40,000,0")
+    assert len(json.dumps(report.to_dict())) < 20_000

@@ -1,0 +1,46 @@
+"""`game-events produce`."""
+
+import pytest
+
+from game_events.producer.manifest import Manifest
+
+
+def test_it_says_what_was_sent_and_adds_it_to_the_manifest(cli, environment, tmp_path):
+    manifest = tmp_path / "sent.json"
+    options = ("--games", "rummy,uno", "--records", "5", "--manifest", str(manifest), "--json")
+    first = cli("produce", *options, "--poison-share", "0.5")
+    assert first.code == 0
+    body = first.result
+    assert (body["topic"], body["games"], body["decodable"]) == (environment.kafka_topic, ["rummy", "uno"], 20)
+    assert body["records"] == 20 + sum(body["poison"].values()) > 20
+    assert list(body["schema_ids"]) == ["1", "2"]
+    held = Manifest.load(manifest)
+    assert (held.records_total, held.decodable) == (body["records"], 20)
+
+    second = cli("produce", *options, "--seed", "1", "--versions", "2,3", "--interleaving", "2,2,3")
+    assert second.code == 0
+    assert list(second.result["schema_ids"]) == ["2", "3"]
+    assert Manifest.load(manifest).records_total == body["records"] + 20
+
+    other = f"{environment.kafka_topic}_2"
+    bulk = cli("produce", "--bulk", "50", "--games", "3", "--hot-share", "0.5", "--topic", other, "--json")
+    assert (bulk.code, bulk.result["topic"]) == (0, other)
+    assert (bulk.result["records"], bulk.result["games"]) == (50, ["game_0001", "game_0002", "game_0003"])
+    assert "50 records to topic" in bulk.err
+
+
+@pytest.mark.usefixtures("no_waiting")
+@pytest.mark.parametrize("what", ["broker", "registry"])
+def test_a_server_that_does_not_answer_is_named_with_the_setting(cli, environment, monkeypatch, what):
+    assert environment.kafka_topic
+    key, value = {
+        "broker": ("GAME_EVENTS_KAFKA_BOOTSTRAP_SERVERS", "127.0.0.1:9"),
+        "registry": ("GAME_EVENTS_SCHEMA_REGISTRY_URL", "http://127.0.0.1:9"),
+    }[what]
+    monkeypatch.setenv(key, value)
+    found = cli("produce", "--records", "1", "--json")
+    assert (found.code, found.result["success"]) == (1, False)
+    assert found.err.startswith("error: ")
+    assert key in found.err
+    assert value.removeprefix("http://") in found.err
+    assert "Traceback" not in found.err

@@ -1,0 +1,159 @@
+"""What is wrong with one game, or left out for one run, is that game's matter, and is not forgotten."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from game_events.errors import TransientError
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.incarnations import BronzeIdentity
+from game_events.lakehouse.data.staging import StagedWriter
+from game_events.lakehouse.layers import Layer
+from game_events.lakehouse.tables import UNIFIED, Table
+from game_events.pipeline.gold.refresh import refresh_gold
+from game_events.pipeline.gold.unified import gold_app, refresh_unified
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.silver.refresh import refresh_silver
+from game_events_tests.support.pipelines import without_spark
+from game_events_tests.support.reconciliation import gold as gold_rows
+from game_events_tests.support.reconciliation import rows
+
+TIME = pa.timestamp("us", tz="UTC")
+
+
+@pytest.fixture
+def pipeline(tmp_path):
+    """A pipeline over a lakehouse of this test, that may not need Spark."""
+    return lambda **settings: without_spark(tmp_path, **settings)
+
+
+def put(table, columns, advance, info):
+    """A commit of a few rows, which replaces nothing."""
+    data = pa.table(columns)
+    handle = table.open()
+    writer = StagedWriter(table, data.schema)
+    writer.write(data)
+    table_id = str(handle.metadata().id) if handle is not None else None
+    commit(Commit(table, data.schema, writer.close(), {}, advance, table_id, info=info))
+
+
+def bronze(pipeline, **columns):
+    put(pipeline.bronze, columns, {"batch": columns["_batch"][-1]}, {"batch": str(columns["_batch"][-1]), "rows": "1"})
+    return BronzeIdentity.of(pipeline.bronze.open())
+
+
+def silver(pipeline, identity, game, batch, **columns):
+    rows = {"game_name": [game], **columns, "_batch": [batch]}
+    put(pipeline.lakehouse.silver(game), rows, {identity.app: batch}, {"bronze_batch": str(batch)})
+
+
+def test_what_is_owed_to_a_game_is_still_owed_after_a_run_whose_allow_list_leaves_it_out(pipeline):
+    only_a, both = pipeline(games=["a"]), pipeline(games=["a", "b"])
+    identity = bronze(only_a, game_name=["b", "b"], _batch=[5, 7])
+    silver(only_a, identity, "b", 5)
+    only_a.progress.update(identity.key, lambda now: now.done(Layer.SILVER, 7, {"a": 7, "b": 5}, {"b": "disk full"}))
+    report = RunReport()
+    refresh_silver(only_a, report)
+    assert report.success
+    state = both.progress.read(identity.key)
+    assert state.failed[Layer.SILVER, "b"] == "disk full"
+    # So the next run that may have it does not take its floor for the game's.
+    assert state.failed_in(Layer.SILVER) == {"b"}
+
+
+def test_a_new_game_that_failed_is_not_forgotten_either(pipeline):
+    """It has no table yet, and its rows are below the floor."""
+    only_a = pipeline(games=["a"])
+    identity = bronze(only_a, game_name=["a", "b"], _batch=[7, 7])
+    only_a.progress.update(identity.key, lambda now: now.done(Layer.SILVER, 7, {"a": 7}, {"b": "disk full"}))
+    refresh_silver(only_a, RunReport())
+    assert only_a.progress.read(identity.key).failed == {(Layer.SILVER, "b"): "disk full"}
+
+
+def test_a_game_without_the_key_column_fails_alone(pipeline, make_pipeline):
+    apart = pipeline()
+    identity = bronze(apart, game_name=["x"], _batch=[9])
+    silver(apart, identity, "aaa", 1)  # came before any record had a gamer_id
+    for game in ("bbb", "ccc"):
+        silver(apart, identity, game, 9, gamer_id=["u"], event_timestamp=pa.array([0], TIME))
+    games = {"aaa": 1, "bbb": 9, "ccc": 9}
+    apart.progress.update(
+        identity.key, lambda now: now.done(Layer.SILVER, 9, games).done(Layer.GOLD, 1, failed={"aaa": "silver has no column"})
+    )
+    report = RunReport()
+    refresh_gold(make_pipeline(apart.settings), report)
+    assert {t.game: t.error for t in report.tables if t.error} == {
+        "aaa": "silver has no column 'gamer_id', 'event_timestamp': set GAME_EVENTS_KEY_COLUMN / GAME_EVENTS_TIME_COLUMN"
+    }
+    assert [list(gold_rows(apart.settings, game)) for game in ("bbb", "ccc")] == [["u"], ["u"]]
+    assert apart.progress.read(identity.key).failed_in(Layer.GOLD) == {"aaa"}
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["a game with new rows", "a game that bronze does not have any more"])
+def test_a_store_that_refuses_one_look_at_gold_makes_the_run_fail_and_the_game_is_looked_at_again(known, pipeline, monkeypatch):
+    apart = pipeline()
+    identity = bronze(apart, gamer_id=["a"], _batch=[2])
+    rummy, rows = apart.lakehouse.gold("rummy"), {"gamer_id": ["a"], "session_count": [1]}
+    put(rummy, rows, {"commits": 1}, {"bronze_batch": "1"})
+    put(
+        apart.lakehouse.table(UNIFIED),
+        rows,
+        {gold_app(str(rummy.open().metadata().id)): 0, "commits": 1},
+        {"bronze_batch": "1"},
+    )
+    put(rummy, rows, {"commits": 2}, {"bronze_batch": "2"})
+    games, owed = ({"rummy": 2}, {}) if known else ({}, {"rummy": "its gold cannot be read"})
+    apart.progress.update(
+        identity.key, lambda now: now.done(Layer.SILVER, 2, games).done(Layer.GOLD, 2).done(Layer.UNIFIED, 1, failed=owed)
+    )
+    look = Table.open
+
+    def refused(table):
+        if table.key == rummy.key:
+            raise TransientError("the object store answers 503")
+        return look(table)
+
+    report = RunReport()
+    with monkeypatch.context() as patch:
+        patch.setattr(Table, "open", refused)
+        refresh_unified(apart, report)
+    ((game, error),) = [(t.game, t.error) for t in report.tables]
+    assert (game, error) == ("rummy", "its gold cannot be read: the object store answers 503")
+    assert not report.success
+    assert apart.progress.read(identity.key).failed_in(Layer.UNIFIED) == {"rummy"}
+
+
+def test_a_game_that_fails_in_gold_is_owed_to_unified_and_comes_when_its_gold_does(pipeline, make_pipeline, monkeypatch):
+    """Unified is refreshed in the same run: what it has then is not the game's last word, and no new row ever asks again."""
+    apart = pipeline()
+    identity = bronze(apart, game_name=["x"], _batch=[9])
+    for game in ("chess", "rummy"):
+        silver(apart, identity, game, 9, gamer_id=["u"], event_timestamp=pa.array([0], TIME))
+    apart.progress.update(identity.key, lambda now: now.done(Layer.SILVER, 9, {"chess": 9, "rummy": 9}))
+    whole, look = make_pipeline(apart.settings), Table.open
+
+    def refused(table):
+        if table.key == apart.lakehouse.silver("rummy").key:
+            raise TransientError("the object store answers 503")
+        return look(table)
+
+    def run():
+        report = RunReport()
+        refresh_gold(whole, report)
+        refresh_unified(whole, report)
+        games = [row[0] for row in rows(apart.settings, UNIFIED, "SELECT game_name FROM t ORDER BY ALL")]
+        return games, [(t.game, t.error) for t in report.tables if t.error]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Table, "open", refused)
+        for _ in range(2):  # one that fails for long, too
+            assert run() == (["chess"], [("rummy", "the object store answers 503")])
+    state = apart.progress.read(identity.key)
+    assert state.failed_in(Layer.GOLD) == {"rummy"}
+    assert state.floor(Layer.UNIFIED) < 9 or state.failed_in(Layer.UNIFIED) == {"rummy"}
+    assert run() == (["chess", "rummy"], [])
+    assert apart.progress.read(identity.key).floor(Layer.UNIFIED) == 9
+    before = apart.lakehouse.table(UNIFIED).open().version()
+    assert run() == (["chess", "rummy"], [])
+    assert apart.lakehouse.table(UNIFIED).open().version() == before, "nothing is owed any more"

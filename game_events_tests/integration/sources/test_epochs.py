@@ -1,0 +1,18 @@
+"""Which leaders wrote the records before bronze's positions: of any number of partitions, whatever is behind them."""
+
+from __future__ import annotations
+
+from game_events.sources.kafka.epochs import SPLITS_AT_ONCE
+from game_events.sources.kafka.source import KafkaSource
+from game_events_tests.support.worlds.topics import make_topic, put
+
+
+def test_a_real_broker_answers_for_more_partitions_than_one_group_with_records_behind_each_position(make_settings):
+    settings = make_settings()
+    make_topic(settings, SPLITS_AT_ONCE + 6)
+    for partition in range(0, SPLITS_AT_ONCE + 6, 2):
+        put(settings, [b"record"] * 40, partition)
+    source = KafkaSource(settings)
+    now = source.snapshot()
+    found = source.epochs_before(now, dict.fromkeys(now.latest, 35))
+    assert found == {lane: now.epochs[lane] for lane in now.latest if lane.partition % 2 == 0}

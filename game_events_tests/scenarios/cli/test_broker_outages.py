@@ -1,0 +1,122 @@
+"""A triggered run whose broker dies fails with the reason, or goes on; once it is back no row is lost or doubled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from game_events.config.settings import Settings
+from game_events.sources.core.source import MicroBatch
+from game_events.sources.kafka import admin as kafka_admin
+from game_events.sources.kafka import source as kafka
+from game_events.sources.kafka.source import KafkaSource
+from game_events.stack import local_stack
+from game_events.stack.stack_state import StackState
+from game_events_tests.support.fixtures.cli import Cli
+from game_events_tests.support.reconciliation import assert_books_balance, coordinates
+from game_events_tests.support.worlds.waves import send
+
+pytestmark = [
+    # Dagster 1.13 calls its own deprecated property for every nested resource.
+    pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated:DeprecationWarning"),
+]
+#: Spark's own clients give up after a minute or two: with a broker that is known to be dead, sooner.
+PATIENCE = {"default.api.timeout.ms": "3000", "request.timeout.ms": "2000", "max.block.ms": "3000"}
+
+
+class Broker:
+    """A stack of the test's own whose broker can be killed in the middle of a run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.state: StackState = local_stack.up(folder)
+        self.away = False
+
+    def kill(self) -> None:
+        self.away = True
+        broker = psutil.Process(self.state.kafka.pid)
+        broker.kill()
+        broker.wait(30)
+
+    def start(self) -> None:
+        addresses = self.state.kafka_bootstrap_servers
+        self.state = local_stack.up(self.folder)
+        assert self.state.kafka_bootstrap_servers == addresses
+        self.away = False
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    own = Broker(tmp_path / "own-stack")
+    yield own
+    local_stack.down(own.folder, delete_data=True)
+
+
+@pytest.fixture
+def stack(broker: Broker) -> StackState:
+    """Instead of the one that all tests share."""
+    return broker.state
+
+
+def at_second_slice(monkeypatch: pytest.MonkeyPatch, action: Callable[[], None]) -> None:
+    """Do something, once, when one slice is committed and Spark is about to read the next one."""
+    slices: list[MicroBatch] = []
+    read = KafkaSource.read
+
+    def late(self: KafkaSource, spark: SparkSession, part: MicroBatch) -> DataFrame:
+        slices.append(part)
+        if len(slices) == 2:
+            action()
+        return read(self, spark, part)
+
+    monkeypatch.setattr(KafkaSource, "read", late)
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_run_whose_broker_dies_ends_with_the_reason_or_goes_on_when_it_is_back_and_every_row_is_there_once(
+    cli: Cli, environment: Settings, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka, "for_java", lambda _: PATIENCE if broker.away else {})
+    monkeypatch.setenv("GAME_EVENTS_MAX_RECORDS_PER_BATCH", "10")
+    servers = environment.kafka_bootstrap_servers
+    sent = send(environment)
+
+    with monkeypatch.context() as patch:
+        at_second_slice(patch, broker.kill)
+        failed = cli("run", "--json")
+    assert failed.code == 1
+    assert failed.result["success"] is False
+    assert f"Kafka at {servers}" in failed.result["error"]
+    assert "is it up" in failed.result["error"]
+    assert "Traceback" not in failed.everything
+    first = coordinates(environment, "bronze_events") + coordinates(environment, "quarantine_events")
+    assert 0 < len(first) <= 10, "what was committed before stays, and nothing else is there"
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kafka_admin, "TIMEOUT_S", 1.0)
+        away = cli("run", "--json")
+    assert away.code == 1
+    assert f"Kafka at {servers}" in away.result["error"]
+    assert "is it up" in away.result["error"]
+    assert "Traceback" not in away.everything
+
+    broker.start()
+    # In production mode a run waits; here somebody starts the broker in that pause.
+    monkeypatch.setenv("GAME_EVENTS_MODE", "production")
+    paused: list[int] = []
+
+    def pause(_settings: Settings, attempt: int) -> float:
+        paused.append(attempt)
+        broker.start()
+        return 0.1
+
+    monkeypatch.setattr("game_events.orchestration.runs.errors.delay_s", pause)
+    sent = sent.merge(send(environment, version=3))
+    at_second_slice(monkeypatch, broker.kill)
+    done = cli("run", "--json")
+    assert (done.code, done.result["success"], paused) == (0, True, [0]), done.everything
+    assert_books_balance(environment, sent)

@@ -1,0 +1,161 @@
+"""Silver's and gold's one Spark job, done by Arrow in this process: the workers' code and the driver's are the real ones.
+
+What stands here for Spark is a filter, a look-up of rejected coordinates, two rules and a count for each gamer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from game_events.lakehouse.commits.commit import paths
+from game_events.lakehouse.data.snapshot import read_arrow
+from game_events.lakehouse.event_columns import QUARANTINE_COLUMNS
+from game_events.lakehouse.layers import Layer
+from game_events.pipeline.fanout.job import FanOut, FanOutResult, stage
+from game_events.pipeline.gold.execute import GAME, Staged
+from game_events.pipeline.gold.plan import GamePlan, GoldRun
+from game_events.pipeline.quality.decisions import Decisions, Rewritten
+from game_events.pipeline.quality.expressions import DISPOSITION, DROP, HELD_BACK, KEEP, READMIT, REJECT, RuleColumns
+from game_events.pipeline.silver.stage import SilverInput, Staging, Start, _split
+from game_events.rules import Rule
+from game_events_tests.support.model.bronze import write
+from game_events_tests.support.worker_jobs import Rows
+
+TIME = pa.timestamp("us", tz="UTC")
+AGGREGATE = pa.schema(
+    [("gamer_id", pa.string()), ("session_count", pa.int64()), ("min_timestamp", TIME), ("max_timestamp", TIME)]
+)
+#: Rows with this number are dropped.
+UNLUCKY = 13
+DROPS = Rule(name="not_unlucky", sql=f"n <> {UNLUCKY}", action="drop")
+#: Each rejects what the one before rejects, and more.
+REJECTS = (
+    None,
+    Rule(name="odd", sql="n % 4 <> 0", action="quarantine"),
+    Rule(name="odd", sql="n % 2 <> 0", action="quarantine"),
+)
+
+
+def violates(rule: Rule, n: int) -> bool:
+    """What Spark would say."""
+    divisor = {r.sql: d for r, d in zip(REJECTS[1:], (4, 2), strict=True) if r is not None}
+    return n == UNLUCKY if rule.action == "drop" else n % divisor[rule.sql] == 0
+
+
+def stage_games(work: Staging) -> FanOutResult:
+    """For `silver_isolated.stage_games`."""
+    source, starts = work.source, work.starts
+    asked = [g for g, s in (starts or {}).items() if s.redecide or s.decided > s.begin]
+    held = set(_rejected(work.decisions, asked)) if asked else None
+    split = _split(source, held=bool(held))
+    rows = read_arrow(source.pipeline.bronze, source.handle).to_pylist()
+    judged: list[dict[str, Any]] = []
+    for row in rows:
+        start = Start(None, None, work.above) if starts is None else starts.get(row["game_name"])
+        left_out = starts is None and row["game_name"] in work.left_out
+        if start is not None and row["_batch"] > start.begin and not left_out:
+            judged.append(row | _judged(source.rules.rules, row, start, held or set()))
+    if not judged:
+        return FanOutResult()
+    mask = [pa.field(name, pa.int64()) for name in source.rules.names]
+    schema = pa.schema([*pa.schema(source.handle.schema()), *mask, pa.field(DISPOSITION, pa.int32())])
+    table = pa.Table.from_pylist(judged, schema=schema)
+    task = FanOut(source.pipeline.lakehouse, "silver", "game_name", source.schema, work.routing, split=split)
+    return stage(Rows(table.to_batches(max_chunksize=5)), task, len(judged), work.games, salt="_kafka_offset")  # type: ignore[arg-type]
+
+
+def _rejected(decisions: Decisions, games: Iterable[str]) -> Iterator[tuple[int, int, str]]:
+    if decisions.handle is not None and decisions.rejected_rows.keys() & set(games):
+        for row in read_arrow(decisions.table, decisions.handle).to_pylist():
+            if is_kept_out(row, games):
+                yield row["_kafka_partition"], row["_kafka_offset"], row["game"]
+
+
+def is_kept_out(row: Mapping[str, Any], games: Iterable[str]) -> bool:
+    """Whether a row of quarantine is one that rules keep out of the silver of one of these games."""
+    return row["layer"] == "silver" and row["replayed_batch"] is None and row["game"] in games
+
+
+def note(source: SilverInput, decisions: Decisions, starts: Mapping[str, Start]) -> Rewritten:
+    """For `readmissions.noted`."""
+    assert decisions.handle is not None
+    held = set(_rejected(decisions, list(starts)))
+    fates = {}
+    for row in read_arrow(source.pipeline.bronze, source.handle).to_pylist():
+        if row["game_name"] in starts:
+            place = (row["_kafka_partition"], row["_kafka_offset"], row["game_name"])
+            fates[place] = _judged(source.rules.rules, row, replace(starts[row["game_name"]], decided=0), held)[DISPOSITION]
+    rows, rewritten = [], set()
+    for path in paths(decisions.handle):
+        of_file = pq.read_table(f"{decisions.table.uri}/{path}").to_pylist()
+        if any(is_kept_out(row, starts) for row in of_file):
+            rewritten.add(path)
+            rows += of_file
+    for row in rows:
+        fate = fates.get((row["_kafka_partition"], row["_kafka_offset"], row["game"]))
+        if is_kept_out(row, starts) and fate != HELD_BACK:
+            row |= {"replayed_batch": source.batch, "replayed_table": row["game"] if fate == READMIT else None}
+    return Rewritten(write(decisions.table, QUARANTINE_COLUMNS, rows), frozenset(rewritten))
+
+
+def _judged(rules: tuple[Rule, ...], row: dict[str, Any], start: Start, held: set[tuple[int, int, str]]) -> dict[str, Any]:
+    broken = [bit for bit, rule in enumerate(rules) if violates(rule, row["n"])]
+    rejected, dropped = (any(rules[bit].action == action for bit in broken) for action in ("quarantine", "drop"))
+    decided = row["_batch"] <= start.decided
+    is_held = (row["_kafka_partition"], row["_kafka_offset"], row["game_name"]) in held
+    if is_held and (decided or rejected or dropped):
+        fate = HELD_BACK
+    elif rejected and not decided:
+        fate = REJECT
+    elif dropped:
+        fate = DROP
+    else:
+        fate = READMIT if is_held else KEEP
+    return {"_violated_0": sum(1 << bit for bit in broken), DISPOSITION: fate}
+
+
+def execute(
+    run: GoldRun,
+    plans: Mapping[str, GamePlan],
+    known: Any,  # noqa: ARG001 - columns of these rows are always the same
+) -> Staged:
+    """For `gold.execute.execute`."""
+    rows: list[dict[str, Any]] = []
+    for game, plan in plans.items():
+        players: dict[str, dict[str, Any]] = {}
+        parts = [r for uri in plan.old.files for r in pq.read_table(uri).to_pylist()]
+        for uri in plan.new.files:
+            for event in pq.read_table(uri).to_pylist():
+                if event["_batch"] > plan.above:
+                    at = event["event_timestamp"]
+                    parts.append({"gamer_id": event["gamer_id"], "session_count": 1, "min_timestamp": at, "max_timestamp": at})
+        for part in parts:
+            player = players.setdefault(part["gamer_id"], {GAME: game, **part, "session_count": 0})
+            player["session_count"] += part["session_count"]
+            player["min_timestamp"] = min(player["min_timestamp"], part["min_timestamp"])
+            player["max_timestamp"] = max(player["max_timestamp"], part["max_timestamp"])
+        rows += players.values()
+    table = pa.Table.from_pylist(rows, schema=pa.schema([(GAME, pa.string()), *AGGREGATE]))
+    task = FanOut(run.pipeline.lakehouse, Layer.GOLD, GAME, AGGREGATE, aggregate=run.aggregate.name)
+    result = stage(Rows(table.to_batches(max_chunksize=5)), task, 1, 1) if rows else FanOutResult()  # type: ignore[arg-type]
+    return Staged(result, AGGREGATE, RuleColumns.of((), "gold", GAME))
+
+
+class InTurn:
+    """For a pool of threads: one after another, and nothing more after a crash."""
+
+    def __init__(self, _: int) -> None:
+        pass
+
+    def __enter__(self) -> InTurn:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    map = staticmethod(map)

@@ -1,0 +1,116 @@
+"""Spark's part of replay, of a full refresh of bronze and of the unified table, done by Arrow in this process."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+
+from game_events.lakehouse.commits.commit import paths
+from game_events.lakehouse.data.snapshot import read_arrow
+from game_events.lakehouse.data.staging import StagedFile
+from game_events.lakehouse.event_columns import COORDINATES, OWN_COLUMNS, QUARANTINE_COLUMNS
+from game_events.lakehouse.layers import Layer
+from game_events.lakehouse.tables import UNIFIED, Table
+from game_events.pipeline.bronze import full_refresh as bronze_reset
+from game_events.pipeline.bronze.decode_job import StageResult
+from game_events.pipeline.bronze.full_refresh_guard import Expired
+from game_events.pipeline.bronze.load import bronze_schema
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.gold import unified
+from game_events.pipeline.quarantine import full_refresh as quarantine_reset
+from game_events.pipeline.quarantine import replay_marks as replay_notes
+from game_events.pipeline.quarantine.full_refresh import ResetList
+from game_events.pipeline.reprocessing import replay
+from game_events_tests.support.model.bronze import write
+
+Row = dict[str, Any]
+
+
+def without_spark(patch: pytest.MonkeyPatch) -> None:
+    """Puts the functions of this module in the places of Spark's jobs."""
+    patch.setattr(replay, "_stage", stage_replay)
+    patch.setattr(replay, "documented", lambda _pipeline, schema, *_: schema)
+    patch.setattr(replay_notes, "_stage", stage_notes)
+    patch.setattr(quarantine_reset, "_stage", stage_reset)
+    patch.setattr(bronze_reset, "count_expired", lambda *_: Expired())
+    patch.setattr(unified, "_stage", stage_unified)
+
+
+def place(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A record's coordinates."""
+    return tuple(row[name] for name in COORDINATES)
+
+
+def stage_replay(
+    pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable, selection: replay.ReplaySelection, batch: int, _: Any
+) -> StageResult:
+    """For `replay._stage`."""
+    reader: Any = pipeline.source
+    here = str(bronze.metadata().id)
+    there = {place(row) for row in read_arrow(pipeline.bronze, bronze, list(COORDINATES)).to_pylist()}
+    good, left = [], Counter[str]()
+    for row in read_arrow(pipeline.quarantine, quarantine).to_pylist():
+        asked = row["layer"] == Layer.BRONZE and (not selection.reasons or row["reason"] in selection.reasons)
+        asked = asked and (not selection.schema_ids or row["_schema_id"] in selection.schema_ids)
+        if not asked or row["replayed_table"] == here or place(row) in there:
+            continue
+        if row["_schema_id"] in reader.schemas:
+            record = reader.topic.records[reader.topic.lane(row)][row["_kafka_offset"]]
+            own = {name: row[name] for name in OWN_COLUMNS.names} | {"_batch": batch}
+            good.append(own | {k: v for k, v in record.items() if k in reader.topic.columns})
+        else:
+            left[row["reason"]] += 1
+    types = {(row["_schema_id"], (0,)) for row in good}
+    columns = pipeline.catalog.message_columns(None, types)  # type: ignore[arg-type]
+    return StageResult(write(pipeline.bronze, bronze_schema(columns), good), [], types, set(), left)
+
+
+def stage_notes(
+    pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable, batch: int
+) -> tuple[list[StagedFile], frozenset[str]]:
+    """For `replay_notes._stage`."""
+    came = {place(r) for r in read_arrow(pipeline.bronze, bronze).to_pylist() if r["_batch"] == batch}
+    note = {"replayed_table": str(bronze.metadata().id), "replayed_batch": batch}
+    rows: list[Row] = []
+    rewritten = set()
+    for path in paths(quarantine):
+        held = rows_at(pipeline.quarantine, [path])
+        mine = [row["layer"] == Layer.BRONZE and place(row) in came for row in held]
+        if any(mine):
+            rewritten.add(path)
+            rows += [row | note if noted else row for row, noted in zip(held, mine, strict=True)]
+    return write(pipeline.quarantine, QUARANTINE_COLUMNS, rows), frozenset(rewritten)
+
+
+def stage_reset(pipeline: Pipeline, listed: ResetList, rewritten: frozenset[str]) -> list[StagedFile]:
+    """For `quarantine_reset._stage`."""
+    ends = {(lane.topic_id, lane.partition): end for lane, end in listed.ends.items()}
+    rows = rows_at(pipeline.quarantine, (f.path for f in listed.files))
+    for row in rows_at(pipeline.quarantine, sorted(rewritten)):
+        *lane, offset = place(row)
+        if row["layer"] != Layer.BRONZE or offset >= ends.get(tuple(lane), offset + 1):
+            rows.append(row)
+    return write(pipeline.quarantine, QUARANTINE_COLUMNS, rows)
+
+
+def stage_unified(
+    pipeline: Pipeline, changed: Mapping[str, DeltaTable], kept: DeltaTable | None, schema: pa.Schema
+) -> list[StagedFile]:
+    """For `unified._stage`."""
+    table = pipeline.lakehouse.table(UNIFIED)
+    rows = read_arrow(table, kept).to_pylist() if kept is not None else []
+    rows = [row for row in rows if row["game_name"] not in changed]
+    for game, gold in changed.items():
+        rows += [row | {"game_name": game} for row in read_arrow(pipeline.lakehouse.gold(game), gold).to_pylist()]
+    return write(table, schema, rows)
+
+
+def rows_at(table: Table, files: Iterable[str]) -> list[Row]:
+    """Rows of single files."""
+    return [row for path in files for row in pq.read_table(f"{table.uri}/{path}").to_pylist()]

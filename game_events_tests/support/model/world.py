@@ -1,0 +1,305 @@
+"""The world of the model: a topic in memory, real Delta tables of all layers, runs that something happens to, and the truth."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from game_events.config.settings import load_settings
+from game_events.errors import GameEventsError, TransientError
+from game_events.lakehouse import failpoints
+from game_events.lakehouse.commits import commit as commits
+from game_events.lakehouse.commits import parallel as game_commits
+from game_events.lakehouse.commits.incarnations import BronzeIdentity
+from game_events.lakehouse.commits.restores import restored
+from game_events.lakehouse.commits.transactions import Txn
+from game_events.lakehouse.data.snapshot import read_arrow
+from game_events.lakehouse.maintenance.compaction import FULL_GOAL, join_files, small_files
+from game_events.lakehouse.tables import UNIFIED, Lakehouse, Table
+from game_events.pipeline.bronze.full_refresh import replace_bronze
+from game_events.pipeline.bronze.load import load_bronze
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.gold import refresh as gold
+from game_events.pipeline.gold.refresh import refresh_gold
+from game_events.pipeline.gold.unified import refresh_unified
+from game_events.pipeline.quarantine.full_refresh import is_finished
+from game_events.pipeline.quarantine.replay_marks import is_noted
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reprocessing.auto_replay import replay_what_became_known
+from game_events.pipeline.silver import commit as silver_commit
+from game_events.pipeline.silver import refresh as silver
+from game_events.pipeline.silver import stage as silver_stage
+from game_events.pipeline.silver.refresh import refresh_silver
+from game_events_tests.support.model import plans as arrow_plans
+from game_events_tests.support.model.bronze import LANE, Reader, Topic, pipeline_of, without_services
+from game_events_tests.support.model.plans import DROPS, REJECTS, UNLUCKY, InTurn, is_kept_out
+from game_events_tests.support.model.rewrites import without_spark
+from game_events_tests.support.worlds.waves import PowerCut
+
+GAMES = ("rummy", "spades", "uno")
+#: A name that is no game: its rows stay in bronze.
+NOBODY = "NOT A GAME"
+SCHEMAS = (1, 2)
+EPOCH = datetime(2024, 1, 1, tzinfo=UTC)
+#: Read once: that takes longer than a step.
+DEFAULTS = cache(load_settings)
+Action = Callable[[], None]
+#: What a run replaces, before it goes on as usual.
+BRONZE, SILVER = "bronze", "silver"
+Event = tuple[str, str, int, int]
+
+
+class World:
+    """A topic, its tables, and the rules that are in force."""
+
+    def __init__(self) -> None:
+        self.folder = tempfile.mkdtemp()
+        self.strictness = 0
+        own = {"game_name": pa.string(), "gamer_id": pa.string(), "n": pa.int64(), "event_timestamp": arrow_plans.TIME}
+        self.topic = Topic(columns=own)
+        self.seen: dict[tuple[str, int], list[dict[str, Any]]] = {}
+        #: What happens at each step of a run, and at the last moment before each of its commits; None: nothing.
+        self.step: Callable[[str], None] | None = None
+        self.late: Callable[[str], None] | None = None
+        self.patch = pytest.MonkeyPatch()
+        without_services(self.patch)
+        without_spark(self.patch)
+        self.patch.setattr(silver, "stage_games", arrow_plans.stage_games)
+        self.patch.setattr(gold, "execute", arrow_plans.execute)
+        self.patch.setattr(silver_stage, "require_valid", lambda *_: None)
+        self.patch.setattr(silver_commit, "noted", arrow_plans.note)
+        self.patch.setattr(game_commits, "ThreadPoolExecutor", InTurn)
+        self.patch.setattr(failpoints, "handler", lambda name, *_: self.stepped(name))
+        for owner, name in ((DeltaTable, "create_write_transaction"), (commits, "create_table_with_add_actions")):
+            self.patch.setattr(owner, name, self.after_a_step(getattr(owner, name)))
+
+    def close(self) -> None:
+        """Nothing of it stays."""
+        self.patch.undo()
+        shutil.rmtree(self.folder)
+
+    def after_a_step(self, write: Callable[..., None]) -> Callable[..., None]:
+        """The last moment before a commit is handed to the storage is a step, too."""
+
+        def written(*arguments: Any, **options: Any) -> None:
+            self.stepped()
+            if self.late is not None:
+                self.late(arguments[0].table_uri if isinstance(arguments[0], DeltaTable) else str(arguments[0]))
+            write(*arguments, **options)
+
+        return written
+
+    def stepped(self, name: str = "") -> None:
+        """A run has come one step further, perhaps to a place that has a name."""
+        if self.step is not None:
+            self.step(name)
+
+    # --- runs
+
+    def pipeline(self, knows: tuple[int, ...] = SCHEMAS, games: tuple[str, ...] = ()) -> Pipeline:
+        """As a new process has it, with the rules that are in force now."""
+        rules = (DROPS, *(r for r in (REJECTS[self.strictness],) if r is not None))
+        more = {"lakehouse": self.folder, "rules": rules, "games": games, "allow_bronze_full_refresh": True}
+        made = pipeline_of(DEFAULTS().model_copy(update=more), Reader(self.topic, knows))
+        # Asked for by the rules' check alone, which is replaced above.
+        object.__setattr__(made, "get_spark", lambda: None)
+        return made
+
+    def work(self, *, full: str = "", knows: tuple[int, ...] = SCHEMAS, games: tuple[str, ...] = ()) -> RunReport:
+        """A run over all layers; what it cannot do is the next one's."""
+        pipeline, report = self.pipeline(knows, games), RunReport()
+        if full == BRONZE:
+            replace_bronze(pipeline, report)
+        load_bronze(pipeline, report)
+        replay_what_became_known(pipeline, report)
+        refresh_silver(pipeline, report, frozenset(GAMES) if full == SILVER else None, full=full == SILVER)
+        refresh_gold(pipeline, report)
+        refresh_unified(pipeline, report)
+        return report
+
+    def finish_full_refresh(self) -> None:
+        """Of a bronze that had no quarantine then: the first run that finds one notes it there."""
+        pipeline = self.pipeline()
+        bronze, quarantine = pipeline.bronze.open(), pipeline.quarantine.open()
+        if bronze is not None and quarantine is not None and not is_finished(bronze, quarantine):
+            self.work()
+
+    def records_come(self, events: list[Event], *, newer: bool = False) -> None:
+        """Perhaps with a column that no table has yet."""
+        if newer:
+            self.topic.columns[f"col_{len(self.topic.columns)}"] = pa.string()
+        for game, gamer, n, schema in events:
+            row = {"game_name": game, "gamer_id": gamer, "n": n, "schema": schema}
+            self.topic.records[LANE].append(row | {"event_timestamp": EPOCH + timedelta(seconds=n)})
+
+    def files_are_joined(self, uri: str) -> None:
+        """Of that table, if it is one that maintenance joins; a rival may have been first."""
+        lakehouse = Lakehouse(self.folder)
+        for table in (lakehouse.table("bronze_events"), lakehouse.table("quarantine_events"), *map(lakehouse.silver, GAMES)):
+            handle = table.open() if table.uri.rstrip("/") in uri.rstrip("/") else None
+            for group in small_files(table, handle, FULL_GOAL) if handle is not None else []:
+                with suppress(GameEventsError):
+                    join_files(table, handle, group)
+
+    def beside_maintenance(self, **how: Any) -> None:
+        """A run during which the files of each table are joined right before it is committed to."""
+
+        def join(uri: str) -> None:
+            with self.happening(None):
+                self.files_are_joined(uri)
+
+        with self.happening(None, join), suppress(GameEventsError):
+            self.work(**how)
+
+    def disturbed(self, step: int | str, action: Action, **how: Any) -> None:
+        """A run during which something happens at one of its steps, by its number or its name."""
+        steps = Counter[int | str]()
+
+        def come(name: str) -> None:
+            steps["all"] += 1
+            steps[name] += 1
+            if step in (steps["all"], name) and (step != name or steps[name] == 1):
+                with self.happening(None):
+                    action()
+
+        with self.happening(come), suppress(PowerCut, GameEventsError):
+            self.work(**how)
+
+    @contextmanager
+    def happening(self, step: Callable[[str], None] | None, late: Callable[[str], None] | None = None) -> Iterator[None]:
+        """While this block is executed, that happens at each step, and right before each commit."""
+        before, (self.step, self.late) = (self.step, self.late), (step, late)
+        try:
+            yield
+        finally:
+            self.step, self.late = before
+
+    @contextmanager
+    def refusing(self, table: Table, number: int) -> Iterator[None]:
+        """The store does not answer when a table is opened for that time."""
+        look, looks = Table.open, Counter[str]()
+
+        def opened(asked: Table) -> DeltaTable | None:
+            looks[asked.key] += 1
+            if asked.key == table.key and looks[table.key] == number:
+                raise TransientError("the object store answers 503")
+            return look(asked)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Table, "open", opened)
+            yield
+
+    # --- what there is, and what must be there
+
+    def assert_unified_shows_gold(self) -> None:
+        """After a run without an error, also of games that nothing came of; but for tables that somebody else has changed.
+
+        Games that the allow list has kept out since bronze was replaced come with their next rows.
+        """
+        bronze = self.pipeline().bronze.open()
+        known = self.pipeline().progress.read(BronzeIdentity.of(bronze).key).games if bronze is not None else {}
+        shown = self.rows(Lakehouse(self.folder).table(UNIFIED))
+        for game in known:
+            handle = self.table(game, of_gold=True).open()
+            if handle is not None and not restored(handle):
+                of_gold = {r["gamer_id"]: r | {"game_name": game} for r in self.rows(self.table(game, of_gold=True))}
+                assert {r["gamer_id"]: r for r in shown if r["game_name"] == game} == of_gold, f"{game}: unified is not gold"
+
+    def table(self, game: str, *, of_gold: bool = False) -> Table:
+        """Silver's or gold's."""
+        lakehouse = Lakehouse(self.folder)
+        return lakehouse.gold(game) if of_gold else lakehouse.silver(game)
+
+    def rows(self, table: Table) -> list[dict[str, Any]]:
+        """Each version is read once, until all is settled."""
+        handle = table.open()
+        if handle is None:
+            return []
+        version = (str(handle.metadata().id), handle.version())
+        if version not in self.seen:
+            self.seen[version] = read_arrow(table, handle).to_pylist()
+        return self.seen[version]
+
+    def rejected(self) -> dict[int, str]:
+        """Offset -> game of what quarantine keeps out of silver."""
+        return {r["_kafka_offset"]: r["game"] for r in self.rows(self.pipeline().quarantine) if is_kept_out(r, GAMES)}
+
+    def assert_nothing_is_doubled(self) -> None:
+        """At any time, whatever is unfinished."""
+        pipeline = self.pipeline()
+        rows, held = self.rows(pipeline.bronze), self.rows(pipeline.quarantine)
+        bronze = {r["_kafka_offset"]: r for r in rows}
+        assert len(bronze) == len(rows), "bronze holds a record twice"
+        undecodable = [r for r in held if r["layer"] == "bronze"]
+        offsets = [r["_kafka_offset"] for r in undecodable]
+        assert len(offsets) == len(set(offsets)), "quarantine holds an undecodable record twice"
+        self.assert_no_record_is_in_both(pipeline, bronze.keys(), undecodable)
+        for game in GAMES:
+            mine = [r["_kafka_offset"] for r in self.rows(self.table(game))]
+            assert len(mine) == len(set(mine)), f"{game}: silver holds a row twice"
+            assert all(bronze[o]["game_name"] == game for o in mine if o in bronze), f"{game}: silver holds another game's row"
+            players = [r["gamer_id"] for r in self.rows(self.table(game, of_gold=True))]
+            assert len(players) == len(set(players)), f"{game}: gold holds a player twice"
+        rejected = [r["_kafka_offset"] for r in held if is_kept_out(r, GAMES)]
+        assert len(rejected) == len(set(rejected)), "quarantine holds a rejected row twice"
+        players = [(r["game_name"], r["gamer_id"]) for r in self.rows(Lakehouse(self.folder).table(UNIFIED))]
+        assert len(players) == len(set(players)), "the unified table holds a player twice"
+
+    def assert_no_record_is_in_both(self, pipeline: Pipeline, there: Any, undecodable: list[dict[str, Any]]) -> None:
+        """But for those that were replayed, and while a replay or a full refresh waits for its second commit."""
+        bronze, quarantine = pipeline.bronze.open(), pipeline.quarantine.open()
+        if bronze is None or quarantine is None or not is_noted(bronze, quarantine) or not is_finished(bronze, quarantine):
+            return
+        here = str(bronze.metadata().id)
+        both = {r["_kafka_offset"] for r in undecodable if r["replayed_table"] != here} & set(there)
+        assert not both, f"records {sorted(both)} are in bronze and in quarantine"
+        passed = bronze.transaction_version(LANE.app) or 0
+        nowhere = set(range(passed)) - set(there) - {r["_kafka_offset"] for r in undecodable}
+        assert not nowhere, f"records {sorted(nowhere)} are nowhere"
+
+    def assert_settled(self) -> None:
+        """Every record that came is where the rules say."""
+        self.seen.clear()
+        self.assert_nothing_is_doubled()
+        bronze = self.rows(self.pipeline().bronze)
+        assert {r["_kafka_offset"] for r in bronze} == set(range(len(self.topic.records[LANE])))
+        rejected = self.rejected()
+        assert not {r["_kafka_offset"] for r in bronze if r["game_name"] == NOBODY} & set(rejected)
+        self.assert_unified_shows_gold()
+        for game in GAMES:
+            mine = {r["_kafka_offset"]: r for r in bronze if r["game_name"] == game}
+            self.assert_game_settled(game, mine, {o for o, name in rejected.items() if name == game})
+
+    def assert_game_settled(self, game: str, mine: dict[int, dict[str, Any]], kept_out: set[int]) -> None:
+        """Its rows, and what gold says of them."""
+        held = self.rows(self.table(game))
+        kept = {r["_kafka_offset"] for r in held}
+        dropped = set(mine) - kept - kept_out
+        assert not kept & kept_out, f"{game}: rows are in silver and in quarantine"
+        assert all(mine[o]["n"] == UNLUCKY for o in dropped), f"{game}: rows are nowhere"
+        assert not any(r["n"] == UNLUCKY for r in held), f"{game}: a row was not dropped"
+        assert all(mine[o]["n"] % 2 == 0 for o in kept_out), f"{game}: rows were rejected for nothing"
+        assert all(r["_batch"] == mine[r["_kafka_offset"]]["_batch"] for r in held)
+        handle = self.table(game).open()
+        assert handle is not None
+        assert (handle.transaction_version(Txn.ROWS_DROPPED) or 0) == len(dropped), f"{game}: dropped rows are miscounted"
+        truth: dict[str, tuple[int, Any, Any]] = {}
+        for row in held:
+            count, low, high = truth.get(row["gamer_id"], (0, row["event_timestamp"], row["event_timestamp"]))
+            at = row["event_timestamp"]
+            truth[row["gamer_id"]] = (count + 1, min(low, at), max(high, at))
+        said = {
+            r["gamer_id"]: (r["session_count"], r["min_timestamp"], r["max_timestamp"])
+            for r in self.rows(self.table(game, of_gold=True))
+        }
+        assert said == truth, f"{game}: gold is not what its silver says"

@@ -1,0 +1,204 @@
+"""A real broker that wants a login: SASL in the clear on one port, SASL over TLS (PEM) on another, a certificate on a third."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import pkcs12
+from cryptography.x509.oid import NameOID
+
+from game_events.jvm import jars
+from game_events.jvm.java import find_java
+from game_events.stack import kafka_broker
+from game_events.stack.ports import HOST, Ports, free_ports
+from game_events.stack.server_process import stop
+from game_events_tests.support.waiting import until
+
+USER, PASSWORD = "reader", 'pl4nted "secret\\word'
+KEY_PASSWORD = "pl4nted-key-word"
+#: How a client may bring its certificate and key.
+CLIENTS = ("encrypted key in files", "encrypted key inline", "plain key in files", "pkcs12")
+MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+_PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
+_SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
+
+
+@dataclass(frozen=True)
+class SecuredBroker:
+    """Where it listens, and the certificates of authorities: the one it has, and one that never signed anything.
+
+    `client` is a folder with what a client needs that has to show a certificate.
+    """
+
+    clear: str
+    sasl: str
+    tls_port: int
+    mutual_port: int
+    authority: Path
+    stranger: Path
+    client: Path
+
+    @property
+    def tls(self) -> str:
+        return f"localhost:{self.tls_port}"
+
+    @property
+    def mutual(self) -> str:
+        return f"localhost:{self.mutual_port}"
+
+    def forbid_group(self, group: str) -> None:
+        """Let the login use this consumer group no more."""
+        rule = AclBinding(
+            ResourceType.GROUP,
+            group,
+            ResourcePatternType.LITERAL,
+            f"User:{USER}",
+            "*",
+            AclOperation.ALL,
+            AclPermissionType.DENY,
+        )
+        client = AdminClient({"bootstrap.servers": self.clear})  # without a name it would be gone before it has its answer
+        client.create_acls([rule])[rule].result(30)
+
+    def with_certificate(self, how: str, key_password: str = KEY_PASSWORD) -> dict[str, str]:
+        """Options of a client that shows its certificate in one of the ways of `CLIENTS`."""
+        certificate, key = self.client / "client.pem", self.client / ("plain.pem" if "plain" in how else "encrypted.pem")
+        found = {"security.protocol": "SSL", "ssl.ca.location": str(self.authority)}
+        if how == "pkcs12":
+            return found | {"ssl.keystore.location": str(self.client / "client.p12"), "ssl.keystore.password": key_password}
+        found["ssl.key.password"] = key_password
+        if "inline" in how:
+            del found["ssl.ca.location"]
+            files = {"ssl.ca.pem": self.authority, "ssl.certificate.pem": certificate, "ssl.key.pem": key}
+            return found | {name: file.read_text() for name, file in files.items()}
+        return found | {"ssl.certificate.location": str(certificate), "ssl.key.location": str(key)}
+
+    def options(self, mechanism: str, *, tls: bool, secret: str = PASSWORD, authority: Path | None = None) -> dict[str, str]:
+        found = {
+            "security.protocol": "SASL_SSL" if tls else "SASL_PLAINTEXT",
+            "sasl.mechanism": mechanism,
+            "sasl.username": USER,
+            "sasl.password": secret,
+        }
+        return found | ({"ssl.ca.location": str(authority or self.authority)} if tls else {})
+
+
+def _certificate(name: str, key, signer_name: str, signer, *, authority: bool) -> x509.Certificate:
+    def named(text: str) -> x509.Name:
+        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+    now = datetime.now(UTC)
+    built = (
+        x509.CertificateBuilder()
+        .subject_name(named(name))
+        .issuer_name(named(signer_name))
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=2))
+        .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
+    )
+    if not authority:
+        built = built.add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+    return built.sign(signer, hashes.SHA256())
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _key(key, password: str | None = None) -> bytes:
+    encryption = serialization.BestAvailableEncryption(password.encode()) if password else serialization.NoEncryption()
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
+
+
+def make_certificates(folder: Path) -> tuple[Path, Path]:
+    """Files of the authority and of a stranger.
+
+    Beside them the broker's key with its chain (valid for `localhost`, not for its number), and a client's certificate with its
+    key in each form.
+    """
+    of_authority, of_stranger, of_broker, of_client = (ec.generate_private_key(ec.SECP256R1()) for _ in range(4))
+    files = folder / "authority.pem", folder / "stranger.pem"
+    for file, name, key in zip(files, ("authority", "stranger"), (of_authority, of_stranger), strict=True):
+        file.write_bytes(_pem(_certificate(name, key, name, key, authority=True)))
+    broker = _certificate("localhost", of_broker, "authority", of_authority, authority=False)
+    (folder / "broker.pem").write_bytes(_key(of_broker) + _pem(broker))
+    client = _certificate(USER, of_client, "authority", of_authority, authority=False)
+    (folder / "client.pem").write_bytes(_pem(client))
+    (folder / "plain.pem").write_bytes(_key(of_client))
+    (folder / "encrypted.pem").write_bytes(_key(of_client, KEY_PASSWORD))
+    encryption = serialization.BestAvailableEncryption(KEY_PASSWORD.encode())
+    store = pkcs12.serialize_key_and_certificates(USER.encode(), of_client, client, None, encryption)
+    (folder / "client.p12").write_bytes(store)
+    return files
+
+
+def _secured(ports: Ports, sasl: int, tls: int, mutual: int, folder: Path) -> dict[str, str]:
+    quoted = PASSWORD.replace("\\", "\\\\").replace('"', '\\"')
+    # A properties file takes one level of backslashes away itself.
+    login = f'{_PLAIN} required user_{USER}="{quoted}";'.replace("\\", "\\\\")
+    listeners = {"SASL": (HOST, sasl), "TLS": ("localhost", tls), "MUTUAL": ("localhost", mutual)}
+    found = kafka_broker_properties(ports)
+    more = "".join(f",{name}://{host}:{port}" for name, (host, port) in listeners.items())
+    found["listeners"] += more
+    found["advertised.listeners"] += more
+    found["listener.security.protocol.map"] += ",SASL:SASL_PLAINTEXT,TLS:SASL_SSL,MUTUAL:SSL"
+    found["inter.broker.listener.name"] = "PLAINTEXT"
+    # Who comes without a login may do everything, and so may the others where nothing is said.
+    found["authorizer.class.name"] = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+    found["super.users"] = "User:ANONYMOUS"
+    found["allow.everyone.if.no.acl.found"] = "true"
+    found["sasl.enabled.mechanisms"] = ",".join(MECHANISMS)
+    for name in ("sasl", "tls"):
+        found[f"listener.name.{name}.plain.sasl.jaas.config"] = login
+        for mechanism in MECHANISMS[1:]:
+            found[f"listener.name.{name}.{mechanism.lower()}.sasl.jaas.config"] = f"{_SCRAM} required;"
+    for name in ("tls", "mutual"):
+        found[f"listener.name.{name}.ssl.keystore.type"] = "PEM"
+        found[f"listener.name.{name}.ssl.keystore.location"] = str(folder / "broker.pem")
+    found["listener.name.mutual.ssl.client.auth"] = "required"
+    found["listener.name.mutual.ssl.truststore.type"] = "PEM"
+    found["listener.name.mutual.ssl.truststore.location"] = str(folder / "authority.pem")
+    return found
+
+
+kafka_broker_properties = kafka_broker.properties
+
+
+@contextlib.contextmanager
+def secured_broker(folder: Path, monkeypatch) -> Iterator[SecuredBroker]:
+    """Runs it; the login exists in every mechanism."""
+    authority, stranger = make_certificates(folder)
+    kafka, controller, sasl, tls, mutual, registry = free_ports(6)
+    ports = Ports(kafka=kafka, controller=controller, registry=registry)
+    monkeypatch.setattr(kafka_broker, "properties", lambda given: _secured(given, sasl, tls, mutual, folder))
+    java, parts = find_java(), jars.stack_parts()
+    server = kafka_broker.start(java, parts.kafka, folder, ports=ports, log=folder / "kafka.log")
+    try:
+        until(lambda: kafka_broker.is_healthy(kafka), what="the secured broker")
+        client = AdminClient({"bootstrap.servers": f"{HOST}:{kafka}"})
+        for kind in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512):
+            login = UserScramCredentialUpsertion(USER, ScramCredentialInfo(kind, 4096), PASSWORD.encode())
+            client.alter_user_scram_credentials([login])[USER].result(30)
+        yield SecuredBroker(f"{HOST}:{kafka}", f"{HOST}:{sasl}", tls, mutual, authority, stranger, folder)
+    finally:
+        stop([server])

@@ -1,0 +1,98 @@
+"""What the lakehouse tests share: small tables, and DuckDB as the reader that is not ours."""
+
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from game_events.lakehouse.commits.commit import Commit
+from game_events.lakehouse.data.staging import StagedWriter
+from game_events_tests.support.reconciliation import database
+
+SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.string())])
+
+
+def staged(table, numbers, schema=SCHEMA, **columns):
+    """Files with the given numbers, not committed."""
+    writer = StagedWriter(table, schema)
+    numbers = list(numbers)
+    data = {"n": numbers, "s": [str(n) for n in numbers]} | columns
+    writer.write(pa.table({f.name: pa.array(data[f.name], f.type) for f in schema}, schema=schema))
+    return writer.close()
+
+
+def plan(table, numbers, before, after, *, app="txn", schema=SCHEMA, **options):
+    """A commit that moves one `txn`."""
+    handle = table.open()
+    table_id = str(handle.metadata().id) if handle is not None else None
+    files = options.pop("files", None)
+    files = staged(table, numbers, schema) if files is None else files
+    return Commit(table, schema, files, {app: before}, {app: after}, options.pop("table_id", table_id), **options)
+
+
+def rows(table, columns="*"):
+    """Rows of the newest version, sorted, as DuckDB reads the files that the log names."""
+    files = DeltaTable(table.uri).file_uris()
+    if not files:
+        return []
+    with database().cursor() as cursor:
+        found = cursor.execute(f"SELECT {columns} FROM read_parquet(?, union_by_name => true) ORDER BY ALL", [files])
+        return found.fetchall()
+
+
+def numbers(table):
+    """The numbers of a table, sorted."""
+    return [n for (n,) in rows(table, "n")]
+
+
+def grow_old(table):
+    """Entries of its log are older than a second, in which Delta counts how long they stay."""
+    for entry in Path(table.uri, "_delta_log").glob("*.json"):
+        os.utime(entry, (time.time() - 2,) * 2)
+
+
+def data_files(table):
+    """Names of the Parquet files on disk, committed or not."""
+    return {f.name for f in Path(table.uri).glob("*.parquet")}
+
+
+def committed_files(table):
+    """Names of the files of the newest version."""
+    return {Path(uri).name for uri in DeltaTable(table.uri).file_uris()}
+
+
+def fails_before(error):
+    """A call that never happens."""
+
+    def call(*_, **__):
+        raise error
+
+    return call
+
+
+def txn(table, app="txn"):
+    return DeltaTable(table.uri).transaction_version(app)
+
+
+def both(*calls):
+    """Calls at the same moment; what each returned or raised."""
+    start = threading.Barrier(len(calls))
+
+    def one(call):
+        start.wait()
+        try:
+            return call()
+        except Exception as error:  # noqa: BLE001 - looked at by the test
+            return error
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(one, calls))
+
+
+def assert_nothing_left_over(table):
+    """Every file on disk is in the log of some version."""
+    assert data_files(table) == committed_files(table)

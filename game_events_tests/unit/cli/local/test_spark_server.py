@@ -1,0 +1,73 @@
+"""How the shared server is watched, with a process in its place that only sleeps."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from game_events.cli.local import spark_server as warm_spark
+from game_events.cli.local.spark_server import WarmSpark
+from game_events.config.settings import load_settings
+from game_events.stack.server_process import ServerProcess, find, spawn
+from game_events_tests.support.waiting import until
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """The processes that were started, each with its address."""
+    found = []
+
+    def start(_conf, folder, *, port, token, log):
+        folder.mkdir(parents=True, exist_ok=True)
+        sleeping = [sys.executable, "-c", "import time; time.sleep(600)"]
+        found.append((spawn(sleeping, port=port, cwd=folder, log=log), port, token))
+        return found[-1][0]
+
+    monkeypatch.setattr(warm_spark.connect_server, "start", start)
+    monkeypatch.setattr(warm_spark, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(warm_spark, "LOOK_S", 0.02)
+    return found
+
+
+@pytest.fixture
+def make(tmp_path):
+    return lambda said: WarmSpark(load_settings(state_dir=tmp_path / "state"), said.append)
+
+
+def test_a_server_that_dies_has_a_successor_at_the_same_address_and_with_the_same_token(started, make, tmp_path):
+    said = []
+    warm = make(said)
+    before = warm.environment
+    warm.start()
+    for number in (1, 2):
+        os.kill(started[-1][0].pid, signal.SIGKILL)
+        until(lambda wanted=number + 1: len(started) == wanted, 20, what="a successor")
+    (token,) = {token for _, _, token in started}
+    assert warm.environment == before
+    assert warm.environment["SPARK_CONNECT_AUTHENTICATE_TOKEN"] == token
+    # No port: whoever takes one is sent nothing (unit/stack/test_private_socket.py).
+    socket = Path(warm.environment["GAME_EVENTS_SPARK_REMOTE"].removeprefix("unix:"))
+    assert socket.is_socket()
+    assert stat.S_IMODE(socket.parent.stat().st_mode) == stat.S_IMODE((tmp_path / "state/spark").stat().st_mode) == 0o700
+    assert len(said) == 2
+    assert token not in "".join(said)
+    warm.end()
+    assert [find(process) for process, _, _ in started] == [None] * 3
+    assert list((tmp_path / "state").rglob("*.json")) == []
+    assert not socket.exists()
+
+
+def test_one_that_a_killed_up_has_left_is_stopped_by_the_next_one(started, make, tmp_path):
+    make([])._start()  # as if the process had ended here
+    recorded = ServerProcess.model_validate_json((tmp_path / "state" / "spark" / "connect.json").read_text())
+    assert find(recorded) is not None
+    after = make([])
+    after.start()
+    assert find(recorded) is None
+    assert find(started[-1][0]) is not None
+    after.end()

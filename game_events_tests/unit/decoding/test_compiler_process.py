@@ -1,0 +1,128 @@
+"""What happens to the process in which schemas are compiled: what is no schema's fault is tried again, and no schema blamed."""
+
+import errno
+import os
+import signal
+
+import pytest
+
+from game_events.decoding import compiler, compiler_process
+from game_events.decoding.compiler import compile_schema, first_decoder
+from game_events.decoding.core.registry_schema import RegistrySchema
+from game_events.decoding.protobuf import files as protobuf_files
+from game_events.decoding.protobuf.schema import ProtobufSchema
+from game_events.errors import DataError, TransientError
+from game_events_tests.support.decoding.hostile_schemas import MAIN
+
+GOOD = RegistrySchema(1, "PROTOBUF", MAIN)
+
+
+def ended_after_start(own_child, monkeypatch, *signals):
+    """Ends the children that are started from now on, one by each signal, before they get a request."""
+    started, left = own_child._started, list(signals)
+
+    def start_and_end():
+        fresh = started()
+        if left:
+            os.kill(own_child._process.pid, left.pop(0))
+            own_child._process.wait()
+        return fresh
+
+    monkeypatch.setattr(own_child, "_started", start_and_end)
+
+
+def test_a_new_child_that_is_told_to_stop_is_no_schemas_fault(own_child, monkeypatch):
+    # Other signals that stop processes may be ignored here (`nohup`).
+    ended_after_start(own_child, monkeypatch, signal.SIGTERM)
+    with pytest.raises(TransientError, match="schema id 1"):
+        compile_schema(GOOD)
+    assert compile_schema(GOOD).has((0,))
+
+
+def test_a_new_child_that_is_killed_once_is_no_schemas_fault(own_child, monkeypatch):
+    ended_after_start(own_child, monkeypatch, signal.SIGKILL)
+    assert compile_schema(GOOD).has((0,))
+
+
+def test_a_new_child_that_ended_as_nothing_came_is_no_schemas_fault(own_child, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(compiler, "IDLE_S", 0.05)
+        ended_after_start(own_child, monkeypatch, 0)  # waits until it has ended by itself
+        assert compile_schema(GOOD).has((0,))
+
+
+def test_two_new_children_that_are_killed_are_the_schemas_fault(own_child, monkeypatch):
+    ended_after_start(own_child, monkeypatch, signal.SIGKILL, signal.SIGKILL)
+    with pytest.raises(DataError, match="takes more memory than there is"):
+        compile_schema(GOOD)
+
+
+def test_a_schema_that_is_not_done_after_the_wall_limit_is_tried_once(own_child, monkeypatch):
+    own_child._started()
+    os.kill(own_child._process.pid, signal.SIGSTOP)
+    monkeypatch.setattr(compiler, "WAIT_S", 0.2)
+    monkeypatch.setattr(own_child, "_started", lambda started=[True]: started.pop())
+    with pytest.raises(DataError, match=r"it is not done after 0\.2 s"):
+        compile_schema(GOOD)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO])
+def test_what_the_machine_lacks_is_no_schemas_fault(code, monkeypatch, tmp_path):
+    def fails(*_):
+        raise OSError(code, os.strerror(code), "known.bin")
+
+    monkeypatch.setattr(compiler_process, "_compile", fails)
+    request = {"schema_id": 1, "format": "AVRO", "text": "{}", "references": [], "folder": str(tmp_path), "options": []}
+    answer = compiler_process._answer(request["schema_id"], request)
+    assert os.strerror(code) in answer["unable"]
+    assert "error" not in answer
+
+
+def test_a_file_that_is_too_large_is_the_schemas_fault(monkeypatch, tmp_path):
+    def fails(*_):
+        raise OSError(errno.EFBIG, "File too large")
+
+    monkeypatch.setattr(compiler_process, "_compile", fails)
+    request = {"schema_id": 1, "format": "AVRO", "text": "{}", "references": [], "folder": str(tmp_path), "options": []}
+    assert "File too large" in compiler_process._answer(request["schema_id"], request)["error"]
+
+
+def test_a_schema_whose_child_lacks_something_is_compiled_when_it_lacks_it_no_more(own_child, monkeypatch):
+    compile_schema(GOOD)
+    with monkeypatch.context() as patch:
+        patch.setattr(own_child, "_exchange", lambda _: {"schema_id": 1, "unable": "OSError: [Errno 28] No space left"})
+        with pytest.raises(TransientError, match="No space left"):
+            compile_schema(GOOD)
+    assert compile_schema(GOOD).has((0,))
+
+
+def test_a_folder_that_cannot_be_made_is_no_schemas_fault(own_child, monkeypatch, tmp_path):
+    compile_schema(GOOD)
+    with monkeypatch.context() as patch:
+        patch.setattr("tempfile.tempdir", str(tmp_path / "full"))
+        with pytest.raises(TransientError, match="temporary"):
+            compile_schema(GOOD)
+        own_child.end()
+        with pytest.raises(TransientError, match="cannot be started"):
+            first_decoder(ProtobufSchema(1, "x.proto", b""), (0,))
+    assert compile_schema(GOOD).has((0,))
+
+
+def test_protoc_that_cannot_write_is_no_schemas_fault(monkeypatch, tmp_path):
+    read_only = tmp_path / "full"
+    monkeypatch.setattr(protobuf_files, "_protoc", lambda *_: "compiled.bin: No space left on device")
+    monkeypatch.setattr(protobuf_files, "require_room", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space")))
+    read_only.mkdir()
+    with pytest.raises(OSError, match="No space"):
+        protobuf_files.compile_files(GOOD, read_only)
+
+
+def test_an_answer_to_another_request_is_never_taken(own_child, monkeypatch):
+    compile_schema(GOOD)
+    exchange = own_child._exchange
+    with monkeypatch.context() as patch:
+        patch.setattr(own_child, "_exchange", lambda request: exchange(request) | {"schema_id": 2})
+        with pytest.raises(TransientError, match="schema id 1"):
+            compile_schema(GOOD)
+    assert own_child._process is None
+    assert compile_schema(GOOD).schema_id == 1

@@ -1,0 +1,382 @@
+"""Maintenance of one table: same rows, fewer files, and nothing goes that somebody may need."""
+
+import dataclasses
+import json
+import os
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from game_events.config.settings import Settings
+from game_events.errors import ConflictError
+from game_events.lakehouse.commits import commit as commits
+from game_events.lakehouse.commits.commit import commit
+from game_events.lakehouse.commits.restores import restored
+from game_events.lakehouse.data.snapshot import BATCH_INFO, read_arrow, selection
+from game_events.lakehouse.maintenance import compaction
+from game_events.lakehouse.maintenance import unreferenced_files as replaced_files
+from game_events.lakehouse.maintenance.compaction import FULL_GOAL, LOOP_GOAL, join_files, small_files
+from game_events.lakehouse.maintenance.unreferenced_files import ReplacedFiles, delete_files, orphans
+from game_events.lakehouse.retention import Retention
+from game_events.lakehouse.tables import Lakehouse
+from game_events.pipeline.maintenance.incremental import IncrementalMaintenance
+from game_events_tests.support.tables import SCHEMA, committed_files, data_files, grow_old, numbers, plan, rows, staged
+
+OURS = {BATCH_INFO: "1"}
+
+
+@pytest.fixture
+def lakehouse(tmp_path):
+    return Lakehouse(str(tmp_path))
+
+
+@pytest.fixture
+def table(lakehouse):
+    return lakehouse.table("silver_uno_events")
+
+
+def append(table, count, first=0):
+    """So many commits of two rows each."""
+    for n in range(first, first + count):
+        commit(plan(table, [2 * n, 2 * n + 1], n or None, n + 1, info=OURS))
+
+
+def replaced(table, count):
+    """So many commits that replace the table."""
+    for n in range(count):
+        commit(plan(table, [n], n or None, n + 1, replace=n > 0, info=OURS))
+
+
+def join_all(table, goal=FULL_GOAL):
+    for group in small_files(table, table.open(), goal):
+        join_files(table, table.open(), group)
+
+
+def test_joined_files_hold_the_same_rows_in_fewer_files_and_progress_stays(table):
+    append(table, 20)
+    before = rows(table)
+    join_all(table)
+    assert rows(table) == before
+    assert len(committed_files(table)) == 1
+    assert table.open().transaction_version("txn") == 20
+    append(table, 1, first=20)
+    assert numbers(table) == list(range(42))
+
+
+def test_a_streaming_reader_is_told_that_joined_files_bring_no_new_rows(table):
+    append(table, 3)
+    join_all(table)
+    entry = Path(table.uri, "_delta_log", f"{table.open().version():020}.json").read_text()
+    actions = [json.loads(line) for line in entry.splitlines()]
+    changes = [a[kind]["dataChange"] for a in actions for kind in ("add", "remove") if kind in a]
+    assert len(changes) == 4
+    assert not any(changes)
+
+
+def test_files_with_and_without_later_columns_are_joined(table):
+    append(table, 2)
+    inner = pa.struct([("a", pa.int64())])
+    wide = pa.schema([*SCHEMA, ("extra", pa.string()), ("deep", inner)])
+    files = staged(table, [4], wide, extra=["x"], deep=[{"a": 1}])
+    commit(plan(table, [4], 2, 3, schema=wide, files=files))
+    wider = pa.schema([*SCHEMA, ("extra", pa.string()), ("deep", pa.struct([("a", pa.int64()), ("b", pa.string())]))])
+    files = staged(table, [5], wider, extra=["y"], deep=[{"a": 2, "b": "z"}])
+    commit(plan(table, [5], 3, 4, schema=wider, files=files))
+    join_all(table)
+    assert len(committed_files(table)) == 1
+    found = read_arrow(table, table.open()).sort_by("n").to_pylist()
+    assert [row["extra"] for row in found] == [None, None, None, None, "x", "y"]
+    assert [row["deep"] for row in found[3:]] == [None, {"a": 1, "b": None}, {"a": 2, "b": "z"}]
+
+
+def test_batches_are_still_found_by_their_files_statistics(table):
+    schema = pa.schema([*SCHEMA, ("_batch", pa.int64())])
+    for batch in range(1, 5):
+        files = staged(table, [batch], schema, _batch=[batch])
+        commit(plan(table, [], batch - 1 or None, batch, schema=schema, files=files))
+    first, second, *_ = small_files(table, table.open(), FULL_GOAL)[0]
+    join_files(table, table.open(), [first, second])
+    assert selection(table.open(), "_batch", 2).exact
+    assert selection(table.open(), "_batch", 2).rows == 2
+    assert not selection(table.open(), "_batch", 1).exact
+
+
+def test_a_loop_writes_a_row_again_once_for_each_size_class(table, monkeypatch):
+    goal = dataclasses.replace(LOOP_GOAL, files=6)
+    monkeypatch.setattr(compaction, "FACTOR", 4)
+    written = []
+    for n in range(37):
+        commit(plan(table, range(100 * n, 100 * n + 100), n or None, n + 1))
+        if n == 0:
+            (size,) = pa.table(table.open().get_add_actions()).column("size_bytes").to_pylist()
+            monkeypatch.setattr(compaction, "SMALLEST", 2 * size)
+        for group in small_files(table, table.open(), goal):
+            written.append(join_files(table, table.open(), group).rows)
+    assert numbers(table) == list(range(3700))
+    assert len(committed_files(table)) < 3 * goal.files
+    assert written == [*[600] * 6, 3600], "each row once for each of two size classes"
+
+
+def test_quarantine_keeps_files_of_other_layers_and_games_apart(lakehouse):
+    quarantine = lakehouse.table("quarantine_events")
+    schema = pa.schema([*SCHEMA, ("layer", pa.string()), ("game", pa.string())])
+    places = [("bronze", None), ("silver", "uno"), ("silver", "chess")] * 2
+    for n, (layer, game) in enumerate(places):
+        files = staged(quarantine, [n], schema, layer=[layer], game=[game])
+        commit(plan(quarantine, [], n or None, n + 1, schema=schema, files=files))
+    join_all(quarantine)
+    assert len(committed_files(quarantine)) == 3
+    assert numbers(quarantine) == list(range(6))
+
+
+def test_large_files_are_left_alone(table):
+    append(table, 4)
+    size = max(pa.table(table.open().get_add_actions()).column("size_bytes").to_pylist())
+    assert not small_files(table, table.open(), dataclasses.replace(FULL_GOAL, bytes=size))
+
+
+def test_who_joins_files_that_a_rival_has_joined_stops_and_leaves_nothing_behind(table):
+    append(table, 3)
+    (group,) = small_files(table, table.open(), FULL_GOAL)
+    stale = table.open()
+    join_files(table, table.open(), group)
+    before = data_files(table)
+    with pytest.raises(ConflictError, match="somebody else rewrote"):
+        join_files(table, stale, group)
+    assert data_files(table) == before
+    assert numbers(table) == list(range(6))
+
+
+def test_a_commit_that_meets_a_compaction_half_way_lands_all_the_same(table, monkeypatch):
+    append(table, 3)
+    ours = plan(table, [99], 3, 4)
+    write, joined = DeltaTable.create_write_transaction, []
+
+    def beaten(self, *args, **options):
+        if not joined:
+            joined.append(True)
+            (group,) = small_files(table, table.open(), FULL_GOAL)
+            join_files(table, table.open(), group)
+        return write(self, *args, **options)
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", beaten)
+    landed = commit(ours)
+    assert landed.rows == 1
+    assert numbers(table) == [0, 1, 2, 3, 4, 5, 99]
+
+
+def test_a_restore_is_found_behind_many_compactions(table):
+    append(table, 3)
+    DeltaTable(table.uri).restore(1)
+    for n in range(10):
+        (group,) = small_files(table, table.open(), FULL_GOAL) or [None]
+        if group is None:
+            schema = pa.schema(table.open().schema())
+            table.open().create_write_transaction([], "append", table.open().schema())
+            assert schema.names == ["n", "s"]
+        else:
+            join_files(table, table.open(), group)
+        assert restored(table.open()), n
+
+
+def test_replaced_files_go_when_the_time_is_over_and_not_before(table):
+    replaced(table, 4)
+    known = ReplacedFiles(table)
+    known.read_log(table.open())
+    assert known.delete(older_than_s=60) == 0
+    assert len(data_files(table)) == 4
+    time.sleep(0.01)
+    assert known.delete(older_than_s=0) == 3
+    assert data_files(table) == committed_files(table)
+    assert numbers(table) == [3]
+
+
+def test_each_log_entry_is_read_once_and_later_ones_are_found(table):
+    replaced(table, 3)
+    known = ReplacedFiles(table)
+    known.read_log(table.open())
+    known.read_log(table.open())
+    assert len(known.waiting) == 2
+    commit(plan(table, [9], 3, 4, replace=True))
+    known.read_log(table.open())
+    assert len(known.waiting) == 3
+
+
+def test_files_are_found_too_whose_removal_only_a_checkpoint_remembers(table):
+    replaced(table, 4)
+    Retention(kept_h=1e-6).apply(table.name, table.open())
+    grow_old(table)
+    table.open().create_checkpoint()
+    table.open().cleanup_metadata()
+    assert not list(Path(table.uri, "_delta_log").glob("*0.json")), "the entries are gone"
+    known = ReplacedFiles(table)
+    known.read_log(table.open())
+    assert known.delete(older_than_s=0) == 3
+    assert data_files(table) == committed_files(table)
+
+
+def test_a_file_that_a_restore_has_brought_back_stays(table):
+    replaced(table, 3)
+    known = ReplacedFiles(table)
+    known.read_log(table.open())
+    DeltaTable(table.uri).restore(1)
+    assert known.delete(older_than_s=-1) == 1
+    assert numbers(table) == [1]
+
+
+def test_staged_files_are_never_taken_for_replaced_ones(table):
+    replaced(table, 2)
+    waiting = staged(table, [7])
+    known = ReplacedFiles(table)
+    known.read_log(table.open())
+    known.delete(older_than_s=-1)
+    commit(plan(table, [], 2, 3, files=waiting))
+    assert numbers(table) == [1, 7]
+
+
+def test_files_that_no_commit_names_go_when_they_are_old(table):
+    append(table, 2)
+    old, young, listed = (staged(table, [n])[0].path for n in (50, 51, 52))
+    past = time.time() - 7200
+    for name in (old, listed):
+        os.utime(Path(table.uri, name), (past, past))
+    for name in committed_files(table):
+        os.utime(Path(table.uri, name), (past, past))
+    found = orphans(table, 3600, ReplacedFiles(table), keep={listed})
+    assert found.files == [old]
+    assert found.bytes > 0
+    assert delete_files(table, found.files) == 1
+    assert data_files(table) == committed_files(table) | {young, listed}
+    assert numbers(table) == [0, 1, 2, 3]
+
+
+def test_files_that_a_rival_has_just_replaced_are_no_orphans_however_old_they_are(table):
+    append(table, 3)
+    past = time.time() - 7200
+    for name in committed_files(table):
+        os.utime(Path(table.uri, name), (past, past))
+    known = ReplacedFiles(table)
+    known.read_log(table.open())
+    join_all(table)
+    assert orphans(table, 3600, known).files == []
+
+
+def test_what_could_not_be_deleted_is_tried_again(table, monkeypatch):
+    replaced(table, 3)
+    known = ReplacedFiles(table)
+    known.read_log(table.open())
+
+    def away(_table, _names):
+        raise OSError("storage does not answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(replaced_files, "delete_files", away)
+        with pytest.raises(OSError, match="does not answer"):
+            known.delete(older_than_s=-1)
+    assert known.delete(older_than_s=-1) == 2
+
+
+def test_joining_files_takes_nothing_back_that_a_rival_has_noted_about_a_column(table):
+    append(table, 2)
+    (group,) = small_files(table, table.open(), FULL_GOAL)
+    stale = table.open()
+    table.open().alter.set_column_metadata("n", {"game_events": "later"})
+    join_files(table, stale, group)
+    (column,) = [f for f in table.open().schema().fields if f.name == "n"]
+    assert column.metadata["game_events"] == "later"
+    assert numbers(table) == [0, 1, 2, 3]
+
+
+def test_a_file_that_cannot_be_read_ends_no_loop(lakehouse, table):
+    append(table, LOOP_GOAL.files)
+    Path(table.uri, sorted(committed_files(table))[0]).write_bytes(b"PAR1")
+    upkeep = IncrementalMaintenance(lakehouse, Retention())
+    upkeep._budget_s = 1.0
+    upkeep.note([table.name] * LOOP_GOAL.files)
+    (done,) = [entry for entry in upkeep.work() if entry.table == table.name]
+    assert done.error
+
+
+def test_derived_tables_are_kept_for_a_shorter_time_than_others():
+    retention = Retention(kept_h=2, derived_h=0.5)
+    assert retention.seconds("silver_uno_events") == retention.seconds("bronze_events") == 7200
+    assert retention.seconds("gold_uno_player_agg") == retention.seconds("progress") == 1800
+
+
+def test_a_new_table_says_how_long_its_old_files_stay_and_a_change_of_the_setting_reaches_it(lakehouse):
+    gold = lakehouse.table("gold_uno_player_agg")
+    commit(plan(gold, [1], None, 1))
+    assert gold.open().metadata().configuration["delta.logRetentionDuration"] == "interval 1800 seconds"
+    assert not Retention().apply(gold.name, gold.open())
+    assert Retention(derived_h=1).apply(gold.name, gold.open())
+    assert gold.open().metadata().configuration["delta.deletedFileRetentionDuration"] == "interval 10800 seconds"
+    assert numbers(gold) == [1]
+
+
+def test_the_settings_have_the_defaults_that_tables_are_made_with():
+    settings = Settings(_env_file=None)
+    assert Retention(settings.retention_h, settings.derived_retention_h) == Retention()
+
+
+def test_the_log_of_a_table_that_is_always_replaced_does_not_grow(lakehouse, monkeypatch):
+    monkeypatch.setattr(commits, "CHECKPOINT_COMMITS", 10)
+    gold = lakehouse.table("gold_uno_player_agg")
+    commit(plan(gold, [0], None, 1))
+    Retention(derived_h=1 / 3600).apply(gold.name, gold.open())
+    for n in range(1, 24):
+        commit(plan(gold, [n], n, n + 1, replace=True))
+        if n == 11:
+            grow_old(gold)
+    entries = list(Path(gold.uri, "_delta_log").glob("*.json"))
+    assert len(entries) < 18, "nothing of 25 entries was removed"
+
+
+class TestUpkeepOfALoop:
+    @pytest.fixture
+    def upkeep(self, lakehouse):
+        upkeep = IncrementalMaintenance(lakehouse, Retention(kept_h=1e-6, derived_h=1e-6))
+        upkeep._budget_s = 10.0
+        return upkeep
+
+    def test_a_table_is_looked_after_when_it_has_enough_commits(self, table, upkeep):
+        append(table, LOOP_GOAL.files)
+        for _ in range(LOOP_GOAL.files - 1):
+            upkeep.note([table.name])
+        assert not upkeep.work()
+        upkeep.note([table.name])
+        time.sleep(0.01)
+        done = {entry.table: entry for entry in upkeep.work()}[table.name]
+        assert (done.joined, done.into, done.files) == (LOOP_GOAL.files, 1, 1)
+        upkeep.note([table.name] * LOOP_GOAL.files)
+        time.sleep(0.01)
+        upkeep._budget_s = 10.0
+        later = {entry.table: entry for entry in upkeep.work()}[table.name]
+        assert done.replaced + later.replaced == LOOP_GOAL.files
+        assert data_files(table) == committed_files(table)
+
+    def test_it_takes_no_more_than_its_share_and_the_others_turn_comes(self, lakehouse, upkeep):
+        tables = [lakehouse.silver(f"g{n}") for n in range(3)]
+        for silver in tables:
+            append(silver, LOOP_GOAL.files)
+            upkeep.note([silver.name] * LOOP_GOAL.files)
+        upkeep._budget_s, upkeep._last = 1e-9, time.monotonic()
+        first = upkeep.work()
+        assert len(first) == 1
+        upkeep._budget_s, upkeep._last = -1.0, time.monotonic()
+        assert not upkeep.work(), "nothing is left of the budget"
+        upkeep._budget_s = 10.0
+        names = {entry.table for entry in [*first, *upkeep.work()]}
+        assert {silver.name for silver in tables} <= names
+
+    def test_what_cannot_be_looked_after_is_told_and_harms_nobody(self, lakehouse, table, upkeep):
+        append(table, LOOP_GOAL.files)
+        good = lakehouse.silver("chess")
+        append(good, LOOP_GOAL.files)
+        Path(table.uri, "_delta_log", "00000000000000000002.json").write_text("not json")
+        upkeep.note([table.name, good.name] * LOOP_GOAL.files)
+        done = {entry.table: entry for entry in upkeep.work()}
+        assert done[table.name].error
+        assert done[good.name].into == 1

@@ -1,0 +1,103 @@
+"""Names and handles of tables."""
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from game_events.errors import ConfigurationError, DataError
+from game_events.lakehouse.commits.commit import commit
+from game_events.lakehouse.data.snapshot import files_with, row_count, selection
+from game_events.lakehouse.format_version import KEY, format_of
+from game_events.lakehouse.tables import Lakehouse, game_of_silver, gold_name, is_game, silver_name
+from game_events_tests.support.tables import plan
+
+
+@pytest.fixture
+def table(tmp_path):
+    return Lakehouse(str(tmp_path)).table("t")
+
+
+def test_a_table_that_is_not_there_opens_as_nothing(table):
+    assert table.open() is None
+    table.local_path.mkdir(parents=True)
+    assert table.open() is None
+
+
+def test_a_table_with_deletion_vectors_is_refused_with_what_to_do(table):
+    write_deltalake(
+        table.uri, pa.table({"n": [1]}), configuration={"delta.enableDeletionVectors": "true", "delta.minReaderVersion": "3"}
+    )
+    if "deletionVectors" not in (DeltaTable(table.uri).protocol().reader_features or []):
+        pytest.skip("this delta-rs did not set the feature")
+    with pytest.raises(DataError, match="deletionVectors"):
+        table.open()
+
+
+def test_a_table_says_its_format_older_ones_are_read_and_a_newer_one_is_refused(table, monkeypatch):
+    commit(plan(table, [1], None, 1))
+    assert format_of(table.open()) == 1
+    commit(plan(table, [2], 1, 2))
+    with monkeypatch.context() as patch:
+        patch.setattr("game_events.lakehouse.format_version.FORMAT", 2)
+        assert row_count(table.open()) == 2, "newer code reads older tables"
+    table.open().alter.set_column_metadata(table.open().schema().fields[0].name, {KEY: "2"})
+    with pytest.raises(ConfigurationError, match="has format 2, this version of game_events reads formats up to 1"):
+        table.open()
+
+
+def test_a_table_from_before_there_were_formats_is_of_the_first_one(table):
+    write_deltalake(table.uri, pa.table({"n": [1]}))
+    assert format_of(table.open()) == 1
+
+
+def test_files_below_a_batch_are_not_read(table):
+    for batch in (1, 2, 3):
+        commit(plan(table, [batch * 10, batch * 10 + 1], batch - 1 or None, batch))
+    handle = table.open()
+    assert row_count(handle) == selection(handle, "n", 0).rows == 6
+    assert selection(handle, "n", 20).rows == 4
+    assert len(files_with(handle, "n", 21)) == 1
+    assert len(files_with(handle, "no_such_column", 21)) == len(files_with(handle)) == 3
+
+
+def test_a_selection_says_whether_every_row_of_its_files_is_above_the_bound(table):
+    for batch in (1, 2):
+        commit(plan(table, [batch * 10, batch * 10 + 1], batch - 1 or None, batch))
+    handle = table.open()
+    assert [selection(handle, "n", above).exact for above in (9, 10, 11, 19, 20, 21)] == [True, False, True, True, False, True]
+    assert selection(handle).exact
+    assert not selection(handle, "no_such_column", 5).exact, "without statistics nobody knows"
+
+
+@pytest.mark.parametrize("name", ["rummy", "a", "7_wonders", "a" * 63, "poker_2"])
+def test_good_names_are_games(name):
+    assert is_game(name)
+    assert game_of_silver(silver_name(name)) == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [None, "", "unified", "../../etc", "a/b", "Rummy", "_a", "a b", "a" * 64, "ü", "🎲", "a\n", "a\0", "a-b", ".", b"rummy", 7],
+)
+def test_bad_names_are_no_games(name):
+    assert not is_game(name)
+
+
+def test_no_two_games_share_a_table_and_none_has_the_unified_one():
+    games = ["a", "a_events", "a_player_agg", "silver_a", "unified_x"]
+    names = [name for game in games for name in (silver_name(game), gold_name(game))]
+    assert len(set(names)) == len(names)
+    assert "gold_unified_player_agg" not in names
+    assert [game_of_silver(silver_name(game)) for game in games] == games
+
+
+def test_a_lakehouse_lists_its_tables_and_nothing_else(tmp_path):
+    lakehouse = Lakehouse(str(tmp_path / "new"))
+    assert lakehouse.names() == []
+    commit(plan(lakehouse.silver("b"), [1], None, 1))
+    commit(plan(lakehouse.table("a"), [1], None, 1))
+    (tmp_path / "new" / "stranger").mkdir()
+    assert lakehouse.names() == ["a", "silver_b_events"]
+    assert lakehouse.games() == ["b"]
+    (tmp_path / "new" / "silver_c_events" / "_delta_log").mkdir(parents=True)
+    assert [lakehouse.silver(game).exists() for game in "bcd"] == [True, False, False]

@@ -1,0 +1,31 @@
+"""Aggregates of one's own in Dagster: in the graph, by run, by hand."""
+
+import dagster as dg
+import pytest
+
+from game_events.config.settings import load_settings
+from game_events.definitions import build_defs
+from game_events.errors import ConfigurationError
+from game_events.orchestration.keys import SILVER_KEY
+from game_events_tests.support.worlds.own_module import DEVICES, MEDIAN, extension
+
+DEVICES_KEY, MEDIAN_KEY = dg.AssetKey(["gold_devices"]), dg.AssetKey(["gold_median_hour"])
+
+
+def test_each_has_an_asset_below_silver_with_the_same_partitions(tmp_path):
+    path = extension(tmp_path, DEVICES, MEDIAN)
+    graph = build_defs(load_settings(extensions=(path,))).resolve_asset_graph()
+    for key in (DEVICES_KEY, MEDIAN_KEY):
+        node = graph.get(key)
+        assert node.parent_keys == {SILVER_KEY}
+        assert node.partitions_def.name == "games"
+        assert node.group_name == "gold"
+        assert node.pools == {"gold"}
+    assert "Events of each player on each device." in graph.get(DEVICES_KEY).description
+    assert f"Declared in {path}:" in graph.get(MEDIAN_KEY).description
+
+
+def test_a_module_that_cannot_be_loaded_fails_the_definitions_with_its_name_and_line(tmp_path):
+    path = extension(tmp_path, "raise RuntimeError('not today')")
+    with pytest.raises(ConfigurationError, match=rf"{path}.*:5: RuntimeError: not today"):
+        build_defs(load_settings(extensions=(path,)))

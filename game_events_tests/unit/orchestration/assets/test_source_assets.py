@@ -1,0 +1,58 @@
+"""Topics, and another pipeline's table, in the asset graph; no service."""
+
+from __future__ import annotations
+
+import dagster as dg
+import pytest
+
+from game_events.config.settings import load_settings
+from game_events.definitions import build_defs
+from game_events.orchestration.assets.layers import source_assets
+from game_events.orchestration.keys import BRONZE_KEY
+from game_events.orchestration.sensors.kafka_lag import lag_event
+from game_events.orchestration.sensors.lag_decision import Memory
+from game_events.pipeline.observability.lag import PipelineLag
+from game_events.sources.core.source import SourceSnapshot
+from game_events_tests.support.offsets import lanes
+
+LIST = load_settings(kafka_topic="events,matches")
+PATTERN = load_settings(kafka_topic_pattern="events|matches")
+TABLE = load_settings(source_table="/lake/team_a/bronze_events")
+
+
+@pytest.mark.parametrize(
+    ("settings", "keys"),
+    [
+        (
+            LIST,
+            [
+                ["kafka", "events"],
+                ["schema_registry", "events-value"],
+                ["kafka", "matches"],
+                ["schema_registry", "matches-value"],
+            ],
+        ),
+        (load_settings(kafka_assign={"events": [1]}), [["kafka", "events"], ["schema_registry", "events-value"]]),
+        (PATTERN, [["kafka", "topics_by_pattern"], ["schema_registry", "subjects_by_pattern"]]),
+        (TABLE, [["delta", "team_a", "bronze_events"]]),
+    ],
+    ids=["list", "partitions", "pattern", "table"],
+)
+def test_bronze_is_made_from_each_topic_and_subject_one_for_all_of_a_pattern_or_the_table(settings, keys):
+    wanted = [dg.AssetKey(key) for key in keys]
+    assert [spec.key for spec in source_assets(settings)] == wanted
+    graph = build_defs(settings).resolve_asset_graph()
+    assert graph.get(BRONZE_KEY).parent_keys == set(wanted)
+
+
+def test_lag_is_told_of_each_topic_and_of_all_together_with_a_pattern():
+    latest = lanes("events", "one", {0: 10, 1: 5}) | lanes("matches", "two", {0: 7})
+    lag = {lane: end - 1 for lane, end in latest.items()}
+    standing = PipelineLag("", SourceSnapshot(dict.fromkeys(latest, 0), latest), dict.fromkeys(latest, 1), lag)
+    events, memory = lag_event(LIST, standing, Memory(), 100.0)
+    told = {e.asset_key.path[-1]: (e.metadata["lag"].value, e.metadata["topic_id"].value) for e in events}
+    assert told == {"events": (13, "one"), "matches": (6, "two")}
+    assert lag_event(LIST, standing, memory, 200.0)[0] == [], "nothing has changed"
+    ((event,), _) = lag_event(PATTERN, standing, Memory(), 100.0)
+    rows = [(r.data["topic"], r.data["partition"], r.data["lag"]) for r in event.metadata["offsets"].records]
+    assert rows == [("events", 0, 9), ("events", 1, 4), ("matches", 0, 6)]

@@ -1,0 +1,174 @@
+"""What an erasure, and runs beside it, look at before they commit. Tables made by hand: no service is needed."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pydantic import SecretStr
+
+from game_events.errors import ConfigurationError, ConflictError, DataError
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.incarnations import BronzeIdentity
+from game_events.lakehouse.commits.transactions import Txn
+from game_events.lakehouse.data.snapshot import read_arrow
+from game_events.lakehouse.data.staging import StagedWriter
+from game_events.lakehouse.event_columns import OWN_COLUMNS, QUARANTINE_COLUMNS
+from game_events.lakehouse.system_tables.suppressed import add_suppressed, read_suppressed
+from game_events.lakehouse.tables import SUPPRESSED
+from game_events.pipeline.bronze import load as bronze_module
+from game_events.pipeline.bronze.decode_job import StageResult
+from game_events.pipeline.bronze.offset_plan import OffsetPlan
+from game_events.pipeline.erasure import commits as erasure_passes
+from game_events.pipeline.erasure import run as erasure
+from game_events.pipeline.erasure.resume import resume
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.runs.preflight import environment_checks
+from game_events.pipeline.suppression.driver import hashes_of, suppression
+from game_events.sources.core.source import MicroBatch
+from game_events_tests.support.offsets import lanes, seen
+from game_events_tests.support.pipelines import without_spark
+
+KEY = "a key of the tests, long enough"
+TOPIC, ID = "games", "5cB9Bc9QRbCeqUM/tZO+tg"
+
+
+@pytest.fixture
+def pipeline(tmp_path):
+    return without_spark(tmp_path / "lakehouse", kafka_topic=TOPIC, erasure_key=KEY)
+
+
+def put(table, **txns):
+    """A commit without rows."""
+    handle = table.open()
+    table_id = str(handle.metadata().id) if handle is not None else None
+    commit(Commit(table, OWN_COLUMNS, [], expected={}, advance=txns, table_id=table_id))
+    return table.open()
+
+
+def staged_file(table, schema):
+    writer = StagedWriter(table, schema)
+    writer.write(pa.Table.from_pylist([{}], schema=schema))
+    return writer.close()
+
+
+def test_a_slice_that_was_staged_before_an_erasure_commits_nothing_to_quarantine(pipeline, monkeypatch):
+    handle = put(pipeline.bronze, batch=0)
+
+    def stage(*_):
+        put(pipeline.bronze, **{Txn.ERASURES: 1})
+        files = staged_file(pipeline.bronze, OWN_COLUMNS), staged_file(pipeline.quarantine, QUARANTINE_COLUMNS)
+        return StageResult(*files, set(), set(), Counter())
+
+    monkeypatch.setattr(bronze_module, "stage_micro_batch", stage)
+    now, part = seen(TOPIC, ID, {0: 0}, {0: 2}), MicroBatch(lanes(TOPIC, ID, {0: 0}), lanes(TOPIC, ID, {0: 2}))
+    plan = OffsetPlan(now, {}, now.latest, part)
+    with pytest.raises(ConflictError, match="a concurrent run moved erasures from None to 1"):
+        bronze_module._commit_micro_batch(pipeline, handle, None, plan, part, RunReport())
+    assert pipeline.quarantine.open() is None
+    assert not list(Path(pipeline.lakehouse.root).rglob("*.parquet"))
+
+
+def test_a_list_of_whom_to_keep_out_that_is_gone_lets_nobody_back_in(pipeline):
+    handle = put(pipeline.bronze, batch=0)
+    assert suppression(pipeline, handle) is None
+    erasure.forget(pipeline, RunReport(), frozenset({"ann"}))
+    handle = pipeline.bronze.open()
+    assert suppression(pipeline, handle) is not None
+    shutil.rmtree(pipeline.lakehouse.table(SUPPRESSED).uri)
+    with pytest.raises(DataError, match=r"suppressed_entities.*is gone.*game-events forget"):
+        suppression(pipeline, handle)
+    erasure.forget(pipeline, RunReport(), frozenset({"ann"}))
+    assert suppression(pipeline, pipeline.bronze.open()) is not None
+
+
+def test_work_that_landed_before_the_fence_is_finished_behind_it(pipeline, monkeypatch):
+    order = []
+    for name in ("finish_reset", "note_replay", "_fence"):
+        monkeypatch.setattr(erasure, name, lambda *_, name=name: order.append(name))
+    erasure.forget(pipeline, RunReport(), frozenset({"ann"}))
+    assert order == ["finish_reset", "note_replay", "_fence", "finish_reset", "note_replay"]
+
+
+def test_doctor_says_who_is_kept_out_and_what_keeps_runs_from_knowing_them(pipeline):
+    def doctor(**changed):
+        return environment_checks(pipeline.settings.model_copy(update=changed))["forgotten gamers"]()
+
+    assert doctor() == "none"
+    assert doctor(erasure_key=None) == "none"
+    put(pipeline.bronze, batch=0)
+    erasure.forget(pipeline, RunReport(), frozenset({"ann"}))
+    assert doctor() == "1 are kept out, recognised by the key that is set"
+    with pytest.raises(ConfigurationError, match="GAME_EVENTS_ERASURE_KEY is not set"):
+        doctor(erasure_key=None)
+    with pytest.raises(ConfigurationError, match="another key"):
+        doctor(erasure_key=SecretStr(KEY[::-1]))
+    add_suppressed(pipeline.lakehouse, KEY.encode(), hashes_of(KEY.encode(), frozenset({"bob"})), "run")
+    assert "of 1 the erasure is not finished" in doctor()
+    shutil.rmtree(pipeline.lakehouse.table(SUPPRESSED).uri)
+    with pytest.raises(DataError, match="is gone"):
+        doctor()
+
+
+def test_an_interrupted_erasure_whose_ids_are_lost_is_finished_and_holds_up_nobody(pipeline):
+    with pytest.raises(DataError, match="nothing to resume"):
+        resume(pipeline, RunReport())
+    put(pipeline.bronze, batch=0)
+    gone = pa.schema([*OWN_COLUMNS, pa.field("gamer_id", pa.string())])
+    silver = pipeline.lakehouse.silver("chess")
+    writer = StagedWriter(silver, gone)
+    writer.write(pa.Table.from_pylist([{"gamer_id": who} for who in ("ann", "bob", None)], schema=gone))
+    commit(Commit(silver, gone, writer.close(), expected={}, advance={"batch": 1}, table_id=None))
+    listed = hashes_of(KEY.encode(), frozenset({"ann", "nobody has this one"}))
+    add_suppressed(pipeline.lakehouse, KEY.encode(), listed, "a run that was killed")
+    with pytest.raises(DataError, match=r"not finished.*--resume"):
+        erasure.forget(pipeline, RunReport(), frozenset({"bob"}))
+
+    dry = RunReport()
+    resume(pipeline, dry, dry_run=True)
+    assert dry.erasure.rows == {silver.name: 1}
+    report = RunReport()
+    wanted = resume(pipeline, report)
+    assert wanted.ids == {"ann"}
+    assert (report.erasure.finished, report.erasure.lost_ids, report.erasure.rows) == (True, 1, {silver.name: 1})
+    assert read_suppressed(pipeline.lakehouse).unfinished == frozenset()
+    erasure.forget(pipeline, RunReport(), frozenset({"bob"}))
+    assert [row["gamer_id"] for row in read_arrow(silver, silver.open()).to_pylist()] == [None]
+
+
+def test_rows_that_a_run_rejects_while_they_are_erased_are_taken_off_the_count_of_rejected_rows(pipeline, monkeypatch):
+    schema = pa.schema([*OWN_COLUMNS, pa.field("game_name", pa.string()), pa.field("gamer_id", pa.string())])
+    places = [{"_kafka_topic_id": ID, "_kafka_partition": 0, "_kafka_offset": offset, "_batch": 1} for offset in range(3)]
+
+    def add(table, schema, rows, **txns):
+        writer = StagedWriter(table, schema)
+        writer.write(pa.Table.from_pylist(rows, schema=schema))
+        handle = table.open()
+        table_id = str(handle.metadata().id) if handle is not None else None
+        commit(Commit(table, schema, writer.close(), expected={}, advance=txns, table_id=table_id))
+        return table.open()
+
+    rows = [{**place, "game_name": "chess", "gamer_id": "ann"} for place in places]
+    app = BronzeIdentity.of(add(pipeline.bronze, schema, rows, batch=1)).app
+    silver = pipeline.lakehouse.silver("chess")
+    put(silver, **{app: 0})
+    before = erasure_passes._commit_bronze
+
+    def beside_a_run(*arguments):
+        """It has one row in silver, one was rejected, one dropped."""
+        rejected = {**places[1], "layer": "silver", "game": "chess"}
+        add(pipeline.quarantine, QUARANTINE_COLUMNS, [rejected])
+        add(silver, schema, rows[:1], **{app: 1, Txn.ROWS_DROPPED: 1, Txn.ROWS_QUARANTINED: 1})
+        monkeypatch.setattr(erasure_passes, "_commit_bronze", before)
+        return before(*arguments)
+
+    monkeypatch.setattr(erasure_passes, "_commit_bronze", beside_a_run)
+    monkeypatch.setattr(erasure, "_refresh_gold", lambda _: None)
+    erasure.forget(pipeline, RunReport(), frozenset({"ann"}))
+    handle = silver.open()
+    counters = [handle.transaction_version(app) for app in (Txn.ROWS_DROPPED, Txn.ROWS_QUARANTINED)]
+    assert (counters, read_arrow(silver, handle).num_rows) == ([0, 0], 0)
+    assert read_arrow(pipeline.quarantine, pipeline.quarantine.open()).num_rows == 0

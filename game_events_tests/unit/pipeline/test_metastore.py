@@ -1,0 +1,46 @@
+"""Registration in a real Hive metastore (Derby), each step in a Spark of its own: what is registered outlives the session."""
+
+import pyarrow as pa
+
+from game_events.config.settings import load_settings
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.data.staging import StagedWriter
+from game_events.lakehouse.tables import Lakehouse
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.metastore import register_tables, tables_registered
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.tables import TableReport
+
+SCHEMA = pa.schema([pa.field("game_name", pa.string()), pa.field("_batch", pa.int64())])
+
+
+def make(root, *names):
+    lakehouse = Lakehouse(str(root))
+    for name in names:
+        table = lakehouse.table(name)
+        writer = StagedWriter(table, SCHEMA)
+        writer.write(pa.table({"game_name": ["a", "b"], "_batch": [1, 1]}, schema=SCHEMA))
+        commit(Commit(table, SCHEMA, writer.close(), expected={}, advance={}, table_id=None))
+
+
+def test_a_catalog_that_is_away_is_a_notice_and_a_check_and_no_error(tmp_path):
+    make(tmp_path, "bronze_events")
+
+    def broken():
+        raise RuntimeError("the metastore's port is closed")
+
+    pipeline = Pipeline(load_settings(lakehouse=str(tmp_path), catalog="games"), broken)
+    report = RunReport(tables=[TableReport("bronze", "bronze_events", "")])
+    register_tables(pipeline, report)
+    assert report.notices == [
+        "tables could not be registered in the catalog games: RuntimeError: the metastore's port is closed"
+    ]
+    (check,) = report.checks
+    assert (check.name, check.passed, check.wrong_rows) == ("tables_registered", False, False)
+    # Nobody is asked by a run that changed nothing, or without a catalog.
+    register_tables(pipeline, quiet := RunReport())
+    assert (quiet.notices, quiet.checks) == ([], [])
+    without = Pipeline(load_settings(lakehouse=str(tmp_path)), broken)
+    register_tables(without, unasked := RunReport(tables=report.tables))
+    assert unasked.checks == []
+    assert tables_registered(without).passed

@@ -1,0 +1,114 @@
+"""What the package imports is declared, what is declared is locked, and who installs it may use it."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.metadata
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+PROJECT = Path(__file__).parents[3]
+DECLARED = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+#: Declared and not imported, with why.
+NOT_IMPORTED = {
+    "dagster-deltalake": "offered to the user (pyproject.toml)",
+    "delta-spark": "offered to the user (pyproject.toml)",
+    "googleapis-common-protos": "its .proto files are read",
+}
+#: Namespaces that several packages share -> whose these modules are.
+NAMESPACES = {"google.protobuf": "protobuf"}
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def declared(extra: str | None = None) -> set[str]:
+    listed = DECLARED["dependencies"] if extra is None else DECLARED["optional-dependencies"][extra]
+    return {canonical(re.match(r"[A-Za-z0-9._-]+", entry)[0]) for entry in listed}
+
+
+def imported() -> dict[str, str]:
+    """Module -> a file of the package that imports it; modules of Python's own library and of the package left out."""
+    found = {}
+    for path in (PROJECT / "game_events").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            found |= {name: str(path.relative_to(PROJECT)) for name in names}
+    own = {"game_events", *sys.stdlib_module_names}
+    return {name: path for name, path in found.items() if name.split(".")[0] not in own}
+
+
+@functools.cache
+def installed() -> dict[str, set[str]]:
+    """Top-level module -> packages that have it."""
+    found = importlib.metadata.packages_distributions()
+    return {module: {canonical(name) for name in packages} for module, packages in found.items()}
+
+
+def package_of(module: str) -> str | None:
+    for namespace, package in NAMESPACES.items():
+        if module.startswith(namespace):
+            return package
+    packages = installed()[module.split(".", maxsplit=1)[0]]
+    return next(iter(packages)) if len(packages) == 1 else None
+
+
+def test_every_imported_package_is_declared_and_every_declared_one_is_imported_or_says_why_not():
+    used = {package: path for module, path in imported().items() if (package := package_of(module)) is not None}
+    assert {package: path for package, path in used.items() if package not in declared()} == {}
+    assert declared() - used.keys() == NOT_IMPORTED.keys()
+
+
+def locked(name: str) -> dict[str, set[str]]:
+    """Package -> its versions (one for each version of Python that needs its own)."""
+    found: dict[str, set[str]] = {}
+    for package, version in re.findall(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==(\S+)", (PROJECT / name).read_text(), re.MULTILINE):
+        found.setdefault(canonical(package), set()).add(version)
+    return found
+
+
+def test_what_runs_is_locked_apart_from_what_it_is_tested_with_in_the_same_versions():
+    runtime, development = locked("requirements.lock"), locked("requirements-dev.lock")
+    assert declared() <= runtime.keys()
+    assert declared("dev") <= development.keys()
+    assert {name: versions for name, versions in runtime.items() if development.get(name) != versions} == {}
+    # Some of the tests' own are needed by others, too: cryptography, for one.
+    assert runtime.keys() & {"pytest", "moto", "flask", "playwright", "mypy", "uv", "zensical"} == set()
+    for name in ("requirements.lock", "requirements-dev.lock"):
+        pins = re.findall(r"^[A-Za-z0-9][^\n]*==(?:[^\n]*\\\n)*[^\n]*", (PROJECT / name).read_text(), re.MULTILINE)
+        assert pins
+        assert [pin for pin in pins if "--hash=sha256:" not in pin] == []
+
+
+def test_a_wheel_made_here_has_what_the_package_reads_and_its_licence(tmp_path):
+    """Whoever installs it elsewhere gets it from such a wheel: no package index has this project."""
+    tree = tmp_path / "tree"
+    shutil.copytree(PROJECT / "game_events", tree / "game_events", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(PROJECT / name, tree)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet"]
+    subprocess.run([*pip, "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path, "."], cwd=tree, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as made:
+        names = made.namelist()
+        (metadata,) = [made.read(name).decode() for name in names if name.endswith(".dist-info/METADATA")]
+    assert "License-Expression: Apache-2.0" in metadata
+    assert any(name.endswith("/licenses/LICENSE") for name in names)
+    files = {path.relative_to(tree).as_posix() for path in (tree / "game_events").rglob("*") if path.is_file()}
+    assert files - set(names) == set()
+
+
+def test_the_licence_is_there_and_named():
+    assert DECLARED["license"] == "Apache-2.0"
+    (text,) = [(PROJECT / name).read_text() for name in DECLARED["license-files"]]
+    assert "Apache License" in text
+    assert "TERMS AND CONDITIONS FOR USE, REPRODUCTION, AND DISTRIBUTION" in text

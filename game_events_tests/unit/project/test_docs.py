@@ -1,0 +1,89 @@
+"""What the documents say is true."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import typer.main
+
+from game_events.cli.main import app
+from game_events.config.settings import Settings
+
+ROOT = Path(__file__).parents[3]
+README = (ROOT / "README.md").read_text()
+PACKAGE = ROOT / "game_events"
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
+SETTINGS = (ROOT / "docs" / "reference" / "settings.md").read_text()
+MODULES = (ROOT / "docs" / "reference" / "modules.md").read_text()
+
+
+def test_every_setting_is_in_the_reference_with_its_default():
+    for name, field in Settings.model_fields.items():
+        line = next((line for line in SETTINGS.splitlines() if line.startswith(f"| `{name.upper()}` |")), None)
+        assert line is not None, name
+        assert field.description, name
+        assert field.description.replace("|", "\\|") in line, name
+        default = field.get_default(call_default_factory=True)
+        if isinstance(default, int | str | Path) and default != "":
+            assert f"| `{default}` |" in line, (name, default)
+
+
+def test_every_setting_of_the_readme_exists_with_its_default():
+    rows = re.findall(r"^\| `([A-Z_]+)` \|(.*?)\|", README, re.MULTILINE)
+    assert len(rows) >= 10
+    for name, default in ((name, cell.strip()) for name, cell in rows):
+        value = Settings.model_fields[name.lower()].get_default(call_default_factory=True)
+        assert default == ("" if value is None or value == () else f"`{value}`"), name
+
+
+def test_every_command_of_the_readme_exists():
+    commands = set(typer.main.get_command(app).commands)
+    named = set(re.findall(r"(?:`|^\.venv/bin/)game-events ([a-z-]+)", README, re.MULTILINE))
+    assert named
+    assert named <= commands
+
+
+def test_every_make_target_of_the_readme_exists():
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"^make ([a-z]+)", README, re.MULTILINE))
+    assert named
+    assert named <= targets
+
+
+def test_every_package_is_in_the_architecture():
+    packages = {p.parent.name for p in PACKAGE.glob("*/__init__.py")} | {p.name for p in PACKAGE.glob("*.py")} - {"__init__.py"}
+    table = re.findall(r"^\| (`[^|]*) \|", ARCHITECTURE.split("## Packages")[1].split("\n## ")[0], re.MULTILINE)
+    assert set(re.findall(r"`([\w.]+)`", " ".join(table))) == packages
+
+
+def test_every_module_is_in_the_reference_below_its_package():
+    folders = dict(part.split("\n", 1) for part in MODULES.split("\n## ")[1:])
+    for path in PACKAGE.rglob("*.py"):
+        if path.name != "__init__.py":
+            assert f"| `{path.name}` | " in folders[".".join(path.parent.relative_to(ROOT).parts)], path
+
+
+def test_every_function_and_file_of_the_architecture_exists():
+    steps = re.findall(r"`(\w+)`\s+\(`([\w/]+\.py)`\)", ARCHITECTURE)
+    assert len(steps) >= 12
+    for function, file in steps:
+        assert re.search(rf"^\s*def {function}\(", (PACKAGE / file).read_text(), re.MULTILINE), (function, file)
+    for document in [
+        ROOT / "docs" / "architecture.md",
+        ROOT / "docs" / "contributing.md",
+        *(ROOT / "docs" / "decisions").glob("*.md"),
+    ]:
+        for file in re.findall(r"`([a-z_]+/[a-z_0-9/]+\.py)`", document.read_text()):
+            assert (PACKAGE / file).is_file() or (ROOT / file).is_file(), (document.name, file)
+
+
+def test_the_glossary_has_at_most_twenty_words():
+    rows = re.findall(r"^\| (.+?) \|", ARCHITECTURE.split("## Glossary")[1].split("\n## ")[0], re.MULTILINE)[2:]
+    assert 0 < len(rows) <= 20
+
+
+def test_links_between_the_documents_lead_somewhere():
+    for document in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\((?!http)([^)#]+)", document.read_text()):
+            assert (document.parent / target).exists(), f"{document.name}: {target}"

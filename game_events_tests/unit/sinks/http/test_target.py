@@ -1,0 +1,84 @@
+"""Where rows go: settings that contradict each other, credentials that are shown nowhere."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from game_events.config.settings import load_settings
+from game_events.errors import ConfigurationError
+from game_events.sinks.http.preflight import preflight
+from game_events.sinks.http.sizing import size
+from game_events.sinks.http.target import RestTarget
+from game_events_tests.support.servers.rest_receiver import receiving
+
+TOKEN, PASSWORD = "planted-token-51c2", "hunter22"
+URL = f"http://127.0.0.1:1/hook/{TOKEN}"
+
+
+def target(**settings):
+    return RestTarget.of(load_settings(**({"rest_url": URL} | settings)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "header"),
+    [
+        ({"rest_bearer_token": TOKEN}, ("Authorization", f"Bearer {TOKEN}")),
+        ({"rest_user": "ann", "rest_password": "secret"}, ("Authorization", "Basic YW5uOnNlY3JldA==")),
+        ({"rest_api_key": TOKEN}, ("X-API-Key", TOKEN)),
+        ({"rest_api_key": TOKEN, "rest_api_key_header": "Key"}, ("Key", TOKEN)),
+        ({}, ("Content-Type", "application/json")),
+    ],
+)
+def test_each_way_to_log_in_is_its_header(settings, header):
+    assert dict([header]).items() <= target(**settings).headers.items()
+
+
+def test_neither_address_nor_credentials_are_shown_and_they_survive_the_way_to_the_workers():
+    found = target(rest_user="ann", rest_password=PASSWORD)
+    assert TOKEN not in repr(found)
+    assert PASSWORD not in repr(found)
+    assert found.shown == "http://127.0.0.1:1"
+    assert found.masked(f"no {URL} for {PASSWORD} YW5uOmh1bnRlcjIy") == "no *** for *** ***"
+    assert pickle.loads(pickle.dumps(found)) == found  # noqa: S301 - our own bytes
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"rest_url": None}, "GAME_EVENTS_REST_URL"),
+        ({"rest_url": "http://ann:pw@host/"}, "GAME_EVENTS_REST_PASSWORD"),
+        ({"rest_bearer_token": "a", "rest_api_key": "b"}, "both set"),
+        ({"rest_user": "ann"}, "or neither"),
+        ({"rest_body": "object"}, "GAME_EVENTS_REST_ROWS_PER_CALL=1"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_in_words(settings, says):
+    with pytest.raises(ConfigurationError, match=says):
+        target(**settings)
+
+
+def test_the_first_call_tells_a_closed_door_a_wrong_address_and_a_busy_server_apart(tmp_path: Path):
+    settings = load_settings(rest_url=URL)
+    with receiving(tmp_path / "log", authorization=("Authorization", f"Bearer {TOKEN}")) as receiver:
+        with pytest.raises(ConfigurationError, match="does not let us in") as refused:
+            preflight(settings, target(rest_url=receiver.url))
+        assert str(receiver.port) in str(refused.value)
+        preflight(settings, target(rest_url=receiver.url, rest_bearer_token=TOKEN))
+        for call in ("HEAD", "GET /health", ""):
+            preflight(load_settings(rest_url=URL, rest_preflight=call), target(rest_url=receiver.url, rest_bearer_token=TOKEN))
+    with pytest.raises(Exception, match="not reachable") as away:
+        preflight(settings, target(rest_url=receiver.url))
+    assert type(away.value).__name__ == "TransientError"
+    with pytest.raises(ConfigurationError, match="REST_PREFLIGHT"):
+        load_settings(rest_preflight="POST")
+
+
+def test_tasks_and_cores_follow_from_littles_law():
+    found = size(rows_per_s=1_687, latency_ms=95, rows_per_call=10, calls_per_task=1)
+    assert (found.calls_per_s, found.calls_at_once, found.tasks, found.cores) == (168.7, 17, 17, 1)
+    assert size(1_687, 95, 10, 8).tasks == 3
+    assert size(100_000, 95, 100, 8).cores > 1
+    assert size(1, 1, 100, 8).tasks == 1

@@ -1,0 +1,114 @@
+"""Which leaders wrote the records before bronze's positions: of any number of partitions, whatever is behind them."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+from confluent_kafka import KafkaError
+
+from game_events.config.settings import load_settings
+from game_events.errors import ConfigurationError, TransientError
+from game_events.sources.core.source import Split
+from game_events.sources.kafka import epochs as kafka_epochs
+from game_events.sources.kafka.epochs import SPLITS_AT_ONCE, epochs_before
+
+AT = 100
+TIMEOUT_S = 15
+TRIES = "reading the leader epochs of records"
+
+
+def lanes(count):
+    return [Split("t", "A" * 20 + "QA", partition) for partition in range(count)]
+
+
+class Told:
+    """What a consumer is given: a record of leader 7, or an error (`topic` None: it is the group's)."""
+
+    def __init__(self, topic, partition, offset=None, error=None):
+        self._all = {"topic": topic, "partition": partition, "offset": offset, "error": error, "leader_epoch": 7}
+
+    def __getattr__(self, name):
+        return lambda: self._all[name]
+
+
+class SlowBroker:
+    """Each record takes its time, on a clock that nobody waits for; `first`: what comes before any record."""
+
+    def __init__(self, record_s=0.1, first=(), silent=()):
+        self.now, self.record_s, self.first, self.silent, self.asked = 0.0, record_s, list(first), set(silent), []
+        self.closed = False
+
+    def monotonic(self):
+        return self.now
+
+    def __call__(self, options):
+        self.options = options
+        return self
+
+    def assign(self, wanted):
+        self.asked.append([p.partition for p in wanted])
+        self.coming = deque(
+            [*self.first, *(Told(p.topic, p.partition, AT - 1) for p in wanted if p.partition not in self.silent)]
+        )
+
+    def pause(self, partitions):
+        pass
+
+    def poll(self, timeout):
+        if not self.coming or timeout < self.record_s:
+            self.now += timeout
+            return None
+        self.now += self.record_s
+        return self.coming.popleft()
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def ask(monkeypatch):
+    """Asks a broker for these lanes, all at the same position; unless told otherwise they have all records."""
+
+    def asked(broker, wanted, earliest=0):
+        monkeypatch.setattr(kafka_epochs, "time", broker)
+        positions = dict.fromkeys(wanted, AT)
+        return epochs_before(load_settings(), positions, dict.fromkeys(wanted, earliest), TIMEOUT_S, broker)
+
+    return asked
+
+
+def test_an_election_of_hundreds_of_partitions_is_asked_about_in_groups_each_of_which_has_its_own_time(ask):
+    """All at once they took longer than the one time limit, in every run again."""
+    broker, wanted = SlowBroker(), lanes(500)
+    assert ask(broker, wanted) == dict.fromkeys(wanted, 7)
+    assert broker.now > TIMEOUT_S
+    assert max(map(len, broker.asked)) <= SPLITS_AT_ONCE
+    assert sorted(p for group in broker.asked for p in group) == list(range(500))
+    assert broker.closed
+
+
+def test_a_partition_that_gives_no_answer_ends_the_run_when_its_groups_time_is_over(ask):
+    broker = SlowBroker(silent=[SPLITS_AT_ONCE + 1])
+    with pytest.raises(TransientError, match=TRIES):
+        ask(broker, lanes(500))
+    assert len(broker.asked) == 2, "what comes behind it is not asked"
+    assert broker.closed
+
+
+def test_lanes_without_a_record_before_their_position_are_not_asked(ask):
+    broker = SlowBroker()
+    assert ask(broker, lanes(3), earliest=AT) == {}
+    assert broker.asked == []
+
+
+def test_a_login_that_may_read_the_topic_and_use_no_group_gets_its_answers(ask):
+    """librdkafka asks for the group's coordinator whether it is needed or not, and says so if that is refused."""
+    wanted, refused = lanes(3), Told(None, None, error=KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED))
+    assert ask(SlowBroker(first=[refused]), wanted) == dict.fromkeys(wanted, 7)
+
+
+def test_a_login_that_may_not_read_the_topic_is_told_so(ask):
+    refused = Told("t", 1, error=KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+    with pytest.raises(ConfigurationError, match="what this login may do"):
+        ask(SlowBroker(first=[refused]), lanes(3))
