@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from alembic.config import Config
 from alembic.script import ScriptDirectory
@@ -32,6 +33,9 @@ SERVERS = frozenset({"servers", "stack", "spark", "store"})
 #: What the tests' own settings leave in the environment.
 KEPT = ("GAME_EVENTS_CACHE", shared_servers.VARIABLE, shared_servers.OWNER)
 _numbers = itertools.count(1)
+# No test depends on the machine's speed.
+hypothesis.settings.register_profile("game_events", deadline=None)
+hypothesis.settings.load_profile("game_events")
 # Hypothesis wants no test to change the limit of calls.
 allow_deep_calls()
 

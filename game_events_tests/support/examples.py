@@ -16,4 +16,4 @@ LEAST = 15
 def examples(number: int) -> settings:
     """A decorator beside `given`."""
     few = os.environ.get(VARIABLE) == FEW
-    return settings(max_examples=max(LEAST, number // 4) if few else number, deadline=None)
+    return settings(max_examples=max(LEAST, number // 4) if few else number)

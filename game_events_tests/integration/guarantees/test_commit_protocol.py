@@ -253,11 +253,11 @@ class CommitProtocol(RuleBasedStateMachine):
 class TestFewSlicesCrashesAndRivalsInAnyOrder(CommitProtocol.TestCase):
     """For `make test`."""
 
-    settings = settings(max_examples=5, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
+    settings = settings(max_examples=5, stateful_step_count=20, suppress_health_check=list(HealthCheck))
 
 
 @pytest.mark.scenario
 class TestSlicesCrashesAndRivalsInAnyOrder(CommitProtocol.TestCase):
     """Many."""
 
-    settings = settings(max_examples=25, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
+    settings = settings(max_examples=25, stateful_step_count=20, suppress_health_check=list(HealthCheck))

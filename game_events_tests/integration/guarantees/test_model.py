@@ -197,9 +197,7 @@ class FanOutModel(RuleBasedStateMachine):
 class TestFewFanOutsThroughCrashesRivalsAndLostTables(FanOutModel.TestCase):
     """For `make test`."""
 
-    settings = settings(
-        max_examples=5, stateful_step_count=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
-    )
+    settings = settings(max_examples=5, stateful_step_count=12, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 @pytest.mark.scenario

@@ -131,7 +131,7 @@ ACTIONS = ("warn", "drop", "quarantine", "fail")
 row = st.tuples(st.sampled_from(GAMES), st.integers(0, 2**70 - 1), st.sampled_from([KEEP, DROP, REJECT, HELD_BACK, READMIT]))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(rows=st.lists(row, max_size=40), cuts=st.integers(1, 7), sort_rows=st.sampled_from([1, 5, 1_000]))
 def test_workers_count_every_violation_and_write_every_row_to_its_one_place(rows, cuts, sort_rows, tmp_path_factory):
     """70 rules: more than one bigint of bits."""

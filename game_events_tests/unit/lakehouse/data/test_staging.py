@@ -95,7 +95,7 @@ def duckdb_statistics(path, names):
     return {"numRecords": count, "minValues": low, "maxValues": high, "nullCount": nulls}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(rows=rows_of_all, split=st.integers(1, 4))
 def test_statistics_are_what_duckdb_counts(rows, split, tmp_path_factory):
     table = Lakehouse(str(tmp_path_factory.mktemp("staging"))).table("t")

@@ -149,7 +149,7 @@ def test_reasons_are_counted_over_all_batches(tmp_path):
 values = st.sampled_from(["old", "new", *BAD])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(batches=st.lists(st.lists(values, max_size=20), min_size=1, max_size=4), held=st.sets(st.integers(0, 60)))
 def test_good_and_bad_are_all_rows_but_those_decided_before(batches, held, tmp_path_factory):
     made, kinds = [], []

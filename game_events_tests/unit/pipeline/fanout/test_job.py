@@ -58,7 +58,7 @@ def fan(lakehouse, batches, **routing):
 names = st.none() | st.sampled_from(["uno", "rummy", "chess", "go", *HOSTILE])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     batches=st.lists(st.lists(names, max_size=30), max_size=6),
     sort_rows=st.sampled_from([1, 7, 1_000]),
