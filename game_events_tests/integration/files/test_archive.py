@@ -217,7 +217,7 @@ def test_a_full_refresh_from_an_archive_leaves_the_topics_that_it_does_not_have(
     report = RunReport()
     replace_bronze(make_pipeline(archived), report)
     assert held() == before
-    assert f"{more.decodable:,} rows of bronze_events stay: of topics that are not read just now" in report.notices
+    assert f"{more.decodable:,} rows of bronze_events stay: of topics that are not read now" in report.notices
     assert report.expired == 0
     # Whichever source is read next: nothing of it is new, nothing is missing.
     for one in (archived, both):

@@ -207,14 +207,14 @@ def test_a_full_refresh_of_bronze_leaves_what_is_not_named_just_now_as_it_is(nam
     report = refresh(make_pipeline(allowed), selection=selection_of(make_pipeline(allowed), full_refresh=["bronze"]))
     assert report.success, report.errors
     assert report.expired == 1, "of topic b nothing was looked for"
-    assert "3 rows of bronze_events stay: of topics that are not read just now" in report.notices
+    assert "3 rows of bronze_events stay: of topics that are not read now" in report.notices
     assert held(both, named.prefix) == before | {"a": before["a"][1:]}
     assert gold(both, "uno")["ann"][0] == 4 + 3
     assert_told(make_pipeline(both))
 
     assigned = named("a", kafka_assign=part, allow_bronze_full_refresh=True)
     report = refresh(make_pipeline(assigned), selection=selection_of(make_pipeline(assigned), full_refresh=["bronze"]))
-    assert "5 rows of bronze_events stay: of topics that are not read just now" in report.notices
+    assert "5 rows of bronze_events stay: of topics that are not read now" in report.notices
     assert held(both, named.prefix) == before | {"a": before["a"][1:]}
     put(named("b"), EVENT * 2)
     assert refresh(make_pipeline(both)).rows("bronze") == 2, "it goes on where it was"
