@@ -12,7 +12,8 @@ def connect(**tables: pa.Table) -> duckdb.DuckDBPyConnection:
     """A connection with Arrow tables as views; times are UTC, and no progress bar is written to stdout."""
     # Names in a query are tables, never variables of this program.
     connection = duckdb.connect(config={"python_enable_replacements": False})
-    connection.execute("SET TimeZone = 'UTC'; SET enable_progress_bar = false")
+    # Without the progress bar itself, DuckDB would not notice Ctrl-C during a query.
+    connection.execute("SET TimeZone = 'UTC'; SET enable_progress_bar_print = false")
     for name, table in tables.items():
         connection.register(name, table)
     return connection

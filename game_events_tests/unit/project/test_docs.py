@@ -68,7 +68,7 @@ def test_every_function_and_file_of_the_architecture_exists():
     steps = re.findall(r"`(\w+)`\s+\(`([\w/]+\.py)`\)", ARCHITECTURE)
     assert len(steps) >= 12
     for function, file in steps:
-        assert re.search(rf"^\s*def {function}\(", (PACKAGE / file).read_text(), re.MULTILINE), (function, file)
+        assert re.search(rf"^\s*(def|class) {function}\b", (PACKAGE / file).read_text(), re.MULTILINE), (function, file)
     for document in [
         ROOT / "docs" / "architecture.md",
         ROOT / "docs" / "contributing.md",
