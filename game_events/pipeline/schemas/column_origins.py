@@ -6,7 +6,7 @@ From the lakehouse alone: the column map in bronze's metadata, the archived text
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from game_events.decoding.comments import clean, read_comments
@@ -44,12 +44,12 @@ class ColumnOrigin:
 
 
 def origins(lakehouse: Lakehouse) -> list[ColumnOrigin]:
-    """Every field with a column in bronze, and so in silver, in the order of schemas."""
+    """Every field with a column in bronze, and so in silver, in the order of versions."""
     bronze = lakehouse.table(BRONZE).open()
     known = column_map(bronze) if bronze is not None else ColumnMap()
     versions = _versions(lakehouse)
     found: dict[tuple[str, str, str], ColumnOrigin] = {}
-    for schema_id, origin in _fields(lakehouse, known):
+    for schema_id, origin in _fields(lakehouse, known, versions):
         key = (origin.column, origin.message, origin.declared)
         first = found.get(key)
         at = first.first_schema if first is not None else schema_id
@@ -59,9 +59,10 @@ def origins(lakehouse: Lakehouse) -> list[ColumnOrigin]:
     return list(found.values())
 
 
-def _fields(lakehouse: Lakehouse, known: ColumnMap) -> Iterator[tuple[SchemaId, ColumnOrigin]]:
+def _fields(lakehouse: Lakehouse, known: ColumnMap, versions: Mapping[str, int]) -> Iterator[tuple[SchemaId, ColumnOrigin]]:
     archived = SchemaArchive(lakehouse).read()
-    for schema_id in sorted(archived, key=ordered):
+    # By version first: a later version has the smaller id if another subject had the same text before.
+    for schema_id in sorted(archived, key=lambda i: (versions.get(str(i), 0), ordered(i))):
         schema = archived[schema_id]
         comments = read_comments(schema)
         try:

@@ -1,5 +1,8 @@
 """What `schema show`, `diff` and `columns` say of nested message types that records were of. No Spark, no service."""
 
+import json
+from datetime import UTC, datetime
+
 import pytest
 from deltalake import DeltaTable
 
@@ -7,6 +10,7 @@ from game_events.decoding.core.column_map import ColumnMap
 from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.event_columns import bronze_schema
+from game_events.lakehouse.system_tables.event_log import append_events
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.schemas.catalog import SchemaCatalog
 from game_events.pipeline.schemas.column_origins import origins
@@ -99,3 +103,13 @@ def test_a_difference_names_fields_of_those_types_and_values_of_enums(history):
         ("added", "t.Event.Mini", "who"),
         ("enum value renamed", "t.Event.Mood", "CHEERFUL"),
     ]
+
+
+def test_the_first_version_is_the_first_of_the_subject_whatever_the_order_of_ids(history):
+    add_records_of(history.lakehouse, "t.Event.Mini")
+    # Another subject had the text of version 2 before: ids are the texts'.
+    details = [{"schema_id": 1, "subject": "t-value", "version": 2}, {"schema_id": 2, "subject": "t-value", "version": 1}]
+    events = [{"kind": "schema", "detail": json.dumps(detail), "time": datetime.now(UTC)} for detail in details]
+    append_events(history.lakehouse, events, "run", "part")
+    found = {o.column: (o.first_schema, o.first_version) for o in origins(history.lakehouse)}
+    assert found == {"score": (2, 1), "who": (2, 1)}
