@@ -170,7 +170,8 @@ def _without(part: Part, dropped: Rows) -> Part:
         return part
     keep = np.ones(len(part[0]), dtype=bool)
     keep[dropped] = False
-    return part[0][keep], part[1].filter(pa.array(keep))
+    # A batch without columns has no rows to filter.
+    return part[0][keep], part[1].filter(pa.array(keep)) if part[1].num_columns else part[1]
 
 
 def bisect_decode(

@@ -364,6 +364,14 @@ def test_rows_of_a_message_without_fields_are_not_lost():
     assert decoded.good[0][2].column_names == []
 
 
+def test_rows_of_a_message_without_fields_may_have_fields_of_later_versions():
+    schema = compiled(EMPTY, 45)
+    later = frame(45, (0,), python_class(schema, (0,)).FromString(b"\x08\x01"))
+    decoded = decode(plan_for((schema, (0,))), [frame(45, (0,), python_class(schema, (0,))()), later])
+    assert_each_row_once(decoded, range(2))
+    assert not decoded.rejected
+
+
 def test_the_columns_of_a_batch_have_the_types_of_the_map():
     decoded = decode(PLAN, [event(i) for i in VERSIONS])
     for _, _, table in decoded.good:
