@@ -19,6 +19,7 @@ from game_events.decoding.formats import allow_deep_calls
 from game_events.pipeline.context import Pipeline
 from game_events.stack.stack_state import StackState
 from game_events_tests.support.fixtures.crashes import crash  # noqa: F401 - a fixture for every folder
+from game_events_tests.support.fixtures.registry import proxy  # noqa: F401 - a fixture for every folder
 from game_events_tests.support.servers import shared_servers
 from game_events_tests.support.servers.object_store import KEY, SECRET, ObjectStore
 from game_events_tests.support.servers.spark_kinds import KIND, spark_of

@@ -15,19 +15,19 @@ from game_events.sources.core.source import MicroBatch, Offsets, SourceSnapshot,
 T = TypeVar("T")
 
 
-def lanes(topic: str, topic_id: str, offsets: Mapping[int, int]) -> Offsets:
+def splits(topic: str, topic_id: str, offsets: Mapping[int, int]) -> Offsets:
     """Split -> offset."""
     return {Split(topic, topic_id, partition): offset for partition, offset in offsets.items()}
 
 
 def seen(topic: str, topic_id: str, earliest: Mapping[int, int], latest: Mapping[int, int]) -> SourceSnapshot:
     """A source of one topic."""
-    return SourceSnapshot(lanes(topic, topic_id, earliest), lanes(topic, topic_id, latest))
+    return SourceSnapshot(splits(topic, topic_id, earliest), splits(topic, topic_id, latest))
 
 
 def by_partition(positions: Mapping[Split, T]) -> dict[int, T]:
     """Back again."""
-    return {lane.partition: at for lane, at in positions.items()}
+    return {split.partition: at for split, at in positions.items()}
 
 
 def next_micro_batch(

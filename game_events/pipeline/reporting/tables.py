@@ -27,7 +27,7 @@ class TableReport:
         columns: (name, type) of each column; `comments`: descriptions of columns that have one.
         new: the table was created by this run.
         new_columns: columns that this run added.
-        error: why NoneType was committed, if so.
+        error: why nothing was committed, if so.
         dropped, quarantined: rows that rules rejected in this run.
         violations: rule -> rows that violate it, of the rules that were violated; None: no rule was evaluated.
     """

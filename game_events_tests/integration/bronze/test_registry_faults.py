@@ -11,7 +11,6 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh
 from game_events.pipeline.schemas import store
 from game_events_tests.support.reconciliation import assert_books_balance, count, rows
-from game_events_tests.support.servers.registry_proxy import registry_proxy
 from game_events_tests.support.worlds.topic import send_values
 from game_events_tests.support.worlds.waves import send
 
@@ -29,12 +28,6 @@ FAULTS = {
         "GAME_EVENTS_SCHEMA_REGISTRY_URL",
     ),
 }
-
-
-@pytest.fixture
-def proxy(stack):
-    with registry_proxy(stack.schema_registry_url) as running:
-        yield running
 
 
 @pytest.fixture

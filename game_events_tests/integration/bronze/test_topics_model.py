@@ -32,7 +32,7 @@ class Killed(Exception):  # noqa: N818 - what SIGKILL would be
 
 
 class Broker:
-    """Split -> its end; lanes of topics that were deleted are gone."""
+    """Split -> its end; splits of topics that were deleted are gone."""
 
     def __init__(self):
         self.ends, self.ids = {}, iter(IDS)
@@ -73,12 +73,12 @@ class World:
         if self.meanwhile:
             self.meanwhile.pop()()
         good, bad = [], []
-        for lane, end in part.end.items():
-            for offset in range(part.start[lane], end):
-                row = dict(zip(COORDINATES, (lane.topic_id, lane.partition, offset), strict=True)) | {"_batch": batch}
+        for split, end in part.end.items():
+            for offset in range(part.start[split], end):
+                row = dict(zip(COORDINATES, (split.topic_id, split.partition, offset), strict=True)) | {"_batch": batch}
                 if offset % 3:
                     good.append(row)
-                elif offset not in decided.get((lane.topic_id, lane.partition), ()):
+                elif offset not in decided.get((split.topic_id, split.partition), ()):
                     bad.append(row | {"layer": "bronze"})
         files = []
         for table, schema, rows in (
@@ -97,8 +97,8 @@ class World:
         return report
 
     def grow(self):
-        for lane in self.broker.ends:
-            self.broker.ends[lane] += self.random.randint(0, 5)
+        for split in self.broker.ends:
+            self.broker.ends[split] += self.random.randint(0, 5)
 
     def join(self):
         self.broker.make(f"t.{len(self.broker.ends)}", self.random.randint(1, 3))
@@ -147,16 +147,16 @@ def test_whatever_happens_between_topics_every_record_is_there_once(tmp_path, mo
     world.meanwhile, world.dies_at = [], None
     report = world.run()
     ends = world.broker.ends
-    assert world.held() == Counter((lane.topic_id, lane.partition, o) for lane, end in ends.items() for o in range(end))
+    assert world.held() == Counter((split.topic_id, split.partition, o) for split, end in ends.items() for o in range(end))
     assert sum(report.lag.values()) == 0
     continuous = offsets_continuous(world.pipeline())
     assert continuous.passed, continuous.summary
     # One of them is made anew: only it begins again.
-    kept = {lane: end for lane, end in ends.items() if lane.topic != "t.a"}
+    kept = {split: end for split, end in ends.items() if split.topic != "t.a"}
     before = world.held()
     world.broker.ends = kept
     world.broker.make("t.a", 1)
-    world.broker.ends[min(lane for lane in world.broker.ends if lane.topic == "t.a")] = 4
+    world.broker.ends[min(split for split in world.broker.ends if split.topic == "t.a")] = 4
     report = world.run()
     assert {gap.topic for gap in report.gaps} == {"t.a"}
     assert sum((world.held() - before).values()) == 4

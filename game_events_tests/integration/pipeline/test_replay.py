@@ -23,17 +23,10 @@ from game_events.pipeline.reprocessing.redecode import redecode
 from game_events.pipeline.reprocessing.replay import ReplaySelection, replay, replay_selection
 from game_events.pipeline.runs.refresh import refresh
 from game_events_tests.support.reconciliation import coordinates, count, rows
-from game_events_tests.support.servers.registry_proxy import registry_proxy
 from game_events_tests.support.worlds.topic import register, send_values
 from game_events_tests.support.worlds.waves import assert_gold_follows_silver, power_cut_at, send, versions
 
 GAMES = ("rummy", "spades", "uno")
-
-
-@pytest.fixture
-def proxy(stack):
-    with registry_proxy(stack.schema_registry_url) as running:
-        yield running
 
 
 @pytest.fixture

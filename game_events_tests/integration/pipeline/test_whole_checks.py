@@ -27,14 +27,7 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing.redecode import redecode
 from game_events.pipeline.runs.refresh import refresh
 from game_events.pipeline.state.commit_info import batch_info
-from game_events_tests.support.servers.registry_proxy import registry_proxy
 from game_events_tests.support.worlds.waves import power_cut_at, send
-
-
-@pytest.fixture
-def proxy(stack):
-    with registry_proxy(stack.schema_registry_url) as running:
-        yield running
 
 
 @pytest.fixture
@@ -232,11 +225,11 @@ def assert_sound(pipeline):
 
 def commit_slice(pipeline, skipped, records=10, rows=0):
     """A commit of bronze as a faulty writer would make it: it begins `skipped` offsets behind where the last one ended."""
-    handle, lane = pipeline.bronze.open(), min(pipeline.source.snapshot().latest)
+    handle, split = pipeline.bronze.open(), min(pipeline.source.snapshot().latest)
     batch = handle.transaction_version(Txn.BATCH)
-    start = handle.transaction_version(lane.app) + skipped
-    info = batch_info(batch + 1, rows, 0, {lane: (start, start + records)})
-    advance = {Txn.BATCH: batch + 1, lane.app: start + records}
+    start = handle.transaction_version(split.app) + skipped
+    info = batch_info(batch + 1, rows, 0, {split: (start, start + records)})
+    advance = {Txn.BATCH: batch + 1, split.app: start + records}
     plan = Commit(pipeline.bronze, pa.schema([]), [], {}, advance, str(handle.metadata().id), info=info)
     commit(plan)
 

@@ -15,4 +15,4 @@ def test_a_real_broker_answers_for_more_partitions_than_one_group_with_records_b
     source = KafkaSource(settings)
     now = source.snapshot()
     found = source.epochs_before(now, dict.fromkeys(now.latest, 35))
-    assert found == {lane: now.epochs[lane] for lane in now.latest if lane.partition % 2 == 0}
+    assert found == {split: now.epochs[split] for split in now.latest if split.partition % 2 == 0}

@@ -55,8 +55,8 @@ def test_a_partition_that_was_restored_from_a_copy_and_has_grown_past_bronze_sto
     def run():
         pipeline = Pipeline(settings, no_spark)
         load_bronze(pipeline, RunReport())
-        (lane,) = pipeline.source.snapshot().latest
-        return pipeline.bronze.open().transaction_version(lane.app)
+        (split,) = pipeline.source.snapshot().latest
+        return pipeline.bronze.open().transaction_version(split.app)
 
     with broker:
         make_topic(settings)

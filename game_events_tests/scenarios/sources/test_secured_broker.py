@@ -12,7 +12,7 @@ from game_events.errors import ConfigurationError
 from game_events.pipeline.runs.refresh import refresh
 from game_events.sources.core.source import MicroBatch
 from game_events.sources.kafka.source import KafkaSource
-from game_events_tests.support.offsets import by_partition, lanes
+from game_events_tests.support.offsets import by_partition, splits
 from game_events_tests.support.reconciliation import count
 from game_events_tests.support.servers.secured_broker import CLIENTS, KEY_PASSWORD, MECHANISMS, PASSWORD, secured_broker
 from game_events_tests.support.worlds.quality import Event
@@ -130,7 +130,7 @@ def test_sparks_consumers_refuse_too_by_themselves_and_say_no_password(broker, t
     more = {"password": WRONG, "authority": {"authority": broker.stranger}, "name": {}}[wrong]
     where = f"127.0.0.1:{broker.tls_port}" if wrong == "name" else broker.tls
     settings = topic(where, broker.options("PLAIN", tls=True, **more))
-    part = MicroBatch(*(lanes(settings.kafka_topic, "any", {0: at}) for at in (0, 3)))
+    part = MicroBatch(*(splits(settings.kafka_topic, "any", {0: at}) for at in (0, 3)))
     with pytest.raises(
         (PySparkException, Py4JJavaError), match=r"(?s)(SslAuthentication|SaslAuthentication|SSLHandshake)"
     ) as caught:

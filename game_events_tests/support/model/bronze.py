@@ -37,8 +37,8 @@ class Topic:
 
     Attributes:
         columns: what is decoded: name -> type.
-        records: lane -> one mapping for each offset: `schema`, the schema's id, and values of the columns.
-        expired: lane -> first offset that there still is.
+        records: split -> one mapping for each offset: `schema`, the schema's id, and values of the columns.
+        expired: split -> first offset that there still is.
     """
 
     columns: dict[str, pa.DataType] = field(default_factory=dict)
@@ -47,10 +47,10 @@ class Topic:
 
     def snapshot(self) -> SourceSnapshot:
         """The offsets."""
-        ends = {lane: len(of) for lane, of in self.records.items()}
-        return SourceSnapshot({lane: self.expired.get(lane, 0) for lane in ends}, ends)
+        ends = {split: len(of) for split, of in self.records.items()}
+        return SourceSnapshot({split: self.expired.get(split, 0) for split in ends}, ends)
 
-    def lane(self, row: Mapping[str, Any]) -> Split:
+    def split(self, row: Mapping[str, Any]) -> Split:
         """Where a row was read."""
         (found,) = (p for p in self.records if (p.topic_id, p.partition) == (row["_kafka_topic_id"], row["_kafka_partition"]))
         return found
@@ -109,12 +109,12 @@ def stage_micro_batch(
     """For `staging.stage_micro_batch`: files of both tables."""
     reader: Any = pipeline.source
     good, bad = [], []
-    for lane, end in part.end.items():
-        for offset in range(part.start[lane], end):
-            record = reader.topic.records[lane][offset]
-            row = dict(zip(COORDINATES, (lane.topic_id, lane.partition, offset), strict=True))
-            row |= {"_kafka_topic": lane.topic, "_batch": batch, "_schema_id": record["schema"], "_raw_value": b"x"}
-            if offset in decided.get((lane.topic_id, lane.partition), ()):
+    for split, end in part.end.items():
+        for offset in range(part.start[split], end):
+            record = reader.topic.records[split][offset]
+            row = dict(zip(COORDINATES, (split.topic_id, split.partition, offset), strict=True))
+            row |= {"_kafka_topic": split.topic, "_batch": batch, "_schema_id": record["schema"], "_raw_value": b"x"}
+            if offset in decided.get((split.topic_id, split.partition), ()):
                 continue
             if record["schema"] in reader.schemas:
                 good.append(row | {k: v for k, v in record.items() if k in reader.topic.columns})

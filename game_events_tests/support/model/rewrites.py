@@ -61,7 +61,7 @@ def stage_replay(
         if not asked or row["replayed_table"] == here or place(row) in there:
             continue
         if row["_schema_id"] in reader.schemas:
-            record = reader.topic.records[reader.topic.lane(row)][row["_kafka_offset"]]
+            record = reader.topic.records[reader.topic.split(row)][row["_kafka_offset"]]
             own = {name: row[name] for name in OWN_COLUMNS.names} | {"_batch": batch}
             good.append(own | {k: v for k, v in record.items() if k in reader.topic.columns})
         else:
@@ -90,11 +90,11 @@ def stage_notes(
 
 def stage_reset(pipeline: Pipeline, listed: ResetList, rewritten: frozenset[str]) -> list[StagedFile]:
     """For `quarantine_reset._stage`."""
-    ends = {(lane.topic_id, lane.partition): end for lane, end in listed.ends.items()}
+    ends = {(split.topic_id, split.partition): end for split, end in listed.ends.items()}
     rows = rows_at(pipeline.quarantine, (f.path for f in listed.files))
     for row in rows_at(pipeline.quarantine, sorted(rewritten)):
-        *lane, offset = place(row)
-        if row["layer"] != Layer.BRONZE or offset >= ends.get(tuple(lane), offset + 1):
+        *split, offset = place(row)
+        if row["layer"] != Layer.BRONZE or offset >= ends.get(tuple(split), offset + 1):
             rows.append(row)
     return write(pipeline.quarantine, QUARANTINE_COLUMNS, rows)
 

@@ -13,7 +13,7 @@ from game_events.orchestration.sensors.kafka_lag import lag_event
 from game_events.orchestration.sensors.lag_decision import Memory
 from game_events.pipeline.observability.lag import PipelineLag
 from game_events.sources.core.source import SourceSnapshot
-from game_events_tests.support.offsets import lanes
+from game_events_tests.support.offsets import splits
 
 LIST = load_settings(kafka_topic="events,matches")
 PATTERN = load_settings(kafka_topic_pattern="events|matches")
@@ -46,8 +46,8 @@ def test_bronze_is_made_from_each_topic_and_subject_one_for_all_of_a_pattern_or_
 
 
 def test_lag_is_told_of_each_topic_and_of_all_together_with_a_pattern():
-    latest = lanes("events", "one", {0: 10, 1: 5}) | lanes("matches", "two", {0: 7})
-    lag = {lane: end - 1 for lane, end in latest.items()}
+    latest = splits("events", "one", {0: 10, 1: 5}) | splits("matches", "two", {0: 7})
+    lag = {split: end - 1 for split, end in latest.items()}
     standing = PipelineLag("", SourceSnapshot(dict.fromkeys(latest, 0), latest), dict.fromkeys(latest, 1), lag)
     events, memory = lag_event(LIST, standing, Memory(), 100.0)
     told = {e.asset_key.path[-1]: (e.metadata["lag"].value, e.metadata["topic_id"].value) for e in events}

@@ -25,7 +25,7 @@ from game_events.pipeline.observability.alerts import VERSION, Alert, send
 from game_events.pipeline.observability.lag import PipelineLag
 from game_events.pipeline.reporting.tables import TableReport
 from game_events_tests.support.fixtures.dagster import PROJECT
-from game_events_tests.support.offsets import lanes, seen
+from game_events_tests.support.offsets import seen, splits
 from game_events_tests.support.servers.webhook import TOKEN, Receiver
 
 GAMER = "gamer-0042-secret"
@@ -297,7 +297,7 @@ def test_without_a_webhook_nothing_is_remembered_and_nothing_is_sent_later(world
 
 
 def lagging(records, read=0):
-    at, lag = (lanes("events", "one", {0: n}) for n in (read, records - read))
+    at, lag = (splits("events", "one", {0: n}) for n in (read, records - read))
     return PipelineLag("events", seen("events", "one", {0: 0}, {0: records}), at, lag)
 
 

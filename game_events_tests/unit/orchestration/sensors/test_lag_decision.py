@@ -7,14 +7,14 @@ import pytest
 from game_events.orchestration.sensors.lag_decision import GRACE_S, LONGEST_WAIT_S, Memory, decide, wait_s
 from game_events.pipeline.observability.lag import PipelineLag
 from game_events.sources.core.source import Split
-from game_events_tests.support.offsets import lanes, seen
+from game_events_tests.support.offsets import seen, splits
 
 START = 1_000_000.0
 
 
 def standing(end=10, at=0, topic_id="one", **more):
     """A topic with one partition, and bronze `at` an offset of it."""
-    at, lag = (lanes("events", topic_id, {0: n}) for n in (at, max(0, end - at)))
+    at, lag = (splits("events", topic_id, {0: n}) for n in (at, max(0, end - at)))
     return PipelineLag("events", seen("events", topic_id, {0: 0}, {0: end}), at, lag, **more)
 
 

@@ -20,7 +20,7 @@ from game_events.pipeline.runs.refresh import refresh
 from game_events.pipeline.state.commit_info import batch_info
 from game_events.pipeline.state.offsets import identity
 from game_events.sources.core.source import Gap, Split
-from game_events_tests.support.offsets import by_partition, lanes, next_micro_batch, seen
+from game_events_tests.support.offsets import by_partition, next_micro_batch, seen, splits
 from game_events_tests.support.pipelines import without_spark
 
 OLD, NEW = "5cB9Bc9QRbCeqUM/tZO+tg", "AAAAAAAAAAAAAAAAAAAAAQ"
@@ -43,10 +43,10 @@ def table(tmp_path):
 def add(bronze, batch, ranges, gaps=(), topic_id=OLD):
     """A commit of bronze with no rows, as of a slice of tombstones."""
     handle = bronze.open()
-    ranges = lanes("games", topic_id, ranges)
+    ranges = splits("games", topic_id, ranges)
     info = batch_info(batch, 0, 0, ranges, gaps)
     table_id = str(handle.metadata().id) if handle is not None else None
-    advance = {lane.app: end for lane, (_, end) in ranges.items()} | identity(ranges) | {"batch": batch}
+    advance = {split.app: end for split, (_, end) in ranges.items()} | identity(ranges) | {"batch": batch}
     commit(Commit(bronze, pa.schema(OWN_COLUMNS), [], {}, advance, table_id, info=info))
 
 
@@ -86,7 +86,7 @@ def test_a_topic_made_anew_stops_or_is_read_from_its_start_behind_a_gap_of_unkno
     with pytest.raises(DataError, match=rf"\(id {re.escape(OLD)}\): everything from offset 9 on.*recreated, with id {NEW}"):
         plan(STOP, table, now)
     part = plan(GO_ON, table, now)
-    assert (part.start, part.end) == (lanes("games", NEW, {0: 0}), lanes("games", NEW, {0: records}))
+    assert (part.start, part.end) == (splits("games", NEW, {0: 0}), splits("games", NEW, {0: records}))
     assert [(g.topic_id, g.partition, g.start, g.end) for g in part.gaps] == [(OLD, 0, 9, None), (OLD, 1, 4, None)]
     add(table, 2, {0: (0, records)}, part.gaps, NEW)
     assert plan(STOP, table, now) is None, "from then on it is the topic"

@@ -18,7 +18,7 @@ class Job:
         self.deadly, self.killed, self.tried = set(deadly), set(killed), []
 
     def __call__(self, part):
-        records = {(lane.partition, at) for lane in part.start for at in range(part.start[lane], part.end[lane])}
+        records = {(split.partition, at) for split in part.start for at in range(part.start[split], part.end[split])}
         assert len(records) == part.records
         self.tried.append(records)
         if records & self.deadly or len(self.tried) in self.killed:
@@ -28,7 +28,7 @@ class Job:
 def found(job, ends, starts=(0, 0, 0)):
     part = MicroBatch(dict(zip(LANES, starts, strict=False)), dict(zip(LANES, ends, strict=False)))
     deadly = deadly_records(part, WorkerCrashError("the whole slice"), job)
-    return {(lane.partition, offset) for lane, offset in deadly}
+    return {(split.partition, offset) for split, offset in deadly}
 
 
 @pytest.mark.parametrize("deadly", [{(0, 0)}, {(2, 49_999)}, {(1, 0)}, {(0, 5), (1, 7), (2, 49_999)}])

@@ -65,7 +65,7 @@ def put(table, rows=(), advance=None, info=None, **options):
 def slice_(pipeline, batch, start, end, rows=1, **txns):
     """A commit of bronze, as runs make them; returns its version."""
     ranges = {Split(TOPIC, ID, p): (start.get(p, 0), to) for p, to in end.items()}
-    apps = {lane.app: to for lane, (_, to) in ranges.items()} | identity(ranges) | {"batch": batch} | txns
+    apps = {split.app: to for split, (_, to) in ranges.items()} | identity(ranges) | {"batch": batch} | txns
     return put(pipeline.bronze, [batch] * rows, apps, batch_info(batch, rows, 0, ranges))
 
 

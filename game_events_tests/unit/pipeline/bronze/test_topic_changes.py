@@ -40,7 +40,7 @@ def table(tmp_path):
 def add(bronze, batch, ranges, gaps=(), known=()):
     """A commit of bronze without rows."""
     handle = bronze.open()
-    advance = {lane.app: end for lane, (_, end) in ranges.items()} | identity([*ranges, *known]) | {"batch": batch}
+    advance = {split.app: end for split, (_, end) in ranges.items()} | identity([*ranges, *known]) | {"batch": batch}
     table_id = str(handle.metadata().id) if handle is not None else None
     info = batch_info(batch, 0, 0, ranges, gaps, 0, known)
     commit(Commit(bronze, pa.schema(OWN_COLUMNS), [], {}, advance, table_id, info=info))
@@ -109,8 +109,8 @@ def test_what_quarantine_has_decided_is_told_by_topic_and_of_a_table_by_its_reco
     commit(Commit(quarantine, QUARANTINE_COLUMNS, writer.close(), {}, {}, None))
 
     def found(start, end, until):
-        """What of these lanes is decided if quarantine stands there."""
-        advance = {lane.app: at for lane, at in until.items()}
+        """What of these splits is decided if quarantine stands there."""
+        advance = {split.app: at for split, at in until.items()}
         commit(Commit(quarantine, QUARANTINE_COLUMNS, [], {}, advance, str(quarantine.open().metadata().id)))
         return decided_on(quarantine, quarantine.open(), MicroBatch(start, end))
 
@@ -142,8 +142,8 @@ def test_a_table_is_read_batch_by_batch_as_many_as_there_is_room_for(theirs, tmp
     def room(start, most):
         settings = load_settings(source_table=theirs.uri, lakehouse=str(tmp_path / "ours"), max_records_per_batch=most)
         source = TableSource(settings)
-        (lane,) = source.snapshot().latest
-        return source.batch_limit({lane: start})
+        (split,) = source.snapshot().latest
+        return source.batch_limit({split: start})
 
     assert [room(1, most) for most in (1, 3, 4, 5, 6, 100)] == [1, 1, 2, 2, 3, 3]
     assert [room(2, most) for most in (1, 2, 3)] == [1, 1, 2]
@@ -156,13 +156,13 @@ def test_a_table_whose_rows_were_replaced_is_another_one_and_stops_the_run(their
     ours = Lakehouse(str(tmp_path / "ours")).table(BRONZE)
     settings = load_settings(source_table=theirs.uri, lakehouse=str(tmp_path / "ours"), on_data_loss="record_gap")
     now = TableSource(settings).snapshot()
-    (lane,) = now.latest
-    assert (now.earliest, now.latest) == ({lane: 1}, {lane: 4})
-    add(ours, 1, {lane: (1, 4)})
+    (split,) = now.latest
+    assert (now.earliest, now.latest) == ({split: 1}, {split: 4})
+    add(ours, 1, {split: (1, 4)})
     assert next_micro_batch(settings, ours.open(), now, now.latest, 10) is None
     grow(theirs, 4, 1, **{Txn.INCARNATION: 4})
     changed = TableSource(settings).snapshot()
-    assert TableSource(settings).changed(MicroBatch({lane: 1}, {lane: 4}))
+    assert TableSource(settings).changed(MicroBatch({split: 1}, {split: 4}))
     with pytest.raises(DataError, match="has other rows than those"):
         next_micro_batch(settings, ours.open(), changed, changed.latest, 10)
     with pytest.raises(ConfigurationError, match="one bronze has one source"):

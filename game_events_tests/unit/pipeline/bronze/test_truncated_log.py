@@ -33,13 +33,13 @@ def bronze(tmp_path):
 
 
 def look(bronze, epochs, written):
-    """A look at a topic that ends behind bronze's position; gives the lanes that were asked for."""
+    """A look at a topic that ends behind bronze's position; gives the splits that were asked for."""
     asked = []
     now = SourceSnapshot({LANE: 0, IDLE: 0}, {LANE: 12, IDLE: 12}, epochs=epochs)
 
     def found(_, positions):
         asked.extend(sorted(positions))
-        return {lane: epoch for lane, epoch in written.items() if lane in positions}
+        return {split: epoch for split, epoch in written.items() if split in positions}
 
     refuse_cut_log(SimpleNamespace(epochs_before=found), bronze, now, {LANE: 10, IDLE: 10})
     return asked

@@ -29,7 +29,7 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.preflight import environment_checks
 from game_events.pipeline.suppression.driver import hashes_of, suppression
 from game_events.sources.core.source import MicroBatch
-from game_events_tests.support.offsets import lanes, seen
+from game_events_tests.support.offsets import seen, splits
 from game_events_tests.support.pipelines import without_spark
 
 KEY = "a key of the tests, long enough"
@@ -64,7 +64,7 @@ def test_a_slice_that_was_staged_before_an_erasure_commits_nothing_to_quarantine
         return StageResult(*files, set(), set(), Counter())
 
     monkeypatch.setattr(bronze_module, "stage_micro_batch", stage)
-    now, part = seen(TOPIC, ID, {0: 0}, {0: 2}), MicroBatch(lanes(TOPIC, ID, {0: 0}), lanes(TOPIC, ID, {0: 2}))
+    now, part = seen(TOPIC, ID, {0: 0}, {0: 2}), MicroBatch(splits(TOPIC, ID, {0: 0}), splits(TOPIC, ID, {0: 2}))
     plan = OffsetPlan(now, {}, now.latest, part)
     with pytest.raises(ConflictError, match="a concurrent run moved erasures from None to 1"):
         bronze_module._commit_micro_batch(pipeline, handle, None, plan, part, RunReport())

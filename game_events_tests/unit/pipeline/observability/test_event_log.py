@@ -26,7 +26,7 @@ from game_events.pipeline.reporting.check_result import CheckResult
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import COUNTER_KINDS, NOTICES_KEPT
 from game_events.pipeline.reporting.tables import TableReport
-from game_events_tests.support.offsets import lanes
+from game_events_tests.support.offsets import splits
 
 SECRETS = ("planted-registry-1", "planted-kafka-22", "planted-store-333")
 
@@ -65,8 +65,8 @@ def a_report():
             table("gold", "gold_rummy_player_agg", "rummy", rows=4),
             table("silver", "silver_uno_events", "uno", error=f"cannot log in with {SECRETS[1]}"),
         ],
-        offsets=lanes("game_events", "id", {0: (5, 15), 1: (0, 3)}),
-        lag=lanes("game_events", "id", {0: 2, 1: 0}),
+        offsets=splits("game_events", "id", {0: (5, 15), 1: (0, 3)}),
+        lag=splits("game_events", "id", {0: 2, 1: 0}),
         batches=[2],
         schema_ids={7},
         new_schemas={7: ("game_events-value", 3)},
@@ -206,7 +206,7 @@ def test_of_a_run_without_an_end_cycles_are_added_up_idle_ones_leave_nothing_and
     pipeline = make_pipeline()
     log = RunLog(pipeline, "continuous", interval_s=3600)
     log.add(RunReport())
-    read, lag = (lanes("game_events", "id", {0: at}) for at in ((15, 20), 0))
+    read, lag = (splits("game_events", "id", {0: at}) for at in ((15, 20), 0))
     first, second = a_report(), replace(a_report(), offsets=read, lag=lag)
     log.add(first)
     log.add(second)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from game_events.pipeline.state.commit_info import batch_info, bronze_commit
 from game_events.pipeline.state.offsets import identity, offsets_of, topic_id_read
 from game_events.sources.core.source import Gap, Split
-from game_events_tests.support.offsets import by_partition, lanes
+from game_events_tests.support.offsets import by_partition, splits
 
 ids = st.binary(min_size=16, max_size=16).map(lambda b: base64.b64encode(b).decode().rstrip("="))
 
@@ -42,7 +42,7 @@ def test_a_table_keeps_them_and_one_from_before_is_read_by_its_notes(tmp_path):
     handle = DeltaTable(str(tmp_path))
     assert topic_id_read(handle, "games") == topic_id
     assert topic_id_read(handle, "others") is None
-    assert offsets_of(handle, "games", topic_id) == lanes("games", topic_id, {0: 7, 1: 8})
+    assert offsets_of(handle, "games", topic_id) == splits("games", topic_id, {0: 7, 1: 8})
     # Of a partition with no record there was nothing to note.
     hole = Handle({Split("games", topic_id, p).app: p for p in (1, 5, 300)})
     assert by_partition(offsets_of(hole, "games", topic_id)) == {1: 1, 5: 5}

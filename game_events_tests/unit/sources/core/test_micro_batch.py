@@ -16,13 +16,13 @@ from game_events.sources.kafka.source import KafkaSource
 from game_events_tests.support.offsets import by_partition
 
 
-def lane(number):
+def split(number):
     """Partitions by their number: those with an even one are of one topic, the others of another."""
     return Split("games", "id", number) if number % 2 == 0 else Split("others", "other id", number)
 
 
-def lanes(offsets):
-    return {lane(number): at for number, at in offsets.items()}
+def splits(offsets):
+    return {split(number): at for number, at in offsets.items()}
 
 
 @dataclass
@@ -37,11 +37,11 @@ class Planned:
 
 
 def topic(earliest, latest):
-    return SourceSnapshot(lanes(earliest), lanes(latest))
+    return SourceSnapshot(splits(earliest), splits(latest))
 
 
 def plan_slice(now, start, until, cap):
-    part = micro_batch.plan_micro_batch(now, lanes(start), lanes(until), cap)
+    part = micro_batch.plan_micro_batch(now, splits(start), splits(until), cap)
     return None if part is None else Planned(part)
 
 
@@ -160,7 +160,7 @@ def test_slice_after_slice_reads_every_offset_once(ranges, cap):
 
 
 def test_records_and_lag_of_a_slice():
-    part = Planned(MicroBatch(lanes({0: 5, 1: 0}), lanes({0: 8, 1: 1}), lanes({0: 10, 1: 1, 2: 4})))
+    part = Planned(MicroBatch(splits({0: 5, 1: 0}), splits({0: 8, 1: 1}), splits({0: 10, 1: 1, 2: 4})))
     assert (part.records, part.lag) == (4, {0: 2, 1: 0, 2: 0})
 
 

@@ -40,9 +40,9 @@ def test_a_slice_has_as_many_files_and_bytes_as_the_settings_say_and_one_at_leas
         put(landing, f"{n}.pb", b"x" * size, age_s=100 - n)
     for files, size, rooms in ((2, 1000, (2, 2)), (10, 60, (3, 2)), (10, 1, (1, 1))):
         one = source(file_settings, files_per_batch=files, files_bytes_per_batch=size)
-        (lane,) = one.snapshot().latest
-        assert (one.batch_limit({lane: 0}) // FILE_ROWS, one.batch_limit({lane: 1 * FILE_ROWS}) // FILE_ROWS) == rooms
-        assert one.batch_limit({lane: 5 * FILE_ROWS}) == FILE_ROWS
+        (split,) = one.snapshot().latest
+        assert (one.batch_limit({split: 0}) // FILE_ROWS, one.batch_limit({split: 1 * FILE_ROWS}) // FILE_ROWS) == rooms
+        assert one.batch_limit({split: 5 * FILE_ROWS}) == FILE_ROWS
 
 
 def test_a_new_bronze_may_start_with_the_files_of_a_time(landing: Path, file_settings: Settings) -> None:
@@ -95,8 +95,8 @@ def test_the_gap_of_a_file_names_it_and_travels() -> None:
     gap = FileGap("files", "id", 0, FILE_ROWS, 2 * FILE_ROWS, "/landing/a.pb")
     assert (str(gap), gap.offsets) == ("file /landing/a.pb", None)
     assert str(pickle.loads(pickle.dumps(gap))) == str(gap)  # noqa: S301 - our own bytes
-    lane = Split("files", "id", 0, "files")
-    note = bronze_commit(batch_info(1, 0, 0, {lane: (FILE_ROWS, 2 * FILE_ROWS)}, [gap]))
+    split = Split("files", "id", 0, "files")
+    note = bronze_commit(batch_info(1, 0, 0, {split: (FILE_ROWS, 2 * FILE_ROWS)}, [gap]))
     assert note is not None
     assert [(str(g), g.offsets, g.start) for g in note.gaps] == [("file number 1 of source_files", None, FILE_ROWS)]
 

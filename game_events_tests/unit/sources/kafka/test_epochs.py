@@ -18,7 +18,7 @@ TIMEOUT_S = 15
 TRIES = "reading the leader epochs of records"
 
 
-def lanes(count):
+def splits(count):
     return [Split("t", "A" * 20 + "QA", partition) for partition in range(count)]
 
 
@@ -68,7 +68,7 @@ class SlowBroker:
 
 @pytest.fixture
 def ask(monkeypatch):
-    """Asks a broker for these lanes, all at the same position; unless told otherwise they have all records."""
+    """Asks a broker for these splits, all at the same position; unless told otherwise they have all records."""
 
     def asked(broker, wanted, earliest=0):
         monkeypatch.setattr(kafka_epochs, "time", broker)
@@ -80,7 +80,7 @@ def ask(monkeypatch):
 
 def test_an_election_of_hundreds_of_partitions_is_asked_about_in_groups_each_of_which_has_its_own_time(ask):
     """All at once they took longer than the one time limit, in every run again."""
-    broker, wanted = SlowBroker(), lanes(500)
+    broker, wanted = SlowBroker(), splits(500)
     assert ask(broker, wanted) == dict.fromkeys(wanted, 7)
     assert broker.now > TIMEOUT_S
     assert max(map(len, broker.asked)) <= SPLITS_AT_ONCE
@@ -91,24 +91,24 @@ def test_an_election_of_hundreds_of_partitions_is_asked_about_in_groups_each_of_
 def test_a_partition_that_gives_no_answer_ends_the_run_when_its_groups_time_is_over(ask):
     broker = SlowBroker(silent=[SPLITS_AT_ONCE + 1])
     with pytest.raises(TransientError, match=TRIES):
-        ask(broker, lanes(500))
+        ask(broker, splits(500))
     assert len(broker.asked) == 2, "what comes behind it is not asked"
     assert broker.closed
 
 
-def test_lanes_without_a_record_before_their_position_are_not_asked(ask):
+def test_splits_without_a_record_before_their_position_are_not_asked(ask):
     broker = SlowBroker()
-    assert ask(broker, lanes(3), earliest=AT) == {}
+    assert ask(broker, splits(3), earliest=AT) == {}
     assert broker.asked == []
 
 
 def test_a_login_that_may_read_the_topic_and_use_no_group_gets_its_answers(ask):
     """librdkafka asks for the group's coordinator whether it is needed or not, and says so if that is refused."""
-    wanted, refused = lanes(3), Told(None, None, error=KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED))
+    wanted, refused = splits(3), Told(None, None, error=KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED))
     assert ask(SlowBroker(first=[refused]), wanted) == dict.fromkeys(wanted, 7)
 
 
 def test_a_login_that_may_not_read_the_topic_is_told_so(ask):
     refused = Told("t", 1, error=KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
     with pytest.raises(ConfigurationError, match="what this login may do"):
-        ask(SlowBroker(first=[refused]), lanes(3))
+        ask(SlowBroker(first=[refused]), splits(3))

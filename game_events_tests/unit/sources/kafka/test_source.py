@@ -55,7 +55,7 @@ def source(monkeypatch):
 
 
 def places(found):
-    return sorted((lane.topic, lane.topic_id, lane.partition) for lane in found.latest)
+    return sorted((split.topic, split.topic_id, split.partition) for split in found.latest)
 
 
 def test_a_list_is_these_topics_with_all_their_partitions(source):
